@@ -6,6 +6,9 @@
 Jobs are published straight to NATS for one agent and counted when their results come; the simulated provider answers in
 about 120 ms. CPU is user and system time. The provider's own share is left out of the sums. The plane is idle before
 the load, and settles for three seconds after it: what lags behind the answers belongs to the jobs.
+
+Then NATS traces what it is sent and what it sends for 200 jobs more (`--traced-jobs`), and the messages are counted by
+subject, whether a stream stores them or not. The trace goes to the plane's log of NATS.
 """
 
 from __future__ import annotations
@@ -13,10 +16,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import re
+import signal
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +74,45 @@ def print_shares(used: Counter[str], by: float, unit: str) -> None:
     print(f"{'sum, but provider':20} {sum(shares.values()) - shares.get(PROVIDER, 0.0):7.3f} {unit}")
 
 
+_TRACED = re.compile(r"\[TRC\].* (<<-|->>) \[H?(?:PUB|MSG) (\S+) ")
+_KINDS = (
+    (re.compile(r"\$JS\.ACK\.(?:[^.]+\.[^.]+\.)?([A-Z]+)\.([a-z-]+)\..*"), r"$JS.ACK.\1.\2"),
+    (re.compile(r"(\$JS\.API\.CONSUMER\.MSG\.NEXT\.[A-Z]+\.)worker-.*"), r"\1worker-*"),
+    (re.compile(r"(\$JS\.ACK\.[A-Z]+\.)worker-.*"), r"\1worker-*"),
+    (re.compile(r"(_INBOX[^.]*)\..*"), r"\1.>"),
+    (re.compile(r"(bw\.[a-z-]+)\..*"), r"\1.>"),
+)
+
+
+def kind_of(subject: str) -> str:
+    """A subject without what is different for each job."""
+    for pattern, kind in _KINDS:
+        subject = pattern.sub(kind, subject)
+    return subject
+
+
+@contextmanager
+def traced(data: Path) -> Generator[Counter[tuple[str, str]]]:
+    """Has NATS trace its messages; at the end they are counted, by `in` or `out` and the kind of subject."""
+    config, log, found = data / "nats.conf", data / "logs" / "nats.log", Counter[tuple[str, str]]()
+    text, pid = config.read_text(), int((data / "nats" / "nats-server.pid").read_text())
+    config.write_text(f"{text}\ntrace: true\nmax_traced_msg_len: 1\n")
+    os.kill(pid, signal.SIGHUP)
+    time.sleep(1)
+    begin = log.stat().st_size
+    try:
+        yield found
+    finally:
+        config.write_text(text)
+        os.kill(pid, signal.SIGHUP)
+    time.sleep(1)
+    with log.open(errors="replace") as lines:
+        lines.seek(begin)
+        for line in lines:
+            if (message := _TRACED.search(line)) is not None:
+                found["in" if message[1] == "<<-" else "out", kind_of(message[2])] += 1
+
+
 async def publish_job(jetstream: JetStreamContext, agent: str, job_id: str, more: Mapping[str, Any] = {}) -> None:
     """Publishes a small job, and waits until NATS has stored it."""
     job = {"agent": agent, "job_id": job_id, "prompt": "How do I return a parcel?", **more}
@@ -110,6 +156,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=3000)
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--idle-s", type=float, default=10.0, help="how long it is idle before the load (default 10)")
+    parser.add_argument("--traced-jobs", type=int, default=200, help="whose messages are counted (default 200)")
     options = parser.parse_args()
     endpoints = json.loads((options.data / "endpoints.json").read_text())
     plane = endpoints["pid"]
@@ -125,6 +172,15 @@ def main() -> None:
     print(f"{commands / options.jobs:.1f} Redis commands a job, those within scripts included")
     p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
     print(f"{options.jobs / elapsed:.0f} jobs/s at {options.in_flight} in flight; p50 {p50:.3f} s, p99 {p99:.3f} s")
+    if options.traced_jobs:
+        with traced(options.data) as messages:
+            asyncio.run(load(endpoints["nats_url"], options.agent, options.traced_jobs, options.in_flight))
+            time.sleep(3)
+        for direction in ("in", "out"):
+            counts = {kind: count for (way, kind), count in messages.most_common() if way == direction}
+            for kind, count in counts.items():
+                print(f"{direction:4} {kind:50} {count / options.traced_jobs:6.2f} messages a job")
+            print(f"{direction:4} {'all':50} {sum(counts.values()) / options.traced_jobs:6.2f} messages a job")
 
 
 if __name__ == "__main__":
