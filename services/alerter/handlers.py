@@ -37,6 +37,8 @@ GROUP_INTERVAL_S = 10.0
 """How often an incident that keeps happening is updated, with how often it happened."""
 
 BEAT_S = 6.0
+GATHER_S = 0.25
+"""How long events gather at the server; an incident waits for others longer than that."""
 FETCHED = 500
 MOST_GROUPED = 2_000
 
@@ -117,7 +119,7 @@ class Grouping:
         async def step() -> None:
             # What is due is looked at every second, while anything waits.
             wait_s = SWEEP_S if self._groups else IDLE_S
-            await self._group(await self._pull.fetch(FETCHED, wait_s), signals)
+            await self._group(await self._pull.fetch(FETCHED, wait_s, GATHER_S), signals)
             await self._record_due()
             await self._beat()
 

@@ -83,6 +83,8 @@ async def test_messages_are_fetched_in_order_and_at_most_as_many_as_wanted(clien
 async def test_a_fetch_ends_when_it_has_all_that_is_wanted(client: Client) -> None:
     pulled = pull_of(client)
     await publish(client, b"1", b"2")
+    while (await client.jetstream().consumer_info(Stream.JOBS, pulled.durable)).num_pending < 2:
+        await asyncio.sleep(0.01)  # a consumer hears of messages a moment after they are stored
     begun = time.monotonic()
     assert len(await pulled.fetch(2, 60.0, linger_s=60.0)) == 2
     assert time.monotonic() - begun < 30
