@@ -118,7 +118,6 @@ async def _run(
             from breakwater.embedded.simulation import simulated
 
             simulation = simulated(data, config_file)
-            await supervisor.start([simulation.process])
             effective = simulation.config_file
         async with choosing():
             stack = plan_stack(
@@ -129,7 +128,7 @@ async def _run(
                 http_port=http_port,
                 console_port=console_port,
             )
-            key = await start_stack(supervisor, data, stack)
+            key = await start_stack(supervisor, data, stack, beside=[] if simulation is None else [simulation.process])
         agent = next(iter(load_config(Path(stack.setup_env["BREAKWATER_CONFIG"])).agents))
         _show_endpoints(stack, key, agent, as_json=as_json, simulate=simulate)
         follower = ConfigFollower(supervisor, data, stack, config_file, _reporter(as_json=as_json), simulation)
