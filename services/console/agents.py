@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +20,7 @@ from services.console.history import sparks
 from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares
 from services.console.pages import PageContext, fetched, follows, pending, problems_of
 from services.console.sessions import session_of
+from services.console.tables import TableColumn, table_of
 from services.console.time_range import time_range_of
 
 _REFUSING = ("open", "isolated")
@@ -57,21 +57,25 @@ class AgentRow:
         return "" if failed is None or failed < SOME_FAIL else " warn-text" if failed < MANY_FAIL else " bad-text"
 
 
-_Sorting = Callable[[AgentRow], "float | str | None"]
-
-COLUMNS: dict[str, tuple[str, _Sorting]] = {
-    "name": ("Agent", lambda row: row.name),
-    "health": ("Health", lambda row: None if row.health is None else _WORST_FIRST.index(row.health.health)),
-    "success": ("Success", lambda row: row.totals and row.totals.success_rate),
-    "executions": ("Executions", lambda row: row.totals and -row.totals.executions),
-    "p95": ("p95", lambda row: _largest_first(row.totals and row.totals.p95_ms)),
-    "retries": ("Retries", lambda row: row.totals and -row.totals.retries),
-    "spend": ("Spend", lambda row: _largest_first(row.totals and row.totals.spend)),
-    "wasted": ("Wasted", lambda row: _largest_first(row.totals and row.totals.wasted)),
-    "waiting": ("Jobs now", lambda row: row.queue and _largest_first(row.queue.waiting)),
-    "limited": ("Limited", lambda row: _largest_first(row.limited)),
-}
-"""The columns and their sort keys: the smallest first, which is what people look for. None comes last."""
+COLUMNS: tuple[TableColumn[AgentRow], ...] = (
+    TableColumn("name", "Agent", lambda row: row.name),
+    TableColumn(
+        "health",
+        "Health",
+        lambda row: row.health and row.health.health,
+        order=lambda row: row.health and _WORST_FIRST.index(row.health.health),
+    ),
+    TableColumn("over_time", "Over time", None),
+    TableColumn("success", ">Success", lambda row: row.totals and row.totals.success_rate),
+    TableColumn("executions", ">Executions", lambda row: row.totals and row.totals.executions, largest_first=True),
+    TableColumn("p95_ms", ">p95", lambda row: row.totals and row.totals.p95_ms, largest_first=True),
+    TableColumn("retries", ">Retries", lambda row: row.totals and row.totals.retries, largest_first=True),
+    TableColumn("spend", ">Spend", lambda row: row.totals and row.totals.spend, usd=True, largest_first=True),
+    TableColumn("wasted", ">Wasted", lambda row: row.totals and row.totals.wasted, usd=True, largest_first=True),
+    TableColumn("waiting", ">Jobs now", lambda row: row.queue and row.queue.waiting, largest_first=True),
+    TableColumn("in_progress", "", lambda row: row.queue and row.queue.in_progress),
+    TableColumn("limited", ">Limited", lambda row: row.limited, largest_first=True),
+)
 
 
 def routes(context: PageContext) -> list[Route]:
@@ -87,32 +91,20 @@ def routes(context: PageContext) -> list[Route]:
             summed(refusals(context.analytics, time_range.window)),
         )
         healths, queues, lines, held = parts
-        order, backwards = _order(request)
         rows = _rows(healths.value or (), lines.value or (), queues.value, held.value)
         return context.pages.render(
             request,
             "agents.html",
             time_range=time_range,
-            rows=in_order(rows, order, backwards=backwards),
+            table=table_of(request, "agents", "Agents", COLUMNS, rows, sort="health", prefix=""),
             configured=healths.value is not None,
             ran=lines.value is not None,
             pending=lines.pending,
             problems=problems_of(*parts),
-            columns=[_column(request, name, order, backwards=backwards) for name in COLUMNS],
             sparks=sparks,
         )
 
     return [Route("/agents", show, methods=["GET"]), *agent.routes(context)]
-
-
-def in_order(rows: Sequence[AgentRow], order: str, *, backwards: bool = False) -> list[AgentRow]:
-    """Rows sorted by one of COLUMNS and then by name; those whose value is unknown come last."""
-    key = COLUMNS[order][1]
-    by_name = sorted(rows, key=lambda row: row.name)
-    known = [row for row in by_name if key(row) is not None]
-    # The sort is stable, also in reverse: equal rows stay in the order of their names.
-    known.sort(key=lambda row: key(row) or 0 if order != "name" else row.name, reverse=backwards)
-    return known + [row for row in by_name if key(row) is None]
 
 
 def limited(lines: Iterable[RefusalLine]) -> Counter[str]:
@@ -139,22 +131,3 @@ def _rows(
         AgentRow(name, health.get(name), line.get(name), queue.get(name), None if counts is None else counts[name])
         for name in sorted(names)
     ]
-
-
-def _order(request: Request) -> tuple[str, bool]:
-    """The column in `?sort=`, and whether a minus in front of it reverses the order."""
-    wanted = request.query_params.get("sort", "health")
-    name = wanted.removeprefix("-")
-    return (name, wanted.startswith("-")) if name in COLUMNS else ("health", False)
-
-
-def _column(request: Request, name: str, order: str, *, backwards: bool) -> tuple[str, str, str | None]:
-    """A column's heading: its text, the URL that sorts by it, and the present order, for screen readers."""
-    reversed_next = name == order and not backwards
-    query = dict(request.query_params) | {"sort": f"-{name}" if reversed_next else name}
-    sorted_now = None if name != order else "descending" if backwards else "ascending"
-    return COLUMNS[name][0], f"/agents?{urlencode(query)}", sorted_now
-
-
-def _largest_first(number: float | None) -> float | None:
-    return None if number is None else -number

@@ -13,16 +13,56 @@ from starlette.routing import Route
 
 from breakwater.analytics.incidents import Incident, Place, incident_changes, incidents, place_of
 from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus
-from breakwater.contracts.api import AlertList, AlertReplays, UndeliveredList
+from breakwater.contracts.api import AlertList, AlertReplays, UndeliveredAlert, UndeliveredList
 from services.console.operator_actions import act, back_to, reason_of, submitted, whole_number
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.sessions import session_of
+from services.console.tables import TableColumn, table_of
 from services.console.time_range import time_range_of
 from services.console.words import segment
 
 PAGE = 50
+MOST_SAVED = 10_000
+"""Incidents that are sorted, filtered, or saved."""
+
 STATUSES: tuple[IncidentStatus, ...] = get_args(IncidentStatus)
 EVENTS: tuple[AlertEvent, ...] = get_args(AlertEvent)
+
+
+_SEVERITIES = ("critical", "warning", "info")
+
+OPEN: tuple[TableColumn[Alert], ...] = (
+    TableColumn("severity", "Severity", lambda one: one.severity, order=lambda one: _SEVERITIES.index(one.severity)),
+    TableColumn("incident", "Incident", lambda one: one.title),
+    TableColumn("incident_id", "", lambda one: one.incident_id),
+    TableColumn("event", "", lambda one: one.event),
+    TableColumn("state", "State", lambda one: one.status),
+    TableColumn("agent", "Agent", lambda one: one.agent),
+    TableColumn("since", "Since", lambda one: one.opened_at, largest_first=True),
+    TableColumn("happened", ">Happened", lambda one: one.count, largest_first=True),
+)
+UNDELIVERED: tuple[TableColumn[UndeliveredAlert], ...] = (
+    TableColumn("channel", "Channel", lambda one: one.channel),
+    TableColumn("alert", "Alert", lambda one: one.title),
+    TableColumn("dead_letter", "", lambda one: one.dead_letter_id),
+    TableColumn("error", "Error", lambda one: one.error),
+    TableColumn("gave_up", "Gave up", lambda one: one.at, largest_first=True),
+    TableColumn("replayed", "Replayed", lambda one: "yes" if one.replayed else "no"),
+)
+PAST: tuple[TableColumn[Incident], ...] = (
+    TableColumn("started", "Started", lambda one: one.opened_at, largest_first=True),
+    TableColumn("incident", "Incident", lambda one: one.title),
+    TableColumn("incident_id", "", lambda one: one.incident_id),
+    TableColumn("event", "", lambda one: one.first_event),
+    TableColumn("severity", "Severity", lambda one: one.highest_severity),
+    TableColumn("state", "State", lambda one: one.status),
+    TableColumn("agent", "Agent", lambda one: one.agent),
+    TableColumn("happened", ">Happened", lambda one: one.count, largest_first=True),
+    TableColumn("lasted_ms", ">Lasted", lambda one: one.duration_ms, largest_first=True),
+    TableColumn(
+        "acknowledged_after_ms", ">Acknowledged after", lambda one: one.time_to_acknowledge_ms, largest_first=True
+    ),
+)
 
 
 def routes(context: PageContext) -> list[Route]:
@@ -31,21 +71,32 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         api, chosen = session_of(request).api, _chosen(request)
         time_range = time_range_of(request, context.now(), context.zone, "7d")
+        # The order and the filter are of all, and so is the file.
+        whole = not request.query_params.keys().isdisjoint(("csv", "history.sort", "history.find"))
+        page = MOST_SAVED if whole else PAGE
         known, undelivered, past = await asyncio.gather(
             fetched(api.read(AlertList, "alerts", {"limit": 200})),
             fetched(api.read(UndeliveredList, "alerts/undelivered", {"limit": 50})),
-            fetched(incidents(context.analytics, time_range.window, **chosen, before=_before(request), limit=PAGE + 1)),
+            fetched(incidents(context.analytics, time_range.window, **chosen, before=_before(request), limit=page + 1)),
         )
         return context.pages.render(
             request,
             "alerts.html",
             time_range=time_range,
             known=known,
+            open_table=table_of(request, "now", "Open incidents", OPEN, known.value.alerts if known.value else ()),
             undelivered=undelivered,
+            undelivered_table=table_of(
+                request,
+                "undelivered",
+                "Undelivered alerts",
+                UNDELIVERED,
+                undelivered.value.undelivered if undelivered.value else (),
+            ),
             not_replayed=any(not one.replayed for one in undelivered.value.undelivered) if undelivered.value else False,
             past=past,
-            rows=(past.value or ())[:PAGE],
-            older=_older(request, past),
+            past_table=table_of(request, "history", "Incidents", PAST, (past.value or ())[:page], most=PAGE),
+            older=None if whole else _older(request, past),
             chosen=chosen,
             statuses=STATUSES,
             events=EVENTS,

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import asyncio
 
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.audit import MOST, actions, names
+from breakwater.analytics.audit import MOST, Action, actions, names
 from breakwater.analytics.window import Window
 from services.console.pages import PageContext, fetched
 from services.console.sessions import session_of
+from services.console.tables import TableColumn, table_of
 from services.console.time_range import WINDOWS, window_links, window_of
+
+COLUMNS: tuple[TableColumn[Action], ...] = (
+    TableColumn("time", "Time", lambda one: one.at, largest_first=True),
+    TableColumn("who", "Who", lambda one: one.by),
+    TableColumn("actor", "", lambda one: one.actor),
+    TableColumn("actor_id", "", lambda one: one.actor_id),
+    TableColumn("action", "Action", lambda one: one.action),
+    TableColumn("outcome", "Outcome", lambda one: one.outcome),
+    TableColumn("error", "", lambda one: one.error),
+    TableColumn("details", "On", lambda one: to_json(one.details).decode()),
+    TableColumn("reason", "Reason", lambda one: one.reason),
+)
 
 
 def routes(context: PageContext) -> list[Route]:
@@ -36,6 +50,7 @@ def routes(context: PageContext) -> list[Route]:
             window=window,
             windows=window_links(request, window),
             found=found,
+            table=table_of(request, "log", "Actions", COLUMNS, found.value or ()),
             by=by,
             action=action,
             people=sorted({*people, by} - {""}),

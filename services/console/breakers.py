@@ -12,14 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.transitions import MOST, Opening, openings, operator_actions, transitions
+from breakwater.analytics.transitions import MOST, Act, Opening, openings, operator_actions, transitions
 from breakwater.analytics.window import Window
-from breakwater.contracts.api import BreakerList, BreakerStatus, StoppedTasks
+from breakwater.contracts.api import BreakerList, BreakerStatus, StoppedTask, StoppedTasks
 from breakwater.contracts.types import ms_from_time
 from services.console.charts import Series
 from services.console.operator_actions import act, back_to, reason_of, submitted
 from services.console.pages import PageContext, fetched
 from services.console.sessions import session_of
+from services.console.tables import TableColumn, table_of
 from services.console.time_range import time_range_of
 
 _ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
@@ -36,6 +37,35 @@ class BreakerRow:
     openings: int
 
 
+COLUMNS: tuple[TableColumn[BreakerRow], ...] = (
+    TableColumn("state", "State", lambda row: row.status.state, order=lambda row: _ORDER[row.status.state]),
+    TableColumn("agent", "Agent and model", lambda row: row.status.agent),
+    TableColumn("model", "", lambda row: row.status.model),
+    TableColumn("reason", "Reason", lambda row: row.status.reason),
+    TableColumn("health", "Health", lambda row: row.status.health),
+    TableColumn("failures", ">Failures", lambda row: row.status.consecutive_failures, largest_first=True),
+    TableColumn("total_failures", "", lambda row: row.status.total_failures),
+    TableColumn("next_probe", "Next probe", lambda row: row.status.open_until),
+    TableColumn("open_ms", ">Open in the range", lambda row: row.open_ms, largest_first=True),
+    TableColumn("openings", "", lambda row: row.openings),
+)
+TASKS: tuple[TableColumn[StoppedTask], ...] = (
+    TableColumn("task", "Task", lambda one: one.task_id),
+    TableColumn("tenant", "", lambda one: one.tenant),
+    TableColumn("agent", "Agent", lambda one: one.agent),
+    TableColumn("since", "Since", lambda one: one.since, largest_first=True),
+    TableColumn("reason", "Reason", lambda one: one.reason),
+    TableColumn("execution", "By the execution", lambda one: one.execution_id),
+)
+ACTIONS: tuple[TableColumn[Act], ...] = (
+    TableColumn("time", "Time", lambda one: one.at, largest_first=True),
+    TableColumn("operator", "Operator", lambda one: one.by),
+    TableColumn("action", "Action", lambda one: one.what),
+    TableColumn("target", "Target", lambda one: one.task_id or f"{one.agent} on {one.model}"),
+    TableColumn("reason", "Reason", lambda one: one.reason),
+)
+
+
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
 
@@ -49,16 +79,20 @@ def routes(context: PageContext) -> list[Route]:
             fetched(operator_actions(context.analytics, period)),
             fetched(api.read(StoppedTasks, "guards")),
         )
+        rows = _rows(known.value.breakers if known.value else (), opened.value or ())
         return context.pages.render(
             request,
             "breakers.html",
             now=now,
             time_range=time_range,
             known=known,
-            rows=_rows(known.value.breakers if known.value else (), opened.value or ()),
+            table=table_of(request, "breakers", "All breakers", COLUMNS, rows),
+            rows=rows,
             opened=opened,
             actions=actions,
+            acts=table_of(request, "actions", "Operator actions", ACTIONS, actions.value or ()),
             stopped=stopped,
+            tasks=table_of(request, "tasks", "Stopped tasks", TASKS, stopped.value.stopped if stopped.value else ()),
             most=MOST,
         )
 

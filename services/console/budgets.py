@@ -24,6 +24,7 @@ from services.console import charts
 from services.console.operator_actions import back_to, reason_of, submitted
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.sessions import session_of
+from services.console.tables import PageTable, TableColumn, table_of
 from services.console.words import segment, short_money
 
 CHARTS = 2
@@ -33,7 +34,7 @@ CONFIRM_FROM = 10
 """Raising a cap to more than this many times its value must be confirmed: a digit too many is easily typed."""
 
 MOST = 200
-"""How many budgets are listed: those nearest to their caps first, then those with the highest spend."""
+"""How many budgets of a table are shown: those nearest to their caps first, then those with the highest spend."""
 
 NEARLY = 0.8
 """From this share of a cap on, its bar is a warning."""
@@ -85,6 +86,20 @@ class BudgetRow:
         return (self.status.spent + self.status.reserved) / limit if limit else 1.0
 
 
+COLUMNS: tuple[TableColumn[BudgetRow], ...] = (
+    TableColumn("budget", "Budget", lambda one: one.status.budget, order=lambda one: one.title.casefold()),
+    TableColumn("spent", ">Spent", lambda one: one.status.spent, usd=True, largest_first=True),
+    TableColumn("reserved", ">Reserved", lambda one: one.status.reserved, usd=True, largest_first=True),
+    TableColumn("cap", ">Cap", lambda one: one.status.limit, usd=True, largest_first=True),
+    TableColumn("used", "Used", lambda one: one.used, largest_first=True),
+    TableColumn("outlook", "Outlook", lambda one: one.outlook),
+    TableColumn("enforcement", "At the cap", lambda one: one.status.enforcement),
+    TableColumn("resets", "Resets", lambda one: one.status.resets_at),
+    TableColumn("calls", "", lambda one: one.status.calls),
+    TableColumn("calls_of_unknown_cost", "", lambda one: one.status.calls_of_unknown_cost),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetChart:
     """A budget with its chart."""
@@ -132,15 +147,21 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         known, recent, rows = await read(request)
         nearest = sorted(rows, key=_nearness, reverse=True)
-        # There may be thousands of tenants: the ones that matter, in the order of the API.
-        shown = set(map(id, nearest[:MOST]))
         drawn = [_chart(context, one) for one in nearest[:CHARTS] if one.used is not None]
+
+        def table(name: str, label: str, of: Window | None, *, capped: bool) -> PageTable[BudgetRow]:
+            kept = [one for one in nearest if capped == (one.used is not None) and of in (None, one.status.window)]
+            # There may be thousands of tenants.
+            return table_of(request, name, label, COLUMNS, kept, most=MOST)
+
         return context.pages.render(
             request,
             "budgets.html",
             known=known,
             recent=recent,
-            rows=[one for one in rows if id(one) in shown],
+            day=table("day", "Today", "daily", capped=True),
+            month=table("month", "This month", "monthly", capped=True),
+            uncapped=table("uncapped", "Without a cap", None, capped=False),
             count=len(rows),
             drawn=await asyncio.gather(*drawn),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,15 +12,27 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from breakwater.api_client import ApiError
-from breakwater.contracts.api import DeadLetterCount, DeadLetterDetails, DeadLetterList, DeadLetterReplays
+from breakwater.contracts.api import (
+    DeadLetterCount,
+    DeadLetterDetails,
+    DeadLetterList,
+    DeadLetterReplays,
+    ListedDeadLetter,
+)
 from breakwater.contracts.types import format_time
+from breakwater.policy.classify import error_identity
 from services.console.operator_actions import Fields, FormRefused, act, back_to, reason_of, submitted, whole_number
 from services.console.pages import HEADERS, PageContext, fetched
 from services.console.sessions import session_of
+from services.console.tables import TableColumn, table_of
 from services.console.time_range import WINDOWS, window_links, window_of
 from services.console.words import segment
 
 PAGE = 100
+"""Dead letters that are shown."""
+
+GROUPED = 1_000
+"""Of the latest, how many are grouped by their error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,41 @@ class ReasonCount:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """Dead letters of the same error, but for numbers and ids in its text."""
+
+    hash: str
+    latest: ListedDeadLetter
+    count: int
+    agents: tuple[str, ...]
+    first_at: datetime
+    replayable: int
+
+
+GROUPS: tuple[TableColumn[ErrorGroup], ...] = (
+    TableColumn("error", "Error", lambda one: one.latest.error),
+    TableColumn("reason", "Reason", lambda one: one.latest.reason),
+    TableColumn("agents", "Agents", lambda one: one.agents),
+    TableColumn("dead_letters", ">Dead letters", lambda one: one.count, largest_first=True),
+    TableColumn("replayable", ">Can be replayed", lambda one: one.replayable, largest_first=True),
+    TableColumn("first", "First", lambda one: one.first_at, largest_first=True),
+    TableColumn("latest", "Latest", lambda one: one.latest.at, largest_first=True),
+)
+COLUMNS: tuple[TableColumn[ListedDeadLetter], ...] = (
+    TableColumn("dead_letter", "Dead letter", lambda one: one.dead_letter_id, largest_first=True),
+    TableColumn("time", "Time", lambda one: one.at, largest_first=True),
+    TableColumn("reason", "Reason", lambda one: one.reason),
+    TableColumn("agent", "Agent", lambda one: one.agent),
+    TableColumn("execution", "Execution", lambda one: one.execution_id),
+    TableColumn("replayed_as", "Replayed", lambda one: one.replayed_as),
+    TableColumn("replay_status", "", lambda one: one.replay_status),
+    TableColumn("error", "Error", lambda one: one.error),
+)
+CHOICE: TableColumn[ListedDeadLetter] = TableColumn("", " ", None)
+"""The boxes of those who may replay."""
+
+
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
 
@@ -39,14 +86,23 @@ def routes(context: PageContext) -> list[Route]:
         window = window_of(request, "7d")
         reason, agent = request.query_params.get("reason", ""), request.query_params.get("agent", "").strip()
         since = format_time(context.now() - WINDOWS[window])
-        query = {"reason": reason, "agent": agent, "since": since, "limit": PAGE}
+        query = {"reason": reason, "agent": agent, "since": since, "limit": GROUPED}
+        error = request.query_params.get("error", "")
         known = await fetched(session_of(request).api.read(DeadLetterList, "dlq", query))
         counts = known.value.counts if known.value else ()
         # The counts are of all times, so this is an upper bound, for a progress bar.
         total = sum(one.count for one in counts if _is_of(one, reason, agent))
+        listed = known.value.dead_letters if known.value else ()
+        groups = by_error(listed)
+        columns = (CHOICE, *COLUMNS) if session_of(request).may_operate else COLUMNS
+        alike = [one for one in listed if not error or error_identity(one.error) == error]
         return context.pages.render(
             request,
             "dead_letters.html",
+            error=error,
+            group=next((one for one in groups if one.hash == error), None),
+            groups=table_of(request, "errors", "Errors", GROUPS, groups),
+            table=table_of(request, "list", "Dead letters", columns, alike, most=PAGE, filterable=False),
             window=window,
             windows=window_links(request, window),
             since=since,
@@ -111,6 +167,25 @@ def routes(context: PageContext) -> list[Route]:
         Route("/dead-letters/replay", replay, methods=["POST"]),
         Route("/dead-letters/{dead_letter_id}", show_one, methods=["GET"]),
     ]
+
+
+def by_error(dead_letters: Iterable[ListedDeadLetter]) -> list[ErrorGroup]:
+    """Dead letters grouped by their errors, the most frequent first. They come with the latest first."""
+    groups: dict[str, list[ListedDeadLetter]] = {}
+    for one in dead_letters:
+        groups.setdefault(error_identity(one.error), []).append(one)
+    found = [
+        ErrorGroup(
+            hash,
+            its[0],
+            len(its),
+            tuple(sorted({one.agent for one in its if one.agent})),
+            its[-1].at,
+            sum(one.replayable for one in its),
+        )
+        for hash, its in groups.items()  # noqa: A001
+    ]
+    return sorted(found, key=lambda one: -one.count)
 
 
 def _replayable(listed: DeadLetterList | None, total: int) -> int:

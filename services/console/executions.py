@@ -3,24 +3,62 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, get_args
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from breakwater.analytics.search import Cursor, Filters, count, facets, search
+from breakwater.analytics.search import (
+    Cursor,
+    Filters,
+    ListedExecution,
+    Page,
+    Size,
+    count,
+    facets,
+    largest,
+    search,
+)
 from breakwater.analytics.window import Window
 from breakwater.contracts.execution import Status
 from breakwater.contracts.types import NANO_PER_USD
-from services.console.pages import PageContext, fetched
+from services.console.pages import HEADERS, PageContext, fetched
+from services.console.tables import TableColumn, csv_headers, csv_text, table_of
 from services.console.time_range import time_range_of
 
 PAGE = 50
+ID = "list"
+SAVED_AT_ONCE = 1_000
+MOST_SAVED = 200_000
+"""Executions in a CSV; `breakwater executions export` has no limit."""
+
 _NAMES = ("agent", "status", "reason", "model", "tenant", "task_id", "error_kind", "text", "min_cost")
+
+
+COLUMNS: tuple[TableColumn[ListedExecution], ...] = (
+    TableColumn("ended", "Ended", lambda line: line.completed_at, sortable=False),
+    TableColumn("status", "Status", lambda line: line.status, sortable=False),
+    TableColumn("id", "Id", lambda line: line.execution_id, sortable=False),
+    TableColumn("agent", "Agent", lambda line: line.agent, sortable=False),
+    TableColumn("model", "Model", lambda line: line.model, sortable=False),
+    TableColumn("tenant", "", lambda line: line.tenant),
+    TableColumn("task", "", lambda line: line.task_id),
+    TableColumn("attempts_count", ">Attempts", lambda line: line.attempts_count, largest_first=True),
+    TableColumn("total_tokens", ">Tokens", lambda line: line.total_tokens, largest_first=True),
+    TableColumn("total_cost", ">Cost", lambda line: line.total_cost, usd=True, largest_first=True),
+    TableColumn("wasted_cost", "", lambda line: line.wasted_cost, usd=True),
+    TableColumn("cost_basis", "", lambda line: line.cost_basis),
+    TableColumn("duration_ms", ">Took", lambda line: line.duration_ms, largest_first=True),
+    TableColumn("reason", "", lambda line: line.reason),
+    TableColumn("error_kind", "", lambda line: line.error_kind),
+    TableColumn("error", "Error", lambda line: line.error_message, sortable=False),
+    TableColumn("dry_run", "", lambda line: str(line.dry_run).lower()),
+    TableColumn("cache_hit", "", lambda line: str(line.cache_hit).lower()),
+)
 
 
 def routes(context: PageContext) -> list[Route]:
@@ -36,8 +74,18 @@ def routes(context: PageContext) -> list[Route]:
             newer = Cursor.parse(before) if before and not after else None
         except ValueError as error:
             wrong, filters, older, newer = str(error), filters_of({}, time_range.window), None, None
+        if request.query_params.get("csv") == ID:
+            if wrong:
+                return context.pages.plain(request, 400, "Nothing was saved", wrong)
+            return await _saved(context, request, filters)
+        size, smallest = _sorting(request)
+        asked = (
+            search(context.analytics, filters, after=older, before=newer, limit=PAGE)
+            if size is None
+            else _sorted_page(context, filters, size, smallest=smallest)
+        )
         page, number, choices = await asyncio.gather(
-            fetched(search(context.analytics, filters, after=older, before=newer, limit=PAGE)),
+            fetched(asked),
             fetched(count(context.analytics, filters)),
             fetched(facets(context.analytics, time_range.window)),
         )
@@ -52,16 +100,50 @@ def routes(context: PageContext) -> list[Route]:
             time_range=time_range,
             wrong=wrong,
             page=page,
+            table=table_of(
+                request, ID, "Executions", COLUMNS, page.value.lines if page.value else (), prefix="", filterable=False
+            ),
+            sort="" if size is None else request.query_params["sort"],
             number=number,
             facets=choices,
             statuses=[(status, None) for status in get_args(Status)],
             newer=link(before=page.value.newer.text) if page.value and page.value.newer else None,
             older=link(after=page.value.older.text) if page.value and page.value.older else None,
-            first=not (before or after),
+            first=not (before or after or size),
             newest=link(),
         )
 
     return [Route("/executions", show, methods=["GET"])]
+
+
+def _sorting(request: Request) -> tuple[Size | None, bool]:
+    """What the executions are sorted by, and whether the smallest come first; by their end without `?sort=`."""
+    wanted = request.query_params.get("sort", "")
+    size = next((one for one in get_args(Size) if one == wanted.removeprefix("-")), None)
+    return size, wanted.startswith("-")
+
+
+async def _sorted_page(context: PageContext, filters: Filters, size: Size, *, smallest: bool) -> Page:
+    return Page(await largest(context.analytics, filters, size, smallest=smallest, limit=PAGE), None, None)
+
+
+async def _saved(context: PageContext, request: Request, filters: Filters) -> Response:
+    """All that match as a file, the newest first; it breaks off if ClickHouse does."""
+    begun = await fetched(search(context.analytics, filters, limit=SAVED_AT_ONCE))
+    if (first := begun.value) is None:
+        return context.pages.plain(request, 503, "Nothing was saved", begun.problem or "")
+
+    async def parts() -> AsyncGenerator[str]:
+        page, saved = first, 0
+        yield csv_text(COLUMNS, (), head=True)
+        while page.lines:
+            yield csv_text(COLUMNS, page.lines)
+            saved += len(page.lines)
+            if page.older is None or saved >= MOST_SAVED:
+                return
+            page = await search(context.analytics, filters, after=page.older, limit=SAVED_AT_ONCE)
+
+    return StreamingResponse(parts(), headers={**HEADERS, **csv_headers("executions")}, media_type="text/csv")
 
 
 def filters_of(given: Mapping[str, str], window: Window) -> Filters:

@@ -21,6 +21,7 @@ from breakwater.api_client import ApiError, ApiKeyRefused, ApiUnavailable
 from breakwater.encryption import OFF, Cipher
 from services.console import charts, words
 from services.console.sessions import SESSION, Session
+from services.console.tables import PageTable
 from services.console.time_range import TimeRange
 
 T = TypeVar("T")
@@ -82,6 +83,8 @@ class PageRenderer:
             status: HTTP's.
             values: the template's variables.
         """
+        if (wanted := request.query_params.get("csv")) and status == 200:
+            return self._csv(request, wanted, values)
         session: Session | None = request.scope.get(SESSION)
         # A page that refreshes itself, perhaps in another tab, must not use up notices: they would not be read.
         notices = () if session is None or "x-refresh" in request.headers else session.take_notices()
@@ -89,6 +92,14 @@ class PageRenderer:
             request=request, session=session, notices=notices, path=request.url.path, **values
         )
         return HTMLResponse(html, status, HEADERS)
+
+    def _csv(self, request: Request, wanted: str, values: dict[str, object]) -> Response:
+        """One of a page's tables as a file."""
+        for value in values.values():
+            if isinstance(value, PageTable) and value.id == wanted:  # pyright: ignore[reportUnknownMemberType]
+                return value.csv()
+        text = f"The page has no table {wanted!r} now: what is in it can't be read, or there is nothing in it."
+        return self.plain(request, 404, "Nothing to save", text)
 
     def plain(self, request: Request, status: int, title: str, text: str) -> Response:
         """A page with a title and a short text, such as why a request was refused."""
@@ -129,7 +140,8 @@ class Fetched(Generic[T]):
 
 def follows(request: Request, time_range: TimeRange) -> bool:
     """Whether the sums of a page are not in its first response, but in what its script asks for at once."""
-    return time_range.is_long and "x-refresh" not in request.headers and "whole" not in request.query_params
+    asked_whole = "x-refresh" in request.headers or not request.query_params.keys().isdisjoint(("whole", "csv"))
+    return time_range.is_long and not asked_whole
 
 
 async def pending(asked: Coroutine[Any, Any, T]) -> Fetched[T]:

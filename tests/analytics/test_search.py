@@ -109,6 +109,23 @@ async def test_pages_hold_all_that_the_filters_leave_and_nothing_else(
     assert await search.count(filled, filters) == len(expected)
 
 
+@pytest.mark.parametrize("smallest", [False, True])
+@pytest.mark.parametrize("filters", [Filters(), Filters(status="dead_lettered"), Filters(text="berlin")], ids=str)
+async def test_the_largest_come_first_of_all_that_match_and_unknown_ones_last(
+    filled: Analytics, history: Made, filters: Filters, *, smallest: bool
+) -> None:
+    found = matching(history, filters)
+    known = [one for one in found if one.total_cost is not None]
+    known.sort(key=lambda one: one.total_cost or 0, reverse=not smallest)
+    lines = await search.largest(filled, filters, "total_cost", smallest=smallest, limit=1_000)
+    costs = [one.total_cost for one in known] + [None] * (len(found) - len(known))
+    assert [line.total_cost for line in lines] == costs
+    assert {line.execution_id for line in lines} == {one.execution_id for one in found}
+    fewer = await search.largest(filled, filters, "duration_ms", smallest=smallest, limit=3)
+    took = sorted((one.duration_ms for one in found), reverse=not smallest)
+    assert [line.duration_ms for line in fewer] == took[:3]
+
+
 async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made) -> None:
     for line in (await search.search(filled, Filters(status="dead_lettered"))).lines:
         (record,) = [one for one in history.executions if one.execution_id == line.execution_id]

@@ -2,6 +2,7 @@
 
 import re
 import uuid
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -158,7 +159,7 @@ def test_a_dead_letter_is_replayed_and_followed_to_its_end(visitor: Visitor, pla
     assert refused["status"] == "dead_lettered"
     plane.ask("POST", "/api/v1/breakers/reset", isolated)
     visitor.open("/dead-letters?agent=nightly-digest")
-    page.get_by_role("table").get_by_role("link").first.click()
+    page.locator("#list").get_by_role("rowheader").get_by_role("link").first.click()
     visitor.shoot("dead-letter")
     page.get_by_text("Replay…").first.click()
     page.get_by_role("button", name="Replay it").click()
@@ -306,3 +307,36 @@ def test_what_was_typed_survives_a_sign_in_that_ended(visitor: Visitor):
     page.get_by_label("API key").fill(visitor.plane.key)
     page.get_by_role("button", name="Sign in").click()
     expect(page).to_have_url(re.compile(r"/breakers/one\?agent=support-triage"))
+
+
+def test_a_table_is_sorted_filtered_and_saved_by_its_url(visitor: Visitor):
+    visitor.open("/agents?window=24h")
+    page = visitor.page
+    page.get_by_role("columnheader", name="Spend").get_by_role("link").click()
+    expect(page).to_have_url(re.compile(r"sort=spend"))
+    expect(page.get_by_role("columnheader", name="Spend")).to_have_attribute("aria-sort", "descending")
+    box = page.get_by_role("searchbox", name="Filter Agents")
+    box.fill("writer")
+    box.press("Enter")
+    expect(page).to_have_url(re.compile(r"sort=spend.*find=writer"))
+    rows = page.locator("#agents tbody tr")
+    expect(rows).to_have_count(1)
+    with page.expect_download() as saving:
+        page.get_by_role("link", name="Save Agents as CSV").click()
+    assert saving.value.suggested_filename == "agents.csv"
+    lines = Path(saving.value.path()).read_text().splitlines()
+    assert lines[0].startswith("name,health,success,executions")
+    assert [line.split(",")[0] for line in lines[1:]] == [rows.locator("a").first.inner_text()]
+
+
+def test_on_a_phone_the_rows_of_tables_are_cards_with_their_headings(by_phone: Visitor):
+    by_phone.open("/executions?window=24h")
+    page = by_phone.page
+    first = page.locator("#list tbody tr").first
+    cost = first.locator("td[data-label=Cost]")
+    expect(cost).to_be_visible()
+    assert cost.evaluate("cell => getComputedStyle(cell, '::before').content") == '"Cost"'
+    # Nothing is cut off, and a screen reader still has a table.
+    assert page.locator("#list .scroll").evaluate("part => part.scrollWidth <= part.clientWidth")
+    expect(page.get_by_role("table").first).to_be_attached()
+    expect(first.get_by_role("cell").first).to_be_visible()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.rows import in_nano
@@ -238,6 +238,29 @@ async def search(
     if before is not None:
         return Page(lines, first if more else None, last)
     return Page(lines, None if after is None else first, last if more else None)
+
+
+Size = Literal["total_cost", "wasted_cost", "duration_ms", "total_tokens", "attempts_count"]
+"""What executions may be sorted by, besides their end."""
+
+
+async def largest(
+    analytics: Analytics, filters: Filters, size: Size, *, smallest: bool = False, limit: int = 50
+) -> tuple[ListedExecution, ...]:
+    """Those with the largest cost, duration and so on, or with the smallest; those of unknown size come last.
+
+    All that match are read, but for their texts. Raises as `Analytics.query` does.
+    """
+    floor_ms = await _floor(analytics, filters)
+    span = _Slice(max(filters.start_ms, floor_ms), filters.end_ms, words=bool(filters.text))
+    sql = (
+        f"SELECT agent, completed_at, execution_id {_matching(filters, span)} ORDER BY {size} "
+        f"{'ASC' if smallest else 'DESC'} NULLS LAST, completed_at DESC, execution_id DESC LIMIT {limit} {SETTINGS}"
+    )
+    keys = list((await analytics.query(sql, _parameters(filters, span))).named())
+    place = {(key["agent"], key["completed_at"], key["execution_id"]): number for number, key in enumerate(keys)}
+    lines = await _lines(analytics, keys)
+    return tuple(sorted(lines, key=lambda line: place[line.agent, line.completed_at, line.execution_id]))
 
 
 async def count(analytics: Analytics, filters: Filters) -> int:

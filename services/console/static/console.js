@@ -11,6 +11,8 @@ try {
 
 document.addEventListener("DOMContentLoaded", () => {
   themeButton();
+  labelling(document);
+  addEventListener("renewed", (event) => labelling(event.target));
   refreshing();
   watching();
   replaying();
@@ -25,6 +27,23 @@ function themeButton() {
     root.dataset.theme = dark ? "light" : "dark";
     try { localStorage.setItem("theme", root.dataset.theme); } catch { /* it is kept for this page only */ }
   });
+}
+
+// On a phone the rows of a table are cards, whose values need their headings beside them. The roles stay those of a table.
+function labelling(part) {
+  for (const table of part.querySelectorAll("table.cards")) {
+    const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.replace(/[▾▴]/g, "").trim());
+    table.setAttribute("role", "table");
+    for (const group of [table.tHead, ...table.tBodies]) group.setAttribute("role", "rowgroup");
+    for (const row of table.rows) {
+      row.setAttribute("role", "row");
+      [...row.cells].forEach((cell, number) => {
+        const heading = cell.scope === "col" ? "columnheader" : cell.scope === "row" ? "rowheader" : "cell";
+        cell.setAttribute("role", heading);
+        if (cell.scope !== "col" && cell.colSpan === 1) cell.dataset.label = names[number] ?? "";
+      });
+    }
+  }
 }
 
 // Every element with data-live and an id is replaced by its newer version, unless it is being used. What scripts add to
@@ -112,7 +131,7 @@ function replaying() {
     if (button) { button.disabled = chosen === 0; button.textContent = chosen ? `Replay ${chosen} chosen` : "Replay chosen"; }
   };
   if (all) {
-    all.hidden = false;
+    all.closest("[data-all-label]").hidden = false;
     all.addEventListener("change", () => { for (const box of boxes) box.checked = all.checked && !box.disabled; show(); });
   }
   form.addEventListener("change", show);

@@ -6,6 +6,7 @@ from html import unescape
 from zoneinfo import ZoneInfo
 
 import pytest
+from starlette.requests import Request
 
 from breakwater.analytics.breakdown import RefusalLine
 from breakwater.analytics.client import connect
@@ -14,7 +15,8 @@ from breakwater.analytics.overview import AgentLine
 from breakwater.contracts.api import AgentHealth, AgentQueue
 from breakwater.embedded.ports import free_port
 from services.console.agent import helped
-from services.console.agents import COLUMNS, AgentRow, in_order
+from services.console.agents import COLUMNS, AgentRow
+from services.console.tables import table_of
 from services.console.time_range import yesterday
 from services.console.words import refused_by
 from tests.cli.api_stub import Stub, problem
@@ -107,10 +109,10 @@ async def test_the_list_is_sorted_by_links_that_turn_round(console: Console):
     page = await console.get("/agents?window=1h&sort=spend")
     assert listed(page.text) == ["b", "a", "c"]
     assert page.text.count("aria-sort=") == 1
-    assert 'aria-sort="ascending"><a href="/agents?window=1h&amp;sort=-spend"' in page.text
+    assert 'aria-sort="descending"><a href="/agents?window=1h&amp;sort=-spend#agents"' in page.text
     turned = await console.get("/agents?window=1h&sort=-spend")
     assert listed(turned.text) == ["a", "b", "c"]
-    assert 'aria-sort="descending"><a href="/agents?window=1h&amp;sort=spend"' in turned.text
+    assert 'aria-sort="ascending"><a href="/agents?window=1h&amp;sort=spend#agents"' in turned.text
     assert listed((await console.get("/agents?sort=nonsense")).text) == ["a", "b", "c"]
     assert listed((await console.get("/agents?sort=-name")).text) == ["c", "b", "a"]
 
@@ -144,8 +146,9 @@ def test_what_one_looks_for_comes_first_and_what_is_not_known_last(order: str, e
         row("b", line=AgentLine("b", counted(2, failed=2), ()), limited=0, queue=jobs(0)),
         row("c", health=AgentHealth.model_validate(health("c", "unhealthy")), queue=jobs(9)),
     ]
-    assert order in COLUMNS
-    assert "".join(one.name for one in in_order(rows, order)) == expected
+    request = Request({"type": "http", "path": "/agents", "query_string": f"sort={order}".encode(), "headers": []})
+    table = table_of(request, "agents", "Agents", COLUMNS, rows, sort="health", prefix="")
+    assert "".join(one.name for one in table.rows) == expected
 
 
 async def test_what_an_agent_wasted_yesterday_and_on_what_is_three_clicks_away(console: Console):

@@ -130,7 +130,9 @@ async def test_of_thousands_of_tenants_those_are_listed_that_matter(console: Con
         budget(), *small[:500], budget("tenant:dear/daily", spent="3", limit=None), *small[500:], *capped
     )
     page = await console.get("/budgets")
-    assert "The 200 of 1,007 nearest to their caps" in page.words
+    assert "Today (6)" in page.words
+    assert "Without a cap (1,001)" in page.words
+    assert "The first 200 of 1,001" in page.words
     assert "tenant dear" in page.words
     assert all(f"tenant capped{number}" in page.words for number in range(5))
 

@@ -58,11 +58,11 @@ async def test_counts_by_reason_filter_the_list(console: Console):
     assert EVIL in page.words
     assert EVIL not in page.text
     assert 'href="/executions/e%2F8~r"' in page.text
-    assert "Only the latest 2" in page.words
+    assert "Of the latest 2" in page.words
     assert 'value="8" aria-label="Choose dead letter 8" disabled' in page.text
     filtered = await console.get("/dead-letters?reason=error&agent=unknown&window=24h")
     query = console.interface.queries[-1]
-    assert (query["reason"], query["agent"], query["limit"]) == ("error", "unknown", "100")
+    assert (query["reason"], query["agent"], query["limit"]) == ("error", "unknown", "1000")
     assert "since" in query
     assert "error 5" in filtered.words
     assert "Replay all, up to 4 like these" in filtered.words, "one of them was replayed"
@@ -83,7 +83,8 @@ async def test_a_long_error_leaves_room_for_what_became_of_it(console: Console):
     long = f"client 401 {'x ' * 500}{EVIL}"
     console.interface.answers["GET dlq"] = listed(dead_letter(error=long))
     page = await console.get("/dead-letters")
-    assert page.text.index(">Replayed</th>") < page.text.index(">Error</th>")
+    letters = page.text[page.text.index('id="list"') :]
+    assert letters.index(">Replayed</a></th>") < letters.index(">Error</a></th>")
     assert 'class="two-lines" title="client 401 x x' in page.text
     assert EVIL not in page.text
 
