@@ -86,14 +86,17 @@ class Surfaces:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def running(
-    served: Console, clickhouse_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+    served: Console,
+    clickhouse_server: RunningServer,
+    redis_server: RunningServer,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncGenerator[Surfaces]:
-    """A real HTTP API, which needs no NATS and no Redis for this, and a console on it, with someone who may read."""
+    """A real HTTP API, which needs no NATS for this, and a console on it, with someone who may read."""
     nowhere = f"127.0.0.1:{free_port()}"
     database = f"{clickhouse_server.url.rstrip('/')}/{served.analytics.database}"
     settings = Settings(
         nats_url=SecretStr(f"nats://{nowhere}"),
-        redis_url=SecretStr(f"redis://{nowhere}/0"),
+        redis_url=SecretStr(redis_server.url),
         clickhouse_url=SecretStr(database),
         http_port=free_port(),
         api_keys_file=tmp_path_factory.mktemp("costs") / "api_keys.json",
