@@ -1,4 +1,4 @@
-"""Who is signed in, as far as this process knows: the HTTP API has all sessions, and tells by a session's token.
+"""Who is signed in, as far as this process knows: the HTTP API has all sessions, and knows them by their tokens.
 
 The token is in a cookie of the browser, and so are notices for the next page, so that a restart of the console signs
 nobody out, and any of several consoles answers.

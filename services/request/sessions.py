@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from breakwater.contracts.api import EndedSession, NewSession
 from breakwater.contracts.types import Message, time_from_ms
-from breakwater.state.sessions import Session, Sessions
+from breakwater.state.sessions import Sessions, StoredSession
 from services.request.audit import AuditLog
 from services.request.problems import Problem
 from services.request.routing import ApiRequest, actor_of
@@ -21,7 +21,7 @@ class SessionRoutes:
         """Begins one, in which its holder has the rights of the key."""
         if asked.session is not None:
             raise Problem(409, "is_a_session", "a session is begun with an API key, and not with another session")
-        begun = await self._sessions.begin(f"key:{asked.key.id}", Session(key_id=asked.key.id))
+        begun = await self._sessions.begin(f"key:{asked.key.id}", StoredSession(key_id=asked.key.id))
         asked.log("signed_in", session=begun.id)
         await self._audit.note("sign_in", actor_of(asked.key), {"session": begun.id})
         return NewSession(token=begun.token, ends_at=time_from_ms(begun.ends_ms))

@@ -25,7 +25,7 @@ _BEGIN = Script.named("session_begin")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class StoredSession:
     """Somebody who is signed in."""
 
     key_id: str
@@ -49,7 +49,7 @@ class Known:
     id: str
     began_ms: int
     ends_ms: int
-    session: Session
+    session: StoredSession
 
 
 class Sessions:
@@ -58,7 +58,7 @@ class Sessions:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def begin(self, holder: str, session: Session) -> Begun:
+    async def begin(self, holder: str, session: StoredSession) -> Begun:
         """Begins a session. `holder`: whose it is, such as a key's id; of one holder there are only so many."""
         of, session_id, secret = _digest(holder)[:16], secrets.token_hex(8), secrets.token_urlsafe(32)
         stored = json.dumps({"sha256": _digest(secret), **asdict(session)})
@@ -84,7 +84,7 @@ class Sessions:
             return None
         if int(ends_ms) <= seconds * 1000 + micros // 1000:
             return None
-        return Known(session_id, int(began_ms), int(ends_ms), Session(**fields))
+        return Known(session_id, int(began_ms), int(ends_ms), StoredSession(**fields))
 
     async def end(self, token: str) -> None:
         """Ends a session: from now on its token opens nothing."""
