@@ -309,11 +309,11 @@ class Jobs:
             *((self._output(agent), "stop") if status == "succeeded" and not dry_run else (None, None)),
             *error,
             self._messages(agent) if agent.keeps_prompts else None,
-            None,
+            *(None, None),
             f'{{"ticket":{self._rng.randint(1_000, 99_999)}}}' if self._rng.random() < 0.3 else "{}",
             *(time_from_ms(job.queued_ms), time_from_ms(dispatched_ms), course.first_call),
             *(time_from_ms(completed_ms), completed_ms - job.queued_ms),
-            *(cached_from is not None, cached_from, dry_run, "8573401e0e10", None, self.next_sequence()),
+            *(cached_from is not None, cached_from, dry_run, "8573401e0e10", None, None, self.next_sequence()),
         )
         return Done(row, course.rows, execution_id, reason, known, completed_ms)
 

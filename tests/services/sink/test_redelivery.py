@@ -122,7 +122,8 @@ async def store_once(analytics: Analytics, messages: Iterable[Delivery]) -> None
         )
         by_table.setdefault(table.name, []).append(row)
     for table in TABLES:
-        await analytics.insert(table, by_table[table.name])
+        if table.name in by_table:
+            await analytics.insert(table, by_table[table.name])
 
 
 def in_batches(messages: Sequence[Delivery], dice: random.Random) -> Iterator[list[Delivery]]:
@@ -154,7 +155,7 @@ async def expected(plane: Plane, once: Analytics) -> dict[str, Any]:
     assert right["executions"][0][:2] == (JOBS, Decimal(spent).scaleb(-9))
     assert right["attempts"][0][:2] == (sum(n % 3 + 1 for n in range(1, JOBS + 1)), Decimal(spent).scaleb(-9))
     assert sum(row[2] for row in right["executions_per_minute"]) == JOBS
-    assert all(right.values())
+    assert all(value for name, value in right.items() if name != "audit")
     return right
 
 
