@@ -86,7 +86,7 @@ function configOf(figure, rows, log) {
       interaction: { mode: "index", intersect: false },
       scales: {
         x: {
-          type: "linear", min: Number(start), max: Number(end), stacked,
+          type: "linear", offset: false, min: Number(start), max: Number(end), stacked,
           grid: { display: false }, border: { color: line },
           afterBuildTicks: (axis) => { axis.ticks = clockTicks(axis.min, axis.max, Math.max(2, Math.floor(axis.width / 85))); },
           ticks: { color: faint, maxRotation: 0, autoSkip: false, callback: (at, _, ticks) => timeOf(at, ticks) },
