@@ -14,13 +14,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.contracts.api import CostLine, Costs
-from breakwater.contracts.types import time_from_ms
 from breakwater.policy import formats
 from breakwater.policy.budget import period
+from breakwater.policy.costs import month_before
 from services.console import charts, words
 from services.console.overall_health import MUCH_WASTED
 from services.console.pages import HEADERS, PART_TIMEOUT_S, PageContext, fetched
 from services.console.sessions import session_of
+from services.console.tables import csv_headers
 from services.console.tiles import Colour, Tile
 from services.console.time_range import between
 from services.console.words import counted, segment, short_money
@@ -112,8 +113,8 @@ def routes(context: PageContext) -> list[Route]:
         asked = _asked(request)
         text = await session_of(request).api.text("costs.csv", asked.parameters, timeout_s=PART_TIMEOUT_S)
         month = asked.month or _months(context.now(), context.zone)["this month"]
-        named = {"Content-Disposition": f'attachment; filename="costs-{segment(month)}-by-{asked.by}.csv"'}
-        return Response(text, headers={**HEADERS, **named}, media_type="text/csv")
+        name = f"costs-{segment(month)}-by-{asked.by}"
+        return Response(text, headers={**HEADERS, **csv_headers(name)}, media_type="text/csv")
 
     return [Route("/costs", show, methods=["GET"]), Route("/costs.csv", download, methods=["GET"])]
 
@@ -205,8 +206,7 @@ def _asked(request: Request) -> CostsAsked:
 
 def _months(now: datetime, zone: ZoneInfo) -> dict[str, str]:
     this = period("monthly", now, zone)
-    last = period("monthly", time_from_ms(this.start_ms - 1), zone)
-    return {"this month": this.name, "last month": last.name}
+    return {"this month": this.name, "last month": month_before(this, zone).name}
 
 
 def _address(asked: CostsAsked, **changed: str) -> str:

@@ -5,8 +5,6 @@ A page makes a `PageTable` of its rows and hands it to its template. With `?csv=
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.contracts.types import format_time, usd_from_nano
+from breakwater.policy.csv_text import csv_lines, no_formula
 
 T = TypeVar("T")
 
@@ -24,9 +23,6 @@ Value = str | int | float | datetime | Sequence[str] | None
 
 FEW = 5
 """Rows that nobody filters."""
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for a formula; agents and models can write such texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,7 @@ class TableColumn(Generic[T]):
             case None:
                 return ""
             case str():
-                return f"'{value}" if value.startswith(_FORMULA) else value
+                return no_formula(value)  # agents and models can write one
             case datetime():
                 return format_time(value)
             case int() | float():
@@ -194,12 +190,8 @@ def table_of(
 def csv_text(columns: Sequence[TableColumn[T]], rows: Iterable[T], *, head: bool = False) -> str:
     """Rows as CSV, with the names of the columns above them if `head`."""
     shown = [column for column in columns if column.value is not None]
-    file = io.StringIO()
-    writer = csv.writer(file)
-    if head:
-        writer.writerow([f"{column.name}_usd" if column.usd else column.name for column in shown])
-    writer.writerows([column.text(row) for column in shown] for row in rows)
-    return file.getvalue()
+    names = [[f"{column.name}_usd" if column.usd else column.name for column in shown]] if head else []
+    return csv_lines([*names, *([column.text(row) for column in shown] for row in rows)])
 
 
 def csv_response(name: str, parts: Iterable[str]) -> Response:

@@ -16,17 +16,25 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | int | None]])
     Texts that a spreadsheet would take for a formula get an apostrophe in front, as programs choose names of tenants
     and tags. Numbers, and amounts as `usd_from_nano` writes them, stay as they are.
     """
+    return csv_lines([columns, *([_cell(value) for value in row] for row in rows)])
+
+
+def csv_lines(rows: Iterable[Sequence[str | int]]) -> str:
+    """Rows of cells that are written as they are."""
     written = io.StringIO()
-    writer = csv.writer(written)
-    writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    csv.writer(written).writerows(rows)
     return written.getvalue()
+
+
+def no_formula(text: str) -> str:
+    """A text that a spreadsheet takes for no formula: one that begins like one gets an apostrophe in front."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _cell(value: str | int | None) -> str | int:
     if not isinstance(value, str):
         return "" if value is None else value
-    return f"'{value}" if value.startswith(_FORMULA) and not _is_number(value) else value
+    return value if _is_number(value) else no_formula(value)
 
 
 def _is_number(text: str) -> bool:
