@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import QueryFailed
 from breakwater.analytics.month import month_costs
 from breakwater.analytics.spend import budget_notes
 from breakwater.contracts.api import CostLine, Costs, CostsListQuery, CostsQuery
@@ -15,7 +14,7 @@ from breakwater.contracts.types import ms_from_time, time_from_ms, usd_from_nano
 from breakwater.policy.budget import CapTable, period
 from breakwater.policy.costs import CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
 from breakwater.policy.csv_text import csv_text
-from services.request.problems import unavailable
+from services.request.clickhouse import answered
 from services.request.routing import ApiRequest
 
 _AMOUNTS = ("spend", "wasted", "estimated", "previous", "cap", "forecast")
@@ -63,11 +62,8 @@ class CostRoutes:
         now = self._now()
         month = period("monthly", now, self._zone) if form.month is None else month_of(form.month, self._zone)
         before, now_ms = month_before(month, self._zone), ms_from_time(now)
-        try:
-            sums = await month_costs(self._analytics, month, before, form.by, tag=form.tag, now_ms=now_ms)
-            raises = raises_of(await budget_notes(self._analytics, [month]))
-        except QueryFailed as error:
-            raise unavailable("unavailable", f"the costs can't be read now: {error}") from error
+        sums = await answered(month_costs(self._analytics, month, before, form.by, tag=form.tag, now_ms=now_ms))
+        raises = raises_of(await answered(budget_notes(self._analytics, [month])))
         caps = self._caps()
 
         def line(name: str | None, sums: CostSums, key: str | None) -> CostLine:

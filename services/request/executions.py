@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TypeVar
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
 from breakwater.analytics.queries import find_execution
 from breakwater.analytics.search import Cursor, Filters, search
 from breakwater.contracts.api import ExecutionList, ExecutionQuery, ExecutionSummary
@@ -17,14 +13,11 @@ from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
 from breakwater.encryption import Cipher, Undecryptable
+from services.request.clickhouse import answered
 from services.request.problems import Problem
 from services.request.routing import ApiRequest
 
-ANSWER_WITHIN_S = 20.0
-
 _OF_PAGES = ("after", "before", "limit")
-
-T = TypeVar("T")
 
 
 class ExecutionRoutes:
@@ -39,7 +32,7 @@ class ExecutionRoutes:
         query = asked.form
         given = {name: getattr(query, name) for name in ExecutionQuery.model_fields if name not in _OF_PAGES}
         after, before = _cursor("after", query.after), _cursor("before", query.before)
-        page = await _answered(search(self._analytics, Filters(**given), after=after, before=before, limit=query.limit))
+        page = await answered(search(self._analytics, Filters(**given), after=after, before=before, limit=query.limit))
         return ExecutionList(
             executions=tuple(ExecutionSummary.model_validate(asdict(line)) for line in page.lines),
             older=page.older and page.older.text,
@@ -49,7 +42,7 @@ class ExecutionRoutes:
     async def show_one(self, asked: ApiRequest[Message]) -> Execution:
         """The record of an execution, with its attempts. Raises Problem: 404."""
         execution_id = asked.path["execution_id"]
-        found = await _answered(find_execution(self._analytics, execution_id))
+        found = await answered(find_execution(self._analytics, execution_id))
         if found is None:
             message = (
                 f"no execution {execution_id!r} is recorded: a record is there about a second after the job has ended, "
@@ -67,16 +60,3 @@ def _cursor(name: str, text: str | None) -> Cursor | None:
         return None if text is None else Cursor.parse(text)
     except ValueError as error:
         raise Problem(422, "invalid_query", f"{name}: {error}", [FieldError(path=name, message=str(error))]) from None
-
-
-async def _answered(asked: Awaitable[T]) -> T:
-    """What ClickHouse answers. Raises AnalyticsUnavailable: it does not, or can't read its tables."""
-    try:
-        async with asyncio.timeout(ANSWER_WITHIN_S):
-            return await asked
-    except TimeoutError as error:
-        message = f"ClickHouse did not answer within {ANSWER_WITHIN_S:g} s; ask for less, such as a shorter time"
-        raise AnalyticsUnavailable(message) from error
-    except QueryFailed as error:
-        message = f"ClickHouse refused the query: {error.message}; `breakwater setup` brings its tables up to date"
-        raise AnalyticsUnavailable(message) from error

@@ -368,7 +368,7 @@ OPERATIONS = (
         "after it has ended.",
         query=api.CostsListQuery,
         results={200: ("The month.", api.Costs)},
-        errors={503: "ClickHouse is unavailable (`unavailable`)."},
+        errors={503: CLICKHOUSE_UNAVAILABLE},
     ),
     Operation(
         id="export_costs",
@@ -380,7 +380,7 @@ OPERATIONS = (
         query=api.CostsQuery,
         results={200: ("A heading and the lines.", str)},
         content_type="text/csv",
-        errors={503: "ClickHouse is unavailable (`unavailable`)."},
+        errors={503: CLICKHOUSE_UNAVAILABLE},
     ),
     Operation(
         id="list_incidents",
