@@ -7,6 +7,7 @@ A handler takes an `ApiRequest` and returns what the response holds. What it rai
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -125,8 +126,7 @@ async def show_key(asked: ApiRequest[Message]) -> KeyDetails:
 def route(operation: Operation, respond: Endpoint) -> Route:
     """The route of an operation."""
     # Ids of jobs and names of models may hold slashes.
-    path = operation.path.replace("{job_id}", "{job_id:path}").replace("{model}", "{model:path}")
-    path = path.replace("{execution_id}", "{execution_id:path}")
+    path = re.sub(r"\{(job_id|execution_id|model)\}", r"{\1:path}", operation.path)
     kind = ProgressRoute if path.endswith(PROGRESS) else Route
     return kind(path, respond, methods=[operation.method])
 
