@@ -386,8 +386,7 @@ class Tracing(Message):
 
     url_template: str | None = Field(
         default=None,
-        description="URL of a trace in your tracing system, with `{trace_id}` where the id belongs: the console links "
-        "to it.",
+        description="URL of a trace in your tracing system, with `{trace_id}` where the id belongs. Not used yet.",
         examples=["https://jaeger.example.com/trace/{trace_id}"],
     )
 
@@ -406,10 +405,6 @@ class Tracing(Message):
         if not right or not template.isprintable() or " " in template:
             raise ValueError(f"must be a URL: http:// or https://, a host, and {_TRACE_ID} after it")
         return template
-
-    def url(self, trace_id: str) -> str | None:
-        """The URL of a trace; None if there is no template."""
-        return None if self.url_template is None else self.url_template.replace(_TRACE_ID, trace_id)
 
 
 _TRACE_ID = "{trace_id}"
