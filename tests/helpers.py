@@ -10,18 +10,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import nats
 import pytest
 import pytest_asyncio
+from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
+from breakwater.bus.core import close
 from breakwater.embedded.fork_server import SUPPORTED, ForkServer
 from breakwater.embedded.process import ForkedProcess
 
@@ -99,6 +102,16 @@ def share_event_loop(items: list[pytest.Item], folder: Path) -> None:
     for item in items:
         if pytest_asyncio.is_async_test(item) and item.path.parent == folder:
             item.add_marker(pytest.mark.asyncio(loop_scope="package"), append=False)
+
+
+@asynccontextmanager
+async def nats_client(url: str, *, reconnect_time_wait: float = 0.1) -> AsyncGenerator[Client]:
+    """A connection that outlasts its server, and is closed for good at the end, also if that is away then."""
+    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=reconnect_time_wait)
+    try:
+        yield client
+    finally:
+        await close(client)
 
 
 ServiceProcess = ForkedProcess | subprocess.Popen[bytes]

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
-import nats
 import pytest
 from nats.aio.client import Client
 
@@ -23,6 +22,7 @@ from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.incidents import IncidentRules, acknowledge, resolve
 from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import Firing, Resolved
+from tests.helpers import nats_client
 from tests.servers import RunningServer
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
@@ -44,9 +44,8 @@ def over(number: int = 1, source: str = "o", **more: Any) -> Resolved:
 @pytest.fixture
 async def client(own_nats_server: RunningServer) -> AsyncGenerator[Client]:
     await provision(own_nats_server.url, Plan(agents={"writer": 1}))
-    connected = await nats.connect(own_nats_server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-    yield connected
-    await connected.close()
+    async with nats_client(own_nats_server.url) as connected:
+        yield connected
 
 
 @pytest.fixture

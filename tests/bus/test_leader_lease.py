@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-import nats
 import pytest
 from nats.aio.client import Client
 
@@ -17,6 +16,7 @@ from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import Plan
 from breakwater.contracts.subjects import ALERTER_LEADER, Stream
+from tests.helpers import nats_client
 from tests.servers import RunningServer
 
 LEASE_S = 1.5
@@ -33,9 +33,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def client(own_nats_server: RunningServer) -> AsyncGenerator[Client]:
     await provision(own_nats_server.url, Plan(agents={"writer": 1}))
-    connected = await nats.connect(own_nats_server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-    yield connected
-    await connected.close()
+    async with nats_client(own_nats_server.url) as connected:
+        yield connected
 
 
 class Work:

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
-import nats
 import pytest
 import pytest_asyncio
 from nats.aio.client import Client
@@ -34,7 +33,7 @@ from breakwater.bus.topology import ACK_WAIT_S, PARKED_CONSUMER, Plan, worker_co
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
-from tests.helpers import until
+from tests.helpers import nats_client, until
 from tests.servers import RunningServer
 
 SLOW, OTHER = "slow agent", "other"
@@ -54,9 +53,8 @@ async def url(own_nats_server: RunningServer) -> str:
 
 @pytest_asyncio.fixture
 async def client(url: str) -> AsyncGenerator[Client]:
-    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-    yield client
-    await client.close()
+    async with nats_client(url) as client:
+        yield client
 
 
 @pytest_asyncio.fixture

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
-import nats
 import pytest
 import pytest_asyncio
 from nats.aio.client import Client
@@ -15,6 +14,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import Plan
 from breakwater.contracts.execution import Progress
 from breakwater.contracts.subjects import Stream
+from tests.helpers import nats_client
 from tests.servers import RunningServer
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -24,9 +24,8 @@ EVENT = Progress(execution_id="j", agent="a", state="queued", at=NOW)
 @pytest_asyncio.fixture
 async def client(own_nats_server: RunningServer) -> AsyncGenerator[Client]:
     await provision(own_nats_server.url, Plan(agents={"a": 1}))
-    client = await nats.connect(own_nats_server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-    yield client
-    await client.close()
+    async with nats_client(own_nats_server.url) as client:
+        yield client
 
 
 async def test_an_event_carries_its_cloudevents_attributes(client: Client) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
-import nats
 import pytest
 import pytest_asyncio
 from nats.aio.client import Client
@@ -19,7 +18,7 @@ from breakwater.bus.pull import Each, Pull
 from breakwater.bus.topology import ACK_WAIT_S, Plan, worker_consumer
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
-from tests.helpers import until
+from tests.helpers import nats_client, until
 from tests.servers import RunningServer
 
 PLAN = Plan(agents={"a": 100})
@@ -28,9 +27,8 @@ PLAN = Plan(agents={"a": 100})
 @pytest_asyncio.fixture
 async def client(own_nats_server: RunningServer) -> AsyncGenerator[Client]:
     await provision(own_nats_server.url, PLAN)
-    client = await nats.connect(own_nats_server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-    yield client
-    await client.close()
+    async with nats_client(own_nats_server.url) as client:
+        yield client
 
 
 def pull_of(client: Client) -> Pull:

@@ -16,6 +16,7 @@ import nats.js.errors
 import yaml
 from nats.aio.client import Client
 
+from breakwater.bus.core import close
 from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
@@ -205,4 +206,4 @@ async def running_plane(
                 process.kill()
             for process in plane.processes.values():
                 process.wait()
-            await client.close()
+            await close(client)

@@ -21,6 +21,7 @@ from aiohttp import web
 from nats.aio.client import Client
 from standardwebhooks import Webhook
 
+from breakwater.bus.core import close
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import alert_consumer
@@ -106,7 +107,7 @@ async def alerters(
         yield running
     finally:
         running.kill()
-        await client.close()
+        await close(client)
 
 
 def breaker(to_state: str, version: int, model: str = "openai/gpt-4.1") -> BreakerTransition:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import nats.errors
@@ -17,6 +18,7 @@ from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 from nats.aio.client import Client
 
 from breakwater import background
+from breakwater.bus.core import give_up
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import inbox_prefix
 from breakwater.bus.pull import RETRY_S, STOP_S, Batches, Each, Pull
@@ -29,6 +31,20 @@ PING_S = 1.0
 
 CONNECTIONS_OWN_INBOX: bytes = None  # pyright: ignore[reportAssignmentType]  # nats-py takes None; FastStream passes it on
 """FastStream would subscribe to `_INBOX.…` otherwise, whatever prefix the connection has."""
+
+
+class _Broker(NatsBroker):
+    """Ends also while its server is away."""
+
+    async def stop(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> None:
+        if self._connection is not None:
+            give_up(self._connection)
+        await super().stop(exc_type, exc_val, exc_tb)
 
 
 def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> NatsBroker:
@@ -63,7 +79,7 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
             structlog.get_logger().error("nats_connection_closed", what_happens="the process ends")
             os._exit(os.EX_SOFTWARE)
 
-    broker = NatsBroker(
+    broker = _Broker(
         url,
         name=f"breakwater-{service}",
         inbox_prefix=inbox_prefix(service),

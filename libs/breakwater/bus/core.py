@@ -1,4 +1,4 @@
-"""Core NATS, where nothing is stored: requests to a service, and temporary subscriptions."""
+"""Core NATS, where nothing is stored: requests to a service, temporary subscriptions, the end of a connection."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import nats.errors
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from breakwater.bus.errors import BusUnavailable, NobodyListens
 from breakwater.bus.lookup import Connection
 
 FLUSH_TIMEOUT_S = 5
+
+
+async def close(client: Client) -> None:
+    """Closes a connection for good, also while it is lost."""
+    give_up(client)
+    await client.close()
+
+
+def give_up(client: Client) -> None:
+    """Lets a connection that is lost end, whatever becomes of its cancellation.
+
+    nats-py cancels its reconnecting once. `asyncio.wait_for` of Python 3.11 may lose that, and it would then try for
+    ever, and whoever waits for its task as well: with no tries left it ends by itself.
+    """
+    client.options["max_reconnect_attempts"] = 1
 
 
 async def ask(connection: Connection, subject: str, data: bytes, timeout_s: float) -> bytes:

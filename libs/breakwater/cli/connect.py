@@ -50,6 +50,7 @@ async def bus(
     import nats
     import nats.errors
 
+    from breakwater.bus.core import close
     from breakwater.bus.permissions import PROGRAM, USERS, inbox_prefix
     from breakwater.bus.tls import tls_options
 
@@ -99,7 +100,7 @@ async def bus(
     try:
         yield client
     finally:
-        await client.close()
+        await close(client)
 
 
 @asynccontextmanager

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import aiohttp
-import nats
 import pytest
 import pytest_asyncio
 from nats.aio.client import Client
@@ -46,7 +45,7 @@ from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
 from services.request.app import build
-from tests.helpers import FIRST, share_event_loop, until
+from tests.helpers import FIRST, nats_client, share_event_loop, until
 from tests.server_sources import RunningServer, Servers
 
 ODD_AGENT = "écrivain.v2 > all/*"
@@ -164,13 +163,12 @@ def settings_for(nats_url: str, redis_url: str, directory: Path) -> Settings:
 @asynccontextmanager
 async def calling(settings: Settings, key: str, stop: Callable[[], Awaitable[None]]) -> AsyncGenerator[HttpApi]:
     """Whoever calls a running HTTP API, with connections of its own to it and to the bus."""
-    bus = await nats.connect(settings.nats_url.get_secret_value(), max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-    try:
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}, connector=connector) as http:
-            yield HttpApi(f"http://127.0.0.1:{settings.http_port}", http, bus, settings, stop)
-    finally:
-        await bus.close()
+    connector, headers = aiohttp.TCPConnector(limit=0), {"Authorization": f"Bearer {key}"}
+    async with (
+        nats_client(settings.nats_url.get_secret_value()) as bus,
+        aiohttp.ClientSession(headers=headers, connector=connector) as http,
+    ):
+        yield HttpApi(f"http://127.0.0.1:{settings.http_port}", http, bus, settings, stop)
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import nats
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from pydantic import SecretStr
@@ -22,7 +21,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.settings import Settings
 from services.sink.app import build
-from tests.helpers import FIRST, ServiceProcess, all_acknowledged, start_service, until
+from tests.helpers import FIRST, ServiceProcess, all_acknowledged, nats_client, start_service, until
 from tests.server_sources import RunningServer
 
 
@@ -80,9 +79,8 @@ class Plane:
         cls, nats_server: RunningServer, clickhouse_server: RunningServer, analytics: Analytics
     ) -> AsyncGenerator["Plane"]:
         await provision(nats_server.url, bus_plan(parse_config(CONFIG)))
-        client = await nats.connect(nats_server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-        yield cls(nats_server, clickhouse_server, analytics, client, client.jetstream(timeout=30))
-        await client.close()
+        async with nats_client(nats_server.url) as client:
+            yield cls(nats_server, clickhouse_server, analytics, client, client.jetstream(timeout=30))
 
     @property
     def settings(self) -> Settings:
