@@ -35,6 +35,7 @@ from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy
+from breakwater.policy.trace_links import TRACE_ID
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.secret_refs import EnvName, Secret
 
@@ -395,19 +396,17 @@ class Tracing(Message):
     def _a_url_with_the_id(cls, template: str | None) -> str | None:
         if template is None:
             return None
-        if _TRACE_ID not in template:
-            raise ValueError(f"must have {_TRACE_ID} where the id of the trace belongs")
+        if TRACE_ID not in template:
+            raise ValueError(f"must have {TRACE_ID} where the id of the trace belongs")
         try:
             url = urlsplit(template)
-            right = url.scheme in {"http", "https"} and bool(url.hostname) and _TRACE_ID not in url.netloc
+            right = url.scheme in {"http", "https"} and bool(url.hostname) and TRACE_ID not in url.netloc
         except ValueError:
             right = False
         if not right or not template.isprintable() or " " in template:
-            raise ValueError(f"must be a URL: http:// or https://, a host, and {_TRACE_ID} after it")
+            raise ValueError(f"must be a URL: http:// or https://, a host, and {TRACE_ID} after it")
         return template
 
-
-_TRACE_ID = "{trace_id}"
 
 CostTag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_CONTROLS)]
 
