@@ -1,22 +1,25 @@
-"""A collector of OpenTelemetry spans on a real port, which decodes what it is sent."""
+"""A collector of OpenTelemetry spans on a real port, which decodes what it is sent, and validates it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
 from breakwater import tracing
+from tests import semconv
 
-Value = str | int | float | bool
+Value = str | int | float | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class Received:
     @property
     def attributes(self) -> dict[str, Value]:
         return plain(self.wire.attributes)
+
+    def content(self, name: str) -> list[dict[str, Any]]:
+        """Messages or instructions that it carries."""
+        return json.loads(str(self.attributes[name]))
 
     @property
     def traceparent(self) -> str:
@@ -52,6 +59,8 @@ class Collector:
     hangs: bool = False
     requests: int = 0
     spans: list[Received] = field(default_factory=list[Received])
+    problems: list[str] = field(default_factory=list[str])
+    """Where spans are not as the semantic conventions say."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self, request: web.Request) -> web.Response:
@@ -62,7 +71,9 @@ class Collector:
         if self.status == 200:
             for group in ExportTraceServiceRequest.FromString(body).resource_spans:
                 resource = plain(group.resource.attributes)
-                self.spans += [Received(span, resource) for scope in group.scope_spans for span in scope.spans]
+                spans = [span for scope in group.scope_spans for span in scope.spans]
+                self.spans += [Received(span, resource) for span in spans]
+                self.problems += [problem for span in spans for problem in semconv.problems(span)]
         return web.Response(status=self.status, content_type="application/x-protobuf")
 
     async def named(self, name: str) -> Received:
@@ -76,7 +87,11 @@ class Collector:
 
 
 def plain(attributes: Iterable[KeyValue]) -> dict[str, Value]:
-    return {one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in attributes}
+    values = {one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in attributes}
+    return {
+        name: tuple(one.string_value for one in value.values) if isinstance(value, ArrayValue) else value
+        for name, value in values.items()
+    }
 
 
 @asynccontextmanager
@@ -90,6 +105,7 @@ async def collecting() -> AsyncGenerator[Collector]:
     collector.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         yield collector
+        assert not collector.problems, collector.problems
     finally:
         collector.released.set()
         await runner.cleanup()

@@ -13,11 +13,19 @@ import pytest
 import structlog
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
-from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes, http_attributes
+from opentelemetry.semconv._incubating.attributes import (
+    error_attributes,
+    gen_ai_attributes,
+    http_attributes,
+    server_attributes,
+    url_attributes,
+)
+from pydantic import JsonValue
 
 from breakwater import tracing
 from breakwater.contracts.execution import Attempt, ErrorInfo, Result
 from breakwater.errors import ConfigError
+from tests import semconv
 from tests.otlp import Collector, collecting, tracing_to
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -61,7 +69,7 @@ async def test_spans_follow_each_other_by_what_they_pass_on(
 ) -> None:
     async with tracing_to(collector, monkeypatch):
         root = tracing.begin("root", parent=None, kind="server")
-        run = tracing.begin("run", parent=root.traceparent, kind="consumer")
+        run = tracing.begin("run", parent=root.traceparent, kind="internal")
         call = tracing.begin("call", parent=run.traceparent, kind="client")
         for span in (call, run, root):
             span.end()
@@ -70,7 +78,7 @@ async def test_spans_follow_each_other_by_what_they_pass_on(
     assert second.parent == first.wire.span_id.hex()
     assert third.parent == second.wire.span_id.hex()
     assert first.wire.trace_id == second.wire.trace_id == third.wire.trace_id
-    kinds = [WireSpan.SPAN_KIND_SERVER, WireSpan.SPAN_KIND_CONSUMER, WireSpan.SPAN_KIND_CLIENT]
+    kinds = [WireSpan.SPAN_KIND_SERVER, WireSpan.SPAN_KIND_INTERNAL, WireSpan.SPAN_KIND_CLIENT]
     assert [span.wire.kind for span in (first, second, third)] == kinds
 
 
@@ -324,30 +332,101 @@ def attempt_that_failed() -> Attempt:
     )
 
 
-def test_names_are_those_of_the_semantic_conventions() -> None:
-    known = {
+def test_the_names_of_the_conventions_are_those_of_their_package() -> None:
+    named = {
         value
-        for module in (gen_ai_attributes, http_attributes, error_attributes)
+        for module in (gen_ai_attributes, http_attributes, error_attributes, url_attributes, server_attributes)
         for value in vars(module).values()
         if isinstance(value, str)
     }
-    said = {
-        **tracing.genai_attributes(
-            agent="a",
-            provider="p",
-            request_model="m",
-            response_model="m",
-            input_tokens=1,
-            output_tokens=1,
-            cached_tokens=1,
-            reasoning_tokens=1,
-        ),
-        **tracing.attempt_attributes(agent="a", provider="p", model="m", execution_id="e", number=1, cause="first"),
-        **tracing.outcome_attributes(attempt_that_failed()),
-        **tracing.execution_attributes(agent="a", execution_id="e"),
+    ours = {name for attributes in semconv.ATTRIBUTES.values() for name in attributes}
+    assert ours - named == semconv.NEWER_THAN_THE_PACKAGE | {
+        "input.value",
+        "output.value",
+        "langfuse.observation.cost_details",
     }
-    assert {name for name in said if not name.startswith("breakwater.")} <= known
-    assert len(said) == 18
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kind", "problem"),
+    [
+        ({"gen_ai.provider.name": None}, "client", "chat m: has no gen_ai.provider.name"),
+        ({"gen_ai.operation.name": None}, "client", "chat m: gen_ai.provider.name without an operation"),
+        ({"gen_ai.prompt": "x"}, "client", "chat m: gen_ai.prompt is not known"),
+        ({"temperature": 0.5}, "client", "chat m: temperature is not known"),
+        ({"gen_ai.request.seed": "7"}, "client", "chat m: gen_ai.request.seed is a string_value"),
+        ({"gen_ai.output.type": "yaml"}, "client", "chat m: gen_ai.output.type can't be yaml"),
+        ({"server.address": "a"}, "client", "chat m: has half of an address"),
+        ({"error.type": "E"}, "client", "chat m: has an error without a status, or a status without an error"),
+        ({}, "internal", "chat m: is of kind SPAN_KIND_INTERNAL"),
+        ({"gen_ai.input.messages": "[]"}, "client", "chat m: gen_ai.input.messages: is no list"),
+        ({"gen_ai.output.messages": '[{"role": "assistant"}]'}, "client", "is no message"),
+        ({"gen_ai.system_instructions": '[{"type": "uri"}]'}, "client", "is no text"),
+    ],
+)
+async def test_the_collector_names_what_is_not_as_the_conventions_say(
+    collector: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    attributes: dict[str, tracing.Attribute | None],
+    kind: tracing.Kind,
+    problem: str,
+) -> None:
+    least = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "p", "gen_ai.request.model": "m"}
+    said = {name: value for name, value in (least | attributes).items() if value is not None}
+    async with tracing_to(collector, monkeypatch):
+        tracing.begin("chat m", parent=None, kind=kind, attributes=said).end()
+        await collector.named("chat m")
+    assert problem in collector.problems[0]
+    collector.problems.clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "base_url", "name", "provider", "server"),
+    [
+        ("openai", "https://api.openai.com/v1", "mine", "openai", ("api.openai.com", 443)),
+        ("openai", "https://us-east1-aiplatform.googleapis.com/v1", "g", "gcp.vertex_ai", None),
+        ("openai", "https://api.x.ai/v1", "g", "x_ai", None),
+        ("openai", "https://max.ai/v1", "mine", "mine", None),
+        ("openai", "http://[::1]:8000/v1", "local", "local", ("::1", 8000)),
+        ("openai", "http://127.0.0.1/v1", "local", "local", ("127.0.0.1", 80)),
+        ("azure", "https://gateway.example.com", "mine", "azure.ai.openai", None),
+        ("anthropic", "https://gateway.example.com/v1", "mine", "anthropic", None),
+        ("openai", "https://a:port/v1", "odd", "odd", (None, None)),
+        ("process", None, "script", "script", (None, None)),
+    ],
+)
+def test_a_provider_is_called_as_the_conventions_do_or_as_the_config_does(
+    kind: str, base_url: str | None, name: str, provider: str, server: tuple[str | None, int | None] | None
+) -> None:
+    said = tracing.provider_attributes(kind, base_url, name)
+    assert (said["gen_ai.provider.name"], said["breakwater.provider"]) == (provider, name)
+    if server is not None:
+        assert (said.get("server.address"), said.get("server.port")) == server
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"temperature": 1, "top_p": 0.5}, {"temperature": 1.0, "top_p": 0.5}),
+        ({"max_completion_tokens": 5, "max_tokens": 9}, {"max_tokens": 5}),
+        ({"n": 1, "seed": 2**64, "temperature": True, "presence_penalty": 10**400}, {}),
+        ({"n": 3, "seed": 1.5, "frequency_penalty": "x"}, {"choice.count": 3}),
+    ],
+)
+def test_parameters_are_said_where_they_are_what_the_conventions_take(
+    params: dict[str, JsonValue], said: dict[str, object]
+) -> None:
+    attributes = tracing.request_attributes(params, None, json_schema=False)
+    assert {name.removeprefix("gen_ai.request."): value for name, value in attributes.items()} == said
+
+
+def test_a_format_and_stops_are_said() -> None:
+    json_object: JsonValue = {"type": "json_object"}
+    assert tracing.request_attributes({"response_format": json_object}, ["a", 1], json_schema=False) == {
+        "gen_ai.request.stop_sequences": ("a",),
+        "gen_ai.output.type": "json",
+    }
+    assert tracing.request_attributes({}, "a", json_schema=True)["gen_ai.output.type"] == "json"
 
 
 def test_an_attempt_is_reported_with_what_is_known_of_it() -> None:
@@ -360,10 +439,21 @@ def test_an_attempt_is_reported_with_what_is_known_of_it() -> None:
         "breakwater.error_kind": "rate_limit",
         "breakwater.cost_usd": 0.0015,
         "breakwater.cost_basis": "billed",
+        "langfuse.observation.cost_details": '{"total": 0.0015}',
     }
+    broke_off = attempt_that_failed().model_copy(update={"first_token_ms": 1500, "finish_reason": None})
+    said = tracing.outcome_attributes(broke_off, {"id": "x" * 300, "model": 7})
+    assert said["gen_ai.response.time_to_first_chunk"] == 1.5
+    assert said["gen_ai.response.finish_reasons"] == ("error",)
+    assert (said["gen_ai.response.id"], said.get("gen_ai.response.model")) == ("x" * 256, None)
     unknown = attempt_that_failed().model_copy(update={"cost": None, "input_tokens": None, "error": None})
     said = tracing.outcome_attributes(unknown)
-    assert not said.keys() & {"breakwater.cost_usd", "gen_ai.usage.input_tokens", "http.response.status_code"}
+    assert not said.keys() & {
+        "breakwater.cost_usd",
+        "langfuse.observation.cost_details",
+        "gen_ai.usage.input_tokens",
+        "http.response.status_code",
+    }
 
 
 def test_nothing_that_was_asked_or_answered_is_said() -> None:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from breakwater import background
 from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
-from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored, new_traceparent
+from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored
 from breakwater.config import Config, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.api import UndecidedJob
@@ -65,7 +65,7 @@ class Queue:
 
         Args:
             sent: the job.
-            traceparent: the W3C trace context it belongs to; one is made where None.
+            traceparent: the W3C trace context it belongs to; None where nobody traces it yet.
 
         Returns:
             Whether a job with this id was there already; the new one is then not stored.
@@ -76,10 +76,9 @@ class Queue:
         if not self._shares.has_room(sent.job.agent, len(sent.payload)):
             what = f"the jobs of agent {sent.job.agent!r} that wait take its whole share of the queue"
             raise unavailable("refused", f"the job was not accepted: {what}; send it again when some are done")
-        headers = {
-            Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.job_id),
-            Header.TRACEPARENT.value: traceparent or new_traceparent(),
-        }
+        headers = {Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.job_id)}
+        if traceparent is not None:
+            headers[Header.TRACEPARENT.value] = traceparent
         if sent.id_made_here:
             headers[Header.UNIQUE_ID.value] = "1"
         if sent.owner is not None:

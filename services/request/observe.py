@@ -100,7 +100,12 @@ def submitting(request: Request, route: str) -> Generator[SubmissionTrace]:
         f"POST {route}",
         parent=given if tracing.is_traceparent(given) else None,
         kind="server",
-        attributes={"http.request.method": "POST", "http.route": route},
+        attributes=lambda: {
+            "http.request.method": "POST",
+            "http.route": route,
+            "url.path": request.url.path,
+            "url.scheme": request.url.scheme,
+        },
     )
     submission, error = SubmissionTrace(span.traceparent), None
     try:

@@ -60,7 +60,7 @@ OPERATIONS = (
         query=api.SubmitQuery,
         headers={
             "Idempotency-Key": "The job's id, if the body has none: 1 to 128 characters of printable ASCII.",
-            "traceparent": "W3C trace context; created if absent.",
+            "traceparent": "W3C trace context that the job becomes a part of.",
         },
         body=Job,
         results={
@@ -144,7 +144,7 @@ OPERATIONS = (
         headers={
             "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
             "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
-            "traceparent": "W3C trace context; created if absent.",
+            "traceparent": "W3C trace context that the job becomes a part of.",
         },
         body=api.ChatCompletionRequest,
         results={200: ("The answer.", api.ChatCompletion)},

@@ -31,6 +31,7 @@ from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Refused
 from services.worker.repairs import Correction, Message
+from services.worker.spans import call_began, call_ended
 from services.worker.streaming import AttemptStream
 from services.worker.targets import Target
 
@@ -98,20 +99,13 @@ async def call(
         stream: where it goes while it is produced.
     """
     started_at = worker.now()
+    guard, target = job.output_guard, worker.targets.of(job.agent_name, flight.model)
     span = tracing.begin(
-        f"chat {flight.model}",
+        f"chat {target.name}",
         parent=job.traceparent,
         kind="client",
-        attributes=lambda: tracing.attempt_attributes(
-            agent=job.agent_name,
-            provider=flight.provider,
-            model=flight.model,
-            execution_id=job.execution_id,
-            number=flight.number,
-            cause=flight.cause,
-        ),
+        attributes=lambda: call_began(worker, job, flight, target.name, streaming=stream is not None),
     )
-    guard, target = job.output_guard, worker.targets.of(job.agent_name, flight.model)
     request = Call(
         job.attempt_id(flight.number),
         target.name,
@@ -128,7 +122,7 @@ async def call(
         strict_output=guard is not None and guard.rules.strict and guard.fits_strict_mode,
         streaming=None if stream is None else stream.streaming,
     )
-    sent = False
+    sent, answer = False, None
     try:
         try:
             with worker.leases.claims[job.claim].cancel.interruptible():
@@ -152,7 +146,7 @@ async def call(
         raise
     span.end(
         error=ended.failure.class_name if ended.failure is not None else None,
-        attributes=lambda: tracing.outcome_attributes(ended.attempt),
+        attributes=lambda: call_ended(worker, job, messages, ended.attempt, answer),
     )
     return ended
 

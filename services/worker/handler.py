@@ -16,7 +16,6 @@ from pydantic_core import from_json
 from breakwater import tracing
 from breakwater.bus.delivery import Delivery, park, parked_execution, queued_at
 from breakwater.bus.errors import PublishRefused
-from breakwater.bus.publisher import new_traceparent
 from breakwater.config import Agent, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason, Result
@@ -43,6 +42,7 @@ from services.worker.gates.task import count_job
 from services.worker.leases import HeldClaim
 from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
+from services.worker.spans import job_ended
 
 ROOM_FOR_ID = 1024
 """`request` accepts a body of up to the limit, and then puts the job's id in."""
@@ -157,8 +157,9 @@ class JobHandler:
         span = tracing.begin(
             f"invoke_agent {self._agent_name}",
             parent=delivery.headers.get(Header.TRACEPARENT.value),
-            kind="consumer",
-            attributes=lambda: tracing.execution_attributes(agent=self._agent_name, execution_id=claim.execution_id),
+            attributes=lambda: tracing.execution_attributes(
+                agent=self._agent_name, execution_id=claim.execution_id, task_id=job.task_id
+            ),
         )
         assignment = self._assignment(asked, job, claim, span.traceparent)
         resumed = text is not None or delivery.deliveries > 1 or parked_execution(delivery.headers) is not None
@@ -169,7 +170,7 @@ class JobHandler:
         finally:
             worker.metrics.ended(self._agent_name)
             error = None if result is None or result.error is None else result.error.class_
-            span.end(error=error, attributes={} if result is None else partial(tracing.result_attributes, result))
+            span.end(error=error, attributes={} if result is None else partial(job_ended, worker, assignment, result))
 
     def _assignment(self, asked: JobDelivery, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
         return Assignment(
@@ -179,7 +180,8 @@ class JobHandler:
             job=job,
             chain=self._agent.chain_for(job),
             claim=claim,
-            traceparent=traceparent or new_traceparent(),
+            traceparent=traceparent or tracing.new_traceparent(),
+            trace_id=tracing.sampled_trace_id(traceparent),
             parameters=Parameters.of(self._agent, job.params, self._output_guard) if job.params else self._parameters,
             output_guard=self._output_guard,
             submitted_by=asked.submitted_by,
@@ -206,8 +208,7 @@ class JobHandler:
                 return None
             # Who has been superseded while it called decides nothing.
             await worker.outages.retry_while_unavailable(partial(worker.leases.confirm, job.claim))
-            trace_id = tracing.sampled_trace_id(job.traceparent)
-            result = self._concluded(asked, job.execution_id, end, cached_from=cached_from, trace_id=trace_id)
+            result = self._concluded(asked, job.execution_id, end, cached_from=cached_from, trace_id=job.trace_id)
             # Before it is decided: the task's next job may come as soon as this one is answered.
             if job.job.task_id is not None:
                 await self._count(job, result, end.output)

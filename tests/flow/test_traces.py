@@ -43,7 +43,7 @@ async def test_a_job_is_one_trace_from_its_client_to_its_provider(start_plane: S
             await plane.publish({"agent": "echo", "job_id": "j2", "input": 1}, traceparent=CLIENT)
             result, echoed = await plane.result("j1"), await plane.result("j2")
             execution = await collector.named("invoke_agent chat")
-            failed, answered = await collector.named("chat sim/bad"), await collector.named("chat sim/good")
+            failed, answered = await collector.named("chat bad"), await collector.named("chat good")
             called = await collector.named("chat echo")
             async with asyncio.timeout(60), aiohttp.ClientSession() as http:
                 text = await (await http.get(f"http://127.0.0.1:{port}/metrics")).text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -163,8 +162,3 @@ class Publisher:
                 await client.publish(subject, payload)
             except (nats.errors.Error, OSError) as error:
                 raise BusUnavailable(f"NATS did not take {subject}: {str(error) or type(error).__name__}") from error
-
-
-def new_traceparent() -> str:
-    """A fresh W3C trace context, for a job that came without one."""
-    return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-01"

@@ -182,7 +182,7 @@ async def _send_over_nats(plane: PlaneLocation, job: dict[str, Any], *, wait_s: 
 
     from breakwater.bus.errors import BusUnavailable, PublishRefused
     from breakwater.bus.lookup import Lookup
-    from breakwater.bus.publisher import Publisher, new_traceparent
+    from breakwater.bus.publisher import Publisher
     from breakwater.contracts import subjects
     from breakwater.contracts.job import Job
     from breakwater.contracts.subjects import Header
@@ -209,7 +209,7 @@ async def _send_over_nats(plane: PlaneLocation, job: dict[str, Any], *, wait_s: 
 
         # At once where the user may subscribe to results; the look-ups below find it in any case.
         await client.subscribe(subjects.result(job_id), cb=receive)
-        headers = {Header.MSG_ID.value: subjects.message_id(agent, job_id), Header.TRACEPARENT.value: new_traceparent()}
+        headers = {Header.MSG_ID.value: subjects.message_id(agent, job_id)}
         payload = json.dumps(job, ensure_ascii=False).encode()
         try:
             await Publisher(lambda: client, "cli", cipher).job(subjects.job(agent), payload, headers)

@@ -383,7 +383,20 @@ class NatsProgram(Message):
 
 
 class Tracing(Message):
-    """Where traces are looked at. Sending them is set by the `OTEL_*` variables."""
+    """Where traces are looked at, and what is in them. Sending them is set by the `OTEL_*` variables."""
+
+    capture_content: bool = Field(
+        default=False,
+        description="Put prompts and answers on spans, redacted as in records; never those that an agent does not keep "
+        "(`persist_prompts`, `persist_responses`), and none where texts are encrypted.",
+    )
+    max_content_bytes: int = Field(
+        default=16 * 1024,
+        ge=256,
+        le=MIB,
+        description="Of a span's prompt, and of its answer, each at most: the longest texts are cut, then the oldest "
+        "messages left out.",
+    )
 
     url_template: str | None = Field(
         default=None,

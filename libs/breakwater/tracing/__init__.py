@@ -3,7 +3,8 @@
 `start` once in a process, then `begin` wherever something takes time, and `end` on what it gave. There is no implicit
 current span: the caller passes the parent, as a W3C traceparent that also crosses NATS.
 
-What is put on a span leaves the plane: names, counts and classes, never a prompt, an answer or a key.
+What is put on a span leaves the plane: names, counts and classes, and never a key. Prompts and answers are put there
+only where the config wants it, redacted.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from collections.abc import Mapping
 import structlog
 
 from breakwater.tracing import spans
-from breakwater.tracing.spans import (
-    Attribute,
-    Kind,
-    Span,
+from breakwater.tracing.attributes import (
+    SpanAttributes,
     attempt_attributes,
-    begin,
     execution_attributes,
-    genai_attributes,
-    is_traceparent,
     outcome_attributes,
+    provider_attributes,
+    request_attributes,
     result_attributes,
-    sampled_trace_id,
 )
+from breakwater.tracing.spans import Attribute, Kind, Span, begin, is_traceparent, new_traceparent, sampled_trace_id
 
 __all__ = [
     "Attribute",
     "Kind",
     "Span",
+    "SpanAttributes",
     "attempt_attributes",
     "begin",
     "execution_attributes",
-    "genai_attributes",
     "is_traceparent",
+    "new_traceparent",
     "outcome_attributes",
+    "provider_attributes",
+    "request_attributes",
     "result_attributes",
     "sampled_trace_id",
     "start",

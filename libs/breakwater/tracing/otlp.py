@@ -40,8 +40,6 @@ _KINDS: Mapping[Kind, SpanKind] = {
     "server": SpanKind.SERVER,
     "client": SpanKind.CLIENT,
     "internal": SpanKind.INTERNAL,
-    "producer": SpanKind.PRODUCER,
-    "consumer": SpanKind.CONSUMER,
 }
 # Without it the SDK would take a parent from the task that happens to run.
 _NO_PARENT = Context()
@@ -159,8 +157,9 @@ class _RecordedSpan(Span):
         self._span = span
 
     def end(self, *, error: str | None = None, attributes: LazyAttributes = NOTHING) -> None:
-        """Ends it, now."""
-        self._span.set_attributes(attributes() if callable(attributes) else attributes)
+        """Ends it, now. Where it is not sampled, no attributes are made for it."""
+        if self._span.is_recording():
+            self._span.set_attributes(attributes() if callable(attributes) else attributes)
         if error is not None:
             self._span.set_attribute("error.type", error)
             self._span.set_status(StatusCode.ERROR)

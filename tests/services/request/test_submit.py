@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -26,7 +25,7 @@ async def test_an_accepted_job_is_on_the_bus_as_any_client_could_have_published_
     assert message.headers is not None
     assert message.headers["Nats-Msg-Id"] == f"writer/{job_id}"
     assert message.headers["Breakwater-Unique-Id"] == "1"
-    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", message.headers["traceparent"])
+    assert "traceparent" not in message.headers
 
 
 async def test_an_id_of_the_senders_own_is_not_called_unique(api: HttpApi) -> None:
@@ -50,7 +49,7 @@ async def test_a_trace_context_is_passed_on_and_nonsense_in_its_place_is_not(api
     await api.post(JOB, traceparent=trace)
     assert ((await api.last_job()).headers or {})["traceparent"] == trace
     await api.post(JOB, traceparent="nonsense")
-    assert ((await api.last_job()).headers or {})["traceparent"] != "nonsense"
+    assert "traceparent" not in ((await api.last_job()).headers or {})
 
 
 async def test_a_model_id_of_any_form_is_accepted(api: HttpApi) -> None:

@@ -27,6 +27,8 @@ async def test_the_job_carries_on_the_span_of_its_submission(api: HttpApi, monke
         "http.request.method": "POST",
         "http.route": "/api/v1/jobs",
         "http.response.status_code": 202,
+        "url.path": "/api/v1/jobs",
+        "url.scheme": "http",
         "gen_ai.agent.name": "writer",
         "breakwater.execution_id": job_id,
     }
