@@ -84,7 +84,10 @@ def run_service(name: str) -> int:
         configure_logging(name, level=settings.log_level, as_json=settings.log_json)
         service, config = _built(name, settings)
         if settings.metrics_port is not None:
-            metrics.serve(settings.metrics_host, settings.metrics_port)
+            token = settings.metrics_token
+            metrics.serve(
+                settings.metrics_host, settings.metrics_port, None if token is None else token.get_secret_value()
+            )
         tracing.start(name)
     except (ConfigError, ValidationError) as error:
         sys.stderr.write(f"{error}\n")

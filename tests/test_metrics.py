@@ -1,5 +1,6 @@
 """What is counted, with which labels, and where it is served."""
 
+import asyncio
 import json
 import os
 import random
@@ -13,25 +14,38 @@ import urllib.request
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome, Result
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.stack import METRICS_PORT, plan_stack
+from breakwater.errors import Unavailable
 from breakwater.metrics import (
+    AGENT_HEALTH,
+    KEPT_S,
+    PARKED_JOBS,
+    PLANE_GAUGES,
     AlerterMetrics,
+    BreakerMetrics,
     BudgetMetrics,
     HttpMetrics,
+    Readings,
+    ShownGauges,
     SinkMetrics,
     StreamMetrics,
     WorkerMetrics,
+    one_of,
     show_config,
 )
 from services.__main__ import NAMES
@@ -41,6 +55,18 @@ from tests.helpers import ServiceProcess, start_service, wait_until
 ROOT = Path(__file__).parent.parent
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 LABELS = ("agent", "model", "status", "reason", "outcome", "kind", "direction", "cause")
+METRICS_TABLE = rows(ROOT / "docs" / "observability.md", "metric")
+THRESHOLD = BudgetEvent(
+    event_id="global/daily/2026-11-21/50/1",
+    kind="soft_cap",
+    scope="global",
+    window="daily",
+    period="2026-11-21",
+    enforcement="soft",
+    total=1,
+    resets_at=NOW,
+    at=NOW,
+)
 CONFIG = 'providers: {p: {base_url: "http://127.0.0.1:9/v1"}}\nagents: {a: {model: m}}\n'
 
 
@@ -225,6 +251,107 @@ def test_several_workers_of_one_process_count_together() -> None:
     assert samples["attempts_total", "writer", "n", "success", "none"] == 1
 
 
+def test_histograms_carry_the_trace_of_a_job_that_is_recorded_and_only_in_openmetrics() -> None:
+    counted, trace_id = Counted("m"), "0af7651916cd43dd8448eb211c80319c"
+    counted.metrics.attempt(attempt(first_token_ms=250, chunks=40, output_tokens=101), trace_id)
+    counted.metrics.job(result(), trace_id)
+    counted.metrics.attempt(attempt(duration_ms=9_000))
+    exemplars = {
+        (sample.name.removeprefix("breakwater_"), sample.labels["le"]): (sample.exemplar.labels, sample.exemplar.value)
+        for family in openmetrics_families(generate_openmetrics(counted.registry).decode())
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+    of_trace = {"trace_id": trace_id}
+    assert exemplars == {
+        ("attempt_duration_seconds_bucket", "2.5"): (of_trace, 1.5),
+        ("first_token_seconds_bucket", "0.25"): (of_trace, 0.25),
+        ("output_tokens_per_second_bucket", "100.0"): (of_trace, 80.0),
+        ("job_duration_seconds_bucket", "2.5"): (of_trace, 2.5),
+    }
+    assert trace_id not in counted.text
+
+
+# What is shown of the plane
+
+
+class Shown:
+    """The gauges of a service, as a scraper reads them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.readings: list[str] = []
+        self.healthy, self.parked = "healthy", 3.0
+        self.unavailable = False
+        self.gauges = ShownGauges("request", self._health, self._queues, registry=self.registry)
+
+    async def _health(self) -> Readings:
+        self.readings.append("health")
+        if self.unavailable:
+            raise Unavailable("Redis does not answer")
+        return {AGENT_HEALTH: one_of(self.healthy, ("healthy", "degraded"), "writer")}
+
+    async def _queues(self) -> Readings:
+        self.readings.append("queues")
+        return {PARKED_JOBS: {(): self.parked}}
+
+    async def scrape(self) -> dict[str, float]:
+        text = (await asyncio.to_thread(generate_latest, self.registry)).decode()
+        return {
+            "/".join((sample.name.removeprefix("breakwater_"), *sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+async def test_what_is_shown_of_the_plane_is_read_by_scrapes_alone_and_once_for_many() -> None:
+    shown = Shown()
+    assert await shown.scrape() == {}
+    shown.gauges.start()
+    assert shown.readings == []
+    scrapes = await asyncio.gather(*(shown.scrape() for _ in range(10)))
+    assert scrapes == [{"agent_health/writer/healthy": 1, "agent_health/writer/degraded": 0, "parked_jobs": 3}] * 10
+    assert shown.readings == ["health", "queues"]
+    shown.gauges.stop()
+    assert await shown.scrape() == {}
+
+
+async def test_what_cannot_be_read_is_missing_and_what_can_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown()
+    shown.gauges.start()
+    assert "agent_health/writer/healthy" in await shown.scrape()
+    shown.unavailable, shown.parked = True, 4
+    later = time.monotonic() + KEPT_S
+    monkeypatch.setattr("breakwater.metrics.time.monotonic", lambda: later)
+    assert await shown.scrape() == {"parked_jobs": 4}
+    shown.gauges.stop()
+
+
+async def test_a_reading_that_hangs_holds_up_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("breakwater.metrics.READ_TIMEOUT_S", 0.05)
+    registry = CollectorRegistry()
+
+    async def never() -> Readings:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    gauges = ShownGauges("alerter", never, registry=registry)
+    gauges.start()
+    async with asyncio.timeout(30):
+        assert b"breakwater_incidents{" not in await asyncio.to_thread(generate_latest, registry)
+    gauges.stop()
+
+
+async def test_of_several_services_in_a_process_the_last_one_is_shown() -> None:
+    first = Shown()
+    second = ShownGauges("request", first._queues, registry=first.registry)
+    first.gauges.start()
+    second.start()
+    first.gauges.stop()
+    assert await first.scrape() == {"parked_jobs": 3}
+    second.stop()
+
+
 # Labels
 
 
@@ -251,8 +378,9 @@ def test_labels_stay_bounded_whatever_jobs_ask_for() -> None:
 
 
 def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
-    table = rows(ROOT / "docs" / "observability.md", "metric")
-    return {name.strip("`"): (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _, _ in table}
+    return {
+        name.strip("`"): (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _, _ in METRICS_TABLE
+    }
 
 
 def test_the_documented_metrics_are_those_that_are_served() -> None:
@@ -267,7 +395,12 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     metrics.job(result(cache_hit=True, wasted_by_cause={"retry": 1}, attempts=retried))
     HttpMetrics(registry).request("/api/v1/jobs", "POST", 202, 0.01)
     StreamMetrics(registry).used("EVENTS", 0.5)
+    metrics.parked("writer")
     BudgetMetrics(registry).repaired()
+    BudgetMetrics(registry).threshold(THRESHOLD)
+    BreakerMetrics(registry).transition("writer", "m", "open")
+    plane = [gauge for gauges in PLANE_GAUGES.values() for gauge in gauges]
+    assert {name for name, gauges in PLANE_GAUGES.items() for _ in gauges} <= set(NAMES)
     AlerterMetrics(registry).of("ops").sent()
     sink = SinkMetrics(registry)
     sink.began("EVENTS", 7)
@@ -285,10 +418,14 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
         )
         for family in families
     }
+    served |= {f"breakwater_{gauge.name}": ("gauge", gauge.labels) for gauge in plane}
     assert {name: (kind, set(labels)) for name, (kind, labels) in served.items()} == {
         name: (kind, set(labels)) for name, (kind, labels) in documented().items()
     }
     assert all(family.documentation.endswith(".") for family in families)
+    assert all(gauge.what.endswith(".") for gauge in plane)
+    of_plane = {name.strip("`"): by for name, _, _, by, what in METRICS_TABLE if what.endswith("(plane)")}
+    assert of_plane == {f"breakwater_{one.name}": by for by, gauges in PLANE_GAUGES.items() for one in gauges}
 
 
 # Where they are served
@@ -302,6 +439,7 @@ def environment_for(directory: Path, **variables: str) -> dict[str, str]:
         "BREAKWATER_NATS_URL": f"nats://127.0.0.1:{free_port()}",
         "BREAKWATER_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0",
         "BREAKWATER_HTTP_PORT": str(free_port()),
+        "BREAKWATER_CONSOLE_PORT": str(free_port()),
     }
     return {**os.environ, **surroundings, **variables}
 
@@ -328,20 +466,43 @@ def scrape(process: ServiceProcess, url: str) -> set[str]:
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("name", ["worker", "request", "sink"])
+@pytest.mark.parametrize("name", ["worker", "request", "sink", "console"])
 def test_a_service_serves_its_metrics_where_it_is_configured(tmp_path: Path, name: str) -> None:
     port = str(free_port())
     with service(name, environment_for(tmp_path, BREAKWATER_METRICS_PORT=port), tmp_path / "log") as process:
         names = scrape(process, f"http://127.0.0.1:{port}/metrics")
     assert {"process_resident_memory_bytes", "process_cpu_seconds", "python_gc_objects_collected"} <= names
-    table = rows(ROOT / "docs" / "observability.md", "metric")
     own = {
-        metric.strip("`").removesuffix("_total") for metric, _, _, served_by, _ in table if served_by in {name, "all"}
+        metric.strip("`").removesuffix("_total")
+        for metric, _, _, served_by, _ in METRICS_TABLE
+        if {name, "all"} & set(served_by.split(", "))
     }
     # Alive or not is unknown before somebody has looked, for which there is no Redis here.
     own.discard("breakwater_breaker_service_alive")
     assert {one for one in names if one.startswith("breakwater_")} == own
     assert own
+
+
+def test_a_port_with_a_token_shows_nothing_to_who_has_not_got_it(tmp_path: Path) -> None:
+    port, token = free_port(), "a token of an operator"
+    variables = {"BREAKWATER_METRICS_PORT": str(port), "BREAKWATER_METRICS_TOKEN": token}
+    with service("sink", environment_for(tmp_path, **variables), tmp_path / "log") as process:
+
+        def answer(authorization: str = "") -> tuple[int, bool] | None:
+            """The status, and whether there are metrics; None where nobody listens yet."""
+            assert process.poll() is None
+            connection = HTTPConnection("127.0.0.1", port, timeout=30)
+            try:
+                connection.request("GET", "/metrics", headers={"Authorization": authorization})
+            except ConnectionError:
+                return None
+            response = connection.getresponse()
+            return response.status, b"breakwater_sink" in response.read()
+
+        assert wait_until(answer) == (401, False)
+        for wrong in ("Bearer ", f"Bearer {token}x", f"Basic {token}", token, "Bearer \u00fc"):
+            assert answer(wrong) == (401, False), wrong
+        assert answer(f"Bearer {token}") == (200, True)
 
 
 def a_sink(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -1,22 +1,26 @@
-"""Metrics for Prometheus. Labels are bounded: what the config and the contract name, never a tenant, a job or a text.
+"""Metrics for Prometheus. Labels are bounded: what the config and the contract name, never a job or a text.
 
-Counting is always on; whether anybody may scrape is a setting. Money here is a floating number, as Prometheus has no
+What a process does, it counts; always, while whether anybody may scrape is a setting. What the plane is at is read when
+it is scraped, and is the same from each replica of a service. Money here is a floating number, as Prometheus has no
 other: it is for graphs and alerts. What counts for money is in ClickHouse.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import errno
+import hmac
 import os
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
 from socketserver import ThreadingMixIn
-from threading import Thread
-from typing import Generic, TypeVar
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import (
@@ -29,12 +33,19 @@ from prometheus_client import (
     disable_created_metrics,
     make_wsgi_app,
 )
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
+from breakwater.contracts.events import BreakerState, BudgetEvent
 from breakwater.contracts.execution import Attempt, Execution
+from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.errors import ConfigError
+from breakwater.errors import ConfigError, Unavailable
 from breakwater.outage import Outage
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 OTHER = "other"
 """Stands for every model that a job may ask for and the config does not name."""
@@ -50,6 +61,12 @@ _NEVER_S = 86_400.0
 
 RETRY_S = 2.0
 """How often a port is tried again that another program has."""
+
+KEPT_S = 5.0
+"""How long what was read of the plane is shown: any number of scrapers cost Redis and NATS one reading in this time."""
+
+READ_TIMEOUT_S = 3.0
+"""Less than Prometheus waits for an answer: what a process counts is shown also where a server is unavailable."""
 
 # One more series for each counter, and nothing that a scraper of this format would use.
 disable_created_metrics()
@@ -130,12 +147,13 @@ class WorkerMetrics:
         self._retries = counter("retries_total", "Attempts that repeated a failed one, by its error.", *by_call)
         what = "Jobs that this process works on now."
         self._in_progress = _gauge(registry, "jobs_in_progress", what, "agent")
+        self._parked = counter("jobs_parked_total", "Times that a job was parked until its next attempt.", "agent")
         self._cache_hits = counter("cache_hits_total", "Jobs that were answered from the cache.", "agent")
         self._short_circuits = counter("short_circuits_total", "Calls that were refused and not made.", *by_call)
 
-    def attempt(self, attempt: Attempt) -> None:
-        """Counts an attempt that has been recorded."""
-        agent = attempt.agent
+    def attempt(self, attempt: Attempt, trace_id: str | None = None) -> None:
+        """Counts an attempt that has been recorded; a trace that is recorded becomes the exemplar of its buckets."""
+        agent, exemplar = attempt.agent, _exemplar(trace_id)
         model = attempt.model if attempt.model in self._models else OTHER
         kind = NONE if attempt.error is None else attempt.error.kind
         self._attempts[agent, model, attempt.outcome, kind].inc()
@@ -143,11 +161,11 @@ class WorkerMetrics:
             self._short_circuits[agent, model, kind].inc()
             return
         if attempt.outcome != "worker_lost":  # the call's duration is unknown
-            self._attempt_seconds[agent, model].observe(attempt.duration_ms / 1000)
+            self._attempt_seconds[agent, model].observe(attempt.duration_ms / 1000, exemplar)
         if attempt.first_token_ms is not None:
-            self._first_token_seconds[agent, model].observe(attempt.first_token_ms / 1000)
+            self._first_token_seconds[agent, model].observe(attempt.first_token_ms / 1000, exemplar)
         if (rate := attempt.tokens_per_s) is not None:
-            self._tokens_per_s[agent, model].observe(rate)
+            self._tokens_per_s[agent, model].observe(rate, exemplar)
         if attempt.input_tokens is not None:
             self._tokens[agent, model, "input"].inc(attempt.input_tokens)
         if attempt.output_tokens is not None:
@@ -155,13 +173,13 @@ class WorkerMetrics:
         if attempt.cost is not None:
             self._cost[agent, model].inc(attempt.cost / NANO_PER_USD)
 
-    def job(self, result: Execution) -> None:
-        """Counts a job that has been decided. A dry run is none."""
+    def job(self, result: Execution, trace_id: str | None = None) -> None:
+        """Counts a job that has been decided, with its trace as `attempt` does. A dry run is none."""
         if result.dry_run:
             return
         agent = result.agent
         self._jobs[agent, result.status, result.reason or NONE].inc()
-        self._job_seconds[(agent,)].observe(result.duration_ms / 1000)
+        self._job_seconds[(agent,)].observe(result.duration_ms / 1000, _exemplar(trace_id))
         if result.cache_hit:
             self._cache_hits[(agent,)].inc()
         for cause, nano in result.wasted_by_cause.items():
@@ -186,9 +204,17 @@ class WorkerMetrics:
         """It no longer is: decided, put to sleep, or lost to another worker."""
         self._in_progress[(agent,)].dec()
 
+    def parked(self, agent: str) -> None:
+        """A job was put to sleep until its next attempt."""
+        self._parked[(agent,)].inc()
+
+
+def _exemplar(trace_id: str | None) -> dict[str, str] | None:
+    return None if trace_id is None else {"trace_id": trace_id}
+
 
 class HttpMetrics:
-    """Counts the requests to the HTTP API."""
+    """Counts the requests to a service that answers HTTP."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         what = "Requests that were answered."
@@ -221,15 +247,39 @@ class StreamMetrics:
         self._used[(stream,)].set(ratio)
 
 
-class BudgetMetrics:
-    """The state of the budgets' counters."""
+class BreakerMetrics:
+    """Counts what breakers do."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        what = "Transitions that a breaker service has published."
+        self._transitions = _counter(registry, "breaker_transitions_total", what, "agent", "model", "to")
+
+    def transition(self, agent: str, model: str, to: BreakerState) -> None:
+        """A breaker came into a state; its labels are those of `BREAKER_STATE`."""
+        self._transitions[agent, model, to].inc()
+
+
+class BudgetMetrics:
+    """Counts what is settled, and shows the state of the budgets' counters."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        what = "Calls whose cost was counted, again delivered ones among them."
+        self._settled = _plain_counter(registry, "budget_calls_settled_total", what)
+        what = "Thresholds of caps that were reached and announced."
+        self._thresholds = _counter(registry, "budget_thresholds_total", what, "scope", "window", "kind")
         self._filled = _plain_gauge(registry, "budgets_filled", "1 while the budgets' counters are there.")
         what = "Counters that differed from the record."
         self._repairs = _plain_counter(registry, "budget_repairs_total", what)
         what = "When the counters were last compared with the record."
         self._compared = _plain_gauge(registry, "budgets_compared_timestamp_seconds", what)
+
+    def settled(self, calls: int) -> None:
+        """The costs of so many calls are counted."""
+        self._settled.inc(calls)
+
+    def threshold(self, reached: BudgetEvent) -> None:
+        """A threshold was announced."""
+        self._thresholds[reached.scope, reached.window, reached.kind].inc()
 
     def filled(self, *, yes: bool) -> None:
         """Whether the counters are there."""
@@ -297,6 +347,9 @@ class SinkMetrics:
         self._batches = counter("sink_batches_total", "Batches that were stored and acknowledged.", "stream")
         what = "Messages that no table takes, and that became dead letters."
         self._dead_letters = counter("sink_dead_letters_total", what, "stream")
+        for stream in (Stream.EVENTS, Stream.ALERTS, Stream.AUDIT):
+            # From 0: a counter that begins with its first one shows no increase.
+            self._dead_letters[(stream.value,)].inc(0)
         what = "How old the oldest event is that is held, or was when it was stored."
         self._lag = gauge("sink_lag_seconds", what, "stream")
         what = "Messages that stood behind the newest batch when it came."
@@ -330,6 +383,139 @@ class SinkMetrics:
         self._unavailable[(what,)].set(yes)
 
 
+@dataclass(frozen=True, slots=True)
+class PlaneGauge:
+    """A gauge of the plane and not of a process: each replica of a service shows the same."""
+
+    name: str
+    what: str
+    labels: tuple[str, ...] = ()
+
+
+Readings = Mapping[PlaneGauge, Mapping[tuple[str, ...], float]]
+"""Values by those of the labels. What is unknown is missing."""
+
+BREAKER_STATE = PlaneGauge("breaker_state", "1 for the state that a breaker is in.", ("agent", "model", "state"))
+
+AGENT_HEALTH = PlaneGauge("agent_health", "1 for the health that an agent is in.", ("agent", "health"))
+JOBS_WAITING = PlaneGauge("jobs_waiting", "Jobs that no worker has taken.", ("agent",))
+PARKED_JOBS = PlaneGauge("parked_jobs", "Jobs that sleep until their next attempt is due.")
+OLDEST_JOB = PlaneGauge("oldest_job_age_seconds", "Since when the oldest job in the queue was accepted.", ("agent",))
+CONSUMER_WAITING = PlaneGauge("consumer_waiting_messages", "Messages that nobody has been given.", ("consumer",))
+CONSUMER_IN_PROGRESS = PlaneGauge(
+    "consumer_in_progress_messages", "Messages that were given and not acknowledged.", ("consumer",)
+)
+
+_BUDGET = ("budget", "scope", "window", "enforcement")
+BUDGET_SPENT = PlaneGauge("budget_spent_usd", "Spent in the current period.", _BUDGET)
+BUDGET_RESERVED = PlaneGauge("budget_reserved_usd", "Held for calls under way.", _BUDGET)
+BUDGET_LIMIT = PlaneGauge("budget_limit_usd", "The cap in force.", _BUDGET)
+BUDGET_FORECAST = PlaneGauge("budget_forecast_usd", "What the period will have cost at its present pace.", _BUDGET)
+
+INCIDENTS = PlaneGauge("incidents", "Incidents that are not over.", ("event", "severity", "status"))
+
+PLANE_GAUGES: Mapping[str, tuple[PlaneGauge, ...]] = {
+    "breaker": (BREAKER_STATE,),
+    "request": (AGENT_HEALTH, JOBS_WAITING, PARKED_JOBS, OLDEST_JOB, CONSUMER_WAITING, CONSUMER_IN_PROGRESS),
+    "budget": (BUDGET_SPENT, BUDGET_RESERVED, BUDGET_LIMIT, BUDGET_FORECAST),
+    "alerter": (INCIDENTS,),
+}
+"""Which service shows which: the one that knows, or asks for it anyway."""
+
+
+class ShownGauges:
+    """What a service shows of the plane: read while somebody scrapes, and else by nobody."""
+
+    def __init__(
+        self, service: str, *reads: Callable[[], Awaitable[Readings]], registry: CollectorRegistry = REGISTRY
+    ) -> None:
+        """Shows nothing before `start`.
+
+        Args:
+            service: which of `PLANE_GAUGES` are shown.
+            reads: each reads a part of them. What one raises, `Unavailable` mostly, makes its part be missing until the
+                next reading, and is logged when it begins.
+            registry: what is scraped.
+        """
+        self._reads = [(read, Outage(f"what {service} shows of the plane in its metrics")) for read in reads]
+        self._collector = _plane_collector(registry, PLANE_GAUGES[service])
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._one_reads = Lock()
+        self._readings: Readings = {}
+        self._until = 0.0
+
+    def start(self) -> None:
+        """Reads in the loop that runs now."""
+        self._loop = asyncio.get_running_loop()
+        self._collector.shown = self
+
+    def stop(self) -> None:
+        """Shows nothing from now on."""
+        self._loop = None
+        if self._collector.shown is self:
+            self._collector.shown = None
+
+    def readings(self) -> Readings:
+        """What is known, at most `KEPT_S` old. Called by scrapers, in threads of theirs."""
+        with self._one_reads:
+            if self._loop is not None and time.monotonic() >= self._until:
+                reading = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
+                try:
+                    self._readings = reading.result(READ_TIMEOUT_S + 1)
+                except (TimeoutError, concurrent.futures.CancelledError):
+                    reading.cancel()
+                    self._readings = {}  # the loop stands still, or has ended
+                self._until = time.monotonic() + KEPT_S
+            return self._readings
+
+    async def _look(self) -> Readings:
+        found: dict[PlaneGauge, Mapping[tuple[str, ...], float]] = {}
+
+        async def look(read: Callable[[], Awaitable[Readings]]) -> None:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                found.update(await read())
+
+        expected = (Unavailable, TimeoutError)
+        await asyncio.gather(*(outage.survived(partial(look, read), expected=expected) for read, outage in self._reads))
+        return found
+
+
+class _PlaneCollector(Collector):
+    """The gauges of one service in one registry. A process may have several such services, and shows the last one's."""
+
+    def __init__(self, gauges: tuple[PlaneGauge, ...]) -> None:
+        self._gauges = gauges
+        self.shown: ShownGauges | None = None
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Their names, without reading any: the registry asks when they are registered."""
+        return self._families({})
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """All that is known."""
+        shown = self.shown
+        return self._families({} if shown is None else shown.readings())
+
+    def _families(self, readings: Readings) -> Iterable[GaugeMetricFamily]:
+        for gauge in self._gauges:
+            family = GaugeMetricFamily(f"breakwater_{gauge.name}", gauge.what, labels=gauge.labels)
+            for labels, value in readings.get(gauge, {}).items():
+                family.add_metric(labels, value)
+            yield family
+
+
+@cache
+def _plane_collector(registry: CollectorRegistry, gauges: tuple[PlaneGauge, ...]) -> _PlaneCollector:
+    collector = _PlaneCollector(gauges)
+    registry.register(collector)
+    return collector
+
+
+def one_of(chosen: str, values: Iterable[str], *labels: str) -> dict[tuple[str, ...], float]:
+    """A gauge that is 1 for one of some values and 0 for the others, the value being its last label."""
+    return {(*labels, value): float(value == chosen) for value in values}
+
+
 @cache
 def _config_info(registry: CollectorRegistry) -> Info:
     return Info("breakwater_config", "The config that is in force in this process.", registry=registry)
@@ -343,24 +529,29 @@ def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused
     )
 
 
-def serve(host: str, port: int) -> None:
+def serve(host: str, port: int, token: str | None = None) -> None:
     """Serves /metrics from a thread, until the process ends; where another program has the port, as soon as it can.
 
     The service does its work meanwhile: metrics are the least that it is there for.
+
+    Args:
+        host: the address.
+        port: its port.
+        token: what scrapers have to send; None for nothing.
 
     Raises:
         ConfigError: the address or the port can't be had by any program here.
     """
     choose = "choose with BREAKWATER_METRICS_HOST and BREAKWATER_METRICS_PORT"
     try:
-        _listen(host, port)
+        _listen(host, port, token)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             reason = error.strerror or os.strerror(error.errno or 0)
             raise ConfigError(f"metrics: can't listen on {host}:{port}: {reason}; {choose}") from error
         outage = Outage("metrics")
         outage.failed(f"another program listens on {host}:{port}; {choose}, or end that program")
-        Thread(target=_serve_later, args=(host, port, outage), name="metrics", daemon=True).start()
+        Thread(target=_serve_later, args=(host, port, token, outage), name="metrics", daemon=True).start()
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -372,22 +563,39 @@ class _Unlogged(WSGIRequestHandler):
         """Scrapes are not logged."""
 
 
-def _listen(host: str, port: int) -> None:
+def _listen(host: str, port: int, token: str | None) -> None:
     """Serves on a thread. The library's own server wakes twice a second to see whether it is to end."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
 
     class Server(_Server):
         address_family = family
 
-    server = make_server(str(address[0]), port, make_wsgi_app(), Server, _Unlogged)  # pyright: ignore[reportUnknownArgumentType]
+    app = cast("WSGIApplication", make_wsgi_app())
+    if token is not None:
+        app = _for_bearers(app, f"Bearer {token}")
+    server = make_server(str(address[0]), port, app, Server, _Unlogged)
     Thread(target=server.serve_forever, kwargs={"poll_interval": _NEVER_S}, name="metrics", daemon=True).start()
 
 
-def _serve_later(host: str, port: int, outage: Outage) -> None:
+def _for_bearers(app: WSGIApplication, authorization: str) -> WSGIApplication:
+    """An application for those who send this as `Authorization`."""
+
+    def respond(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        # Latin-1 is how WSGI passes on whatever bytes came.
+        given = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1")
+        if hmac.compare_digest(given, authorization.encode()):
+            return app(environ, start_response)
+        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
+        return [b"metrics are for those who send BREAKWATER_METRICS_TOKEN as a bearer token\n"]
+
+    return respond
+
+
+def _serve_later(host: str, port: int, token: str | None, outage: Outage) -> None:
     while outage.lasting:
         time.sleep(RETRY_S)
         try:
-            _listen(host, port)
+            _listen(host, port, token)
         except OSError as error:
             outage.failed(error)
         else:

@@ -39,9 +39,12 @@ class Settings(BaseSettings):
     alive_file: Path | None = Field(
         default=None, description="Touched every 2 s while the service is connected and its event loop turns."
     )
-    metrics_host: str = Field(
-        default="127.0.0.1", description="The address that metrics are served on, without authentication."
-    )
+    metrics_host: str = Field(default="127.0.0.1", description="The address that metrics are served on.")
     metrics_port: int | None = Field(
         default=None, ge=1, le=65_535, description="On which port; none are served by default."
+    )
+    metrics_token: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="What scrapers send as `Authorization: Bearer`. None: whoever reaches the port may scrape.",
     )

@@ -23,12 +23,13 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ALERTER_EVENTS
 from breakwater.config import Alerts, Config
 from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream
-from breakwater.metrics import AlerterMetrics
+from breakwater.metrics import AlerterMetrics, ShownGauges
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import Redactor
 from breakwater.settings import Settings
 from services.alerter.channel import AlertSender
 from services.alerter.channels import ChannelTester, channels_of
+from services.alerter.gauges import IncidentGauges
 from services.alerter.handlers import Decisions
 from services.alerter.leader_tasks import AlerterBus, LeaderTasks
 from services.alerter.notes import DisabledChannels, SentMessages
@@ -82,6 +83,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     on_request(broker, CHANNEL_TESTS, "alerters", lambda subject: now.tester.answer(subject))
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}"
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
+    shown = ShownGauges("alerter", IncidentGauges(log).read)
     app = ServiceApp(broker)
     on_each(app, broker, Stream.EVENTS, ALERTER_EVENTS, lambda event: now.decisions.handle(event), concurrency=1)
     running: list[asyncio.Task[None]] = []
@@ -93,6 +95,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     @app.after_startup
     async def start() -> None:
         running.append(asyncio.create_task(lease.run(now.tasks.run)))
+        shown.start()
 
     async def take_over(changed: Config) -> None:
         nonlocal now
@@ -110,6 +113,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     @app.on_shutdown
     async def stop() -> None:
+        shown.stop()
         # While the bus is there, so that the lease is released, and another alerter goes on at once.
         await background.stop(*running)
 

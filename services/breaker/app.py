@@ -11,11 +11,13 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
+from breakwater.metrics import BreakerMetrics, ShownGauges
 from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
+from services.breaker.gauges import BreakerGauges
 from services.breaker.handlers import BreakerHandler
 from services.breaker.rebuild import Heartbeat, Rebuild
 
@@ -29,7 +31,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
     breakers, healths = Breakers(redis), Healths(redis)
-    handler = BreakerHandler(config, breakers, healths, Publisher(connection, "breaker"))
+    handler = BreakerHandler(config, breakers, healths, Publisher(connection, "breaker"), BreakerMetrics())
+    shown = ShownGauges("breaker", BreakerGauges(lambda: handler.config, breakers).read)
     rebuild = Rebuild(config, handler, breakers, healths, Tasks(redis), connection)
     heartbeat = Heartbeat(handler, breakers, rebuild, Lookup(connection))
 
@@ -43,9 +46,11 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     @app.after_startup
     async def start() -> None:
         running.append(asyncio.create_task(heartbeat.run()))
+        shown.start()
 
     @app.on_shutdown
     async def stop() -> None:
+        shown.stop()
         await background.stop(*running)
 
     async def take_over(changed: Config) -> None:

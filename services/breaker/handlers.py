@@ -16,12 +16,14 @@ from breakwater.config import Config
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time
+from breakwater.metrics import BreakerMetrics
 from breakwater.outage import Outages
 from breakwater.policy.breaker import BreakerKey, BreakerRules, Observation, observe
 from breakwater.policy.health import failed
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.health import EndedCall, Healths
+from services.breaker.gauges import labels_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,11 @@ class BreakerHandler:
         breakers: Breakers,
         healths: Healths,
         publisher: Publisher,
+        metrics: BreakerMetrics,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.config, self._breakers, self._healths = config, breakers, healths
-        self._publisher, self._jitter = publisher, jitter
+        self._publisher, self._metrics, self._jitter = publisher, metrics, jitter
         self._outages = Outages()
 
     async def handle(self, batch: list[Delivery], once: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -123,6 +126,7 @@ class BreakerHandler:
 
     async def _publish(self, key: BreakerKey, text: str) -> None:
         for event in await publish_saved(self._publisher, self._breakers, key, text):
+            self._metrics.transition(*labels_of(self.config, key), event.to_state)
             structlog.get_logger().info(
                 "breaker_" + event.to_state, agent=key.agent, model=key.model, reason=event.reason
             )

@@ -11,12 +11,13 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, LiveConfig
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import BudgetMetrics
+from breakwater.metrics import BudgetMetrics, ShownGauges
 from breakwater.reconciliation import RecordedSpend
 from breakwater.settings import Settings
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
+from services.budget.gauges import BudgetGauges
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler
 
@@ -39,17 +40,19 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     connection, zone = connection_of(broker), config.budgets.zone
     live, counters = LiveConfig(config), BudgetCounters(redis, zone)
     publisher, lookup = Publisher(connection, "budget"), Lookup(connection)
-    record = RecordedSpend(connection, analytics, zone)
+    record, metrics = RecordedSpend(connection, analytics, zone), BudgetMetrics()
     reconciler = Reconciler(
         live.caps,
         counters,
         record,
         publisher,
         lookup,
-        BudgetMetrics(),
+        metrics,
         compare_every_s=lambda: live.now.budgets.compare_every_s,
     )
-    handler = BudgetHandler(live.caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled)
+    handler = BudgetHandler(live.caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled, metrics)
+    gauges = BudgetGauges(live.caps, counters, analytics)
+    shown = ShownGauges("budget", gauges.read)
     app = ServiceApp(broker)
     on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=linger_s)
     beside: list[asyncio.Task[None]] = []
@@ -57,9 +60,12 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     @app.after_startup
     async def start() -> None:
         beside.append(asyncio.create_task(reconciler.run(handler.charge_lapsed)))
+        shown.start()
 
     @app.on_shutdown
     async def stop() -> None:
+        shown.stop()
+        await gauges.stop()
         await background.stop(*beside)
 
     async def take_over(changed: Config) -> None:

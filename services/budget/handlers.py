@@ -16,6 +16,7 @@ from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
+from breakwater.metrics import BudgetMetrics
 from breakwater.outage import Outages
 from breakwater.policy.budget import CapTable, Counter, Period, in_force, periods_at, reached, threshold
 from breakwater.policy.ledger import charged_at
@@ -34,6 +35,7 @@ class BudgetHandler:
         publisher: Publisher,
         lookup: Lookup,
         filled: Callable[[bool], Awaitable[str]],
+        metrics: BudgetMetrics,
     ) -> None:
         """Takes `filled`: it waits until the counters are what the log says, and returns the log's identity.
 
@@ -41,6 +43,7 @@ class BudgetHandler:
         """
         self._caps, self._budgets, self._counters = caps, budgets, counters
         self._publisher, self._lookup, self._filled = publisher, lookup, filled
+        self._metrics = metrics
         self._outages = Outages()
 
     async def handle(self, batch: list[Delivery]) -> None:
@@ -69,6 +72,7 @@ class BudgetHandler:
 
     async def _count(self, settlements: Sequence[Settlement], log: str) -> None:
         settled = await self._budgets.settle(settlements, log)
+        self._metrics.settled(len(settlements))
         latest: dict[tuple[str, str], Totals] = {}
         for totals in settled:
             for total in totals:
@@ -140,6 +144,7 @@ class BudgetHandler:
             event = _crossing(counter, total, percent, limit)
             subject = subjects.budget(counter.scope, counter.window)
             await self._publisher.event(subject, event, id=event.event_id, at=event.at)
+            self._metrics.threshold(event)
             structlog.get_logger().info("budget_threshold", budget=counter.name, percent=percent)
             await self._counters.announce(total.period, name)
 

@@ -22,7 +22,9 @@ from starlette.types import Scope
 from breakwater.analytics.client import connect
 from breakwater.api_client import ApiClient, ApiError, ApiKeyRefused
 from breakwater.config import Config, cipher_of
+from breakwater.http_metrics import CountRequests
 from breakwater.http_server import PortTakenError, Server, listen
+from breakwater.metrics import HttpMetrics
 from breakwater.settings import Settings
 from services.console import (
     agents,
@@ -106,16 +108,20 @@ class ConsoleService:
         """The pages, behind the sign-in."""
         sessions = KnownSessions()
         sign_in = SignIn(sessions, self._api, self._pages)
+        routes = [
+            *(route for page in PAGES for route in page.routes(self._context)),
+            Route("/sign-in", sign_in.show, methods=["GET"]),
+            Route("/sign-in", sign_in.sign_in, methods=["POST"]),
+            Route("/sign-out", sign_in.sign_out, methods=["POST"]),
+            Route("/healthz", _alive, methods=["GET"]),
+            Mount("/static", GZipMiddleware(_Static(packages=STATIC_FILES))),
+        ]
         app = Starlette(
-            routes=[
-                *(route for page in PAGES for route in page.routes(self._context)),
-                Route("/sign-in", sign_in.show, methods=["GET"]),
-                Route("/sign-in", sign_in.sign_in, methods=["POST"]),
-                Route("/sign-out", sign_in.sign_out, methods=["POST"]),
-                Route("/healthz", _alive, methods=["GET"]),
-                Mount("/static", GZipMiddleware(_Static(packages=STATIC_FILES))),
+            routes=routes,
+            middleware=[
+                Middleware(CountRequests, counted=HttpMetrics(), routes=routes),
+                Middleware(RequireSignIn, sessions=sessions, api=self._api, pages=self._pages),
             ],
-            middleware=[Middleware(RequireSignIn, sessions=sessions, api=self._api, pages=self._pages)],
             lifespan=self._lifespan,
         )
         app.add_exception_handler(ApiKeyRefused, _signed_out)

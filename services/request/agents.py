@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from functools import cached_property
 
-from breakwater.config import Agent, Config
+from breakwater.config import Config, breaker_of, breakers_of
 from breakwater.contracts.api import AgentHealth, BreakerStatus, ModelHealth
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, consecutive_failures
+from breakwater.policy.breaker import Breaker, BreakerKey, consecutive_failures
 from breakwater.policy.health import health_of_agent, health_of_model, live_health
 from breakwater.pricing import unaffordable
 from breakwater.state.breakers import Breakers, Loaded
@@ -39,6 +39,10 @@ class Agents:
 
     async def show(self, _: ApiRequest[Message]) -> list[AgentHealth]:
         """All of them."""
+        return await self.read()
+
+    async def read(self) -> list[AgentHealth]:
+        """All of them, as of now. Raises StateUnavailable."""
         return await agents_health(self._config, self._breakers, self._healths, self._unaffordable)
 
     @cached_property
@@ -144,31 +148,6 @@ def breaker_status(key: BreakerKey, breaker: Breaker) -> BreakerStatus:
     )
 
 
-def breaker_of(config: Config, name: str, model: str) -> BreakerKey | None:
-    """The breaker that an agent's calls of a model meet; None where the agent has none, or the model no provider."""
-    agent = config.agents[name]
-    provider = config.provider_name(agent, model)
-    if agent.breaker is None or provider is None:
-        return None
-    return BreakerKey.of(agent.breaker.scope, name, model, provider)
-
-
-def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey, BreakerRules]:
-    """The breakers of the agents' own models, with their rules; one that agents share has those of the first of them.
-
-    Args:
-        config: whose agents.
-        of_allowed: also those of the models that a job may ask for, as far as the config names them.
-    """
-    found: dict[BreakerKey, BreakerRules] = {}
-    for name, agent in config.agents.items():
-        for model in _models(config, agent) if of_allowed else agent.chain:
-            key = breaker_of(config, name, model)
-            if key is not None and agent.breaker is not None:
-                found.setdefault(key, agent.breaker)
-    return found
-
-
 def refused_until(loaded: Loaded) -> int | None:
     """Until when a breaker lets no call pass, in ms since the epoch, as of when it was read.
 
@@ -186,11 +165,6 @@ def refused_until(loaded: Loaded) -> int | None:
         case "half_open":
             until_ms = breaker.probe_until_ms if breaker.probe else 0
     return until_ms if until_ms > loaded.now_ms else None
-
-
-def _models(config: Config, agent: Agent) -> Iterable[str]:
-    named = config.known_models if "*" in agent.allowed_models else agent.allowed_models
-    return dict.fromkeys((*agent.chain, *sorted(named)))
 
 
 def _keys(config: Config, name: str, models: Iterable[str]) -> dict[str, BreakerKey | None]:

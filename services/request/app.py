@@ -33,8 +33,9 @@ from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.contracts.events import Reconciliation
 from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER
 from breakwater.encryption import Undecryptable
+from breakwater.http_metrics import CountRequests
 from breakwater.http_server import PortTakenError, Server, listen
-from breakwater.metrics import HttpMetrics, StreamMetrics
+from breakwater.metrics import HttpMetrics, Readings, ShownGauges, StreamMetrics
 from breakwater.policy.redact import Redactor
 from breakwater.reconciliation import RecordedSpend, compare
 from breakwater.settings import Settings
@@ -64,9 +65,10 @@ from services.request.event_log import EventLog
 from services.request.event_stream import OpenStreams
 from services.request.events import EventStreams
 from services.request.executions import ExecutionRoutes
+from services.request.gauges import RequestGauges
 from services.request.guards import GuardRoutes
 from services.request.jobs import Jobs, Queue
-from services.request.observe import CountRequests, show_metrics
+from services.request.observe import show_metrics
 from services.request.openapi import documentation
 from services.request.operations import OPERATIONS
 from services.request.problems import Problem, unavailable
@@ -74,7 +76,7 @@ from services.request.progress import ProgressStreams, Sources
 from services.request.queue_shares import QueueShares
 from services.request.queues import QueueRoutes
 from services.request.results import ResultReader, Waiters
-from services.request.routing import Endpoint, Handler, endpoint, route, show_key
+from services.request.routing import Endpoint, Handler, as_routed, endpoint, route, show_key
 from services.request.sessions import SessionRoutes
 from services.request.stream_fill import StreamFill
 
@@ -114,7 +116,9 @@ class RequestService:
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._streams = OpenStreams()
         self._event_log = EventLog(self._connection)
-        self._app = _LiveApp(self._app_for(config, redactor))
+        app, self._gauges = self._app_for(config, redactor)
+        self._app = _LiveApp(app)
+        self._shown = ShownGauges("request", self._health, self._backlog)
         self._server = Server(
             self._app,
             drain_s=config.limits.drain_s,
@@ -148,18 +152,18 @@ class RequestService:
     async def take_over(self, config: Config) -> None:
         """Answers by another config what is asked from now on. Raises ConfigError, and nothing has changed then."""
         redactor = Redactor.compile(config.redaction)
-        app = self._app_for(config, redactor)
+        app, gauges = self._app_for(config, redactor)
         self._incidents.redactor = redactor
         self._shares.set_share(config.limits.jobs_max_bytes_per_agent)
         self._live.take_over(config)
         self._cancel_requests.take_over(config, redactor)
-        self._app.now = app
+        self._app.now, self._gauges = app, gauges
 
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""
         self._server.stop()
 
-    def _app_for(self, config: Config, redactor: Redactor) -> Starlette:
+    def _app_for(self, config: Config, redactor: Redactor) -> tuple[Starlette, RequestGauges]:
         publisher, connection = self._publisher, self._connection
         state, queue = Breakers(self._redis), Queue(publisher, self._shares)
         agents, audit = Agents(config, state, Healths(self._redis)), AuditLog(publisher, redactor)
@@ -241,10 +245,10 @@ class RequestService:
                 Route("/alerts/{incident_id}", links.show, methods=["GET"]),
                 Route("/alerts/{incident_id}", links.act, methods=["POST"]),
             ]
-        return Starlette(
+        app = Starlette(
             routes=[*routes, *documentation()],
             middleware=[
-                Middleware(CountRequests, counted=HttpMetrics(), routes=routes),
+                Middleware(CountRequests, counted=HttpMetrics(), routes=routes, path_of=as_routed),
                 Middleware(NameRequests),
                 Middleware(RequireApiKey, keys=KeyRing(self._settings.api_keys_file), sessions=self._sessions),
             ],
@@ -257,6 +261,13 @@ class RequestService:
             },
             lifespan=self._lifespan,
         )
+        return app, RequestGauges(agents, queues, Lookup(connection))
+
+    async def _health(self) -> Readings:
+        return await self._gauges.health()
+
+    async def _backlog(self) -> Readings:
+        return await self._gauges.backlog()
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
@@ -264,12 +275,14 @@ class RequestService:
         self._connecting = asyncio.create_task(self._connect())
         watching = [asyncio.create_task(one.run()) for one in (self._shares, self._fill)]
         self._connecting.add_done_callback(self._stop_if_failed)
+        self._shown.start()
         structlog.get_logger().info(
             "listening", url=f"http://{self._settings.http_host}:{self._settings.http_port}", docs="/docs"
         )
         try:
             yield
         finally:
+            self._shown.stop()
             await background.stop(*watching, self._connecting)
             await self._broker.stop()
             await self._cancel_requests.stop()

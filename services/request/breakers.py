@@ -8,7 +8,7 @@ from contextlib import suppress
 from breakwater.breaker_events import dumped, publish_saved
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config
+from breakwater.config import Config, breaker_of, breakers_of
 from breakwater.contracts.api import BreakerList, BreakerRequest, UnchangedBreaker
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import Message
@@ -17,7 +17,7 @@ from breakwater.policy.breaker import ALL, Breaker, BreakerKey, BreakerRules, Ch
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailable
-from services.request.agents import breaker_of, breaker_status, breaker_statuses, breakers_of
+from services.request.agents import breaker_status, breaker_statuses
 from services.request.parsing import suggestion
 from services.request.problems import Problem, unavailable
 from services.request.routing import ApiRequest

@@ -24,7 +24,7 @@ from breakwater.contracts.types import Message, is_identifier, ms_from_time, tim
 from breakwater.contracts.validation import FieldError
 from breakwater.errors import Unavailable
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, in_force, periods_at, threshold
+from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, periods_at, threshold
 from breakwater.policy.ledger import Figures, is_reached
 from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
 from breakwater.state.budgets import NotFilled
@@ -244,7 +244,7 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
     """A budget in the contract's words."""
     figures = period_counters.figures.get(counter.key, Figures())
     held, raised = period_counters.reserved.get(counter.key, 0), period_counters.notes.raises.get(counter.key)
-    limit = in_force(counter.limit, None if raised is None else (raised.limit, raised.configured))
+    limit = period_counters.limit(counter)
     if limit == counter.limit:
         raised = None  # the config's cap has changed since, or there is none any more
     return BudgetStatus(

@@ -1,72 +1,16 @@
-"""What is seen of this service from outside: its requests counted, its submissions traced, its metrics shown."""
+"""What is seen of this service from outside: its submissions traced, its metrics shown."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breakwater import metrics, tracing
 from services.request.problems import Problem
-from services.request.routing import as_routed
-
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-
-class CountRequests:
-    """ASGI middleware that counts answers, by the pattern of their route: paths hold the ids of jobs.
-
-    A stream is counted when it begins, with the time until then.
-    """
-
-    def __init__(self, app: ASGIApp, counted: metrics.HttpMetrics, routes: Iterable[Route]) -> None:
-        self._app = app
-        self._counted = counted
-        self._patterns = {route.path_regex: route.path_format for route in routes}
-        self._plain = frozenset(path for path in self._patterns.values() if "{" not in path)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, and counts what becomes of it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begun = time.monotonic()
-        status: int | None = None
-        streams = False
-
-        def count(status: int) -> None:
-            method = scope["method"] if scope["method"] in METHODS else metrics.OTHER
-            self._counted.request(self._route(as_routed(scope)), method, status, time.monotonic() - begun)
-
-        async def noting(message: Message) -> None:
-            nonlocal status, streams
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                # Such an answer is out when it begins: how long it is listened to says nothing of this service.
-                if (b"content-type", b"text/event-stream") in message["headers"]:
-                    streams = True
-                    count(message["status"])
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noting)
-        except Exception:
-            status = 500  # as the server answers for what is raised here
-            raise
-        finally:
-            if status is not None and not streams:
-                count(status)
-
-    def _route(self, path: str) -> str:
-        if path in self._plain:
-            return path
-        return next((route for regex, route in self._patterns.items() if regex.match(path)), metrics.OTHER)
 
 
 def show_metrics(request: Request) -> Response:

@@ -14,7 +14,6 @@ from breakwater.bus.topology import PARKED_CONSUMER, Plan, consumers, worker_con
 from breakwater.contracts.api import AgentQueue, Queues, ReadingService, ServiceQueue
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import Message, ms_from_time, time_from_ms
-from services.request.problems import Problem, not_read
 from services.request.routing import ApiRequest
 
 KEPT_S = 1.0
@@ -45,26 +44,30 @@ class QueueRoutes:
         self._connection = connection
         self._clock = clock
         self._one_asks = asyncio.Lock()
-        self._known: tuple[float, Queues | Problem] | None = None
+        self._known: tuple[float, Queues | BusError] | None = None
 
     async def show(self, _: ApiRequest[Message]) -> Queues:
         """All of them."""
+        return await self.read()
+
+    async def read(self) -> Queues:
+        """As of a second ago at most. Raises BusError."""
         async with self._one_asks:
             known = self._known
             # Requests that waited while NATS did not answer fail together, not one timeout after the other.
             if known is None or self._clock() - known[0] >= KEPT_S:
                 answer = await self._ask()
                 known = self._known = self._clock(), answer
-        if isinstance(known[1], Problem):
+        if isinstance(known[1], BusError):
             raise known[1]
         return known[1]
 
-    async def _ask(self) -> Queues | Problem:
+    async def _ask(self) -> Queues | BusError:
         at = time_from_ms(ms_from_time(datetime.now(UTC)))
         try:
             found = await asyncio.gather(*(backlog(self._connection, *one) for one in self._consumers))
         except BusError as error:
-            return not_read(error)
+            return error
         by_consumer = dict(zip(self._consumers, found, strict=True))
         parked = by_consumer[(Stream.PARKED, PARKED_CONSUMER)]
         return Queues(

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from pydantic import JsonValue
 
+from breakwater import tracing
 from breakwater.contracts.execution import Attempt, Reason
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.price import estimate_input_tokens, size_of_messages
@@ -188,7 +189,7 @@ class Attempts:
     async def _record(self, attempt: Attempt) -> None:
         """Records an attempt in the log, and then here. Raises ClaimLost."""
         await self._credited(partial(record, self._worker, self._job, attempt))
-        self._worker.metrics.attempt(attempt)
+        self._worker.metrics.attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
         self._at = self._at.after(attempt)
         self._waited.clear()
         await self._progress.attempt_ended(attempt)

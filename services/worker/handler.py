@@ -219,7 +219,7 @@ class JobHandler:
             held.also = None
             if cache is not None:
                 await cache.leave()
-        worker.metrics.job(result)
+        worker.metrics.job(result, tracing.recorded_trace_id(job.traceparent))
         await worker.outages.retry_while_unavailable(partial(worker.executions.finish, job.claim))
         return result
 
@@ -270,6 +270,7 @@ class JobHandler:
             structlog.get_logger().warning("job_not_parked", execution_id=claim.execution_id, error=str(error))
             await delivery.retry_in(max(0.0, (sleeping.due - worker.now()).total_seconds()))
         else:
+            worker.metrics.parked(agent)
             if held.cancel.cancellation is None:
                 await delivery.ack_sync()
             else:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.embedded.ports import free_port
@@ -46,7 +47,9 @@ async def test_a_job_is_one_trace_from_its_client_to_its_provider(start_plane: S
             failed, answered = await collector.named("chat bad"), await collector.named("chat good")
             called = await collector.named("chat echo")
             async with asyncio.timeout(60), aiohttp.ClientSession() as http:
-                text = await (await http.get(f"http://127.0.0.1:{port}/metrics")).text()
+                url, openmetrics = f"http://127.0.0.1:{port}/metrics", "application/openmetrics-text; version=1.0.0"
+                text = await (await http.get(url)).text()
+                with_exemplars = await (await http.get(url, headers={"Accept": openmetrics})).text()
     trace = CLIENT.split("-")[1]
     assert {span.wire.trace_id.hex() for span in (execution, failed, answered)} == {trace}
     assert (result["trace_id"], result["params"]) == (trace, None), "the parameters are in the record only"
@@ -63,3 +66,10 @@ async def test_a_job_is_one_trace_from_its_client_to_its_provider(start_plane: S
     }
     assert samples["breakwater_attempts_total", "sim/bad", "error"] == 1
     assert samples["breakwater_attempts_total", "sim/good", "success"] == 1
+    exemplars = {
+        sample.name
+        for family in openmetrics_families(with_exemplars)
+        for sample in family.samples
+        if sample.exemplar is not None and sample.exemplar.labels == {"trace_id": trace}
+    }
+    assert exemplars == {"breakwater_attempt_duration_seconds_bucket", "breakwater_job_duration_seconds_bucket"}

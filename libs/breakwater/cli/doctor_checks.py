@@ -280,7 +280,7 @@ async def config_findings(plane: PlaneLocation, config: Config | None) -> list[F
         plane: the running one.
         config: as its file says; None where that is wrong, of which there is another finding.
     """
-    shown = await _configs_shown(await plane.metrics_urls())
+    shown = await _configs_shown(await plane.metrics_urls(), plane.metrics_headers)
     findings: list[Finding] = []
     if refusing := sorted(f"{name} (version {one.version})" for name, one in shown.items() if one.refused):
         text = f"the config file can't be used, and the last good one stays in force in {', '.join(refusing)}"
@@ -312,12 +312,12 @@ class _ConfigShown:
     """Whether its file, as it last read it, can't be used."""
 
 
-async def _configs_shown(urls: Mapping[str, str]) -> dict[str, _ConfigShown]:
+async def _configs_shown(urls: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, _ConfigShown]:
     """What each process shows; those that show nothing are left out, as others look after those."""
     found: dict[str, _ConfigShown] = {}
     for name, url in urls.items():
         try:
-            _, text = await _get(url)
+            _, text = await _get(url, headers)
         except OSError:
             continue
         if version := re.search(r'^breakwater_config_info{version="(\w+)"}', text, re.MULTILINE):
@@ -351,13 +351,13 @@ async def console_findings(plane: PlaneLocation) -> list[Finding]:
     ]
 
 
-async def _get(url: str) -> tuple[int, str]:
+async def _get(url: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
     """The status and the body at a URL. Raises ConnectionError: no response came."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(url) as response:
+        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(url, headers=headers) as response:
             return response.status, await response.text()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise ConnectionError(str(error) or type(error).__name__) from error

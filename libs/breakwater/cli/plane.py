@@ -118,6 +118,12 @@ class PlaneLocation:
             urls |= {f"{service} at {host}": f"http://{host}:{port}/metrics" for host in hosts}
         return urls
 
+    @property
+    def metrics_headers(self) -> dict[str, str]:
+        """What their scrapers send."""
+        token = os.environ.get("BREAKWATER_METRICS_TOKEN")
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
     def config_in_force(self) -> Config | None:
         """What the services of a local stack work under; None where none runs. Raises ConfigError."""
         from breakwater.config import load_config

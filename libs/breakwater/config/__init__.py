@@ -1,6 +1,7 @@
 """The config file: what it may hold, and how it is read and checked."""
 
 from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
+from breakwater.config.breakers import breaker_of, breakers_of
 from breakwater.config.diff import changes
 from breakwater.config.live import LiveConfig, require_reloadable
 from breakwater.config.load import (
@@ -46,6 +47,8 @@ __all__ = [
     "SecretRef",
     "SlackChannel",
     "WebhookChannel",
+    "breaker_of",
+    "breakers_of",
     "changes",
     "cipher_of",
     "load_config",

@@ -24,7 +24,16 @@ from breakwater.tracing.attributes import (
     request_attributes,
     result_attributes,
 )
-from breakwater.tracing.spans import Attribute, Kind, Span, begin, is_traceparent, new_traceparent, sampled_trace_id
+from breakwater.tracing.spans import (
+    Attribute,
+    Kind,
+    Span,
+    begin,
+    is_traceparent,
+    new_traceparent,
+    recorded_trace_id,
+    sampled_trace_id,
+)
 
 __all__ = [
     "Attribute",
@@ -38,6 +47,7 @@ __all__ = [
     "new_traceparent",
     "outcome_attributes",
     "provider_attributes",
+    "recorded_trace_id",
     "request_attributes",
     "result_attributes",
     "sampled_trace_id",

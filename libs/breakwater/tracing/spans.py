@@ -92,3 +92,8 @@ def sampled_trace_id(traceparent: str | None) -> str | None:
         return None
     _, trace_id, _, flags = traceparent.split("-")
     return trace_id if int(flags, 16) & 1 else None
+
+
+def recorded_trace_id(traceparent: str | None) -> str | None:
+    """The trace id of a W3C trace context whose spans this process sends; None where it sends none."""
+    return None if recorder is None else sampled_trace_id(traceparent)

@@ -428,7 +428,7 @@ async def sweeper(plane: BudgetPlane, reconciler: Reconciler, lookup: Lookup) ->
         return await plane.budgets.lapsed(now()) == ["j1:1"]
 
     await until(lapsed)
-    return BudgetHandler(caps, plane.budgets, plane.counters, publisher, lookup, reconciler.filled)
+    return BudgetHandler(caps, plane.budgets, plane.counters, publisher, lookup, reconciler.filled, BudgetMetrics())
 
 
 async def test_a_sweep_that_finds_the_counters_lost_waits_for_nobody(plane: BudgetPlane) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.lookup import Lookup
@@ -15,6 +16,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent, CapRaise
 from breakwater.contracts.execution import Attempt
+from breakwater.metrics import BudgetMetrics
 from breakwater.policy.budget import Caps, CapTable, periods_at
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets
@@ -74,6 +76,7 @@ class Service:
             cast(Publisher, self._heard),
             cast(Lookup, None),
             filled,
+            BudgetMetrics(CollectorRegistry()),
         )
 
     async def handle(self, attempts: Sequence[Attempt]) -> None:

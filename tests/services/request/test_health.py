@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from breakwater.config import Config, parse_config
+from breakwater.config import Config, breakers_of, parse_config
 from breakwater.contracts.api import AgentHealth
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.breaker import Breaker, BreakerKey, Failure
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
 from breakwater.state.health import EndedCall, Healths
-from services.request.agents import agents_health, breaker_statuses, breakers_of, refused_until
+from services.request.agents import agents_health, breaker_statuses, refused_until
 
 CONFIG = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}

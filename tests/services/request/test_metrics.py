@@ -1,9 +1,16 @@
 """What the API counts, and who may see it."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.api_keys import revoke_key
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Header
+from breakwater.contracts.types import format_time
+from tests.helpers import until
+from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id
 
 JOB = {"agent": "writer", "prompt": "x"}
@@ -92,3 +99,47 @@ async def test_openmetrics_is_given_to_who_accepts_it(api: HttpApi) -> None:
     answer = await api.ask("GET", "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
     assert answer.body.endswith(b"# EOF\n")
+
+
+async def test_queues_and_agents_are_shown_with_how_old_the_oldest_job_is(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breakwater.metrics.KEPT_S", 0.0)
+    stream = api.bus.jetstream()
+    hour_ago = format_time(datetime.now(UTC) - timedelta(hours=1))
+    await stream.publish(subjects.job("writer"), b"{}", headers={Header.QUEUED_AT.value: hour_ago})
+    await stream.publish(subjects.job("writer"), b"{}")
+    await stream.publish(subjects.job("reader"), b"{}")
+    await stream.publish("bw.attempts.writer.e1.1", b"{}")
+
+    async def shown() -> dict[tuple[str, frozenset[tuple[str, str]]], float] | None:
+        found = await samples(api)
+        return found if found.get(key("breakwater_jobs_waiting", agent="writer")) == 2 else None
+
+    found = await until(shown)
+    ages = {name: found[key("breakwater_oldest_job_age_seconds", agent=name)] for name in ("writer", "reader")}
+    assert 3600 <= ages["writer"] < 3700
+    assert 0 < ages["reader"] < 100
+    assert found[key("breakwater_consumer_waiting_messages", consumer="sink-events")] == 1
+    assert found[key("breakwater_consumer_in_progress_messages", consumer="sink-events")] == 0
+    assert found[key("breakwater_parked_jobs")] == 0
+    healths = {
+        health: found[key("breakwater_agent_health", agent="writer", health=health)]
+        for health in ("unknown", "healthy")
+    }
+    assert healths == {"unknown": 1, "healthy": 0}
+
+
+async def test_without_nats_the_queues_are_missing_and_all_else_is_shown(
+    own_nats_server: RunningServer, api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breakwater.metrics.KEPT_S", 0.0)
+    own_nats_server.kill()
+
+    async def missing() -> bool:
+        return key("breakwater_jobs_waiting", agent="writer") not in await samples(api)
+
+    await until(missing)
+    found = await samples(api)
+    assert key("breakwater_agent_health", agent="writer", health="unknown") in found
+    assert any(name == REQUESTS for name, _ in found)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from services.worker import attempts
 from tests.flow.kit import Plane, model
@@ -26,6 +27,7 @@ async def test_a_second_message_of_a_sleeping_job_neither_wakes_nor_delays_it_an
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "LONG_WAIT_S", 0.5)
+    parked_before = REGISTRY.get_sample_value("breakwater_jobs_parked_total", {"agent": "writer"}) or 0
     models = {"sim/m": model({"requests": [1, 1], "status": 429, "retry_after_s": 2})}
     agents = {"writer": {"model": "sim/m", "total_timeout_s": 40, "breaker": "off"}}
     async with start_worker(models, agents) as plane:
@@ -39,6 +41,7 @@ async def test_a_second_message_of_a_sleeping_job_neither_wakes_nor_delays_it_an
             assert b'"succeeded"' in (await answer.next_msg(timeout=60)).data
         assert plane.sim.ledger.totals.calls == 2
     assert result["status"] == "succeeded"
+    assert (REGISTRY.get_sample_value("breakwater_jobs_parked_total", {"agent": "writer"}) or 0) > parked_before
     assert timedelta(seconds=2) <= _took(result) < timedelta(seconds=20)
 
 

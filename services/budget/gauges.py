@@ -1,0 +1,131 @@
+"""What Prometheus is shown of budgets: those that the config names, in the current day and month."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from breakwater import background
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.errors import QueryFailed
+from breakwater.analytics.spend import spent_since
+from breakwater.contracts.events import Window
+from breakwater.contracts.types import NANO_PER_USD, ms_from_time, time_from_ms
+from breakwater.errors import Unavailable
+from breakwater.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
+from breakwater.outage import Outage
+from breakwater.policy.budget import CapTable, Counter, periods_at
+from breakwater.policy.forecast import forecast, recent_from
+from breakwater.policy.ledger import Figures, Place
+from breakwater.state.budget_counters import BudgetCounters, Snapshot
+
+FORECAST_EVERY_S = 300.0
+"""How often forecasts are made while somebody scrapes: they sum up days of attempts in ClickHouse."""
+
+FORECAST_KEPT_S = 3 * FORECAST_EVERY_S
+"""How long one is shown where ClickHouse is unavailable."""
+
+
+class BudgetGauges:
+    """Reads them from Redis, in one round trip. Forecasts are made beside that: ClickHouse delays no scrape.
+
+    Args:
+        caps: the config's, as they are now.
+        counters: in Redis.
+        analytics: ClickHouse.
+        now: the clock.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        caps: Callable[[], CapTable],
+        counters: BudgetCounters,
+        analytics: Analytics,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._caps, self._counters, self._analytics = caps, counters, analytics
+        self._now, self._clock = now, clock
+        self._outage = Outage("forecasts of budgets for metrics")
+        self._forecasting: asyncio.Task[bool] | None = None
+        self._forecasts: Mapping[Place, int] = {}
+        self._tried_at = self._made_at = -FORECAST_KEPT_S
+
+    async def read(self) -> Readings:
+        """All of them; none while the counters are lost, and rebuilt. Raises StateUnavailable."""
+        snapshot = await self._snapshot(self._now())
+        if snapshot.filled is None:
+            return {}
+        if self._clock() - self._tried_at >= FORECAST_EVERY_S and (
+            self._forecasting is None or self._forecasting.done()
+        ):
+            self._tried_at = self._clock()
+            work = self._outage.survived(self.make_forecasts, expected=(Unavailable, QueryFailed))
+            self._forecasting = asyncio.create_task(work)
+        known = self._clock() - self._made_at < FORECAST_KEPT_S
+        return readings(self._caps(), snapshot, self._forecasts if known else {})
+
+    async def make_forecasts(self) -> None:
+        """Makes the forecasts that are shown next. Raises StateUnavailable, AnalyticsUnavailable, QueryFailed."""
+        now, caps = self._now(), self._caps()
+        snapshot, now_ms = await self._snapshot(now), ms_from_time(now)
+        made: dict[Place, int] = {}
+        for counters in snapshot.periods:
+            period = counters.period
+            recent = await spent_since(self._analytics, time_from_ms(recent_from(period, now_ms)), now)
+            for counter in _named(caps, period.window):
+                expected = forecast(
+                    period,
+                    now_ms,
+                    spent=counters.figures.get(counter.key, Figures()).spent,
+                    recent=recent.get(counter.key, 0),
+                    limit=counters.limit(counter),
+                    hard=counter.caps.enforcement == "hard",
+                )
+                if expected is not None:
+                    made[period.name, counter.key] = expected.total
+        self._forecasts, self._made_at = made, self._clock()
+
+    async def stop(self) -> None:
+        """Ends a forecast that is being made."""
+        if self._forecasting is not None:
+            await background.stop(self._forecasting)
+
+    async def _snapshot(self, now: datetime) -> Snapshot:
+        periods = periods_at(now, self._counters.zone)
+        return await self._counters.snapshot((periods.day, periods.month))
+
+
+def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[Place, int]) -> Readings:
+    """What budgets have spent and hold, what their caps are, and where they are going, as far as that is known.
+
+    Args:
+        caps: whose budgets: tenants that the config does not name have none here.
+        snapshot: the counters.
+        forecasts: nano-dollars at the period's end.
+    """
+    spent: dict[tuple[str, ...], float] = {}
+    reserved: dict[tuple[str, ...], float] = {}
+    limits: dict[tuple[str, ...], float] = {}
+    expected: dict[tuple[str, ...], float] = {}
+    for counters in snapshot.periods:
+        for counter in _named(caps, counters.period.window):
+            labels = (counter.name, counter.scope, counter.window, counter.caps.enforcement)
+            nano = counters.figures.get(counter.key, Figures()).spent
+            spent[labels] = nano / NANO_PER_USD
+            reserved[labels] = counters.reserved.get(counter.key, 0) / NANO_PER_USD
+            if (limit := counters.limit(counter)) is not None:
+                limits[labels] = limit / NANO_PER_USD
+            if (total := forecasts.get((counters.period.name, counter.key))) is not None:
+                # It was made a while ago.
+                expected[labels] = max(total, nano) / NANO_PER_USD
+    return {BUDGET_SPENT: spent, BUDGET_RESERVED: reserved, BUDGET_LIMIT: limits, BUDGET_FORECAST: expected}
+
+
+def _named(caps: CapTable, window: Window) -> list[Counter]:
+    """The budgets that the config names."""
+    keys = caps.keys()
+    return [caps.counter(key, window) for key in keys]
