@@ -40,6 +40,8 @@ from tests.services.worker.error_table import ROWS
 
 COMMANDS: Any = typer.main.get_command(app)
 SETTINGS = ROOT / "docs" / "settings.md"
+NAMING = (*DOCUMENTS, ROOT / "deploy" / "prometheus" / "rules.yaml")
+"""What names commands and files to whoever reads it."""
 NOT_A_PATH = re.compile(r"[*<>{}…\s]|NNNN")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 COMPOSE_SERVICES = set(yaml.safe_load((ROOT / "compose.yaml").read_text())["services"])
@@ -62,7 +64,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
             assert anchor in slugs, f"{named(document)} links to {link}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+@pytest.mark.parametrize("document", NAMING, ids=named)
 def test_every_path_that_is_named_exists(document: Path) -> None:
     roots = {file.name for file in ROOT.iterdir()}
     for code in inline_code(document):
@@ -70,7 +72,7 @@ def test_every_path_that_is_named_exists(document: Path) -> None:
             assert (ROOT / code).exists(), f"{named(document)} names {code}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+@pytest.mark.parametrize("document", NAMING, ids=named)
 def test_every_command_that_is_named_exists_with_its_options(document: Path) -> None:
     for code in all_code(document):
         for found in re.finditer(r"(?<![\w/.-])breakwater ([a-z][^|#`;]*)", code):
