@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from functools import partial
+from typing import Any, Literal, cast
 from urllib.parse import quote
 
 import orjson
@@ -47,6 +49,8 @@ CHAT_COMPLETIONS = "/v1/chat/completions"
 LONGEST_CALL_S = 90_000.0
 """A call waits as long as its client does: longer than the longest `total_timeout_s`, and a wait in the queue."""
 
+CLIENT_LEFT: Literal["client_disconnect"] = "client_disconnect"
+
 _OPTION = "x-breakwater-"
 _REQUEST_ID = "breakwater.request_id"
 _NO_RETRY = {"x-should-retry": "false"}
@@ -72,6 +76,31 @@ class NameRequests:
             await send(message)
 
         await self._app(scope, receive, naming)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What a request asks for.
+
+    Attributes:
+        sent: the job.
+        request_id: of the request.
+        key_id: of the API key.
+        question: what the call stands for as long as it is not answered; None where nobody needs to find it.
+        attaches: the request waits for a call that stands for the same, where there is one.
+        repeats: the client's SDK has sent it before, and got no response.
+        cancels: the job ends with the last client that waits for it.
+        prepare: makes the same job with another id: one that others may have used, or else one that was made here.
+    """
+
+    sent: Submission
+    request_id: str
+    key_id: str
+    question: str | None
+    attaches: bool
+    repeats: bool
+    cancels: bool
+    prepare: Callable[[str | None, str], Submission]
 
 
 class OpenAIRoutes:
@@ -109,35 +138,40 @@ class OpenAIRoutes:
     async def _complete(self, request: Request, trace: SubmissionTrace) -> Response:
         body = await read_body(request, self._config.limits.max_body_bytes)
         asked = read_command(body, ChatCompletionRequest)
-        sent, question = await self._submission(request, asked)
+        call = await self._begin(self._call(request, asked))
+        sent = call.sent
         trace.of(sent.job.agent, sent.job_id)
         if asked.stream:
             with_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-            return await self._stream(request, sent, question, trace.traceparent, with_usage=with_usage)
-        _, result = await self._jobs.run(request, sent, trace.traceparent, LONGEST_CALL_S)
+            return await self._stream(request, call, trace.traceparent, with_usage=with_usage)
+        try:
+            async with self._jobs.following(request, sent, trace.traceparent, LONGEST_CALL_S) as (_, deciding, left):
+                result = await deciding
+                has_left = left.done()
+        except BaseException:
+            await self._leave(call, cancels=False)
+            raise
+        if result is None or has_left:
+            await self._leave(call, cancels=False)
         if result is None:
-            await self._give_up(question, sent.job_id)
             raise _stopping(sent.job_id)
         response = self._response(sent, orjson.loads(result))
-        if question is not None:
-            response.background = BackgroundTask(self._forget, question, sent.job_id)
+        if call.question is not None and not has_left:
+            response.background = BackgroundTask(self._answered, call)
         return response
 
-    async def _stream(
-        self, request: Request, sent: Submission, question: str | None, traceparent: str | None, *, with_usage: bool
-    ) -> Response:
+    async def _stream(self, request: Request, call: _Call, traceparent: str | None, *, with_usage: bool) -> Response:
         """The response once the answer has begun, or the job is decided: until then an error is one by its status."""
+        sent = call.sent
         inbox, held, job_id = ChunkInbox(), AsyncExitStack(), sent.job_id
-
         left: asyncio.Future[None] | None = None
+        deciding: asyncio.Task[bytes | None] | None = None
 
         async def ended(whole: bool, stuck: bool = False) -> None:
             has_left = stuck or (left is not None and left.done())
+            cancels = call.cancels and has_left and not _has_result(deciding)
             await held.aclose()
-            if not whole and has_left and await self._cancelled(request, sent):
-                # A retry of the client is a call of its own: there is no answer to attach to.
-                whole = True
-            await (self._forget if whole else self._give_up)(question, job_id)
+            await (self._answered(call) if whole else self._leave(call, cancels=cancels))
 
         def error(result: dict[str, Any] | None) -> bytes:
             response = _stopping(job_id).response(CHAT_COMPLETIONS) if result is None else self._response(sent, result)
@@ -163,6 +197,10 @@ class OpenAIRoutes:
         result: dict[str, Any] | None = None if found is None else orjson.loads(found)
         if result is not None and result["status"] != "succeeded":
             await ended(True)
+            if call.repeats and (result.get("cancellation") or {}).get("by") == CLIENT_LEFT:
+                # It is the client of this one that has left, and has come back: the same as a call of its own.
+                anew = replace(call, sent=call.prepare(None, call.request_id), repeats=False)
+                return await self._stream(request, await self._begin(anew), traceparent, with_usage=with_usage)
             return self._response(sent, result)
         headers = self._headers(sent, result) if result is not None else self._first_headers(sent, inbox.first or {})
         return ChatStream(inbox, deciding, headers=headers, with_usage=with_usage, error=error, ended=ended)
@@ -173,30 +211,8 @@ class OpenAIRoutes:
         known = {"execution-id": sent.job_id, "model": model, "attempts": str(first["attempt"]), "cache": "miss"}
         return _named(known, self._dropped(sent, model))
 
-    async def _cancelled(self, request: Request, sent: Submission) -> bool:
-        """Cancels the job of a client that has left, where the agent wants that and nobody else waits for it here."""
-        agent, key = self._config.agents[sent.job.agent], holder_of(request)
-        has_key = "idempotency-key" in request.headers
-        if not ends_with_client(agent.on_disconnect, has_key=has_key):
-            return False
-        if self._cancels.waiters.waits_for(subjects.result(sent.job_id)):
-            return False
-        by = Cancellation(by="client_disconnect", key_id=key.id, at=datetime.now(UTC))
-        order = CancelOrder(execution_id=sent.job_id, cancellation=by, agents=(sent.job.agent,))
-        try:
-            await self._cancels.order(order)
-        except StateUnavailable as error:
-            structlog.get_logger().info("job_not_cancelled", execution_id=sent.job_id, error=str(error))
-            return False
-        return True
-
-    async def _give_up(self, question: str | None, job_id: str) -> None:
-        if question is not None:
-            with suppress(StateUnavailable):
-                await self._unanswered.give_up(question, job_id)
-
-    async def _submission(self, request: Request, asked: ChatCompletionRequest) -> tuple[Submission, str | None]:
-        """The job to publish; and what its call stands for as long as it is not answered, where a retry may follow."""
+    def _call(self, request: Request, asked: ChatCompletionRequest) -> _Call:
+        """The call that a request asks for. Raises Problem."""
         if asked.stream_options is not None and not asked.stream:
             message = "stream_options: is only allowed when `stream` is true"
             raise Problem(
@@ -208,24 +224,64 @@ class OpenAIRoutes:
             job = job_of(asked, options_of(headers, asked.breakwater), agent, model)
         except ValidationError as error:
             raise invalid_job(FieldError(path=one.path, message=one.message) for one in problems(error)) from None
-        payload = job.model_dump_json(exclude_unset=True).encode()
-        made_id, idempotency_key = request.scope[_REQUEST_ID], headers.get("idempotency-key")
-        sent = self._jobs.prepare(key, job, payload, idempotency_key, made_id)
-        retries = headers.get("x-stainless-retry-count")
-        if idempotency_key is not None or retries is None:
-            return sent, None
-        question = f"{key.id}:{sent.digest}"
-        # Without Redis a retry is a call of its own; who else needs Redis logs the outage.
-        with suppress(StateUnavailable):
-            if retries != "0" and (first := await self._unanswered.take(question)) is not None:
-                sent = self._jobs.prepare(key, job, payload, first, made_id)
-            await self._unanswered.add(question, sent.job_id)
-        return sent, question
+        prepare = partial(self._jobs.prepare, key, job, job.model_dump_json(exclude_unset=True).encode())
+        request_id, idempotency_key = request.scope[_REQUEST_ID], headers.get("idempotency-key")
+        sent, retries = prepare(idempotency_key, request_id), headers.get("x-stainless-retry-count")
+        has_key = idempotency_key is not None
+        cancels = job.stream and ends_with_client(self._config.agents[agent].on_disconnect, has_key=has_key)
+        # A key attaches by itself. Who else waits for its job matters only where the job ends with its clients.
+        recorded = cancels if has_key else retries is not None
+        return _Call(
+            sent=sent,
+            request_id=request_id,
+            key_id=key.id,
+            question=":".join((key.id, sent.digest, idempotency_key or "")) if recorded else None,
+            attaches=has_key or retries not in {None, "0"},
+            repeats=retries not in {None, "0"},
+            cancels=cancels,
+            prepare=prepare,
+        )
 
-    async def _forget(self, question: str | None, job_id: str) -> None:
-        if question is not None:
+    async def _begin(self, call: _Call) -> _Call:
+        """The call that a request waits for: its own, or the one that it repeats."""
+        if call.question is None:
+            return call
+        job = call.sent.job
+        longest_s = job.total_timeout_s or self._config.agents[job.agent].total_timeout_s
+        try:
+            job_id = await self._unanswered.begin(
+                call.question, call.request_id, call.sent.job_id, attaches=call.attaches, longest_s=longest_s
+            )
+        except StateUnavailable:
+            # Without Redis a retry is a call of its own; who else needs Redis logs the outage.
+            return replace(call, question=None)
+        return call if job_id == call.sent.job_id else replace(call, sent=call.prepare(job_id, call.request_id))
+
+    async def _answered(self, call: _Call) -> None:
+        """Forgets a call whose response is sent."""
+        if call.question is not None:
             with suppress(StateUnavailable):  # it expires
-                await self._unanswered.remove(question, job_id)
+                await self._unanswered.end(call.question, call.sent.job_id)
+
+    async def _leave(self, call: _Call, *, cancels: bool) -> None:
+        """Waits no longer for a call without a response.
+
+        Args:
+            call: which.
+            cancels: it ends, unless another request waits for it. A retry is then a call of its own.
+        """
+        job_id, agent = call.sent.job_id, call.sent.job.agent
+        try:
+            if call.question is not None:
+                alone = await self._unanswered.leave(call.question, call.request_id, job_id, cancels=cancels)
+                cancels = cancels and alone
+            # There are requests that ask for the job by its id, too.
+            if cancels and not self._cancels.waiters.waits_for(subjects.result(job_id)):
+                by = Cancellation(by=CLIENT_LEFT, key_id=call.key_id, at=datetime.now(UTC))
+                await self._cancels.order(CancelOrder(execution_id=job_id, cancellation=by, agents=(agent,)))
+        except StateUnavailable as error:
+            if cancels:
+                structlog.get_logger().info("job_not_cancelled", execution_id=job_id, error=str(error))
 
     def _response(self, sent: Submission, result: dict[str, Any]) -> Response:
         headers = self._headers(sent, result)
@@ -264,6 +320,12 @@ def _named(known: Mapping[str, str | None], dropped: Iterable[str]) -> dict[str,
     if (model := known.get("model")) is not None:
         known["model"] = quote(model, safe="/:@+ ")
     return {f"{_OPTION}{name}": value for name, value in known.items() if value is not None}
+
+
+def _has_result(deciding: asyncio.Task[bytes | None] | None) -> bool:
+    if deciding is None or not deciding.done() or deciding.cancelled():
+        return False
+    return deciding.exception() is None and deciding.result() is not None
 
 
 def _stopping(job_id: str) -> Problem:

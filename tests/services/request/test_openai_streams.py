@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -19,9 +19,11 @@ from openai.lib.streaming.chat import ChunkEvent
 from breakwater import background
 from breakwater.api_keys import create_key
 from breakwater.config import load_config
-from breakwater.contracts.execution import AnswerChunks
+from breakwater.contracts.execution import AnswerChunks, CancelOrder
+from breakwater.embedded.ports import free_port
 from breakwater.providers import http_stream
 from services.request import event_stream
+from services.request.cancels import Cancels
 from services.request.dialects import openai_stream
 from services.request.results import Waiters
 from tests.flow.kit import model
@@ -344,6 +346,73 @@ async def test_a_retry_of_a_stream_that_was_left_is_a_call_of_its_own(plane: Ope
         assert (await plane.worker.result(ids[-1]))["status"] == "cancelled"
     assert len(set(ids)) == 2
     assert len(plane.worker.sim.ledger.calls) == before + 2
+
+
+@asynccontextmanager
+async def replica(plane: OpenAIPlane) -> AsyncGenerator[str]:
+    """The URL of another process of the request service, as it were."""
+    settings = plane.api.settings.model_copy(update={"http_port": free_port()})
+    config = load_config(plane.worker.directory / "breakwater.yaml")
+    async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
+        yield api.url
+
+
+async def opened(
+    sdk: Any, name: str, retries: str, ask: dict[str, Any] = ASK, key: str | None = None
+) -> tuple[str, Any]:
+    """Begins a stream as the SDK does, at first or again. Returns the job's id, and the stream."""
+    headers = {"x-stainless-retry-count": retries, **({} if key is None else {"Idempotency-Key": key})}
+    raw = await sdk.chat.completions.with_raw_response.create(model=name, **ask, extra_headers=headers)
+    return raw.headers["x-breakwater-execution-id"], raw.parse()
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+async def test_a_job_goes_on_while_a_retry_at_another_replica_waits_for_it(plane: OpenAIPlane, has_key: bool) -> None:
+    key, ask = new_id() if has_key else None, {**ASK, "messages": [{"role": "user", "content": new_id()}]}
+    sdk, before = plane.sdk(), len(plane.worker.sim.ledger.calls)
+    async with replica(plane) as url:
+        job_id, stream = await opened(sdk, "left-shared", "0", ask, key)
+        await anext(stream)
+        again, retry = await opened(sdk.with_options(base_url=f"{url}/v1"), "left-shared", "1", ask, key)
+        await stream.close()
+        assert again == job_id
+        assert text_of([chunk async for chunk in retry]) == ANSWER
+        assert len(plane.worker.sim.ledger.calls) == before + 1
+
+
+async def test_a_retry_is_never_answered_that_its_own_client_has_left(
+    plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_order, ordering, order = asyncio.Event(), asyncio.Event(), Cancels.order
+
+    async def late(cancels: Cancels, given: CancelOrder) -> CancelOrder:
+        ordering.set()
+        await may_order.wait()
+        return await order(cancels, given)
+
+    monkeypatch.setattr(Cancels, "order", late)
+    sdk, ask = plane.sdk(), {**ASK, "messages": [{"role": "user", "content": new_id()}]}
+    first, stream = await opened(sdk, "left", "0", ask)
+    await stream.close()
+    await ordering.wait()
+    # Its order is about to be given.
+    again, retry = await opened(sdk, "left", "1", ask)
+    may_order.set()
+    await anext(retry)
+    await retry.close()
+    assert again != first
+
+
+async def test_a_retry_with_the_key_of_a_call_that_was_left_is_a_call_of_its_own(plane: OpenAIPlane) -> None:
+    sdk, key = plane.sdk(), new_id()
+    job_id, stream = await opened(sdk, "left-cancels", "0", key=key)
+    await stream.close()
+    assert job_id == key
+    assert (await plane.worker.result(key))["status"] == "cancelled"
+    again, retry = await opened(sdk, "left-cancels", "1", key=key)
+    await retry.close()
+    assert again != key
+    assert (await plane.worker.result(again))["cancellation"]["by"] == "client_disconnect"
 
 
 @pytest.mark.parametrize(("name", "has_key"), [("slow", True), ("left-finishes", False)])
