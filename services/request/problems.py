@@ -67,7 +67,9 @@ class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is a 
         param = openai_param(self.details[0].path) if self.details and self.details[0].path else None
         # OpenAI's clients try a conflict again, and this one stays.
         headers = {"x-should-retry": "false", **self.headers} if status == 409 else self.headers
-        body = {"error": {"message": self.message, "type": kind, "param": param, "code": code}}
+        # What the message says of a place is said of that in OpenAI's request.
+        message = self.message if param is None else self.message.replace(f"{self.details[0].path}: ", f"{param}: ", 1)
+        body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         return Response(orjson.dumps(body), status, headers, "application/json")
 
 

@@ -69,6 +69,9 @@ ENDS = [
     ("breaker_open", "breaker_open", None, 503, "breaker_open"),
     ("guard_tripped", "guard_tripped", None, 403, "guard_tripped"),
     ("timeout", "timeout", None, 504, "timeout"),
+    ("timeout", "server", 500, 504, "timeout"),
+    # There was no time for the wait that would have followed.
+    ("timeout", "rate_limit", 429, 429, "rate_limit_exceeded"),
     ("invalid", "invalid", None, 400, "invalid_request"),
     ("worker_lost", "worker_lost", None, 502, "worker_lost"),
     ("error", "rate_limit", 429, 429, "rate_limit_exceeded"),
@@ -104,6 +107,17 @@ def test_a_wait_is_in_whole_seconds_and_never_zero() -> None:
     for wait, seconds in ((0.2, 1), (7.1, 8), (None, None)):
         error = {"kind": "rate_limit", "class": "E", "message": "m", "retry_after_s": wait}
         assert error_of({"status": "dead_lettered", "reason": "error", "error": error}).retry_after_s == seconds
+
+
+def test_a_wait_that_the_provider_asks_for_and_the_job_has_no_time_for_is_passed_on() -> None:
+    for kind, status_code, status, code in (
+        ("rate_limit", 429, 429, "rate_limit_exceeded"),
+        ("server", 503, 503, "provider_error"),
+        ("server", 500, 502, "provider_error"),
+    ):
+        error = {"kind": kind, "class": "E", "message": "m", "status_code": status_code, "retry_after_s": 3600.0}
+        found = error_of({"status": "dead_lettered", "reason": "timeout", "error": error})
+        assert (found.status, found.code, found.retry_after_s) == (status, code, 3600)
 
 
 def test_a_providers_empty_account_is_a_spent_quota() -> None:

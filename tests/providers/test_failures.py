@@ -373,3 +373,15 @@ def test_a_url_that_may_hold_a_secret_is_not_repeated() -> None:
 def test_it_is_read_without_a_client_library() -> None:
     program = "import sys, breakwater.providers.failures; sys.exit('aiohttp' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_param_is_the_name_of_a_place_and_no_words() -> None:
+    for named, param in (
+        ("messages[0].content", "messages[0].content"),
+        ("the key sk-1 is wrong", None),
+        ("", None),
+        (None, None),
+        (7, None),
+    ):
+        payload = orjson.dumps({"error": {"message": "no", "param": named}})
+        assert http_failure(400, payload, {}).param == param

@@ -86,6 +86,9 @@ class ErrorInfo(Event):
     status_code: int | None = None
     retryable: bool = False
     retry_after_s: float | None = Field(default=None, description="How long to wait before trying again, if known.")
+    param: str | None = Field(
+        default=None, description="The field of the request at fault, if the provider names one: `temperature`."
+    )
     hash: str | None = Field(default=None, description="Hash of the normalized error: 8 hex digits.")
     user_message: str | None = Field(default=None, description="A message that a parent agent or an end user may see.")
 

@@ -89,16 +89,26 @@ class Job(Message):
             raise ValueError("must be an inbox (_INBOX.…) or a subject below bw.replies")
         return subject
 
+    @field_validator("prompt")
+    @classmethod
+    def _prompt_says_something(cls, prompt: str | None) -> str | None:
+        if prompt is not None and not prompt.strip():
+            raise ValueError("is empty")
+        return prompt
+
+    @field_validator("messages")
+    @classmethod
+    def _messages_say_something(cls, messages: list[ChatMessage] | None) -> list[ChatMessage] | None:
+        if messages is not None and not any(message.says_something for message in messages):
+            raise ValueError("all of them are empty")
+        return messages
+
     @model_validator(mode="after")
     def _one_kind_of_input(self) -> Self:
         given = [name for name in ("prompt", "messages", "input") if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) if given else "none of them"
             raise ValueError(f"exactly one of prompt, messages and input is required; found {found}")
-        if self.prompt is not None and not self.prompt.strip():
-            raise ValueError("prompt: is empty")
-        if self.messages is not None and not any(message.says_something for message in self.messages):
-            raise ValueError("messages: all of them are empty")
         return self
 
     def chat_messages(self) -> list[dict[str, JsonValue]]:

@@ -109,6 +109,8 @@ def _message(detail: Any, known: Iterable[str]) -> str:
         return f"is not a field here; did you mean {close[0]!r}?" if close else "is not a field here"
     if detail["type"] == "missing":
         return "is missing"
+    if detail["type"] in {"too_short", "string_too_short"} and detail["ctx"]["min_length"] == 1:
+        return "is empty"
     if (refused := about_controls(detail)) is not None:
         return refused
     message = str(detail["msg"]).removeprefix("Value error, ")

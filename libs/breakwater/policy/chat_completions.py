@@ -100,6 +100,9 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
     wait = error.get("retry_after_s")
     retry_after_s = None if wait is None else max(1, math.ceil(wait))
     status_code = error.get("status_code")
+    if reason == "timeout" and (kind == "rate_limit" or wait is not None):
+        # It has ended with the failure, as there was no time for the wait that would have followed.
+        reason = "error"
     if reason != "error" or kind != "client":
         status, code = _ERRORS.get(kind if reason == "error" else reason, (502, "provider_error"))
         if code == "provider_error" and status_code in _OVERLOADED:
@@ -110,7 +113,8 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
         return ChatError(*known, message)
     if not isinstance(status_code, int) or not 400 <= status_code < 500 or status_code in _OF_THE_PLANE:
         return ChatError(502, "provider_error", message)
-    return ChatError(status_code, "model_not_found" if status_code == 404 else "invalid_request", message)
+    code = "model_not_found" if status_code == 404 else "invalid_request"
+    return ChatError(status_code, code, message, error.get("param"))
 
 
 def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -246,6 +246,8 @@ class HttpFailure:
     """Names in lower case."""
     retry_delay_s: float | None = None
     """The wait that the body names."""
+    param: str | None = None
+    """The field of the request at fault, by its name alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +307,7 @@ class Classification:
     retryable: bool
     counts_for_breaker: bool
     retry_after_s: float | None = None
+    param: str | None = None
 
     def error_info(self) -> ErrorInfo:
         """The verdict as it stands in records."""
@@ -315,6 +318,7 @@ class Classification:
             status_code=self.status_code,
             retryable=self.retryable,
             retry_after_s=self.retry_after_s,
+            param=self.param,
             hash=error_identity(f"{self.class_name}: {self.message}"),
             user_message=None if self.retryable else user_message(self.kind, self.class_name, self.status_code),
         )
@@ -416,4 +420,5 @@ def _classify_status(failure: HttpFailure, now: datetime) -> Classification:
         if failure.code in _FILTERED:
             return Classification("client", "ContentFilteredError", message, status, False, False)
     # An unknown status is handled as the caller's mistake: repeating what nobody understands helps nobody.
-    return Classification("client", _CLIENT_CLASSES.get(status, "ClientError"), message, status, False, False)
+    class_name = _CLIENT_CLASSES.get(status, "ClientError")
+    return Classification("client", class_name, message, status, False, False, param=failure.param)

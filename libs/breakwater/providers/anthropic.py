@@ -168,7 +168,7 @@ def request_body(call: Call) -> dict[str, Any]:
     }
     for name, nothing in _NO_COUNTERPART.items():
         if name in params and params.pop(name) != nothing:
-            raise refused(f"the param {name!r} is not known to Anthropic")
+            raise refused(f"the param {name!r} is not known to Anthropic", name)
     system, turns = _conversation(call.messages)
     system = [*_blocks(params.get("system")), *system]
     body: dict[str, Any] = {
@@ -206,7 +206,7 @@ def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Block], l
             case "tool":
                 role, blocks = "user", [_tool_result(message)]
             case unknown:
-                raise refused(f"messages of the role {unknown!r} are not known to Anthropic")
+                raise refused(f"messages of the role {unknown!r} are not known to Anthropic", "messages")
         blocks = _marked(blocks, message)
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
@@ -238,7 +238,7 @@ def _block(part: Mapping[str, Any]) -> Block:
         case "refusal":
             return {"type": "text", "text": part.get("refusal")}
         case "input_audio" | "file" as kind:
-            raise refused(f"content of the type {kind!r} is not known to Anthropic")
+            raise refused(f"content of the type {kind!r} is not known to Anthropic", "messages")
         case _:
             return dict(part)
 
@@ -249,7 +249,7 @@ def _image_source(url: str) -> dict[str, str]:
     about, _, data = url.removeprefix("data:").partition(",")
     media_type, *more = about.split(";")
     if "base64" not in more:
-        raise refused("an image in a data: URL must be base64 for Anthropic")
+        raise refused("an image in a data: URL must be base64 for Anthropic", "messages")
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
@@ -310,7 +310,7 @@ def _tool_choice(choice: Any) -> dict[str, Any] | None:
         case {"type": "auto" | "any" | "tool" | "none"}:
             return dict(choice)
         case _:
-            raise refused("this 'tool_choice' is not known to Anthropic")
+            raise refused("this 'tool_choice' is not known to Anthropic", "tool_choice")
 
 
 def _output_config(call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +326,8 @@ def _output_config(call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             config["format"] = {"type": "json_schema", "schema": schema}
         case other:
-            raise refused(f"the response_format {fields(other).get('type')!r} is not known to Anthropic")
+            text = f"the response_format {fields(other).get('type')!r} is not known to Anthropic"
+            raise refused(text, "response_format")
     return config
 
 

@@ -275,9 +275,10 @@ class Wire(Protocol):
         ...
 
 
-def refused(text: str) -> CallFailed:
-    """A request that the provider would not take; it is not made."""
-    return CallFailed(HttpFailure(400, text, "unsupported_parameter", "invalid_request_error"), maybe_billed=False)
+def refused(text: str, param: str) -> CallFailed:
+    """A request that the provider would not take; it is not made. `param`: the field at fault."""
+    failure = HttpFailure(400, text, "unsupported_parameter", "invalid_request_error", param=param)
+    return CallFailed(failure, maybe_billed=False)
 
 
 def count(value: Any) -> int | None:

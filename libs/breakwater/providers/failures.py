@@ -72,7 +72,8 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
         text = _plain_text(payload)
         return HttpFailure(status, text or f"HTTP {status} without a text", None, None, lowered, spoken_delay_s(text))
     message = _text(error.get("message")) or f"HTTP {status} without a text"
-    return HttpFailure(status, message, _name(error, "code"), _type(error), lowered, _delay_s(error, message))
+    code, delay_s = _name(error, "code"), _delay_s(error, message)
+    return HttpFailure(status, message, code, _type(error), lowered, delay_s, _param(error))
 
 
 def carries_error(body: Mapping[str, Any]) -> bool:
@@ -171,6 +172,12 @@ def _name(error: Mapping[str, Any], field: str) -> str | None:
     return str(value)[:_MAX_CODE]
 
 
+def _param(error: Mapping[str, Any]) -> str | None:
+    """OpenAI's `param`, where it is a place in the request, and no words."""
+    param = _name(error, "param") or ""
+    return param if _PLACE.fullmatch(param) else None
+
+
 def _type(error: Mapping[str, Any]) -> str | None:
     """OpenAI's and Anthropic's `type`, or Gemini's `status`."""
     return _name(error, "type") or _name(error, "status")
@@ -196,6 +203,7 @@ def _delay_s(error: Mapping[str, Any], message: str) -> float | None:
     return spoken_delay_s(message)
 
 
+_PLACE = re.compile(r"[A-Za-z_][\w.\[\]-]{0,99}")
 _MARKUP = re.compile(r"<(!doctype|!--|\?xml|html|head|body|title|h1|center|error)", re.I)
 _TITLE = re.compile(r"<title\b[^<>]*>([^<]*)", re.I)
 _UNSEEN = re.compile(r"<(script|style)\b[^<>]*>.*?</\1\s*>|<!--.*?-->", re.I | re.S)

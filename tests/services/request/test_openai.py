@@ -215,6 +215,8 @@ async def test_options_come_by_headers_and_by_the_body_which_comes_first(plane: 
 INVALID: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [{"role": "user", "content": "x"}, {"role": "robot"}]}, "messages[1].role", "invalid_request"),
     ({"messages": []}, "messages", "invalid_request"),
+    *(({"messages": [{"role": "user", "content": empty}]}, "messages", "invalid_request") for empty in ("", " ", [])),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_request"),
     ({"n": 1000}, "n", "invalid_request"),
     ({"max_tokens": "many"}, "max_tokens", "invalid_request"),
     ({"service_tier": "flex"}, "service_tier", "invalid_request"),
@@ -245,6 +247,7 @@ async def test_an_invalid_request_is_refused_with_the_field_at_fault(plane: Deci
         with pytest.raises(openai.BadRequestError) as found:
             await client(plane).chat.completions.create(**({"model": "writer"} | ASK | wrong))
         assert (found.value.param, found.value.code, found.value.type) == (param, code, "invalid_request_error"), wrong
+        assert "params." not in found.value.message
     assert plane.jobs == []
 
 
@@ -313,16 +316,13 @@ async def test_a_retry_of_the_sdk_attaches_to_the_call_that_it_gave_up(plane: De
     await until(lambda: plane.jobs)
     await leave(plane, sdk)
     ids = [job["job_id"] for job in plane.jobs]
-    [waiting] = await commands.keys("bw:unanswered:*")
-
-    async def order() -> list[str]:
-        return await commands.lrange(waiting, 0, -1)
+    [waiting] = await commands.keys("bw:unanswered-calls:*")
 
     async def given_up() -> bool:
-        return await order() == [ids[1], ids[0]]
+        return await commands.hget(waiting, f"left:{ids[1]}") == ids[1]
 
     async def all_answered() -> bool:
-        return await order() == []
+        return not await commands.exists(waiting)
 
     await until(given_up)
     again = sdk.chat.completions.with_raw_response.create(

@@ -32,6 +32,7 @@ TOOL: dict[str, Any] = {
 MODELS = {
     "sim/fast": model(answer="At sea.", tool_calls=[{"name": "find_ship", "arguments": {"name": "ferry"}}]),
     "sim/json": model(answer_json={"name": "ferry", "knots": 12}),
+    "sim/limited": model({"status": 429, "retry_after_s": 3600}),
     "sim/down": model({"status": 500}),
     "sim/strict": model({"status": 400, "error": {"message": "temperature is too high", "param": "temperature"}}),
     "claude": model(answer="At sea.", tool_calls=[{"name": "find_ship", "arguments": {"name": "ferry"}}]),
@@ -44,6 +45,7 @@ AGENTS = {
     "cached": {"model": "sim/fast", "cache": {"ttl_s": 60}},
     "failing": {"model": "sim/down", "retry": NO_WAIT, "breaker": "off"},
     "refused": {"model": "sim/strict", "retry": NO_WAIT},
+    "limited": {"model": "sim/limited", "breaker": "off"},
     "backed-up": {"model": "sim/down", "fallback_models": ["anthropic/claude"], "retry": NO_WAIT, "breaker": "off"},
 }
 
@@ -175,8 +177,9 @@ async def test_the_json_of_a_program_is_the_text_of_the_message(plane: OpenAIPla
 
 
 async def test_what_a_fallback_of_another_dialect_can_not_take_is_refused(plane: OpenAIPlane) -> None:
-    with pytest.raises(openai.BadRequestError, match="'logit_bias' is not known to Anthropic"):
+    with pytest.raises(openai.BadRequestError, match="'logit_bias' is not known to Anthropic") as refused:
         await plane.sdk().chat.completions.create(model="backed-up", logit_bias={"1": 1}, **ASK)
+    assert refused.value.param == "logit_bias"
 
 
 async def test_a_failure_costs_the_configured_attempts_and_no_retries_of_the_sdk(plane: OpenAIPlane) -> None:
@@ -185,8 +188,20 @@ async def test_a_failure_costs_the_configured_attempts_and_no_retries_of_the_sdk
         await plane.sdk().chat.completions.create(model="failing", **ASK)
     assert (failed.value.status_code, failed.value.code) == (502, "provider_error")
     assert len(plane.worker.sim.ledger.calls) == before + 1
-    with pytest.raises(openai.BadRequestError, match="temperature is too high"):
+    with pytest.raises(openai.BadRequestError, match="temperature is too high") as refused:
         await plane.sdk().chat.completions.create(model="refused", temperature=9, **ASK)
+    assert refused.value.param == "temperature"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_rate_limit_that_lasts_longer_than_the_job_may_is_passed_on(plane: OpenAIPlane, stream: bool) -> None:
+    before = len(plane.worker.sim.ledger.calls)
+    with pytest.raises(openai.RateLimitError) as limited:
+        await plane.sdk().chat.completions.create(model="limited", stream=stream, **ASK)
+    assert (limited.value.code, limited.value.type) == ("rate_limit_exceeded", "rate_limit_error")
+    headers = limited.value.response.headers
+    assert (headers["retry-after"], headers["x-should-retry"]) == ("3600", "false")
+    assert len(plane.worker.sim.ledger.calls) == before + 1
 
 
 async def test_a_dry_run_calls_nothing_and_answers_with_the_plan(plane: OpenAIPlane) -> None:
