@@ -153,7 +153,7 @@ class RecordedSpend:
     async def logged(
         self, stored: StoredSpend, periods: Sequence[Period], counts: Callable[[int], bool] = lambda _: True
     ) -> LoggedSpend:
-        """The part in EVENTS that ClickHouse was not asked for. Raises BusUnavailable.
+        """The part in EVENTS that ClickHouse was not asked for. Raises BusUnavailable, also where a replica is behind.
 
         Args:
             stored: the other part.
@@ -162,8 +162,12 @@ class RecordedSpend:
         """
         wanted = {period.name for period in periods}
         sums: dict[Place, Figures] = defaultdict(Figures)
-        upto = stored.upto
-        async with aclosing(scan(self._connection, Stream.EVENTS, ATTEMPTS, start=upto + 1)) as found:
+        upto, log = stored.upto, await self._lookup.facts(Stream.EVENTS)
+        if upto >= log.last or log.first > log.last:
+            return LoggedSpend(upto, {})
+        # What a replica lacks that was cut off would be taken for what was never spent.
+        whole = scan(self._connection, Stream.EVENTS, ATTEMPTS, start=upto + 1, up_to=log.last, whole=True)
+        async with aclosing(whole) as found:
             async for message in found:
                 upto = message.sequence
                 attempt = read_record(message, Attempt) if counts(message.sequence) else None

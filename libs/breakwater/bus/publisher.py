@@ -22,6 +22,10 @@ from breakwater.contracts.types import Event, format_time
 from breakwater.encryption import OFF, Cipher
 
 WRONG_LAST_SEQUENCE = 10071
+UNDECIDED = frozenset({10164, 10158, 10167})
+"""An earlier message on a subject that takes one, or with the same id, on which a cluster has not agreed yet: it may be
+stored or not, as where no acknowledgement came. And a server with too much to do."""
+
 FULL = frozenset({10077, 10002, 10047})
 """A stream at its limit, whose API code is 503 all the same, as where JetStream itself is away; an account or a server
 at its limit of storage."""
@@ -124,6 +128,8 @@ class Publisher:
         except APIError as error:
             if error.err_code == WRONG_LAST_SEQUENCE:
                 raise AlreadyDecided(f"{subject} is already recorded") from error
+            if error.err_code in UNDECIDED:
+                raise BusUnavailable(f"{subject} is not decided yet: {error.description}") from error
             if error.err_code in FULL:
                 raise StreamFull(f"{subject}: {error.description}") from error
             if error.code == 503:

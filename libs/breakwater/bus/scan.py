@@ -1,7 +1,7 @@
 """Reading a part of a stream from its store, without a consumer: batches of direct gets (nats-server 2.11, ADR-31).
 
-In a cluster any replica answers, and one that is some moments behind ends that much earlier. So this rebuilds what was
-lost from what was stored before; it does not show whether a message that was just published has arrived.
+In a cluster any replica answers, and one that is behind ends that much earlier: by some moments, or by all that was
+stored while it was cut off from the others. Whoever needs to know that nothing is missing asks for the `whole`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ async def scan(
     *,
     start: datetime | int = 1,
     up_to: int | None = None,
+    whole: bool = False,
 ) -> AsyncGenerator[Found]:
     """The stored messages that match, in the stream's order, up to the last one that was there when it began.
 
@@ -64,9 +65,11 @@ async def scan(
         subject_filter: one subject, wildcards allowed.
         start: the first sequence, or the time (with its zone) of storing from which on to read.
         up_to: the last sequence, where it is known; no more is read than that.
+        whole: `up_to` is a message that the stream has, as its leader says. What lies between it and the last one that
+            matches is read, too, so that a replica that is behind is noticed.
 
     Raises:
-        BusUnavailable: NATS does not answer in time, or has no such stream.
+        BusUnavailable: NATS does not answer in time, or has no such stream; `whole`, and a replica is behind.
         BusError: NATS refuses the request.
         ValueError: the time has no zone.
     """
@@ -76,13 +79,23 @@ async def scan(
         if end is None:
             return
         up_to = end.sequence
-    wanted = {**first, "next_by_subj": subject_filter}
+    wanted, last = {**first, "next_by_subj": subject_filter}, 0
     async with aclosing(_walk(connection(), stream, wanted, up_to=up_to)) as stored:
         async for message in stored:
-            if message.sequence <= up_to:
+            if (last := message.sequence) <= up_to:
                 yield message
-            if message.sequence >= up_to:
+            if last >= up_to:
                 return
+    if not whole:
+        return
+    rest = {"seq": last + 1} if last else first
+    async with aclosing(_walk(connection(), stream, {**rest, "next_by_subj": ">"}, up_to=up_to)) as stored:
+        async for message in stored:
+            last = message.sequence
+            if _matches(message.subject, subject_filter):
+                yield message
+    if last < up_to:
+        raise BusUnavailable(f"a replica of {stream} is behind: it ends at message {last} of {up_to}")
 
 
 async def first_since(connection: Connection, stream: Stream, subject_filter: str, since: datetime) -> int | None:
@@ -126,6 +139,13 @@ async def last_of_each(connection: Connection, stream: Stream, subject_filter: s
     except _TooManySubjectsError:
         newest = {message.subject: message async for message in scan(connection, stream, subject_filter)}
         return tuple(sorted(newest.values(), key=lambda message: message.sequence))
+
+
+def _matches(subject: str, subject_filter: str) -> bool:
+    tokens, wanted = subject.split("."), subject_filter.split(".")
+    if wanted[-1] == ">":
+        tokens, wanted = tokens[: len(wanted) - 1], wanted[:-1]
+    return len(tokens) == len(wanted) and all(one in ("*", other) for one, other in zip(wanted, tokens, strict=True))
 
 
 def _begin(start: datetime | int) -> dict[str, object]:
