@@ -66,7 +66,7 @@ class TableColumn(Generic[T]):
             case int() | float():
                 return usd_from_nano(int(value)) if self.usd else str(value)
             case _:
-                return " ".join(value)
+                return no_formula(" ".join(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,8 @@ def test_sums_add_up_and_only_agents_and_tenants_have_budgets() -> None:
         ("-x", "'-x"),
         ("--1", "'--1"),
         ("\tx", "'\tx"),
+        ("\n=1+1", "'\n=1+1"),
+        ("\uff1d1+1", "'\uff1d1+1"),
     ],
 )
 def test_a_cell_of_csv_is_read_back_and_is_no_formula(value: str | int | None, cell: str) -> None:

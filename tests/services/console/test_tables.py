@@ -90,6 +90,7 @@ def test_a_file_has_all_rows_with_exact_amounts_and_no_formula() -> None:
         ["'@x, y", "", ""],
         ["plain", "", ""],
     ]
+    assert TableColumn("names", "Names", lambda row: [row.name, "b"]).text(Row("=1+1")) == "'=1+1 b"
 
 
 def read(page: Page) -> list[dict[str, str]]:
