@@ -409,8 +409,9 @@ class Fleet(RedisMachine):
 @pytest.mark.long
 def test_a_breaker_stays_right_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
     Fleet.taken = Counter()
-    run_for_steps(Fleet, own_redis_server.url, examples=EXAMPLES, length=LENGTH)
-    # The machine has been everywhere.
-    assert set(Fleet.taken) >= OF_ADMISSIONS | OF_OUTCOMES
-    assert OF_ISOLATING & set(Fleet.taken)
-    assert OF_RESETTING & set(Fleet.taken)
+
+    def missing() -> set[Step]:
+        never = {*OF_ADMISSIONS, *OF_OUTCOMES} - set(Fleet.taken)
+        return never.union(*(steps for steps in (OF_ISOLATING, OF_RESETTING) if not steps & set(Fleet.taken)))
+
+    run_for_steps(Fleet, own_redis_server.url, examples=EXAMPLES, length=LENGTH, missing=missing)
