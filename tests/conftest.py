@@ -9,9 +9,12 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests import prefork
 
 pytest_plugins = ["tests.servers", "tests.flow.fixtures", "tests.shown", "tests.finished_demo"]
 
@@ -20,6 +23,9 @@ pytest_plugins = ["tests.servers", "tests.flow.fixtures", "tests.shown", "tests.
 settings.register_profile("breakwater", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("breakwater")
+
+_PYTHON = pytest.StashKey[str]()
+"""What xdist's workers are started with."""
 
 MEMORY = Path("/dev/shm")
 ROOM = 4 * 2**30
@@ -54,7 +60,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Compiles the tests once, before xdist starts its workers, each of which would take 17 s of CPU for it.
 
     A fork for each core imports its share, through pytest's rewriting of assertions. What can't be imported is left to
-    the workers to report.
+    the workers to report. Another imports all of them then, and is what workers are forked from.
     """
     if getattr(session.config.option, "dist", "no") == "no" or hasattr(session.config, "workerinput"):
         gc.disable()  # until all is collected
@@ -78,6 +84,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             os._exit(0)
     for pid in forks:
         os.waitpid(pid, 0)
+    if sys.platform == "linux":
+        session.config.stash[_PYTHON] = prefork.start(modules)
+
+
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Has workers forked from the process that has imported all tests."""
+    for spec in specs:
+        spec.python = config.stash.get(_PYTHON, None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -129,10 +143,10 @@ def _take_interrupts() -> None:
 _take_interrupts()
 _keep_files_in_memory()
 # Before xdist starts its workers, which so share the cache.
-_bytecode = _cache_bytecode()
+_bytecode, _PID = _cache_bytecode(), os.getpid()
 
 
 def pytest_unconfigure() -> None:
     """Takes the cache away, in the process that made it."""
-    if _bytecode is not None:
+    if _bytecode is not None and os.getpid() == _PID:
         shutil.rmtree(_bytecode, ignore_errors=True)

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -116,7 +117,27 @@ async def nats_client(url: str, *, reconnect_time_wait: float = 0.1) -> AsyncGen
 
 ServiceProcess = ForkedProcess | subprocess.Popen[bytes]
 
-_fork_servers: list[ForkServer] = []
+
+class _ForkServer(ForkServer):
+    """Started by one process, and of use to its forks, too."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(tempfile.mkdtemp(prefix="fork-server-")) / "log")
+        self._owner = os.getpid()
+
+    def start(self) -> None:
+        """Starts it, or again if it has died."""
+        if os.getpid() == self._owner:
+            super().start()
+
+
+@cache
+def fork_server() -> ForkServer:
+    """The one that the services of all tests are forked from."""
+    server = _ForkServer()
+    server.start()
+    atexit.register(server.stop)
+    return server
 
 
 def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> ServiceProcess:
@@ -132,7 +153,4 @@ def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> 
         if not SUPPORTED or "LD_PRELOAD" in environment:  # a fork is loaded already
             argv = (sys.executable, "-m", "services", name)
             return subprocess.Popen(argv, env=everything, stdout=log, stderr=log)
-        if not _fork_servers:
-            _fork_servers.append(ForkServer(Path(tempfile.mkdtemp(prefix="fork-server-")) / "log"))
-            atexit.register(_fork_servers[0].stop)
-        return _fork_servers[0].fork(name, log.fileno(), everything)
+        return fork_server().fork(name, log.fileno(), everything)
