@@ -11,13 +11,14 @@ import codecs
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar, cast
+
+from breakwater.policy.formats import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,15 +96,6 @@ def json_document(value: Any) -> None:
 def json_line(value: Any) -> None:
     """Prints one line of a stream of JSON documents."""
     write(json.dumps(value, default=plain, ensure_ascii=False, separators=(",", ":")))
-
-
-_CONTROLS = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal obeys instead of showing it, and what turns the direction of writing."""
-
-
-def visible(text: str) -> str:
-    """A text that a model, a tenant or an error may have supplied, with what a terminal would obey as an escape."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def write(text: str, *, end: str = "\n", stderr: bool = False) -> None:

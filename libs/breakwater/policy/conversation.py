@@ -18,8 +18,12 @@ Message = Mapping[str, JsonValue]
 
 _Key = tuple[str, str] | None
 """Which result belongs to which call: the form and the id. None belongs to nothing."""
-_Place = tuple[int, int]
-"""A call or a result: the message's index, and the how-manieth one in it."""
+Place = tuple[int, int]
+"""A call or a result: the message's index, and the how-manieth one in it.
+
+A message's calls are those of `tool_calls`, then its `tool_use` blocks, then its `function_call`; its results are
+itself, or its `tool_result` blocks.
+"""
 
 
 def prune_orphans(messages: Sequence[Message]) -> tuple[list[Message], int]:
@@ -31,7 +35,7 @@ def prune_orphans(messages: Sequence[Message]) -> tuple[list[Message], int]:
     Returns:
         The conversation, and how many calls and results were taken out. Nothing that was given is changed.
     """
-    paired = _pairs(messages)
+    paired = tool_pairs(messages)
     kept: list[Message] = []
     count = 0
     for index, message in enumerate(messages):
@@ -44,16 +48,17 @@ def prune_orphans(messages: Sequence[Message]) -> tuple[list[Message], int]:
     return kept, count
 
 
-def _pairs(messages: Sequence[Message]) -> set[_Place]:
-    """The calls that have a result, and the results that have a call."""
-    paired: set[_Place] = set()
-    waiting: dict[_Key, list[_Place]] = {}
+def tool_pairs(messages: Sequence[Message]) -> dict[Place, Place]:
+    """The calls that have a result and the results that have a call, each to its other; by `prune_orphans`'s rule."""
+    paired: dict[Place, Place] = {}
+    waiting: dict[_Key, list[Place]] = {}
     for index, message in enumerate(messages):
         answered = False
         results = _results(message)
         for part, key in enumerate(results):
             if key is not None and waiting.get(key):
-                paired |= {waiting[key].pop(0), (index, part)}
+                call, result = waiting[key].pop(0), (index, part)
+                paired |= {call: result, result: call}
                 answered = True
         if not answered and not (results and _is_only_results(message)):
             # Something else follows: what has no result by now gets none. A message of orphans alone will be gone.

@@ -1,7 +1,8 @@
-"""How amounts and durations are written for people."""
+"""How amounts, durations and texts of others are written for people."""
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 
 _NANO_PLACES = 9
@@ -37,3 +38,14 @@ def duration(ms: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+_CONTROLS = re.compile(
+    "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What a terminal obeys instead of showing it, what turns the direction of writing, and what UTF-8 can't write."""
+
+
+def visible(text: str) -> str:
+    """A text that a model, a tenant or an error may have supplied, with what does not show as escapes of JSON."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -23,6 +23,7 @@ import orjson
 from pydantic import Field, JsonValue
 
 from breakwater.contracts.types import Message, UsdAmount
+from breakwater.policy.file_parts import FILES, IMAGES, SOUND_AND_FILM, content_of, payload_of
 
 TOKENS_PER_PRICE = 1_000_000
 
@@ -140,13 +141,6 @@ def _part(value: JsonValue, key: str) -> JsonValue:
 
 _LOWERCASE = b"abcdefghijklmnopqrstuvwxyz "
 _ASCII = bytes(range(128))
-_IMAGES = frozenset({"image_url", "input_image", "image"})
-_SOUND_AND_FILM = frozenset({"input_audio", "audio_url", "audio", "input_video", "video_url", "video"})
-_DOCUMENTS = frozenset({"input_file", "file", "document"})
-_FILES = _IMAGES | _SOUND_AND_FILM | _DOCUMENTS
-_PAYLOADS = ("source", "image_url", "file", *_SOUND_AND_FILM)
-_DATA = ("data", "file_data", "url", "file_url")
-_MEDIA_TYPE = ("media_type", "mime_type", "mimeType")
 _WITH_INSTRUCTIONS = ("tools", "functions", "response_format", "output_config")
 _IN_PLAIN_TEXT = ("text/", "application/json", "application/xml")
 
@@ -259,7 +253,7 @@ class _Tally:
                 pass
             case str():
                 self.texts.append(_encoded(content))
-            case {"type": str() as kind} if kind in _FILES:
+            case {"type": str() as kind} if kind in FILES:
                 self._take_file(kind, cast(dict[str, Any], content))
             case dict():
                 self.take(cast(dict[str, Any], content))
@@ -270,11 +264,9 @@ class _Tally:
                 self.texts.append(_json(content))
 
     def _take_file(self, kind: str, holder: Mapping[str, Any]) -> None:
-        name = next((name for name in _PAYLOADS if holder.get(name) is not None), None)
-        payload = holder if name is None else holder[name]
+        name, source = payload_of(holder)
         if name is not None and len(holder) > 2:  # more than its type and its payload, such as a title
             self.texts.append(_json({key: value for key, value in holder.items() if key != name}))
-        source = cast(Mapping[str, Any], payload) if isinstance(payload, dict) else {"url": payload}
         if source.get("type") in ("text", "content"):
             # Anthropic's documents may hold their text, or blocks, as they are.
             self._take_content(source.get("data"))
@@ -284,22 +276,16 @@ class _Tally:
 
 
 def _size_of_file(kind: str, source: Mapping[str, Any]) -> InputSize:
-    data = next((found for name in _DATA if isinstance(found := source.get(name), str)), None)
-    media_type = next((found for name in _MEDIA_TYPE if isinstance(found := source.get(name), str)), "")
-    if data is None or data.startswith(("http:", "https:", "gs:", "s3:", "file:")):
-        return InputSize(images=1) if kind in _IMAGES else InputSize(linked_files=1)
-    begin = 0
-    if data.startswith("data:"):
-        media_type = data[5:200].partition(",")[0]
-        begin = 5 + len(media_type) + 1
-    if media_type.startswith(_IN_PLAIN_TEXT):
-        return _size_of_bytes(_decoded(data[begin:]))
-    size = (len(data) - begin) * 3 // 4
-    if media_type.startswith("image/") or (kind in _IMAGES and not media_type):
+    found = content_of(source)
+    if found.data is None:
+        return InputSize(images=1) if kind in IMAGES else InputSize(linked_files=1)
+    if found.media_type.startswith(_IN_PLAIN_TEXT):
+        return _size_of_bytes(_decoded(found.data))
+    if found.media_type.startswith("image/") or (kind in IMAGES and not found.media_type):
         return InputSize(images=1)
-    if media_type.startswith(("audio/", "video/")) or (kind in _SOUND_AND_FILM and not media_type):
-        return InputSize(media_bytes=size)
-    return InputSize(documents=1, document_bytes=size)
+    if found.media_type.startswith(("audio/", "video/")) or (kind in SOUND_AND_FILM and not found.media_type):
+        return InputSize(media_bytes=found.size)
+    return InputSize(documents=1, document_bytes=found.size)
 
 
 def _decoded(data: str) -> bytes:
