@@ -71,6 +71,7 @@ class ConsoleService:
             lambda: datetime.now(UTC),
             asyncio.Event(),
             config.redaction.placeholder,
+            config.tracing.url_template,
             config.budgets.zone,
             cipher_of(config),
         )
@@ -99,6 +100,7 @@ class ConsoleService:
     async def take_over(self, config: Config) -> None:
         """Shows pages by another config from now on."""
         self._context.placeholder = config.redaction.placeholder
+        self._context.trace_template = config.tracing.url_template
 
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""

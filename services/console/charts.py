@@ -19,12 +19,12 @@ from markupsafe import Markup
 from breakwater.contracts.types import ms_from_time
 from services.console import words
 from services.console.time_range import between
+from services.console.waterfall import WIDTH, WaterfallRow
 
 LIBRARY_PACKAGE, LIBRARY_FOLDER, LIBRARY = "chartkick", "django/static/chartkick", "Chart.bundle.js"
 """Chart.js, in a package of Python: nothing else that has it can be installed without npm."""
 _LIBRARY_MAJOR = b"Chart.js v4."
 
-WIDTH = 1000
 _DAY = timedelta(days=1)
 
 Style = Literal["bars", "line", "area", "dashed"]
@@ -57,16 +57,6 @@ class Series:
     style: Style = "line"
     filters: Mapping[str, str] = field(default_factory=dict[str, str])
     """Which executions it is about, of those of the chart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A stretch of time on a timeline."""
-
-    start: float
-    end: float
-    colour: str
-    text: str
 
 
 def library_version() -> str:
@@ -192,30 +182,23 @@ def share(parts: Sequence[tuple[str, float]], label: str, *, of: float | None = 
     ).format(label, Markup("").join(drawn))
 
 
-def timeline(rows: Sequence[Sequence[Bar]], label: str, unit: Callable[[float], str]) -> Markup:
-    """Rows of bars on one time axis: what followed what, and how long it took.
+def waterfall_bar(row: WaterfallRow, colour: str, *, quarters: bool) -> Markup:
+    """One row of a waterfall. What it shows stands in the row's other cells, too, so screen readers leave it out.
 
     Args:
-        rows: from the top; times in milliseconds from the beginning.
-        label: a description, for screen readers.
-        unit: how a time is written.
+        row: a wait or a call. The part of a call in which its answer came is of the full colour, with a mark at its
+            beginning.
+        colour: of a call.
+        quarters: whether the quarters of the axis are marked.
     """
-    end = max((bar.end for row in rows for bar in row), default=0) or 1
-
-    def length(bar: Bar) -> float:
-        return max((bar.end - bar.start) / end * WIDTH, 3)
-
-    drawn = [
-        # At least three wide, also at the very end, so that it is seen even if it took no time at all.
-        _titled(bar.text, _rect(bar.colour, min(bar.start / end * WIDTH, WIDTH - 3), index * 20 + 3, length(bar), 14))
-        for index, row in enumerate(rows)
-        for bar in row
-    ]
+    grid = Markup("").join(_rect("rest", quarter * (WIDTH - 2) / 4, 0, 2, 20) for quarter in range(5) if quarters)
+    bar = _rect(colour, row.bar.x, 4, row.bar.width, 12)
+    if row.answer is not None:
+        bar = Markup('<g class="silent">{}</g>').format(bar) + _rect(colour, row.answer.x, 4, row.answer.width, 12)
+        bar += _rect("mark", row.answer.x, 0, 4, 20)
     return Markup(
-        '<svg class="timeline" viewBox="0 0 {0} {1}" height="{1}" preserveAspectRatio="none" role="img"'
-        ' aria-label="{2}">{3}</svg>'
-        '<div class="xs"><span>0</span><span>{4}</span><span>{5}</span></div>'
-    ).format(WIDTH, max(len(rows), 1) * 20, label, Markup("").join(drawn), unit(end / 2), unit(end))
+        '<svg class="waterfall" viewBox="0 0 {} 20" preserveAspectRatio="none" aria-hidden="true">{}{}</svg>'
+    ).format(WIDTH, grid, bar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +277,6 @@ def _cell(value: float | None, unit: Unit) -> Markup:
 def _rect(colour: str, x: float, y: float, width: float, height: float) -> Markup:
     of = colour, _n(x), _n(y), _n(width), _n(height)
     return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(*of)
-
-
-def _titled(text: str, *parts: Markup) -> Markup:
-    """Parts of a chart, with a tooltip."""
-    return Markup("<g><title>{}</title>{}</g>").format(text, Markup("").join(parts))
 
 
 def _n(value: float) -> str:

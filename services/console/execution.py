@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import aiohttp
@@ -19,23 +19,25 @@ from starlette.routing import Route
 
 from breakwater import background
 from breakwater.analytics.queries import find_execution
+from breakwater.analytics.search import Cursor, Filters, search
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
 from breakwater.api_client import ApiError, ApiKeyRefused, ApiRefused
 from breakwater.contracts.api import CancelledJob, DeadLetterList, DeadLetterReplays
 from breakwater.contracts.execution import Attempt, Execution, Progress
 from breakwater.encryption import Undecryptable
-from services.console.charts import Bar
+from breakwater.policy.trace_links import trace_url
+from services.console.comparison import answering, compare
+from services.console.messages import bare_json, conversation
 from services.console.operator_actions import act, back_to, reason_of, submitted
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
 from services.console.sessions import MOST_WATCHED, Session, session_of
+from services.console.waterfall import waterfall
 from services.console.words import plainly, segment
 
 TOO_MANY = f"you are watching {MOST_WATCHED} jobs, which is the limit; close one of their pages and reload this one"
 RECORDED_WITHIN_S = 30.0
 """ClickHouse has the record of an ended job within a second, if it is available."""
 LOOK_EVERY_S = 0.5
-
-_COLOURS = {"success": "good", "error": "bad", "worker_lost": "bad", "short_circuited": "warn", "cancelled": "warn"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ def routes(context: PageContext) -> list[Route]:
     page = ExecutionPage(context)
     return [
         Route("/executions/{execution_id:path}", page.show, methods=["GET"]),
+        Route("/compare", page.compare, methods=["GET"]),
         Route("/watch/{execution_id:path}", page.watch, methods=["GET"]),
         Route("/replay/{execution_id:path}", page.replay, methods=["POST"]),
         Route("/cancel/{execution_id:path}", page.cancel, methods=["POST"]),
@@ -67,25 +70,63 @@ class ExecutionPage:
         """GET: 200 with the record or with a running job; 404."""
         execution_id = str(request.path_params["execution_id"])
         known, tree = await asyncio.gather(
-            fetched(find_execution(self._context.analytics, execution_id)),
-            fetched(execution_tree(self._context.analytics, execution_id)),
+            fetched(self._find(execution_id)), fetched(execution_tree(self._context.analytics, execution_id))
         )
         if known.value is None:
             return await self._not_recorded(request, execution_id, known)
-        execution = known.value
-        # The page says that a key is missing, and shows the rest.
-        with suppress(Undecryptable):
-            execution = self._context.cipher.decrypt_record(execution)
+        execution, raw = known.value, "raw" in request.query_params
         return self._context.pages.render(
             request,
             "execution.html",
             execution=execution,
-            bars=bars(execution),
+            waterfall=waterfall(execution),
+            best=answering(execution),
+            trace=trace_url(self._context.trace_template, execution.trace_id),
+            raw=execution.model_dump(mode="json", by_alias=True) if raw else None,
+            # In a thread, as other pages can't wait for long texts.
+            conversation=None if raw else await asyncio.to_thread(conversation, execution),
+            params=None if execution.params is None else bare_json(execution.params),
+            metadata=bare_json(execution.metadata),
             branches=_branches(tree.value),
             tree=tree,
             redacted=redacted(execution, self._context.placeholder),
             left_out=left_out(execution.attempts),
         )
+
+    async def compare(self, request: Request) -> Response:
+        """GET: 200 with `b` beside `a`, or beside the execution of its agent that ended before it; 404."""
+        ids = [request.query_params.get(name, "").strip() for name in ("a", "b")]
+        found = await asyncio.gather(*(fetched(self._find(one)) for one in ids))
+        left, right = (one.value for one in found)
+        if right is not None and not ids[0]:
+            before = await fetched(self._one_before(right))
+            found, left = [before, found[1]], before.value
+        problems = [one.problem for one in found if one.problem]
+        missing = [name for name, one in zip(ids, found, strict=True) if name and one.value is None and not one.problem]
+        return self._context.pages.render(
+            request,
+            "comparison.html",
+            status=200 if left and right else 503 if problems else 404,
+            ids=ids,
+            left=left,
+            right=right,
+            problem=next(iter(problems), None),
+            missing=missing,
+            comparison=await asyncio.to_thread(compare, left, right) if left and right else None,
+        )
+
+    async def _find(self, execution_id: str) -> Execution | None:
+        """A record, with its texts if their key is here; the page says so if it is not."""
+        execution = await find_execution(self._context.analytics, execution_id) if execution_id else None
+        with suppress(Undecryptable):
+            return None if execution is None else self._context.cipher.decrypt_record(execution)
+        return execution
+
+    async def _one_before(self, execution: Execution) -> Execution | None:
+        """The execution of the same agent that ended before."""
+        place = Cursor(execution.completed_at, execution.execution_id)
+        page = await search(self._context.analytics, Filters(agent=execution.agent), after=place, limit=1)
+        return await self._find(page.lines[0].execution_id) if page.lines else None
 
     async def watch(self, request: Request) -> Response:
         """GET: the steps of a job as server-sent events, until it is recorded."""
@@ -203,25 +244,6 @@ class ExecutionPage:
                 return _event("recorded", "")
             await asyncio.sleep(LOOK_EVERY_S)
         return _event("stopped", "ended; its record is not in ClickHouse yet, reload the page")
-
-
-def bars(execution: Execution) -> list[list[Bar]]:
-    """The timeline of a job, in ms since it was queued: the wait for a worker, then a row for each attempt."""
-    queued = execution.queued_at
-
-    def at(moment: datetime) -> float:
-        return max((moment - queued).total_seconds() * 1000, 0.0)
-
-    rows = [[Bar(0, at(execution.dispatched_at), "wait", "waited for a worker")]]
-    for attempt in execution.attempts:
-        start = at(attempt.started_at)
-        end = max(at(attempt.completed_at), start)
-        text = f"{attempt.number}. {attempt.model}: {plainly(attempt.outcome)}"
-        row = [Bar(start, end, _COLOURS.get(attempt.outcome, "plain"), text)]
-        if attempt.backoff_ms:
-            row.insert(0, Bar(max(start - attempt.backoff_ms, 0), start, "wait", "backed off before retrying"))
-        rows.append(row)
-    return rows
 
 
 def redacted(execution: Execution, placeholder: str) -> list[tuple[str, int]]:

@@ -122,6 +122,8 @@ class PageContext:
     """Set when the process ends, so that the pages of running jobs reconnect."""
     placeholder: str
     """What replaces redacted text; as the config has it now."""
+    trace_template: str | None
+    """URL of a trace, as the config has it now."""
     zone: ZoneInfo
     """Where the days and months of budgets begin."""
     cipher: Cipher = OFF

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -132,8 +133,24 @@ def segment(text: str) -> str:
 
 
 def pretty(value: Any) -> str:
-    """JSON, indented; text unchanged."""
-    return value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    """JSON, indented; a text as it is. Control characters are escapes."""
+    return formats.visible(value) if isinstance(value, str) else json_text(value)
+
+
+def json_text(value: Any) -> str:
+    """JSON, indented; that of a text, too. Control characters are escapes."""
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    except orjson.JSONEncodeError:
+        text = json.dumps(value, ensure_ascii=False, indent=2)  # numbers beyond 64 bits are JSON, too
+    return formats.visible(text)
+
+
+def size(number: int) -> str:
+    """Bytes in their largest unit: `850 bytes`, `12 KB`, `3.4 MB`."""
+    if number < 1_000:
+        return counted(number, "byte")
+    return f"{number / 1_000:.0f} KB" if number < 1_000_000 else f"{number / 1_000_000:.1f} MB"
 
 
 def code(text: str) -> Markup:
@@ -159,6 +176,45 @@ def waste_cause(cause: str) -> str:
     return _WASTE_CAUSES.get(cause, plainly(cause))
 
 
+_COST_BASES = {
+    "billed": "billed: the usage that providers reported, at their prices",
+    "estimated": "estimated: calls without a reported usage count at their worst case",
+    "unknown": "unknown in part: at least one call has no known price, or no known usage",
+}
+
+
+def cost_basis(basis: str) -> str:
+    """What a cost is based on, in words."""
+    return _COST_BASES.get(basis, plainly(basis))
+
+
+_FINISH_REASONS = {
+    "stop": "stop: the model ended by itself",
+    "length": "length: cut off by its output limit",
+    "tool_calls": "tool calls: the model asks for tools",
+    "content_filter": "content filter: withheld by the provider",
+}
+
+
+def finish_reason(reason: str) -> str:
+    """Why a model stopped, in words."""
+    return _FINISH_REASONS.get(reason, reason)
+
+
+_OUTCOME_COLOURS = {
+    "success": "good",
+    "error": "bad",
+    "worker_lost": "bad",
+    "short_circuited": "warn",
+    "cancelled": "warn",
+}
+
+
+def outcome_colour(outcome: str) -> str:
+    """The colour of an attempt in charts."""
+    return _OUTCOME_COLOURS.get(outcome, "plain")
+
+
 def refused_by(line: RefusalLine) -> str:
     """What held calls back, in words."""
     if line.called:
@@ -179,7 +235,7 @@ def refused_by(line: RefusalLine) -> str:
 
 
 _NAMED = (
-    ago, clock, code, count, counted, duration, local, money, percent, places, plainly, pretty, refused_by,
-    rough_duration, segment, short_money, utc, waste_cause,
+    ago, clock, code, cost_basis, count, counted, duration, finish_reason, local, money, outcome_colour, percent,
+    places, plainly, pretty, refused_by, rough_duration, segment, short_money, utc, waste_cause,
 )  # fmt: skip
 FILTERS: Mapping[str, Callable[..., object]] = {"exact": formats.money} | {one.__name__: one for one in _NAMED}

@@ -400,7 +400,8 @@ class Tracing(Message):
 
     url_template: str | None = Field(
         default=None,
-        description="URL of a trace in your tracing system, with `{trace_id}` where the id belongs. Not used yet.",
+        description="URL of a trace in your tracing system, with `{trace_id}` where the id belongs. The console links "
+        "executions to it.",
         examples=["https://jaeger.example.com/trace/{trace_id}"],
     )
 

@@ -37,6 +37,7 @@ CONFIG = f"""
 encryption: {{keys: [{{command: [echo, "{ENCRYPTION_KEY}"]}}]}}
 providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}
 agents: {{writer: {{model: gpt-4.1}}}}
+tracing: {{url_template: "https://traces.example/{{trace_id}}"}}
 """
 SCOPES = ("submit", "read", "operate", "audit")
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.console import charts
-from services.console.charts import WIDTH, Bar, Series
+from services.console.charts import Series
+from services.console.waterfall import Drawn, WaterfallRow
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)
@@ -113,16 +114,14 @@ def test_the_library_is_where_it_is_looked_for_and_its_loss_is_named(tmp_path: P
         charts.library_version()
 
 
-def test_a_timeline_shows_what_took_no_time():
-    drawn = charts.timeline(
-        [[Bar(0, 10, "wait", "waited"), Bar(10, 100, "bad", "failed")], [Bar(100, 100, "warn", "refused")]],
-        "attempts",
-        lambda ms: f"{ms:.0f} ms",
-    )
-    [refused] = rects(drawn, "warn")
-    assert refused["width"] > 0
-    assert refused["x"] + refused["width"] <= WIDTH
-    assert "<span>100 ms</span>" in drawn
+def test_a_call_is_drawn_in_two_parts_with_a_mark_where_its_answer_began():
+    row = WaterfallRow(None, None, Drawn(200, 800), Drawn(500, 500))
+    drawn = charts.waterfall_bar(row, "good", quarters=True)
+    assert [(one["x"], one["width"]) for one in rects(drawn, "good")] == [(200, 800), (500, 500)]
+    assert [one["x"] for one in rects(drawn, "mark")] == [500]
+    assert len(rects(drawn, "rest")) == 5
+    silent = charts.waterfall_bar(WaterfallRow(None, None, Drawn(0, 3)), "bad", quarters=False)
+    assert rects(silent, "mark") == rects(silent, "rest") == []
 
 
 def test_a_share_never_overflows():
@@ -135,7 +134,6 @@ def test_names_are_escaped_everywhere():
     series = [Series(EVIL, "good", [1], filters={"agent": EVIL})]
     for drawn in (
         charts.over_time(EVIL, [NOON], series, charts.COUNT, step=HOUR, executions={"agent": EVIL}),
-        charts.timeline([[Bar(0, 1, "good", EVIL)]], EVIL, str),
         charts.sparkline([1], [0], EVIL),
         charts.share([("good", 1)], EVIL),
         charts.burn(EVIL, [(NOON, 1.0)], start=NOON, end=NOON + HOUR, cap=2.0),

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,8 @@ from services.console.sessions import MOST_WATCHED
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.services.console.conftest import ENCRYPTION_KEY, Console, key_with
+from tests.services.console.inert import check_page
+from tests.services.console.test_markdown import ATTACKS
 
 EVIL = '<script>alert("1")</script>'
 
@@ -139,6 +142,101 @@ async def test_what_models_and_people_wrote_is_only_text(console: Console):
     page = await console.get("/executions/%3Cscript%3Ealert(%221%22)%3C%2Fscript%3E")
     assert page.status == 200
     assert "<script>alert" not in page.text
+
+
+async def test_messages_and_answers_can_do_nothing_on_any_page_that_shows_them(console: Console):
+    said = "\n\n".join((EVIL, *ATTACKS))
+    call = {"id": EVIL, "type": "function", "function": {"name": EVIL, "arguments": f'{{"{said[:9]}": "{EVIL[:8]}"}}'}}
+    deep: Any = EVIL
+    for _ in range(90):
+        deep = {"<b>": [deep]}
+    messages = [
+        {"role": EVIL, "content": said},
+        {"role": "user", "content": [{"type": "text", "text": one} for one in ATTACKS]},
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": one}} for one in ("javascript:x", EVIL)],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [call], EVIL: deep},
+        {"role": "tool", "tool_call_id": EVIL, "content": said},
+        {"role": "assistant", "content": "> " * 500 + EVIL},
+    ]
+    broken = refused("e1", messages=messages, output={"role": "assistant", "content": said, "tool_calls": [call]})
+    broken = broken.model_copy(update={"params": {EVIL: said}, "metadata": {EVIL: deep}, "finish_reason": EVIL})
+    await store(console, broken, execution("e0", output=said, messages=[{"role": "user", "content": EVIL}]))
+    for path in ("/executions/e1", "/executions/e1?raw=1", "/compare?a=e0&b=e1"):
+        page = await console.get(path)
+        assert page.status == 200, path
+        seen = check_page(page.text)
+        assert [tag for tag, _ in seen.tags].count("script") == 1, "the console's own"
+        assert "alert(" in seen.text
+
+
+async def test_what_answered_and_why_it_ended_is_said_in_words(console: Console):
+    streamed = attempt("e1", 2, cause="fallback", model="gpt-4.1-mini", first_token_ms=300, chunks=9, output_tokens=51)
+    failed = attempt("e1", 1, outcome="error", error=RATE_LIMITED, started_at=NOON - timedelta(seconds=2))
+    answered = execution(
+        "e1",
+        attempts=(failed, streamed),
+        queued_at=NOON - timedelta(seconds=2),
+        requested_model="gpt-4.1",
+        chosen_model="gpt-4.1-mini",
+        finish_reason="length",
+        cost_basis="estimated",
+        params={"temperature": 0.25},
+        trace_id="0af7651916cd43dd8448eb211c80319c",
+    )
+    await store(console, answered, execution("e2", cache_hit=True, cached_from="e1"), execution("e3", cache_hit=True))
+    page = await console.get("/executions/e1")
+    for said in (
+        "gpt-4.1-mini answered; gpt-4.1 was requested",
+        "length: cut off by its output limit",
+        "estimated: calls without a reported usage count at their worst case",
+        "First token 2.3 s 300 ms into its call, 100 tokens/s",
+        "temperature",
+        "0.25",
+    ):
+        assert said in page.words, said
+    assert 'href="https://traces.example/0af7651916cd43dd8448eb211c80319c"' in page.text
+    cached = await console.get("/executions/e2")
+    assert "traces.example" not in cached.text
+    assert 'as <a class="mono" href="/executions/e1">' in cached.text
+    assert "by which execution is not recorded" in (await console.get("/executions/e3")).words
+
+
+async def test_the_record_is_shown_as_json_on_request(console: Console):
+    await store(console, execution("e1", output="a **b** \x1b", metadata={"big": 10**30}))
+    shown, raw = [await console.get(f"/executions/e1{query}") for query in ("", "?raw=1")]
+    assert "<strong>b</strong>" in shown.text
+    assert "/executions/e1?raw=1#conversation" in shown.text
+    assert "<strong>" not in raw.text
+    record = unescape(raw.text.partition('<pre class="raw" tabindex="0">')[2].partition("</pre>")[0])
+    assert Execution.model_validate_json(record) == execution("e1", output="a **b** \x1b", metadata={"big": 10**30})
+
+
+async def test_two_executions_are_compared_from_the_page_of_one(console: Console):
+    ago = timedelta(minutes=5)
+    await store(
+        console,
+        execution("e0", completed_at=NOON - ago, output="no", params={"temperature": 0.2}),
+        execution("other", agent="reader", completed_at=NOON - ago / 2),
+        execution("e1", output="yes", params={"temperature": 0.7}),
+        encrypted(execution("lost", output="x"), new_key()),
+    )
+    assert "/compare?b=e1" in (await console.get("/executions/e1")).text
+    # The one before is of the same agent.
+    before, chosen = [await console.get(f"/compare?{query}") for query in ("b=e1", "a=other&b=e1")]
+    assert "Duration" in before.words
+    assert "temperature 0.2 0.7 ≠ differs" in before.words
+    assert "− no + yes" in before.words
+    assert 'value="e0"' in before.text
+    assert "Agent reader writer ≠ differs" in chosen.words
+    unknown = await console.get("/compare?a=nope&b=e1")
+    assert (unknown.status, "No execution nope is recorded" in unknown.words) == (404, True)
+    first = await console.get("/compare?b=e0")
+    assert (first.status, "No execution of writer that ended before" in first.words) == (404, True)
+    assert "Enter their ids" in (await console.get("/compare")).words
+    assert "Not stored: in A." in (await console.get("/compare?a=lost&b=e1")).words
 
 
 async def test_what_is_nowhere_is_said_to_be_nowhere(console: Console):

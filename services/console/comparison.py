@@ -1,0 +1,193 @@
+"""Two executions side by side: what differs in how they ran, and in what was said. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from typing import Literal
+
+from pydantic import JsonValue
+
+from breakwater.contracts.execution import Attempt, Execution
+from breakwater.policy import formats
+from breakwater.policy.file_parts import FILES
+from services.console import words
+from services.console.messages import media_part
+
+MOST_LINES = 2_000
+"""Of a text that is compared."""
+LONGEST_LINE = 2_000
+CONTEXT = 3
+"""Equal lines around a difference that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One value of both."""
+
+    name: str
+    left: str
+    right: str
+
+    @property
+    def differs(self) -> bool:
+        """Whether they are two."""
+        return self.left != self.right
+
+
+@dataclass(frozen=True, slots=True)
+class DiffLine:
+    """A line of a text: in both, in one only, or how many equal ones are left out."""
+
+    sign: Literal[" ", "-", "+", "…"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextDiff:
+    """What differs in a text.
+
+    Attributes:
+        name: of what.
+        lines: the differences with some of the lines around them; empty where nothing differs.
+        cut: whether it was too long to be compared as a whole.
+        missing: which of the two, A or B, have no such text.
+    """
+
+    name: str
+    lines: tuple[DiffLine, ...]
+    cut: bool
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All of it, in the order of the page."""
+
+    facts: tuple[Fact, ...]
+    params: tuple[Fact, ...]
+    attempts: tuple[tuple[Attempt | None, Attempt | None], ...]
+    texts: tuple[TextDiff, ...]
+
+
+def compare(left: Execution, right: Execution) -> Comparison:
+    """Compares two records. It may take seconds: to be called in a thread."""
+    sides = [_facts(left), _facts(right)]
+    return Comparison(
+        tuple(Fact(name, *(side[name] for side in sides)) for name in sides[0]),
+        tuple(_merged(left.params or {}, right.params or {})),
+        tuple(zip_longest(left.attempts, right.attempts)),
+        (
+            text_diff("Messages", _lines(left), _lines(right)),
+            text_diff("Response", _value_lines(left.output), _value_lines(right.output)),
+        ),
+    )
+
+
+def answering(execution: Execution) -> Attempt | None:
+    """The attempt that gave the answer; None where none did."""
+    succeeded = execution.status == "succeeded" and not execution.cache_hit
+    return next((one for one in reversed(execution.attempts) if succeeded and one.outcome == "success"), None)
+
+
+def _facts(one: Execution) -> dict[str, str]:
+    best = answering(one)
+    queued_ms = (one.dispatched_at - one.queued_at).total_seconds() * 1000
+    speed = None if best is None else best.tokens_per_s
+    return {
+        "Agent": one.agent,
+        "Status": words.plainly(one.status),
+        "Reason": words.plainly(one.reason) or "–",
+        "Requested model": one.requested_model or "–",
+        "Model that answered": one.chosen_model or "–",
+        "Model chain": ", then ".join(one.fallback_chain) or "–",
+        "Finish reason": one.finish_reason or "–",
+        "From the cache": "yes" if one.cache_hit else "no",
+        "Queued for": words.duration(max(queued_ms, 0)),
+        "Duration": words.duration(one.duration_ms),
+        "First token of the call": words.duration(None if best is None else best.first_token_ms),
+        "Tokens per second": "–" if speed is None else f"{speed:.0f}",
+        "Attempts": words.count(one.attempts_count),
+        "Input tokens": words.count(one.input_tokens),
+        "Output tokens": words.count(one.output_tokens),
+        "Cached tokens": words.count(one.cached_tokens),
+        "Cost": formats.money(one.total_cost),
+        "Cost basis": one.cost_basis,
+        "Wasted": formats.money(one.wasted_cost),
+        "Error": "–" if one.error is None else formats.visible(f"{one.error.class_}: {one.error.message}"),
+        "Tenant": one.tenant or "–",
+        "Task": one.task_id or "–",
+        "Config version": one.config_version or "–",
+        "Metadata": words.json_text(one.metadata) if one.metadata else "–",
+    }
+
+
+def _merged(left: Mapping[str, JsonValue], right: Mapping[str, JsonValue]) -> Iterator[Fact]:
+    for name in dict.fromkeys((*left, *right)):
+        sides = (words.json_text(side[name]) if name in side else "not set" for side in (left, right))
+        yield Fact(formats.visible(name), *sides)
+
+
+def _lines(one: Execution) -> list[str] | None:
+    """What was sent, as lines: each message under its role. None where it is not stored."""
+    if one.messages is None and one.input is None:
+        return None
+    lines: list[str] = []
+    for message in one.messages or []:
+        rest = {name: value for name, value in message.items() if name not in ("role", "content") and value is not None}
+        lines += [f"[{words.pretty(message.get('role', 'message'))}]"]
+        lines += [*_content_lines(message.get("content")), *(_value_lines(rest or None) or ())]
+    return [*lines, *(["[input]", *(_value_lines(one.input) or ())] if one.input is not None else [])]
+
+
+def _content_lines(content: JsonValue) -> Iterator[str]:
+    """Texts as they are; of files what they are, and which."""
+    for block in content if isinstance(content, list) else [content]:
+        match block:
+            case {"type": str() as kind} if kind in FILES:
+                file = media_part(kind, block)
+                digest = hashlib.sha256(words.json_text(block).encode()).hexdigest()[:8]
+                yield f"[{', '.join((file.what, *file.about))}; {digest}]"
+            case {"type": "text", "text": str() as text, **rest}:
+                yield from (*(_value_lines(text) or ()), *(_value_lines(rest or None) or ()))
+            case _:
+                yield from _value_lines(block) or ()
+
+
+def _value_lines(value: object) -> list[str] | None:
+    return None if value is None else words.pretty(value).splitlines()
+
+
+def text_diff(name: str, left: Sequence[str] | None, right: Sequence[str] | None) -> TextDiff:
+    """What differs between two texts.
+
+    Args:
+        name: of the texts.
+        left: the lines of A; None if there is no such text.
+        right: the lines of B; likewise.
+    """
+    missing = tuple(side for side, lines in (("A", left), ("B", right)) if lines is None)
+    if left is None or right is None:
+        return TextDiff(name, (), False, missing)
+    cut = max(len(left), len(right)) > MOST_LINES or any(len(line) > LONGEST_LINE for line in (*left, *right))
+    old, new = ([line[:LONGEST_LINE] for line in side[:MOST_LINES]] for side in (left, right))
+    return TextDiff(name, () if old == new else tuple(_grouped(old, new)), cut)
+
+
+def _grouped(old: list[str], new: list[str]) -> Iterator[DiffLine]:
+    shown = 0
+    for group in SequenceMatcher(None, old, new).get_grouped_opcodes(CONTEXT):
+        if skipped := group[0][1] - shown:
+            yield DiffLine("…", words.counted(skipped, "equal line"))
+        for kind, old_from, old_to, new_from, new_to in group:
+            if kind == "equal":
+                yield from (DiffLine(" ", line) for line in old[old_from:old_to])
+            else:
+                yield from (DiffLine("-", line) for line in old[old_from:old_to])
+                yield from (DiffLine("+", line) for line in new[new_from:new_to])
+        shown = group[-1][2]
+    if skipped := len(old) - shown:
+        yield DiffLine("…", words.counted(skipped, "equal line"))

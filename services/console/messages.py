@@ -1,0 +1,387 @@
+"""A job's conversation as the page shows it. Pure: from a record to parts, none of which is anything but text.
+
+Nothing is left out: what is not known here is shown as JSON. Files are named, and never loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias, cast
+
+from markupsafe import Markup
+from pydantic import JsonValue
+
+from breakwater.contracts.execution import Execution
+from breakwater.policy.conversation import Place, tool_pairs
+from breakwater.policy.file_parts import FILES, content_of, payload_of
+from breakwater.policy.formats import visible
+from breakwater.policy.output_text import NoJsonError, parse_json
+from services.console.markdown import markdown
+from services.console.words import counted, json_text, size
+
+LONG_CHARACTERS, LONG_LINES = 4_000, 60
+"""A longer text is folded."""
+SHORT_CHARACTERS, SHORT_LINES = 1_500, 12
+"""Longer JSON is folded, object by object."""
+MOST_LEVELS, MOST_ENTRIES, MOST_NODES = 5, 200, 2_000
+"""JSON that is deeper or wider is not folded further; the last is for a whole page."""
+NAMED = 6
+"""Keys of a folded object that are named."""
+MOST_MARKDOWN = 60_000
+"""Characters of a page that are read as Markdown: at the worst, it takes half a second."""
+
+_Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A text: as HTML where it is Markdown, else as it is."""
+
+    kind: ClassVar[str] = "text"
+    plain: str
+    html: Markup | None = None
+    label: str = ""
+    folded: str = ""
+    """What stands in its place until it is opened; empty for one that is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonPart:
+    """JSON, of which what is large can be folded.
+
+    Attributes:
+        label: the key, index or name of the value.
+        text: the value itself; empty where it is shown by its children.
+        folded: what stands in its place until it is opened; empty for one that is open.
+        children: the values in it.
+    """
+
+    kind: ClassVar[str] = "json"
+    text: str
+    label: str = ""
+    folded: str = ""
+    children: tuple[JsonPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """A file, which is named and not loaded."""
+
+    kind: ClassVar[str] = "media"
+    what: str
+    about: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A tool call, with its result."""
+
+    kind: ClassVar[str] = "call"
+    name: str
+    call_id: str
+    arguments: tuple[Part, ...]
+    result: tuple[Part, ...] | None
+    result_in: int | None
+    """The number of the message that the result is in."""
+    awaited: bool
+    """It is in the response: its result can't be known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPart:
+    """A tool's result that answers no call."""
+
+    kind: ClassVar[str] = "result"
+    call_id: str
+    parts: tuple[Part, ...]
+
+
+Part: TypeAlias = TextPart | JsonPart | MediaPart | CallPart | ResultPart
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """One message. `number`: from 1; None for the response."""
+
+    role: str
+    number: int | None
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What was sent and what came back; None for what is not stored. A message of results alone is at its calls."""
+
+    messages: tuple[MessageView, ...] | None
+    input: JsonPart | None
+    response: MessageView | None
+
+
+def conversation(execution: Execution) -> Conversation:
+    """The conversation of a record. It may take a second: to be called in a thread."""
+    reader = _Reader(execution.messages or [])
+    return Conversation(
+        None if execution.messages is None else reader.all(),
+        None if execution.input is None else reader.json(execution.input),
+        None if execution.output is None else reader.response(execution.output),
+    )
+
+
+def bare_json(value: JsonValue, label: str = "") -> JsonPart:
+    """A value that belongs to no conversation, such as a job's metadata."""
+    return _Reader([]).json(value, label)
+
+
+@dataclass(slots=True)
+class _Reader:
+    messages: Sequence[_Fields]
+    pairs: Mapping[Place, Place] = field(init=False)
+    places: Mapping[int, Place] = field(init=False)
+    """Of the calls and results, by the identity of their objects."""
+    markdown_left: int = MOST_MARKDOWN
+    nodes_left: int = MOST_NODES
+
+    def __post_init__(self) -> None:
+        self.pairs = tool_pairs(self.messages)
+        self.places = {
+            id(cast(_Fields, one)): (index, part)
+            for index, message in enumerate(self.messages)
+            for part, one in enumerate((*_calls(message), *_results(message)))
+            if isinstance(one, dict)
+        }
+
+    def all(self) -> tuple[MessageView, ...]:
+        views = (
+            MessageView(_role(message), index + 1, tuple(self._parts(index, message)))
+            for index, message in enumerate(self.messages)
+        )
+        return tuple(view for view in views if view.parts or not self._answers((view.number or 0) - 1))
+
+    def response(self, output: JsonValue) -> MessageView:
+        if isinstance(output, dict) and (
+            output.get("role") == "assistant" or isinstance(output.get("tool_calls"), list)
+        ):
+            return MessageView("response", None, tuple(self._parts(None, {**output, "role": "assistant"})))
+        part = self._text(output) if isinstance(output, str) else self.json(output)
+        return MessageView("response", None, (part,))
+
+    def json(self, value: JsonValue, label: str = "", level: int = 1) -> JsonPart:
+        self.nodes_left -= 1
+        text = visible(value) if isinstance(value, str) and "\n" in value else json_text(value)
+        label = visible(label)
+        if len(text) <= SHORT_CHARACTERS and text.count("\n") < SHORT_LINES:
+            return JsonPart(text, label)
+        if isinstance(value, dict):
+            entries = [(name, one) for name, one in value.items()]
+            names = ", ".join(visible(name[:40]) for name, _ in entries[:NAMED]) + (
+                ", …" if len(entries) > NAMED else ""
+            )
+            folded = f"{counted(len(entries), 'key')}: {names}"
+        elif isinstance(value, list):
+            entries = [(str(index), one) for index, one in enumerate(value)]
+            folded = counted(len(entries), "item")
+        else:
+            return JsonPart(text, label, counted(len(text), "character"))
+        flat = not any(isinstance(one, dict | list) for _, one in entries)
+        if flat or level == MOST_LEVELS or len(entries) > min(MOST_ENTRIES, self.nodes_left):
+            return JsonPart(text, label, f"{folded}, {counted(text.count(chr(10)) + 1, 'line')}")
+        return JsonPart("", label, folded, tuple(self.json(one, name, level + 1) for name, one in entries))
+
+    def _parts(self, index: int | None, message: _Fields) -> Iterator[Part]:
+        """What a message says. `index`: None for the response."""
+        role, content = message.get("role"), message.get("content")
+        known = {"role", "content"}
+        if role in ("tool", "function"):
+            known |= {"tool_call_id", "name"}
+            if index is None or (index, 0) not in self.pairs:
+                about = message.get("tool_call_id") or message.get("name")
+                yield ResultPart(_name(about), tuple(self._result(content)))
+        else:
+            yield from self._content(content, index, message)
+        if role == "assistant":
+            known |= {"tool_calls", "function_call", "refusal", "thinking_blocks", "reasoning_content", "reasoning"}
+            yield from self._said(index, message)
+        yield from self._rest(message, known)
+
+    def _rest(self, fields: _Fields, known: Collection[str]) -> Iterator[Part]:
+        """What is not shown otherwise."""
+        rest = {name: value for name, value in fields.items() if name not in known and value is not None}
+        if rest:
+            yield self.json(rest, "other fields")
+
+    def _said(self, index: int | None, message: _Fields) -> Iterator[Part]:
+        """What a model's message has beside its content."""
+        for name in ("reasoning_content", "reasoning", "refusal"):
+            value = message.get(name)
+            if isinstance(value, str) and value:
+                yield self._text(value, name.removesuffix("_content"))
+            elif value:
+                yield self.json(value, name)
+        for name in ("thinking_blocks", "tool_calls", "function_call"):
+            value = message.get(name)
+            for one in cast(list[Any], value) if isinstance(value, list) else [value] if value else []:
+                if name == "thinking_blocks":
+                    yield from self._block(one, index, {})
+                else:
+                    yield self._call(one, index)
+
+    def _content(self, content: Any, index: int | None, message: _Fields) -> Iterator[Part]:
+        match content:
+            case None | "" | []:
+                pass
+            case str():
+                yield self._text(content)
+            case list():
+                for block in cast(list[Any], content):
+                    yield from self._block(block, index, message)
+            case _:
+                yield self.json(content, "content")
+
+    def _block(self, block: Any, index: int | None, message: _Fields) -> Iterator[Part]:
+        """A part of a message's content."""
+        if not isinstance(block, dict):
+            yield self.json(block)
+            return
+        fields = cast(dict[str, Any], block)
+        match fields:
+            case {"type": "text" | "input_text" | "output_text", "text": str() as text}:
+                yield self._text(text)
+                yield from self._rest(fields, ("type", "text"))
+            case {"type": "thinking", "thinking": str() as text}:
+                yield self._text(text, "thinking", fold=True)
+                yield from self._rest(fields, ("type", "thinking", "signature"))
+            case {"type": "tool_use"} if message.get("role") == "assistant":
+                yield self._call(fields, index)
+            case {"type": "tool_result"} if message.get("role") == "user":
+                if self.places.get(id(fields)) not in self.pairs:
+                    yield ResultPart(_name(fields.get("tool_use_id")), tuple(self._result(fields.get("content"))))
+                yield from self._rest(fields, ("type", "tool_use_id", "content"))
+            case {"type": str() as kind} if kind in FILES:
+                yield media_part(kind, fields)
+            case _:
+                yield self.json(fields)
+
+    def _call(self, call: Any, index: int | None) -> Part:
+        if not isinstance(call, dict):
+            return self.json(call, "tool call")
+        given = cast(dict[str, Any], call)
+        holder = next((name for name in ("function", "custom") if isinstance(given.get(name), dict)), None)
+        function = given if holder is None else cast(dict[str, Any], given[holder])
+        sent = "arguments" if "arguments" in function else "input"
+        arguments = [*self._result(function.get(sent)), *self._rest(function, {*_OF_CALLS, "name", sent})]
+        if holder is not None:
+            arguments += self._rest(given, {*_OF_CALLS, holder})
+        place = self.places.get(id(given))
+        found = None if place is None else self.pairs.get(place)
+        return CallPart(
+            _name(function.get("name")),
+            _name(given.get("id")),
+            tuple(arguments),
+            None if found is None else tuple(self._result(_result_at(self.messages[found[0]], found[1]))),
+            None if found is None else found[0] + 1,
+            awaited=index is None,
+        )
+
+    def _result(self, content: Any) -> Iterator[Part]:
+        """What a tool was given or has returned: data, and no Markdown."""
+        match content:
+            case None | "" | []:
+                pass
+            case str():
+                value = _json_in(content)
+                yield _plain(visible(content)) if value is None else self.json(value)
+            case [{"type": str()}, *_]:
+                for block in cast(list[Any], content):
+                    if _type(block) in {"text", "input_text", "output_text"}:
+                        yield from self._result(block.get("text"))
+                    else:
+                        yield from self._block(block, None, {})
+            case _:
+                yield self.json(content)
+
+    def _text(self, text: str, label: str = "", *, fold: bool = False) -> Part:
+        if (value := _json_in(text)) is not None:
+            return self.json(value, label)
+        shown, html = visible(text), None
+        if len(shown) <= self.markdown_left:
+            html = markdown(shown)
+            self.markdown_left -= len(shown) if html is not None else 0
+        return _plain(shown, html, label, fold=fold)
+
+    def _answers(self, index: int) -> bool:
+        """Whether a message is the result of a call, and so is shown there."""
+        return (index, 0) in self.pairs
+
+
+_OF_CALLS = ("id", "type", "index")
+
+
+def _plain(text: str, html: Markup | None = None, label: str = "", *, fold: bool = False) -> TextPart:
+    if not fold and len(text) <= LONG_CHARACTERS and text.count("\n") < LONG_LINES:
+        return TextPart(text, html, label)
+    beginning = re.sub(r"\s+", " ", text[:200]).strip()[:100]
+    return TextPart(text, html, label, f"{beginning}… {counted(len(text), 'character')}")
+
+
+def media_part(kind: str, part: _Fields) -> MediaPart:
+    """A file in a message. `kind`: the type of the part, one of `FILES`."""
+    name, payload = payload_of(part)
+    found = content_of(payload)
+    what = next((word for word in ("image", "audio", "video") if word in f"{kind} {found.media_type}"), "file")
+    form = payload.get("format")
+    named = [payload.get("filename"), part.get("title"), payload.get("file_id"), part.get("name") if name else None]
+    about = [
+        found.media_type.partition(";")[0] or (form if isinstance(form, str) else ""),
+        f"by URL: {found.url[:200]}" if found.url else size(found.size) if found.data is not None else "",
+        *(text for text in named if isinstance(text, str)),
+    ]
+    return MediaPart(what, tuple(visible(text) for text in about if text))
+
+
+def _calls(message: _Fields) -> list[Any]:
+    """A message's tool calls, in the order of `Place`."""
+    if message.get("role") != "assistant":
+        return []
+    return [*_list(message.get("tool_calls")), *_blocks(message, "tool_use"), message.get("function_call")]
+
+
+def _results(message: _Fields) -> list[Any]:
+    return _blocks(message, "tool_result") if message.get("role") == "user" else []
+
+
+def _result_at(message: _Fields, part: int) -> Any:
+    results = _results(message)
+    return (results[part] if results else message).get("content")
+
+
+def _blocks(message: _Fields, kind: str) -> list[Any]:
+    return [block for block in _list(message.get("content")) if _type(block) == kind]
+
+
+def _json_in(text: str) -> JsonValue:
+    """The object or array that a text is; None for any other."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return parse_json(text)
+    except NoJsonError:
+        return None
+
+
+def _role(message: _Fields) -> str:
+    role, name = message.get("role"), message.get("name")
+    return _name(role or "message") + (f" {_name(name)}" if name and role in ("tool", "function") else "")
+
+
+def _type(block: Any) -> Any:
+    return cast(dict[str, Any], block).get("type") if isinstance(block, dict) else None
+
+
+def _name(value: Any) -> str:
+    return visible(value if isinstance(value, str) else "" if value is None else str(value))[:200]
+
+
+def _list(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else []

@@ -1,0 +1,211 @@
+"""The waterfall of an execution: what followed what, how long each call took, and what the job waited for in between.
+
+Pure: from a record to rows with their places on one axis. Time on it is linear, but where a job waited for nearly all
+of its time, all its waits together get a fixed part of the axis: calls of a second beside hours of waiting are seen.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+from breakwater.contracts.execution import Attempt, Execution
+from breakwater.policy.retry import LONG_WAIT_S
+
+WIDTH = 1000
+"""Of the axis."""
+THINNEST = 3.0
+"""What took no time at all is seen, too."""
+MOSTLY_WAITED = 0.9
+WAITS_PART = 0.6
+"""The part of the axis that waits get where they are more of the time than `MOSTLY_WAITED`."""
+NEGLIGIBLE_PART, NEGLIGIBLE_MS = 0.02, 10
+"""What nothing accounts for is named from there on: a round trip of the plane is no news."""
+PARKED = "waited: parked"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitSpan:
+    """A stretch of time in which no model was called. Milliseconds since the job was queued."""
+
+    what: str
+    start_ms: float
+    end_ms: float
+
+    @property
+    def duration_ms(self) -> float:
+        """How long."""
+        return self.end_ms - self.start_ms
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpan:
+    """An attempt. Milliseconds since the job was queued."""
+
+    attempt: Attempt
+    start_ms: float
+    end_ms: float
+    first_token_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Where something is on the axis."""
+
+    x: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaterfallRow:
+    """One line of the waterfall.
+
+    Attributes:
+        wait: what was waited for; None for a call.
+        call: None for a wait.
+        bar: where it is drawn.
+        answer: the part of the bar in which the answer came; None where it did not stream.
+    """
+
+    wait: WaitSpan | None
+    call: CallSpan | None
+    bar: Drawn
+    answer: Drawn | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """All of an execution, in order.
+
+    Attributes:
+        rows: waits and calls.
+        total_ms: from when the job was queued to its end.
+        waited_ms: the part of it in which no model was called.
+        shortened: whether waits are drawn shorter than calls of the same length.
+        ticks: what is at the quarters of the axis, in milliseconds; the ends alone where waits are shortened.
+    """
+
+    rows: tuple[WaterfallRow, ...]
+    total_ms: float
+    waited_ms: float
+    shortened: bool
+    ticks: tuple[float, ...]
+
+
+def waterfall(execution: Execution) -> Waterfall:
+    """The waterfall of a record."""
+    calls = [_call(attempt, execution.queued_at) for attempt in execution.attempts]
+    end = max([_since(execution.queued_at, execution.completed_at), *(call.end_ms for call in calls)])
+    items = list(_with_waits(execution, calls, end))
+    axis = _Axis.of(calls, end)
+    rows = tuple(_row(item, axis) for item in items)
+    ticks = (0.0, end) if axis.shortened else tuple(end * quarter / 4 for quarter in range(5))
+    return Waterfall(rows, end, axis.waited_ms, axis.shortened, ticks)
+
+
+def _call(attempt: Attempt, queued_at: datetime) -> CallSpan:
+    start = _since(queued_at, attempt.started_at)
+    end = max(_since(queued_at, attempt.completed_at), start)
+    first = None if attempt.first_token_ms is None else min(start + attempt.first_token_ms, end)
+    return CallSpan(attempt, start, end, first)
+
+
+def _since(beginning: datetime, moment: datetime) -> float:
+    # Not before the beginning: clocks of two machines differ.
+    return max((moment - beginning).total_seconds() * 1000, 0.0)
+
+
+def _with_waits(execution: Execution, calls: Iterable[CallSpan], end: float) -> Iterator[WaitSpan | CallSpan]:
+    dispatched = min(_since(execution.queued_at, execution.dispatched_at), end)
+    if dispatched:
+        yield WaitSpan("queued", 0.0, dispatched)
+    at, rest = dispatched, "admission"
+    for call in calls:
+        yield from _gap(call.attempt, at, call.start_ms, rest, end)
+        yield call
+        at, rest = max(at, call.end_ms), "between attempts"
+    if execution.cache_hit:
+        rest = "looked up in the cache"
+    elif execution.attempts:
+        rest = "after the last attempt"
+    yield from _named(rest, at, end, end)
+
+
+def _gap(following: Attempt, start: float, end: float, rest: str, whole: float) -> Iterator[WaitSpan]:
+    """What passed between two attempts: the wait that the next one has on record, and what remains."""
+    waited = min(start + following.backoff_ms, end)
+    if following.backoff_ms and waited > start:
+        what = _reason(following)
+        yield WaitSpan(what, start, waited)
+        start, rest = waited, "queued again" if what == PARKED else rest
+    yield from _named(rest, start, end, whole)
+
+
+def _reason(following: Attempt) -> str:
+    if following.backoff_ms >= LONG_WAIT_S * 1000:
+        return PARKED
+    # Only retries are delayed by their policy; other attempts wait for a rate limit, a budget or a probe.
+    return "waited: back-off" if following.cause == "retry" else "waited for capacity"
+
+
+def _named(what: str, start: float, end: float, whole: float) -> Iterator[WaitSpan]:
+    if end - start >= max(NEGLIGIBLE_MS, whole * NEGLIGIBLE_PART):
+        yield WaitSpan(what, start, end)
+
+
+def _row(item: WaitSpan | CallSpan, axis: _Axis) -> WaterfallRow:
+    bar = axis.drawn(item.start_ms, item.end_ms)
+    if isinstance(item, WaitSpan):
+        return WaterfallRow(item, None, bar)
+    answer = None if item.first_token_ms is None else axis.drawn(item.first_token_ms, item.end_ms)
+    return WaterfallRow(None, item, bar, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Places of times: linear between its points, with as many places as times."""
+
+    times: tuple[float, ...]
+    places: tuple[float, ...]
+    waited_ms: float
+    shortened: bool
+
+    @classmethod
+    def of(cls, calls: Iterable[CallSpan], end: float) -> _Axis:
+        busy = _merged(sorted((call.start_ms, call.end_ms) for call in calls))
+        called = sum(until - since for since, until in busy)
+        waited = end - called
+        shortened = called > 0 and waited > end * MOSTLY_WAITED
+        if not shortened:
+            return cls((0.0, end or 1.0), (0.0, WIDTH), waited, shortened=False)
+        times = sorted({0.0, end, *(edge for span in busy for edge in span)})
+        starts = {since for since, _ in busy}
+        scales = {True: WIDTH * (1 - WAITS_PART) / called, False: WIDTH * WAITS_PART / waited}
+        places = [0.0]
+        for since, until in pairwise(times):
+            places.append(places[-1] + (until - since) * scales[since in starts])
+        return cls(tuple(times), tuple(places), waited, shortened=True)
+
+    def drawn(self, start: float, end: float) -> Drawn:
+        x = self._place(start)
+        width = max(self._place(end) - x, THINNEST)
+        return Drawn(min(x, WIDTH - THINNEST), min(width, WIDTH - min(x, WIDTH - THINNEST)))
+
+    def _place(self, time: float) -> float:
+        at = min(max(bisect_right(self.times, time) - 1, 0), len(self.times) - 2)
+        part = (time - self.times[at]) / (self.times[at + 1] - self.times[at])
+        return self.places[at] + part * (self.places[at + 1] - self.places[at])
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Spans of some length, in order, none of which overlaps or touches another."""
+    merged: list[tuple[float, float]] = []
+    for start, end in spans:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        elif end > start:
+            merged.append((start, end))
+    return merged
