@@ -22,6 +22,7 @@ from breakwater.embedded.ports import free_port
 from tests.finished_demo import FinishedDemo
 
 UP_WITHIN_S = 240.0
+TRACING = '\ntracing: {url_template: "https://traces.example/{trace_id}"}\n'
 # The first takes a third of the CPU of the others, which are whole browsers.
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PROGRAM = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
@@ -48,9 +49,9 @@ class RunningPlane:
     script: "dict[str, Any]"
     """How that behaves by default."""
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         """The HTTP interface's answer."""
-        return self._ask(self.request_url + path, method, body, {"Authorization": f"Bearer {self.key}"})
+        return self._ask(self.request_url + path, method, body, {"Authorization": f"Bearer {self.key}", **headers})
 
     @contextmanager
     def behaving(self, **models: "dict[str, Any]") -> Generator[None]:
@@ -132,7 +133,7 @@ def plane(program: str, finished_demo: FinishedDemo) -> Generator[RunningPlane]:
     """Only where there is a browser to look at it."""
     data = finished_demo.data
     log, config = data.parent / "log", data.parent / "breakwater.yaml"
-    shutil.copy(data / "breakwater.yaml", config)
+    config.write_text((data / "breakwater.yaml").read_text() + TRACING)
     with log.open("wb") as errors:
         up = [sys.executable, "-m", "breakwater.cli", "up", "--simulate", "--json", "--config", str(config)]
         up += ["--data", str(data), "--http-port", str(free_port()), "--console-port", str(free_port())]

@@ -1,8 +1,12 @@
 """The console as people use it, in a browser: every page, a job followed live, a reset, a replay."""
 
+import json
 import re
+import time
+import urllib.error
 import uuid
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -10,8 +14,11 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.conftest import RunningPlane, Visitor
 
-pytestmark = pytest.mark.long(about_s=90, together="demo")
+pytestmark = pytest.mark.long(about_s=120, together="demo")
 
+TALK = "talk-about-harbours"
+"""An execution whose messages have all that is rendered."""
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PAGES = {
     "overview": "/",
     "agents": "/agents",
@@ -24,7 +31,18 @@ PAGES = {
     "costs": "/costs?by=model",
     "alerts": "/alerts",
     "dead-letters": "/dead-letters",
+    "audit": "/audit",
+    "execution-raw": f"/executions/{TALK}?raw=1",
+    "conversation": f"/executions/{TALK}",
+    "comparison": f"/compare?a=demo-0001&b={TALK}",
+    "breaker": "/breakers/one?agent=support-triage&model=gpt-4o-mini",
 }
+ONE_OF = {
+    "budget": ("/budgets", "main th a[href^='/budgets/']"),
+    "alert": ("/alerts", "main a[href^='/alerts/']"),
+    "dead-letter": ("/dead-letters?agent=wrong-key", "#list a[href^='/dead-letters/']"),
+}
+"""Pages of what the demo leaves behind: a list, and a link on it."""
 
 
 def check_markup(page: Page) -> None:
@@ -52,9 +70,59 @@ def check_with_axe(page: Page) -> None:
     assert [(one["id"], one["nodes"][0]["html"], one["nodes"][0]["failureSummary"]) for one in serious] == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+MESSAGES = [
+    {"role": "system", "content": "You are **kind**.\n\n| port | ships |\n|---|--:|\n| Hamburg | 3 |"},
+    {
+        "role": "user",
+        "content": [
+            {
+                "type": "text",
+                "text": "See <script>hacked = 1</script> [this](javascript:hacked=1):\n```sql\nSELECT 1\n```",
+            },
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        ],
+    },
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "tides", "arguments": '{"days": 20}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": json.dumps({"tides": [{"day": day} for day in range(20)]})},
+    {"role": "user", "content": "So? " * 1_100},
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def talk(plane: RunningPlane) -> None:
+    """A conversation with tools, of a job in a trace."""
+    job = {"agent": "content-writer", "job_id": TALK, "messages": MESSAGES, "params": {"temperature": 0.25}}
+    plane.ask("POST", "/api/v1/jobs?wait_s=60", job | {"stream": True}, traceparent=f"00-{TRACE_ID}-{'1' * 16}-01")
+    until = time.monotonic() + 60
+    while True:
+        try:
+            plane.ask("GET", f"/api/v1/executions/{TALK}")
+        except urllib.error.HTTPError:
+            assert time.monotonic() < until, "it is not recorded"
+            time.sleep(0.1)
+        else:
+            return
+
+
+def open_page(visitor: Visitor, name: str) -> None:
+    """Opens a page of those above by its name."""
+    if name in PAGES:
+        visitor.open(PAGES[name])
+    else:
+        path, link = ONE_OF[name]
+        visitor.open(path)
+        visitor.open(visitor.page.locator(link).first.get_attribute("href") or "")
+
+
+@pytest.mark.parametrize("name", [*PAGES, *ONE_OF])
 def test_every_page_shows_the_demos_data(visitor: Visitor, name: str):
-    visitor.open(PAGES[name])
+    open_page(visitor, name)
     visitor.shoot(name)
     expect(visitor.page.locator("main .problem")).to_have_count(0)
     check_markup(visitor.page)
@@ -62,14 +130,55 @@ def test_every_page_shows_the_demos_data(visitor: Visitor, name: str):
     check_with_axe(visitor.page)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *ONE_OF])
 def test_every_page_fits_a_phone(by_phone: Visitor, name: str):
-    by_phone.open(PAGES[name])
+    open_page(by_phone, name)
     by_phone.shoot(f"{name}-phone")
     assert by_phone.page.evaluate("document.documentElement.scrollWidth") <= 390
     background = by_phone.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == "rgb(13, 17, 23)", "it is dark where the phone is"
     check_with_axe(by_phone.page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_sign_in(stranger: Visitor, scheme: Literal["light", "dark"]):
+    stranger.page.emulate_media(color_scheme=scheme)
+    stranger.open("/sign-in")
+    check_markup(stranger.page)
+    check_with_axe(stranger.page)
+
+
+def test_a_conversation_is_unfolded_and_read_raw_and_does_nothing(visitor: Visitor):
+    page = visitor.page
+    visitor.open(f"/executions/{TALK}")
+    assert page.evaluate("window.hacked") is None
+    expect(page.locator("main img, main [href^='javascript:']")).to_have_count(0)
+    expect(page.locator("main")).to_contain_text("image: image/png, 8 bytes; not shown")
+    tides = page.locator("details.folded").filter(has_text="1 key: tides").first
+    expect(tides.locator("details")).not_to_be_visible()
+    tides.get_by_text("1 key: tides").click()
+    tides.get_by_text("20 items").click()
+    expect(tides.get_by_text('"day": 19')).to_be_visible()
+    page.get_by_role("link", name="Raw").click()
+    expect(page).to_have_url(re.compile(r"\?raw=1#conversation$"))
+    expect(page.locator("pre.raw")).to_contain_text(f'"execution_id": "{TALK}"')
+    page.get_by_role("link", name="Rendered").click()
+    expect(page.locator("article h3").first).to_contain_text("system")
+
+
+def test_an_execution_leads_to_its_trace_and_to_a_comparison(visitor: Visitor):
+    page = visitor.page
+    visitor.open(f"/executions/{TALK}")
+    trace = page.get_by_role("link", name="Trace")
+    expect(trace).to_have_attribute("href", f"https://traces.example/{TRACE_ID}")
+    page.get_by_text("Compare", exact=True).first.click()
+    page.get_by_label("With the execution").fill("demo-0001")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Compare executions")).to_be_visible()
+    expect(page).to_have_url(re.compile(r"/compare\?.*demo-0001"))
+    expect(page.get_by_role("row").filter(has_text="temperature")).to_contain_text("≠ differs")
+    expect(page.locator("pre.diff ins").first).to_be_visible()
+    expect(page.get_by_role("link", name="Executions", exact=True)).to_have_attribute("aria-current", "page")
 
 
 def test_without_a_key_nobody_gets_in(stranger: Visitor):
