@@ -102,7 +102,7 @@ class RequestService:
         self._accepted = Accepted(self._redis)
         self._sessions = Sessions(self._redis)
         self._cipher = cipher_of(config)
-        self._waiters = Waiters(self._cipher)
+        self._waiters = Waiters(self._any_connection, self._cipher)
         self._results = ResultReader(self._connection, self._reconnects, self._cipher)
         self._publisher = Publisher(self._connection, "request", self._cipher)
         redactor = Redactor.compile(config.redaction)
@@ -298,8 +298,6 @@ class RequestService:
             await self._broker.start()
         finally:
             slow.cancel()
-        # A plain subscription: all results pass here, and FastStream's would cost each five times as much.
-        await self._broker.connection.subscribe("bw.results.>", cb=self._receive)
         for subject in (CANCELS, CANCELS_BY_USER):
             await self._broker.connection.subscribe(subject, queue="request", cb=self._cancel)
         await subscribed(self._broker)
@@ -310,9 +308,6 @@ class RequestService:
         if not connecting.cancelled() and connecting.exception() is not None:
             self.stop()
 
-    async def _receive(self, message: Msg) -> None:
-        self._waiters.deliver(message.subject, message.data)
-
     async def _cancel(self, message: Msg) -> None:
         async def respond(answer: bytes) -> None:
             # Who is gone, or a connection that is, has no use for it.
@@ -322,11 +317,15 @@ class RequestService:
 
         await self._cancel_requests.receive(message.subject, message.data, respond)
 
-    def _connection(self) -> Client:
+    def _any_connection(self) -> Client:
+        """The connection, which may be lost just now: what subscribes then does so when it is back."""
         try:
-            connection = self._broker.connection
+            return self._broker.connection
         except IncorrectState:
             raise BusUnavailable("NATS is not connected yet") from None
+
+    def _connection(self) -> Client:
+        connection = self._any_connection()
         if not connection.is_connected:
             raise BusUnavailable("NATS is not connected")
         return connection
@@ -346,7 +345,7 @@ class RequestService:
         except BusUnavailable as error:
             raise unavailable("not_ready", str(error)) from None
         if not self._subscribed:
-            raise unavailable("not_ready", "the results of jobs are not subscribed to yet")
+            raise unavailable("not_ready", "the requests of programs are not subscribed to yet")
         return JSONResponse({"status": "ready"})
 
 

@@ -126,7 +126,7 @@ class CancelRoute:
                 raise unknown_job(job_id)
             if decided is not None:
                 return _response(_of_result(job_id, decided))
-            with cancels.waiters.listening(subjects.result(job_id)) as answer:
+            async with cancels.waiters.listening(subjects.result(job_id)) as answer:
                 by = Cancellation(by="api_key", name=key.name, key_id=key.id, reason=reason, at=datetime.now(UTC))
                 order = CancelOrder(execution_id=job_id, cancellation=by, agents=key.agents)
                 stands = await cancels.order(order)

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import parse_qsl, quote
@@ -207,7 +207,11 @@ class Jobs:
         """
         await self._refuse_when_open(sent)
         deadline = time.monotonic() + wait_s
-        with self._waiters.listening(subjects.result(sent.job_id)) as answer:
+        async with AsyncExitStack() as waiting:
+            try:
+                answer = await waiting.enter_async_context(self._waiters.listening(subjects.result(sent.job_id)))
+            except BusUnavailable as error:
+                raise unavailable("unavailable", f"the job was not accepted: {error}") from error
             acceptance = await self._accept(sent, traceparent)
             left = asyncio.ensure_future(_disconnected(request))
             deciding = asyncio.create_task(self._decided(sent, answer, left, deadline))
@@ -233,7 +237,7 @@ class Jobs:
             raise unknown_job(None)
         wait_s = wait_s_of(request.scope["query_string"])
         try:
-            with self._waiters.listening(subjects.result(job_id)) as answer:
+            async with self._waiters.listening(subjects.result(job_id)) as answer:
                 decided = await self._results.decided(job_id)
                 standing = None if decided is not None else await self._accepted.standing(job_id)
                 if not job_is_of(holder_of(request), decided, standing):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
+from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.records import is_result_of, read_record
@@ -30,9 +32,14 @@ Answer = asyncio.Future[bytes | None]
 
 
 class Waiters:
-    """Hands results to the requests that wait for them, by subject."""
+    """Hands results to the requests that wait for them.
 
-    def __init__(self, cipher: Cipher = OFF) -> None:
+    Each subscribes to its own job's result for as long as it waits: those of all other jobs, most of which nobody waits
+    for here, are not delivered to this process.
+    """
+
+    def __init__(self, connection: Connection, cipher: Cipher = OFF) -> None:
+        self._connection = connection
         self._cipher = cipher
         self._waiting: dict[str, set[Answer]] = {}
         self._released = False
@@ -44,35 +51,33 @@ class Waiters:
     def __len__(self) -> int:
         return sum(len(answers) for answers in self._waiting.values())
 
-    @contextmanager
-    def listening(self, subject: str) -> Generator[Answer]:
-        """Listens to a subject while the block runs. Begin before publishing: an answer may be faster than the ack."""
+    @asynccontextmanager
+    async def listening(self, subject: str) -> AsyncGenerator[Answer]:
+        """Listens to a subject while the block runs. Begin before publishing: an answer may be faster than the ack.
+
+        Raises:
+            BusUnavailable: NATS is not connected yet, or no more.
+        """
         answer: Answer = asyncio.get_running_loop().create_future()
         if self._released:
             answer.set_result(None)
         self._waiting.setdefault(subject, set()).add(answer)
         try:
-            yield answer
+            async with hearing(self._connection, subject, partial(self._deliver, subject, answer), confirmed=False):
+                yield answer
         finally:
             answers = self._waiting[subject]
             answers.discard(answer)
             if not answers:
                 del self._waiting[subject]
 
-    def deliver(self, subject: str, data: bytes) -> None:
-        """Hands a result to everyone who listens to its subject."""
-        answers = self._waiting.get(subject)
-        if answers and is_result_of(data, subjects.decode_token(subject.rpartition(".")[2])):
-            try:
-                data = self._cipher.decrypt_document(data)
-            except Undecryptable as error:
-                for answer in answers:
-                    if not answer.done():
-                        answer.set_exception(error)
-                return
-            for answer in answers:
-                if not answer.done():
-                    answer.set_result(data)
+    def _deliver(self, subject: str, answer: Answer, data: bytes) -> None:
+        if answer.done() or not is_result_of(data, subjects.decode_token(subject.rpartition(".")[2])):
+            return
+        try:
+            answer.set_result(self._cipher.decrypt_document(data))
+        except Undecryptable as error:
+            answer.set_exception(error)
 
     def release(self) -> None:
         """Ends all waiting, now and from now on: the process stops."""

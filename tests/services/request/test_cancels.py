@@ -210,7 +210,7 @@ def requests_of(api: HttpApi, redis: Redis) -> CancelRequests:
         return api.bus
 
     results, publisher = ResultReader(connection, lambda: 0), Publisher(connection, "tests")
-    orders = Cancels(results, Waiters(), Accepted(redis), Executions(redis), publisher, connection)
+    orders = Cancels(results, Waiters(connection), Accepted(redis), Executions(redis), publisher, connection)
     config = f"{CONFIG}\nprograms: {{desk: {{agents: [writer]}}}}\n"
     return CancelRequests(orders, parse_config(config), Redactor.compile(RedactionRules()))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -429,9 +429,9 @@ async def test_a_job_goes_on_while_another_client_waits_for_it(
 ) -> None:
     listening, waiting = Waiters.listening, list[str]()
 
-    @contextmanager
-    def counted(waiters: Waiters, subject: str) -> Generator[Any]:
-        with listening(waiters, subject) as answer:
+    @asynccontextmanager
+    async def counted(waiters: Waiters, subject: str) -> AsyncGenerator[Any]:
+        async with listening(waiters, subject) as answer:
             waiting.append(subject)
             yield answer
 

@@ -4,13 +4,14 @@ import asyncio
 import time
 
 import aiohttp
+import nats
 import pytest
 import redis.asyncio
 
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Execution
 from breakwater.state.accepted import recent_keys
-from services.request.results import ResultReader
+from services.request.results import ResultReader, Waiters
 from tests.helpers import FIRST, until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, answer_jobs, new_id, publish_result, result_of
@@ -25,6 +26,24 @@ async def test_who_waits_gets_the_result_byte_for_byte(api: HttpApi) -> None:
     published = await api.bus.jetstream().get_last_msg("RESULTS", subjects.result(answer.json["job_id"]))
     assert answer.body == published.data
     assert answer.json["output"] == "answer to x"
+
+
+async def test_only_results_that_somebody_waits_for_are_delivered(api: HttpApi) -> None:
+    assert api.bus.connected_url is not None
+    client = await nats.connect(api.bus.connected_url.geturl())
+    own = new_id()
+    try:
+        async with Waiters(lambda: client).listening(subjects.result(own)) as answer:
+            await client.flush()
+            for job_id in (new_id(), own):
+                await publish_result(api.bus, result_of(job_id, "writer", "x"))
+            assert own in (await asyncio.wait_for(answer, 60) or b"").decode()
+        await client.flush()
+        await publish_result(api.bus, result_of(new_id(), "writer", "x"))
+        await client.flush()
+        assert client.stats["in_msgs"] == 1
+    finally:
+        await client.close()
 
 
 async def test_who_waits_in_vain_gets_the_answer_that_the_job_is_accepted(api: HttpApi) -> None:
