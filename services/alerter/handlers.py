@@ -14,7 +14,7 @@ from breakwater.bus.delivery import Delivery, dead_letter, heartbeat, still_held
 from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.pull import Pull
+from breakwater.bus.pull import BUSY, Pull
 from breakwater.bus.records import read_record
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
@@ -29,6 +29,9 @@ from services.alerter.cut_off import CutOffAnswers
 
 RETRY_S = 1.0
 SWEEP_S = 1.0
+CATCH_UP_EVERY = 5
+"""Every so many sweeps, it is read what others have recorded. A decision on what is not known here yet is refused."""
+
 IDLE_S = 2.0
 GROUP_WAIT_S = 2.0
 """How long the first event of an incident waits for others."""
@@ -38,7 +41,8 @@ GROUP_INTERVAL_S = 10.0
 
 BEAT_S = 6.0
 GATHER_S = 0.25
-"""How long events gather at the server; an incident waits for others longer than that."""
+BUSY_GATHER_S = 1.0
+"""How long events gather at the server, and where they come all the time; an incident waits for others longer."""
 FETCHED = 500
 MOST_GROUPED = 2_000
 
@@ -106,7 +110,7 @@ class Grouping:
         self._groups: dict[str, _Group] = {}
         self._held: dict[int, _Unrecorded] = {}
         self._recorded_at: dict[str, float] = {}
-        self._beaten = clock()
+        self._beaten, self._busy = clock(), False
         self._outage = Outage("recording incidents")
 
     async def run(self, signals: Callable[[Delivery], Sequence[Firing]]) -> None:
@@ -119,7 +123,9 @@ class Grouping:
         async def step() -> None:
             # What is due is looked at every second, while anything waits.
             wait_s = SWEEP_S if self._groups else IDLE_S
-            await self._group(await self._pull.fetch(FETCHED, wait_s, GATHER_S), signals)
+            found = await self._pull.fetch(FETCHED, wait_s, BUSY_GATHER_S if self._busy else GATHER_S)
+            self._busy = len(found) >= BUSY
+            await self._group(found, signals)
             await self._record_due()
             await self._beat()
 
@@ -163,7 +169,7 @@ class Grouping:
         for key, group in list(self._groups.items()):
             if key in self._recorded_at or now - group.since < GROUP_WAIT_S:
                 continue
-            if not self._inhibited(group.signal):
+            if not await self._inhibited(group.signal):
                 await self._record(group.signal)
             del self._groups[key]
             self._recorded_at[key] = now
@@ -180,13 +186,14 @@ class Grouping:
             # What an event names may be longer than an alert's names: better one alert less than none after it.
             structlog.get_logger().error("alert_impossible", key=signal.key, error=error.title)
 
-    def _inhibited(self, signal: Firing) -> bool:
+    async def _inhibited(self, signal: Firing) -> bool:
         """Whether it only says that jobs of an agent fail whose breaker is open: that is an incident already."""
         if signal.event not in {"retries_exhausted", "job_dead_lettered"} or not signal.model:
             return False
         provider = f"{signal.model.partition('/')[0]}/*"
         places = ((signal.agent, signal.model), ("*", signal.model), ("*", provider))
-        breakers = (self._log.incidents.of(key_of("breaker_open", *place)) for place in places)
+        known = await self._log.catch_up()  # another alerter may have recorded it
+        breakers = (known.of(key_of("breaker_open", *place)) for place in places)
         return any(one is not None and one.status != "resolved" for one in breakers)
 
     async def _beat(self) -> None:
@@ -228,6 +235,7 @@ class Sweep:
         self._outage = Outage("recording incidents")
         self._signals: list[Signal] = []
         self._begun = False
+        self._sweeps = 0
 
     async def run(self) -> None:
         """Sweeps every second until cancelled."""
@@ -237,7 +245,8 @@ class Sweep:
 
     async def _once(self) -> None:
         now = self._now()
-        known = await self._log.catch_up()
+        known = await self._log.catch_up() if self._sweeps % CATCH_UP_EVERY == 0 else self._log.incidents
+        self._sweeps += 1
         for alert in known.unresolved():
             at = due_at(alert)
             if at is not None and at <= now:

@@ -9,6 +9,7 @@ from breakwater.analytics.client import connect
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
+from breakwater.bus.pull import BUSY
 from breakwater.config import Config, LiveConfig
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import BudgetMetrics, ShownGauges
@@ -22,9 +23,7 @@ from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler
 
 LINGER_S = 0.05
-BUSY = 3
-"""Attempts of a batch after which more are gathered for the next."""
-BUSY_LINGER_S = 0.25
+BUSY_LINGER_S = 0.5
 """What spend and thresholds may be late by then. Hard caps hold all the same: what a call may cost stays reserved."""
 
 

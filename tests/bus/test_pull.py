@@ -69,6 +69,21 @@ async def test_messages_gather_at_the_server_and_come_together(client: Client) -
     assert len(await fetching) == 20
 
 
+async def test_while_messages_come_all_the_time_each_fetch_asks_once(client: Client) -> None:
+    pulled = pull_of(client)
+    await publish(client, *(b"%d" % number for number in range(pull.BUSY)))
+    assert len(await bodies_of(pulled)) == pull.BUSY
+    await publish(client, *(b"%d" % number for number in range(pull.BUSY)))
+    asked = client.stats["out_msgs"]
+    assert len(await pulled.fetch(100, 10, linger_s=0.2)) == pull.BUSY
+    assert client.stats["out_msgs"] == asked + 1
+    # When they have ceased to come, the next one is waited for as ever.
+    fetching = asyncio.create_task(pulled.fetch(100, 60, linger_s=0.05))
+    await until(lambda: client.stats["out_msgs"] == asked + 3, "it has asked in vain, and again")
+    await publish(client, b"after a while")
+    assert [one.data for one in await fetching] == [b"after a while"]
+
+
 async def test_messages_are_fetched_in_order_and_at_most_as_many_as_wanted(client: Client) -> None:
     pulled = pull_of(client)
     await publish(client, b"1", b"2", b"3", b"4", b"5")

@@ -42,6 +42,9 @@ WAIT_S = 2.0
 FIRST_WAIT_S = 0.1
 """How long the first fetch of all waits; a consumer that is not there is reported at once."""
 
+BUSY = 3
+"""So many messages of one fetch mean that more are to be expected."""
+
 RETRY_S = 0.5
 STOP_S = 10.0
 """How long the batch that is being handled may still take when its service ends."""
@@ -62,7 +65,8 @@ class Pull:
     at most what was asked for.
 
     Where messages may gather, the open request is for one. The others wait at the server, and come together when they
-    are asked for: each that is sent by itself wakes the server's connection and this process.
+    are asked for: each that is sent by itself wakes the server's connection and this process. While they come all the
+    time, not even that one is asked for by itself.
     """
 
     def __init__(self, connection: Connection, stream: Stream, durable: str) -> None:
@@ -75,6 +79,7 @@ class Pull:
         self._reconnects, self._requests = 0, 0
         self._asked, self._asked_until = 0, 0.0
         self._waiting: deque[tuple[float, Msg]] = deque()
+        self._fetched, self._left = 0, 0  # by the last fetch, and what the server had beyond it
         self._error: str | None = None
         self._news = asyncio.Event()
 
@@ -83,6 +88,8 @@ class Pull:
     ) -> list[Delivery]:
         """A first message, waited for as long as `wait_s`, and what is there `linger_s` after it; at most `most`.
 
+        After a fetch of `BUSY` messages or more: what is there after `linger_s`, or where that is nothing, the same.
+
         `ask`: for how many the server keeps its request open, where messages need not gather. Those beyond `most` wait
         here for the next fetch.
 
@@ -90,13 +97,18 @@ class Pull:
             BusUnavailable: NATS does not answer, or has no such consumer.
         """
         try:
-            if await self._came(wait_s, ask or 1) and linger_s and len(self._waiting) < most:
-                await self._gather(most, linger_s)
+            expected = linger_s and self._fetched >= BUSY and not (self._waiting or self._asked)
+            if expected:
+                await self._gather(most, linger_s, self._left)
+            if not (expected and self._waiting):
+                await self._first(most, wait_s, linger_s, ask or 1)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
             await self.close()
             reason = (str(error) or type(error).__name__).strip()
             raise BusUnavailable(f"NATS has nothing of {self.durable}: {reason}") from error
-        return [Delivery(self._waiting.popleft()[1]) for _ in range(min(most, len(self._waiting)))]
+        found = [Delivery(self._waiting.popleft()[1]) for _ in range(min(most, len(self._waiting)))]
+        self._fetched, self._left = len(found), found[-1].waiting if found else 0
+        return found
 
     async def close(self) -> None:
         """Unsubscribes, and gives back what nobody has fetched."""
@@ -109,6 +121,11 @@ class Pull:
                     await self._waiting.popleft()[1].nak()
             except (nats.errors.Error, nats.js.errors.Error):
                 self._waiting.clear()  # a connection that is closed has no subscriptions left
+
+    async def _first(self, most: int, wait_s: float, linger_s: float, ask: int) -> None:
+        """Waits for a message, and has those come that are there a time after it."""
+        if await self._came(wait_s, ask) and linger_s and len(self._waiting) < most:
+            await self._gather(most, linger_s, self._waiting[-1][1].metadata.num_pending or 0)
 
     async def _came(self, wait_s: float, ask: int) -> bool:
         """Whether a message waits here, at the latest after a time."""
@@ -125,10 +142,10 @@ class Pull:
                 await self._ask(ask, OPEN_S)
             await self._news_until(min(until, self._asked_until))
 
-    async def _gather(self, most: int, linger_s: float) -> None:
-        """Has those come that the server has after a time, or at once where it has enough of them."""
+    async def _gather(self, most: int, linger_s: float, pending: int) -> None:
+        """Has those come that the server has after a time, or at once where it has enough of them: `pending`."""
         loop = asyncio.get_running_loop()
-        if self._waiting[-1][1].metadata.num_pending < most - len(self._waiting):
+        if pending < most - len(self._waiting):
             await asyncio.sleep(linger_s)
         await self._connect()
         if not self._asked:
