@@ -9,6 +9,7 @@ from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_bat
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
+from breakwater.bus.pull import BUSY
 from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import BreakerMetrics, ShownGauges
@@ -22,7 +23,13 @@ from services.breaker.handlers import BreakerHandler
 from services.breaker.rebuild import Heartbeat, Rebuild
 
 LINGER_S = 0.1
-"""How long attempts are gathered; what a breaker may be late by."""
+BUSY_LINGER_S = 0.25
+"""How long attempts are gathered, and where they come all the time; what a breaker may be late by."""
+
+
+def linger_s(last: int) -> float:
+    """How long attempts are gathered, by how many the last batch had."""
+    return BUSY_LINGER_S if last >= BUSY else LINGER_S
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
@@ -37,10 +44,10 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     heartbeat = Heartbeat(handler, breakers, rebuild, Lookup(connection))
 
     async def handle(batch: list[Delivery]) -> None:
-        await handler.handle(batch, once=heartbeat.filled)
+        await handler.handle(batch, heartbeat.is_log)
 
     app = ServiceApp(broker)
-    on_batch(app, broker, Stream.EVENTS, "breaker", handle, size=500, linger_s=LINGER_S)
+    on_batch(app, broker, Stream.EVENTS, "breaker", handle, size=500, linger_s=linger_s)
     running: list[asyncio.Task[None]] = []
 
     @app.after_startup

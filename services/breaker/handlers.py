@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,11 @@ class Batch:
     health: dict[str, dict[str, list[EndedCall]]] = field(default_factory=dict[str, "dict[str, list[EndedCall]]"])
 
 
+async def _any_log(_: str | None) -> bool:
+    """For attempts that the breakers are being made from."""
+    return True
+
+
 class BreakerHandler:
     """Keeps the breakers of the fleet. Any number of these may run: a save that comes second decides again."""
 
@@ -58,17 +64,15 @@ class BreakerHandler:
         self._publisher, self._metrics, self._jitter = publisher, metrics, jitter
         self._outages = Outages()
 
-    async def handle(self, batch: list[Delivery], once: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Takes a batch of attempts into account, and acknowledges it; `once` something else is done."""
+    async def handle(self, batch: list[Delivery], is_log: Callable[[str | None], Awaitable[bool]] = _any_log) -> None:
+        """Takes a batch of attempts into account, and acknowledges it; `is_log` as for `apply`."""
         async with heartbeat(batch):
-            if once is not None:
-                await once()
             sorted_batch = self.sorted(
                 (delivery.sequence, ms_from_time(delivery.published_at), attempt)
                 for delivery in batch
                 if (attempt := read_record(delivery, Attempt)) is not None
             )
-            await self._outages.retry_while_unavailable(lambda: self.apply(sorted_batch))
+            await self._outages.retry_while_unavailable(lambda: self.apply(sorted_batch, is_log))
         for delivery in batch:
             await delivery.ack()
 
@@ -88,18 +92,32 @@ class BreakerHandler:
                 batch.breakers.setdefault(key, []).append(seen)
         return batch
 
-    async def apply(self, batch: Batch) -> None:
-        """Raises StateUnavailable, BusUnavailable; may be repeated."""
-        await self._healths.note([self._healths.note_call(agent, models) for agent, models in batch.health.items()])
+    async def apply(self, batch: Batch, is_log: Callable[[str | None], Awaitable[bool]] = _any_log) -> None:
+        """Takes a batch into account: a round trip to Redis that reads, and one that writes.
+
+        Args:
+            batch: what the attempts say.
+            is_log: given the log that the breakers are made from, whether that is the one that the batch is of. It may
+                wait before it answers that it is not; then it is asked again.
+
+        Raises:
+            StateUnavailable, BusUnavailable: the batch may be repeated.
+        """
         waiting: dict[BreakerKey, list[Seen]] = batch.breakers
-        while waiting:
-            loaded = dict(zip(waiting, await self._breakers.load(list(waiting)), strict=True))
+        notes = [self._healths.note_call(agent, models) for agent, models in batch.health.items()]
+        while waiting or notes:
+            log, breakers = await self._breakers.load_with_log(list(waiting))
+            if not await is_log(log):
+                continue
+            loaded = dict(zip(waiting, breakers, strict=True))
             for key, before in loaded.items():
                 if before.unpublished is not None:
                     await self._publish(key, before.unpublished)
             decided = [self._decide(key, before, waiting[key]) for key, before in loaded.items()]
             changed = [one for one in decided if one.after != one.before.breaker]
-            saved = await self._breakers.save(changed)
+            # Side by side, in one round trip.
+            saved, _ = await asyncio.gather(self._breakers.save(changed), self._healths.note(notes))
+            notes = []
             for one, stands in zip(changed, saved, strict=True):
                 if stands and one.unpublished is not None:
                     await self._publish(one.key, one.unpublished)

@@ -40,6 +40,9 @@ TASKS_FROM_S = 3600.0
 """How far back it is read what running tasks have used."""
 
 LOOK_EVERY_S = 1.0
+BEAT_EVERY = 3
+"""Every so many looks, and when something was filled, it reports that it is alive: known for `ALIVE_MS`."""
+
 LONG_LOOK_EVERY = 10
 """Every so many looks, what was saved and not published is published, and the breakers are compared with the log."""
 
@@ -195,15 +198,21 @@ class Heartbeat:
         self._publishing = Outage("publishing transitions")
         self._log: str | None = None
         self._looked = asyncio.Event()
+        self._looks_to_beat = 0
 
-    async def filled(self) -> None:
-        """Waits until the breakers are derived from the log: no outcome may be counted on an empty one before.
+    async def is_log(self, known: str | None) -> bool:
+        """Whether breakers are derived from the log; where not, after a look at them, which fills them.
 
         Asked for each batch: an outcome on breakers that were just lost could open one that an operator has isolated.
+
+        Args:
+            known: what they are derived from; None where they are lost.
         """
-        while self._log is None or await self._outages.retry_while_unavailable(self._breakers.filled_from) != self._log:
-            self._looked.clear()
-            await self._looked.wait()
+        if known is not None and known == self._log:
+            return True
+        self._looked.clear()
+        await self._looked.wait()
+        return False
 
     async def run(self) -> None:
         """Looks every second, until cancelled."""
@@ -234,5 +243,9 @@ class Heartbeat:
             self._log = await self._lookup.identity(Stream.EVENTS)
             if known != self._log:
                 await self._rebuild.fill(self._log, known)
-        await self._breakers.beat()
+            self._looks_to_beat = 0
+        if self._looks_to_beat == 0:
+            await self._breakers.beat()
+            self._looks_to_beat = BEAT_EVERY
+        self._looks_to_beat -= 1
         self._looked.set()

@@ -32,6 +32,8 @@ _RETURN_PROBE = Script.named("breaker_return_probe")
 _LOAD = Script.named("breaker_load")
 _SAVE = Script.named("breaker_save")
 _PUBLISHED = Script.named("breaker_published")
+_GET = Script.of("return redis.call('GET', KEYS[1])")
+_LIST = Script.of("return redis.call('SADD', KEYS[1], unpack(ARGV))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,12 @@ class Breakers:
 
     async def load(self, keys: Sequence[BreakerKey]) -> list[Loaded]:
         """Reads breakers in one round trip. Raises StateUnavailable."""
-        answers = await self._redis.run([ScriptCall(_LOAD, [_redis_key(key)], []) for key in keys])
-        return [_loaded(int(now), dict(zip(flat[::2], flat[1::2], strict=True))) for now, flat in answers]
+        return [_loaded(*answer) for answer in await self._redis.run([_load_call(key) for key in keys])]
+
+    async def load_with_log(self, keys: Sequence[BreakerKey]) -> tuple[str | None, list[Loaded]]:
+        """The same, and before it what `filled_from` answers, in one round trip. Raises StateUnavailable."""
+        log, *answers = await self._redis.run([ScriptCall(_GET, [_FILLED], []), *map(_load_call, keys)])
+        return cast(str | None, log), [_loaded(*answer) for answer in answers]
 
     async def save(self, changes: Sequence[Saving]) -> list[bool]:
         """Saves breakers in one round trip. False for each that was changed since it was read: decide again.
@@ -121,10 +127,9 @@ class Breakers:
             flat = [part for pair in fields.items() for part in pair]
             keep_ms = 0 if change.after.state == "isolated" else KEEP_MS
             calls.append(ScriptCall(_SAVE, [_redis_key(change.key)], [change.before.revision, keep_ms, *flat]))
-        async with translated():
-            # First, and each time: the list may name too many, but none that is there may be missing after a crash.
-            await self._redis.client.sadd(INDEX, *(change.key.name for change in changes))
-        saved = [bool(answer) for answer in await self._redis.run(calls)]
+        # First, and each time: the list may name too many, but none that is there may be missing after a crash.
+        listed = ScriptCall(_LIST, [INDEX], [change.key.name for change in changes])
+        saved = [bool(answer) for answer in (await self._redis.run([listed, *calls]))[1:]]
         made = [change.key.name for change in changes if change.before.revision == UNSAVED]
         if made:
             # Again: whoever found it not there yet may have taken it off the list.
@@ -217,7 +222,13 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
     }
 
 
-def _loaded(now_ms: int, fields: dict[str, str]) -> Loaded:
+def _load_call(key: BreakerKey) -> ScriptCall:
+    return ScriptCall(_LOAD, [_redis_key(key)], [])
+
+
+def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
+    """Reads the answer of a `_load_call`."""
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
     errors_seen = fields.get("errors_seen")
     breaker = Breaker(
         state=cast(BreakerState, fields.get("state", "closed")),
