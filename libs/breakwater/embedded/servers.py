@@ -4,6 +4,7 @@ Every server listens on loopback alone, and its secrets are in files of mode 060
 machine can read.
 """
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,9 @@ NATS_PORT, REDIS_PORT, CLICKHOUSE_PORT = 4222, 6379, 8123
 
 _LOOPBACK = "127.0.0.1"
 _MAX_PAYLOAD = 8 * 1024 * 1024
+_CORES_PER_NATS_THREAD = 4
+"""Small messages wake NATS one by one, and then each of its threads looks for work, also when there is hardly any. One
+thread is enough for what the services on four cores send it."""
 
 
 def nats_spec(
@@ -66,6 +70,7 @@ def nats_spec(
         name="nats",
         argv=(str(find_nats()), "--config", str(config)),
         log_file=data / "logs" / "nats.log",
+        env={"GOMAXPROCS": str(max(1, (os.cpu_count() or 1) // _CORES_PER_NATS_THREAD))},
         ready=nats_ready(_LOOPBACK, port),
     )
 
