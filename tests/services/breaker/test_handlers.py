@@ -1,27 +1,41 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import redis.asyncio as aioredis
 
+from breakwater.bus.publisher import Publisher
+from breakwater.config import parse_config
 from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt
 from breakwater.policy.breaker import BreakerKey
+from breakwater.state.breakers import UNSAVED, Breakers
+from breakwater.state.connection import Redis, ScriptCall
+from breakwater.state.health import Healths
+from services.breaker.handlers import BreakerHandler
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, all_acknowledged, until
+from tests.servers import RunningServer
 
 AGENTS = {"writer": {"model": "sim/m", "breaker": {"consecutive_failures": 3, "cooldown_s": 60}}}
 MOMENT = "2026-11-21T10:00:00.000Z"
 KEY = BreakerKey("writer", "sim/m")
 
 
-async def publish_attempt(plane: Plane, name: str, outcome: str, *, counted: bool = True, model: str = "sim/m") -> None:
-    attempt: dict[str, Any] = {
+def attempt_of(name: str, outcome: str, *, counted: bool = True, model: str = "sim/m") -> dict[str, Any]:
+    return {
         "attempt_id": f"{name}:1", "execution_id": name, "agent": "writer", "number": 1, "model": model,
         "provider": "sim", "started_at": MOMENT, "completed_at": MOMENT, "duration_ms": 0, "outcome": outcome,
         "counts_for_breaker": counted and outcome == "error", "cause": "first",
     }  # fmt: skip
+
+
+async def publish_attempt(plane: Plane, name: str, outcome: str, *, counted: bool = True, model: str = "sim/m") -> None:
+    attempt = attempt_of(name, outcome, counted=counted, model=model)
     await plane.jetstream.publish(subjects.attempt("writer", name, 1), json.dumps(attempt).encode(), headers=FIRST)
 
 
@@ -109,3 +123,38 @@ async def test_an_unreadable_attempt_is_passed_over_and_reported(start_plane: St
         await until(lambda: transitions(plane), what="a transition")
         await until(lambda: handled(plane), what="all attempts handled")
         assert "record_unreadable" in plane.log("breaker")
+
+
+class PipelinesCounted(Redis):
+    pipelines = 0
+
+    async def _pipeline(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        self.pipelines += 1
+        return await super()._pipeline(calls)
+
+
+async def test_a_batch_takes_two_round_trips_and_counts_for_nothing_before_redis_is_of_its_log(
+    redis_server: RunningServer,
+) -> None:
+    redis = PipelinesCounted(redis_server.url)
+    await redis.client.flushall()
+    breakers, healths = Breakers(redis), Healths(redis)
+    config = parse_config(json.dumps({"providers": {"sim": {"base_url": "http://x"}}, "agents": AGENTS}))
+    publisher = Publisher(Mock(side_effect=AssertionError("nothing is to be published")), "tests")
+    handler, known = BreakerHandler(config, breakers, healths, publisher, Mock()), list[str | None]()
+
+    async def is_log(filled_from: str | None) -> bool:
+        if filled_from != "log":
+            known.append(filled_from)
+            assert [(await breakers.load([KEY]))[0].revision, await healths.of(["writer"])] == [UNSAVED, [{}]]
+            await breakers.mark_filled("other log" if filled_from is None else "log")
+        return filled_from == "log"
+
+    for sequence in (1, 2):
+        attempt = Attempt.model_validate(attempt_of(f"job-{sequence}", "error"))
+        redis.pipelines = 0
+        await handler.apply(handler.sorted([(sequence, 1000, attempt)]), is_log)
+    assert (known, redis.pipelines) == ([None, "other log"], 2)
+    assert [len(one.breaker.failures) for one in await breakers.load([KEY])] == [2]
+    assert (await healths.of(["writer"]))[0][""].consecutive_failures == 2
+    await redis.close()
