@@ -19,6 +19,7 @@ from breakwater.analytics.search import Filters
 from breakwater.api_client import ApiError
 from breakwater.contracts.api import AgentHealth, AgentQueue, AlertList, BreakerList, BudgetList, Queues
 from breakwater.contracts.types import is_identifier
+from breakwater.policy.formats import counted
 from services.console import tiles, words
 from services.console.history import history_charts
 from services.console.overall_health import queue_of, spent
@@ -26,7 +27,6 @@ from services.console.pages import PageContext, fetched, follows, pending, probl
 from services.console.sessions import session_of
 from services.console.tiles import Tile
 from services.console.time_range import time_range_of
-from services.console.words import counted
 
 T = TypeVar("T")
 

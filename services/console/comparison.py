@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.policy import formats
 from breakwater.policy.file_parts import FILES
+from breakwater.policy.formats import counted
 from services.console import words
 from services.console.messages import media_part
 
@@ -181,7 +182,7 @@ def _grouped(old: list[str], new: list[str]) -> Iterator[DiffLine]:
     shown = 0
     for group in SequenceMatcher(None, old, new).get_grouped_opcodes(CONTEXT):
         if skipped := group[0][1] - shown:
-            yield DiffLine("…", words.counted(skipped, "equal line"))
+            yield DiffLine("…", counted(skipped, "equal line"))
         for kind, old_from, old_to, new_from, new_to in group:
             if kind == "equal":
                 yield from (DiffLine(" ", line) for line in old[old_from:old_to])
@@ -190,4 +191,4 @@ def _grouped(old: list[str], new: list[str]) -> Iterator[DiffLine]:
                 yield from (DiffLine("+", line) for line in new[new_from:new_to])
         shown = group[-1][2]
     if skipped := len(old) - shown:
-        yield DiffLine("…", words.counted(skipped, "equal line"))
+        yield DiffLine("…", counted(skipped, "equal line"))

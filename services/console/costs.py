@@ -17,6 +17,7 @@ from breakwater.contracts.api import CostLine, Costs
 from breakwater.policy import formats
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before
+from breakwater.policy.formats import counted
 from services.console import charts, words
 from services.console.overall_health import MUCH_WASTED
 from services.console.pages import HEADERS, PART_TIMEOUT_S, PageContext, fetched
@@ -24,7 +25,7 @@ from services.console.sessions import session_of
 from services.console.tables import csv_headers
 from services.console.tiles import Colour, Tile
 from services.console.time_range import between
-from services.console.words import counted, segment, short_money
+from services.console.words import segment, short_money
 
 MOST = 200
 """Lines on the page; the CSV has all."""

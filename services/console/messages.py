@@ -16,10 +16,10 @@ from pydantic import JsonValue
 from breakwater.contracts.execution import Execution
 from breakwater.policy.conversation import Place, tool_pairs
 from breakwater.policy.file_parts import FILES, content_of, payload_of
-from breakwater.policy.formats import visible
+from breakwater.policy.formats import counted, visible
 from breakwater.policy.output_text import NoJsonError, parse_json
 from services.console.markdown import markdown
-from services.console.words import counted, json_text, size
+from services.console.words import json_text, size
 
 LONG_CHARACTERS, LONG_LINES = 4_000, 60
 """A longer text is folded."""

@@ -9,6 +9,7 @@ from typing import Literal
 from breakwater.analytics.overview import WindowTotals
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.api import AlertList, BudgetStatus
+from breakwater.policy.formats import counted
 from services.console import words
 from services.console.overall_health import (
     MANY_FAIL,
@@ -20,7 +21,6 @@ from services.console.overall_health import (
     stuck,
 )
 from services.console.time_range import TimeRange
-from services.console.words import counted
 
 Colour = Literal["", "warn", "bad"]
 

@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from breakwater.analytics.breakdown import RefusalLine
 from breakwater.contracts.types import NANO_PER_USD, format_time
 from breakwater.policy import formats
+from breakwater.policy.formats import counted
 
 DAY_S = 86_400
 
@@ -68,11 +69,6 @@ def percent(share: float | None) -> str:
 def count(number: int | None) -> str:
     """`12,345`; `–` for None."""
     return "–" if number is None else f"{number:,}"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 call`, `2,000 calls`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def utc(moment: datetime) -> str:
