@@ -11,9 +11,9 @@ from typing import Protocol
 import aiohttp
 
 from breakwater.contracts.alerts import Alert, AlertDigest
+from breakwater.guarded_http import AddressRefused, Redirected, guarded_session
 from breakwater.policy.addresses import Network
 from breakwater.policy.classify import retry_after_s
-from services.alerter.guarded import AddressRefused, Redirected, guarded_session
 
 _WORTH_RETRYING = frozenset({408, 425, 429})
 

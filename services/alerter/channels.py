@@ -18,10 +18,10 @@ from breakwater.config import AlertChannel, Alerts, ConfigError, SlackChannel, W
 from breakwater.config.alerts import AlertLinks
 from breakwater.contracts.alerts import Alert, ChannelTest
 from breakwater.contracts.subjects import decode_token
+from breakwater.guarded_http import usable_url
 from breakwater.policy.links import incident_link
 from breakwater.secret_refs import SecretRef
 from services.alerter.channel import AlertSender, SendError
-from services.alerter.guarded import usable_url
 from services.alerter.notes import DisabledChannels, SentMessages
 from services.alerter.python_channel import PythonCallable
 from services.alerter.slack import SlackBot, SlackWebhook

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from breakwater.config import ConfigError
+from breakwater.guarded_http import AddressRefused, Redirected, usable_url
 from services.alerter.channel import SendError, check_answer, fingerprint, no_answer
-from services.alerter.guarded import AddressRefused, Redirected, usable_url
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 

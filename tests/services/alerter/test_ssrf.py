@@ -20,10 +20,10 @@ import pytest
 import uvloop
 
 from breakwater.config import ConfigError
+from breakwater.guarded_http import guarded_session
 from breakwater.policy.addresses import Network, refusal
 from services.alerter.channel import AlertSender, SendError
 from services.alerter.channels import channels_of
-from services.alerter.guarded import guarded_session
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of
 from tests.services.alerter.messages import alert
 from tests.services.alerter.slack_double import CHANNEL, TOKEN

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from breakwater.config import ConfigError
+from breakwater.errors import ConfigError
 from breakwater.policy.addresses import Network, refusal
 
 LONGEST_ANSWER = 64 * 1024
