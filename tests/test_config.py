@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from breakwater.config import Alerts, ConfigError, SecretRef, load_config, named_secrets, parse_config
+from breakwater.config import Alerts, ConfigError, SecretRef, load_config, named_secrets, parse_config, variables_of
 from breakwater.contracts.alerts import AlertEvent
 
 GOOD = """
@@ -207,3 +207,41 @@ def test_a_mistake_about_alerts_is_named_by_its_path(text: str, words: str) -> N
     with pytest.raises(ConfigError) as caught:
         alerts(text)
     assert words in str(caught.value)
+
+
+OPENID = "issuer: 'https://sso.example', client_id: b, client_secret: {env: OPENID_SECRET}, roles: {admin: [a]}"
+CONSOLE = f"console: {{url: 'https://console.example', openid: {{{OPENID}}}}}\n"
+
+
+def test_the_openid_clients_secret_is_for_request_alone() -> None:
+    config = parse_config(CONSOLE + GOOD)
+    assert config.console.openid is not None
+    assert (config.console.openid.shown_as, config.console.openid.default_role) == ("sso.example", None)
+    assert ("console.openid.client_secret", SecretRef(env="OPENID_SECRET")) in named_secrets(config)
+    services = ("request", "worker", "breaker", "budget", "alerter", "sink", "console")
+    assert [name for name in services if "OPENID_SECRET" in variables_of(config, name)] == ["request"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("url: 'https://console.example', ", "", "console: openid needs url: where the provider sends people back to"),
+        ("https://console.example", "https://x.example/console", "console.url: must end after the host and port"),
+        ("https://console.example", "http://console.example", "console.url: must be a URL with https:// and a host"),
+        ("https://sso.example", "http://10.1.2.3", "console.openid.issuer: must be a URL with https:// and a host"),
+        ("https://sso.example", "https://u:p@sso.example", "console.openid.issuer: must be a URL with https://"),
+        ("https://sso.example", "https://[sso", "console.openid.issuer: must be a URL with https:// and a host"),
+        ("https://sso.example", "https://sso.example?x=1", "console.openid.issuer: must have neither a query"),
+        ("{env: OPENID_SECRET}", "s3cret", "console.openid.client_secret: a secret does not belong in the config"),
+        ("{admin: [a]}", "{}", "console.openid: give the values of `roles`, or a default_role: nobody could sign in"),
+        ("{admin: [a]}", "{root: [a]}", "console.openid.roles.root"),
+        ("client_id: b", "client_id: b, scopes: ['a b']", "console.openid.scopes.0: "),
+        ("client_id: b", "client_id: b, default_role: owner", "console.openid.default_role: should be 'viewer'"),
+    ],
+)
+def test_a_mistake_about_signing_in_is_named_by_its_path(old: str, new: str, words: str) -> None:
+    assert old in CONSOLE
+    with pytest.raises(ConfigError) as caught:
+        parse_config(CONSOLE.replace(old, new, 1) + GOOD)
+    assert words in str(caught.value)
+    assert "u:p" not in str(caught.value)

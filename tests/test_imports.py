@@ -47,7 +47,9 @@ def test_every_rule_notices_what_it_forbids(tmp_path: Path) -> None:
         "import chdb\nimport clickhouse_connect\nimport breakwater.bus\n"
     )
     (services / "sink" / "handlers.py").write_text("import nats\nimport redis.asyncio\nimport services.worker.app\n")
-    (services / "worker" / "app.py").write_text("import breakwater.cli.setup\nimport prometheus_client\n")
+    (services / "worker" / "app.py").write_text(
+        "import breakwater.cli.setup\nimport joserfc\nimport prometheus_client\n"
+    )
 
     linted = lint(tmp_path)
 

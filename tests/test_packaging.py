@@ -92,7 +92,7 @@ def test_the_env_file_gets_a_password_for_each_user_and_is_not_overwritten(tmp_p
 
 
 def test_files_with_secrets_are_never_committed() -> None:
-    for name in (".env", "providers.env", "alerts.env", "links.env"):
+    for name in (".env", "providers.env", "alerts.env", "links.env", "openid.env"):
         checked = subprocess.run(["git", "check-ignore", name], cwd=ROOT, capture_output=True, check=False)
         assert checked.returncode == 0, name
 

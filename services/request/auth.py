@@ -1,31 +1,38 @@
-"""Authorization: nothing under /api and /v1, and no metrics, without an API key whose scopes let the request pass."""
+"""Authorization: nothing under /api and /v1, and no metrics, without an API key whose scopes let the request pass.
+
+Or with the token of a session, which stands for the key that it was begun with, or for a person with roles.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.api_keys import KeyRing
+from breakwater.config import OpenId
 from breakwater.contracts.api import KeyScope
-from breakwater.policy.api_keys import ApiKey, is_session, scopes_for
+from breakwater.contracts.types import time_from_ms
+from breakwater.policy.api_keys import OPEN_TO_ALL, is_session, scopes_for
+from breakwater.policy.callers import Caller, holder_of_key, person, roles_of, roles_that_may
 from breakwater.state.connection import StateUnavailable
-from breakwater.state.sessions import Sessions
+from breakwater.state.sessions import KeySession, PersonSession, Sessions
 from services.request.problems import OPENAI, Problem, not_read
 
 GUARDED = ("/api", "/metrics", OPENAI)
 
 _BELOW = tuple(f"{path}/" for path in GUARDED)
-_HOLDER = "breakwater.api_key"
+_CALLER = "breakwater.caller"
 _SESSION = "breakwater.session"
-_LOOK_AGAIN = "breakwater.api_key.look_again"
+_LOOK_AGAIN = "breakwater.caller.look_again"
 
 
-def holder_of(request: Request) -> ApiKey:
-    """Whose key let this request in; only of what is guarded."""
-    return request.scope[_HOLDER]
+def caller_of(request: Request) -> Caller:
+    """Whose key or session let this request in; only of what is guarded."""
+    return request.scope[_CALLER]
 
 
 def session_of(request: Request) -> str | None:
@@ -52,61 +59,84 @@ class RequireApiKey:
     """ASGI middleware that lets requests to what is guarded pass with a valid `Authorization: Bearer bw_…` only.
 
     The key must have one of the scopes that `scopes_for` wants. The token of a session stands for the key that it was
-    begun with.
+    begun with, or for a person: these have the rights that the key, or the config's roles, give them now.
+
+    Args:
+        app: what is behind it.
+        keys: that are known.
+        sessions: of those who are signed in.
+        openid: of the config; without it, sessions of persons have ended.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, sessions: Sessions) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, sessions: Sessions, openid: OpenId | None) -> None:
         self._app = app
         self._keys = keys
         self._sessions = sessions
+        self._openid = openid
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers it with 401 or 403."""
         if scope["type"] == "http" and is_guarded(scope["path"]):
             try:
                 key = _key_of(scope)
-                holder = scope[_HOLDER] = await self._holder(key)
+                caller = scope[_CALLER] = await self._caller(key)
                 scope[_SESSION] = key if is_session(key) else None
                 sent = (scope.get("raw_path") or b"").decode("latin-1")
                 needed = scopes_for(scope["method"], scope["path"], sent)
-                if not holder.may(needed):
-                    raise _forbidden(holder, needed)
+                if not caller.may(needed):
+                    raise _forbidden(caller, needed)
                 scope[_LOOK_AGAIN] = lambda: self._why_not_now(key, needed)
             except Problem as problem:
                 await problem.response(scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    async def _holder(self, key: str) -> ApiKey:
+    async def _caller(self, key: str) -> Caller:
         try:
-            holder = await self._find(key)
+            caller = await self._find(key)
         except StateUnavailable as error:
             raise not_read(error) from error
-        if holder is None and is_session(key):
+        if caller is None and is_session(key):
             raise _unauthorized("this session has ended; sign in again")
-        if holder is None:
+        if caller is None:
             raise _unauthorized("this API key is not known; `breakwater keys create NAME` makes one")
-        return holder
+        return caller
 
-    async def _find(self, key: str) -> ApiKey | None:
-        if not is_session(key):
-            return self._keys.holder(key)
-        known = await self._sessions.find(key)
-        return None if known is None else self._keys.of(known.session.key_id)
+    async def _find(self, token: str) -> Caller | None:
+        if not is_session(token):
+            key = self._keys.holder(token)
+            return None if key is None else holder_of_key(key)
+        known = await self._sessions.find(token)
+        if known is None:
+            return None
+        match known.session:
+            case KeySession(key_id):
+                key = self._keys.of(key_id)
+                return None if key is None else holder_of_key(key)
+            case PersonSession() as session:
+                return self._person(session, time_from_ms(known.began_ms))
+
+    def _person(self, session: PersonSession, signed_in_at: datetime) -> Caller | None:
+        """Who a session is of, with the roles that the config gives them now; None where it gives none any more."""
+        openid = self._openid
+        if openid is None or openid.issuer != session.issuer:
+            return None
+        roles = roles_of(session.values, openid.roles, openid.default_role)
+        return person(session.subject, session.name, roles, signed_in_at) if roles else None
 
     async def _why_not_now(self, key: str, needed: tuple[KeyScope, ...]) -> str | None:
         try:
-            holder = await self._find(key)
+            caller = await self._find(key)
         except StateUnavailable:
             return None
-        if holder is None:
+        if caller is None:
             return "this API key is not known any more"
-        return None if holder.may(needed) else "this API key may not see this any more"
+        return None if caller.may(needed) else "this API key may not see this any more"
 
 
 def is_guarded(path: str) -> bool:
     """Whether a path takes a key."""
-    return path.startswith(_BELOW) or path in GUARDED
+    return path not in OPEN_TO_ALL and (path.startswith(_BELOW) or path in GUARDED)
 
 
 def _key_of(scope: Scope) -> str:
@@ -118,13 +148,22 @@ def _key_of(scope: Scope) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _forbidden(key: ApiKey, needed: tuple[KeyScope, ...]) -> Problem:
-    message = (
-        f"this takes an API key with the scope {' or '.join(needed)}; the key {key.name!r} has the scope "
-        f"{', '.join(key.scopes)}; `breakwater keys create NAME --scope {needed[0]}` makes one that may"
-    )
+def _forbidden(caller: Caller, needed: tuple[KeyScope, ...]) -> Problem:
+    if caller.kind == "person":
+        message = (
+            f"this takes the role {' or '.join(roles_that_may(needed))}; {caller.name!r} is {_listed(caller.roles)}"
+        )
+    else:
+        message = (
+            f"this takes an API key with the scope {' or '.join(needed)}; the key {caller.name!r} has the scope "
+            f"{_listed(caller.scopes)}; `breakwater keys create NAME --scope {needed[0]}` makes one that may"
+        )
     challenge = f'Bearer realm="breakwater", error="insufficient_scope", scope="{needed[0]}"'
     return Problem(403, "forbidden", message, headers={"WWW-Authenticate": challenge})
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
 
 
 def _unauthorized(message: str) -> Problem:

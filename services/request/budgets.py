@@ -153,7 +153,7 @@ def _event(
     ends: bool,
 ) -> BudgetEvent:
     return BudgetEvent(
-        event_id=f"{counter.name}/{period_counters.period.name}/raised/{ms_from_time(now)}/{asked.key.id}",
+        event_id=f"{counter.name}/{period_counters.period.name}/raised/{ms_from_time(now)}/{asked.caller.id}",
         kind="raise_ended" if ends else "raised",
         scope=counter.scope,
         agent=counter.agent,

@@ -30,13 +30,13 @@ from breakwater.contracts.execution import Cancellation, CancelOrder
 from breakwater.contracts.subjects import decode_token
 from breakwater.contracts.types import is_identifier
 from breakwater.encryption import Undecryptable
-from breakwater.policy.api_keys import ApiKey
+from breakwater.policy.callers import Caller
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.executions import MOST_UNSEEN, Executions
 from services.request.audit import AuditLog
-from services.request.auth import holder_of
+from services.request.auth import caller_of
 from services.request.jobs import job_is_of, wait_s_of
 from services.request.parsing import read_body, read_command
 from services.request.problems import Problem, not_done, unknown_job
@@ -102,33 +102,33 @@ class CancelRoute:
 
     async def cancel(self, request: Request) -> Response:
         """200 with how the job has ended, or 202 while it is being cancelled."""
-        job_id, key = str(request.path_params["job_id"]), holder_of(request)
+        job_id, caller = str(request.path_params["job_id"]), caller_of(request)
         wait_s = wait_s_of(request.scope["query_string"])
         body = await read_body(request, MAX_BYTES, "a request like this may have at most {limit:,} bytes")
         reason = _reason_in(body, self._redactor)
         if not is_identifier(job_id):
             raise unknown_job(None)
-        if not key.may(("operate",)):
+        if not caller.may(("operate",)):
             # A program's own job: who cancelled it stands in its record.
-            return await self._cancel(key, job_id, reason, wait_s)
+            return await self._cancel(caller, job_id, reason, wait_s)
         try:
-            async with self._audit.action("cancel_job", actor_of(key), {"job_id": job_id}, reason):
-                return await self._cancel(key, job_id, reason, wait_s)
+            async with self._audit.action("cancel_job", actor_of(caller), {"job_id": job_id}, reason):
+                return await self._cancel(caller, job_id, reason, wait_s)
         except BusError as error:
             raise not_done(error) from error
 
-    async def _cancel(self, key: ApiKey, job_id: str, reason: str | None, wait_s: float | None) -> Response:
+    async def _cancel(self, caller: Caller, job_id: str, reason: str | None, wait_s: float | None) -> Response:
         cancels = self._cancels
         try:
             decided = await cancels.results.decided(job_id)
             standing = None if decided is not None else await cancels.accepted.standing(job_id)
-            if not job_is_of(key, decided, standing):
+            if not job_is_of(caller, decided, standing):
                 raise unknown_job(job_id)
             if decided is not None:
                 return _response(_of_result(job_id, decided))
             async with cancels.waiters.listening(subjects.result(job_id)) as answer:
-                by = Cancellation(by="api_key", name=key.name, key_id=key.id, reason=reason, at=datetime.now(UTC))
-                order = CancelOrder(execution_id=job_id, cancellation=by, agents=key.agents)
+                by = _cancellation(caller, reason)
+                order = CancelOrder(execution_id=job_id, cancellation=by, agents=caller.agents)
                 stands = await cancels.order(order)
                 if wait_s is not None:
                     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -137,6 +137,13 @@ class CancelRoute:
         except (BusError, StateUnavailable) as error:
             raise not_done(error) from error
         return _response(_cancelling(stands) if decided is None else _of_result(job_id, decided))
+
+
+def _cancellation(caller: Caller, reason: str | None) -> Cancellation:
+    at = datetime.now(UTC)
+    if caller.kind == "person":
+        return Cancellation(by="person", name=caller.name, reason=reason, at=at)
+    return Cancellation(by="api_key", name=caller.name, key_id=caller.id, reason=reason, at=at)
 
 
 MOST_AT_ONCE = 256

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 
 from breakwater import background
-from services.request.auth import holder_of, refusal
+from services.request.auth import caller_of, refusal
 from services.request.problems import Problem
 
 MOST_STREAMS = 200
@@ -52,7 +52,7 @@ class OpenStreams:
         Raises:
             Problem: 429, the key has its share; 503, all are taken.
         """
-        key_id = holder_of(request).id
+        key_id = caller_of(request).id
         if sum(holder == key_id for holder in self._open.values()) >= MOST_OF_A_KEY:
             message = f"this API key has {MOST_OF_A_KEY} streams open here, the most for a key; close one"
             raise Problem(429, "too_many_streams", message, headers={"Retry-After": "5"})
@@ -149,7 +149,7 @@ def _look_at_end(writing: asyncio.Task[None], request: Request) -> None:
         writing.result()
     except TimeoutError:
         # It takes nothing, not even a farewell: its connection breaks off, and only the log says why.
-        structlog.get_logger().warning("stream_cut", path=request.url.path, key_id=holder_of(request).id)
+        structlog.get_logger().warning("stream_cut", path=request.url.path, key_id=caller_of(request).id)
 
 
 async def _watch_key(request: Request, ending: Ending) -> None:

@@ -69,7 +69,7 @@ class GuardRoutes:
         at = self._now()
         life = ms_from_time(at) if tripped is None else tripped.at_ms
         return GuardEvent(
-            event_id=f"{key.name}@{life}#reset/{asked.key.id}",
+            event_id=f"{key.name}@{life}#reset/{asked.caller.id}",
             kind="reset",
             agent=NO_AGENT if tripped is None else tripped.agent,
             tenant=key.tenant,

@@ -28,13 +28,13 @@ from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import FieldError
 from breakwater.outage import Outage
-from breakwater.policy.api_keys import ApiKey
+from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import may_see, may_submit, owner_of
 from breakwater.policy.record import without_figures
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
 from services.request.agents import Agents
-from services.request.auth import holder_of
+from services.request.auth import caller_of
 from services.request.observe import SubmissionTrace, submitting
 from services.request.parsing import Submission, invalid_job, read_body, read_job, submission, suggestion, with_field
 from services.request.problems import Problem, unavailable, unknown_job
@@ -153,7 +153,7 @@ class Jobs:
         wait_s = wait_s_of(request.scope["query_string"])
         body = await read_body(request, self._limit)
         sent = self.prepare(
-            holder_of(request), read_job(body), body, request.headers.get("idempotency-key"), make_job_id()
+            caller_of(request), read_job(body), body, request.headers.get("idempotency-key"), make_job_id()
         )
         trace.of(sent.job.agent, sent.job_id)
         if wait_s is None:
@@ -162,11 +162,11 @@ class Jobs:
         acceptance, result = await self.run(request, sent, trace.traceparent, wait_s)
         return acceptance if result is None else Response(result, media_type=_JSON)
 
-    def prepare(self, key: ApiKey, job: Job, body: bytes, idempotency_key: str | None, made_id: str) -> Submission:
+    def prepare(self, caller: Caller, job: Job, body: bytes, idempotency_key: str | None, made_id: str) -> Submission:
         """A job that may be published.
 
         Args:
-            key: that it was sent with.
+            caller: who sends it.
             job: the job.
             body: the same, as it was written.
             idempotency_key: its id, where the job has none.
@@ -175,12 +175,12 @@ class Jobs:
         Raises:
             Problem: 403, 404 or 422, the key may not send this job, or its agent can't run it.
         """
-        job, body = _for_tenant_of(key, job, body)
+        job, body = _for_tenant_of(caller, job, body)
         self._check_agent(job)
-        if not may_submit(key, job.agent, job.tenant):
-            raise _not_of_key(key, job)
-        sent = submission(job, body, idempotency_key=idempotency_key, made_id=made_id, owner=owner_of(key))
-        return replace(sent, submitted_by=key.name)
+        if not may_submit(caller, job.agent, job.tenant):
+            raise _not_of_key(caller, job)
+        sent = submission(job, body, idempotency_key=idempotency_key, made_id=made_id, owner=owner_of(caller))
+        return replace(sent, submitted_by=caller.name)
 
     async def run(
         self, request: Request, sent: Submission, traceparent: str | None, wait_s: float
@@ -240,7 +240,7 @@ class Jobs:
             async with self._waiters.listening(subjects.result(job_id)) as answer:
                 decided = await self._results.decided(job_id)
                 standing = None if decided is not None else await self._accepted.standing(job_id)
-                if not job_is_of(holder_of(request), decided, standing):
+                if not job_is_of(caller_of(request), decided, standing):
                     raise unknown_job(job_id)
                 if decided is None and wait_s is not None:
                     decided = await self._awaited(request, job_id, answer, time.monotonic() + wait_s)
@@ -258,7 +258,7 @@ class Jobs:
             found = await self._results.wait(job_id, answer, left, deadline, look_now=False)
         finally:
             left.cancel()
-        if found is not None and not job_is_of(holder_of(request), found, None):
+        if found is not None and not job_is_of(caller_of(request), found, None):
             raise unknown_job(job_id)
         return found
 
@@ -330,33 +330,33 @@ def make_job_id() -> str:
     return new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
 
 
-def job_is_of(key: ApiKey, decided: bytes | None, standing: Standing | None) -> bool:
-    """Whether there is a job, and it belongs to a key: by its result or its record, or by what is known before."""
-    if key.may(("operate",)):
+def job_is_of(caller: Caller, decided: bytes | None, standing: Standing | None) -> bool:
+    """Whether there is a job, and it belongs to a caller: by its result or its record, or by what is known before."""
+    if caller.may(("operate",)):
         return decided is not None or standing is not None
     if decided is not None:
         of = orjson.loads(decided)
-        return may_see(key, agent=of["agent"], tenant=of.get("tenant"), owner=of.get("owner"))
-    return standing is not None and may_see(key, agent=standing.agent, tenant=standing.tenant, owner=standing.owner)
+        return may_see(caller, agent=of["agent"], tenant=of.get("tenant"), owner=of.get("owner"))
+    return standing is not None and may_see(caller, agent=standing.agent, tenant=standing.tenant, owner=standing.owner)
 
 
-def _for_tenant_of(key: ApiKey, job: Job, body: bytes) -> tuple[Job, bytes]:
+def _for_tenant_of(caller: Caller, job: Job, body: bytes) -> tuple[Job, bytes]:
     """The job in the name of the one tenant that its key is bound to, where it names none."""
-    if job.tenant is not None or len(key.tenants) != 1:
+    if job.tenant is not None or len(caller.tenants) != 1:
         return job, body
-    [tenant] = key.tenants
+    [tenant] = caller.tenants
     bound = job.model_copy(update={"tenant": tenant})
     if "tenant" in job.model_fields_set:
         return bound, bound.model_dump_json(exclude_unset=True).encode()
     return bound, with_field(body, "tenant", tenant)
 
 
-def _not_of_key(key: ApiKey, job: Job) -> Problem:
-    if key.agents and job.agent not in key.agents:
-        path, bound = "agent", key.agents
+def _not_of_key(caller: Caller, job: Job) -> Problem:
+    if caller.agents and job.agent not in caller.agents:
+        path, bound = "agent", caller.agents
     else:
-        path, bound = "tenant", key.tenants
-    message = f"the API key {key.name!r} submits for {path} {' or '.join(map(repr, bound))} alone"
+        path, bound = "tenant", caller.tenants
+    message = f"the API key {caller.name!r} submits for {path} {' or '.join(map(repr, bound))} alone"
     return Problem(403, "forbidden", message, [FieldError(path=path, message="is not one of the key's")])
 
 

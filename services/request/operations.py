@@ -16,6 +16,10 @@ from breakwater.contracts.types import Event, Message
 NATS_UNAVAILABLE = "NATS is unavailable (`unavailable`)."
 CLICKHOUSE_UNAVAILABLE = "ClickHouse is unavailable (`unavailable`); the message says why."
 REDIS_UNAVAILABLE = "Redis is unavailable (`unavailable`)."
+NO_OPENID = "The config names no OpenID provider (`no_openid`)."
+OPENID_UNAVAILABLE = (
+    "The OpenID provider is unavailable (`openid_unavailable`), or too many people are signing in (`openid_busy`)."
+)
 PERHAPS_DONE = "It may have been done all the same; asking again is safe."
 UNKNOWN_INCIDENT = {
     404: "No such incident is known (`unknown_incident`).",
@@ -529,8 +533,8 @@ OPERATIONS = (
         path="/api/v1/key",
         tag="keys",
         summary="The API key of this request, and what it may be used for",
-        description="For programs that sign people in by their key.",
-        results={200: ("The key.", api.KeyDetails)},
+        description="For programs that sign people in by their key. With a session's token, whose session it is.",
+        results={200: ("The key, or the person.", api.KeyDetails)},
     ),
     Operation(
         id="sign_in",
@@ -552,6 +556,36 @@ OPERATIONS = (
         summary="End the session whose token the request is sent with",
         results={200: ("It has ended, everywhere.", api.EndedSession)},
         errors={409: "It was sent with an API key (`not_a_session`).", 503: REDIS_UNAVAILABLE},
+    ),
+    Operation(
+        id="begin_openid",
+        method="POST",
+        path="/api/v1/openid/begin",
+        tag="openid",
+        summary="Begin to sign somebody in with OpenID Connect",
+        description="For the console, which keeps `flow` in a cookie, and sends the browser to `url`.",
+        results={200: ("Where the browser goes.", api.OpenIdRedirect)},
+        errors={404: NO_OPENID, 503: OPENID_UNAVAILABLE},
+    ),
+    Operation(
+        id="complete_openid",
+        method="POST",
+        path="/api/v1/openid/complete",
+        tag="openid",
+        summary="Sign somebody in who comes back from the OpenID provider",
+        description="The session has the name of the person, and the scopes that the config gives their roles at the "
+        "time of each request. It lasts for twelve hours, until it is ended, or until the config gives it no role.",
+        body=api.OpenIdCallback,
+        results={200: ("The session.", api.NewSession)},
+        errors={
+            403: "This browser has not asked for it (`openid_state`); the person has no role (`no_role`); the provider "
+            "refused (`openid_denied`, `openid_refused`); its answer can't be trusted (`openid_invalid`); the clocks "
+            "differ (`openid_clock_skew`).",
+            404: NO_OPENID,
+            502: "The provider does not accept the client (`openid_client_refused`), or refuses in another way "
+            "(`openid_refused`).",
+            503: f"{OPENID_UNAVAILABLE} Or Redis is (`unavailable`).",
+        },
     ),
     Operation(
         id="alive",

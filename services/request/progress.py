@@ -25,7 +25,7 @@ from breakwater.contracts.execution import Attempt, Progress
 from breakwater.contracts.types import Event, Timestamp, is_identifier
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
-from services.request.auth import holder_of
+from services.request.auth import caller_of
 from services.request.event_stream import (
     Ending,
     EventStream,
@@ -151,8 +151,8 @@ class _Following(EventStream):
                 raise unknown_job(self._job_id)
         else:
             standing = None
-        key = holder_of(self._request)
-        if not key.may(("read",)) and not job_is_of(key, decided, standing):
+        caller = caller_of(self._request)
+        if not caller.may(("read",)) and not job_is_of(caller, decided, standing):
             raise unknown_job(self._job_id)
         return found, decided
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
@@ -24,10 +24,10 @@ from breakwater.bus.errors import BusError
 from breakwater.contracts.api import KeyDetails, OperatorRequest, ReplayDeadLettersRequest
 from breakwater.contracts.types import Event, Message
 from breakwater.errors import Unavailable
-from breakwater.policy.api_keys import ApiKey
+from breakwater.policy.callers import Caller
 from breakwater.policy.redact import Redactor
 from services.request.audit import Actor, AuditLog
-from services.request.auth import holder_of, session_of
+from services.request.auth import caller_of, session_of
 from services.request.operations import Operation
 from services.request.parsing import read_body, read_command, read_query
 from services.request.problems import not_done, not_read
@@ -42,14 +42,13 @@ Form = TypeVar("Form", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest(Generic[Form]):
-    """A request to the API that its key may send, parsed."""
+    """A request to the API that its caller may send, parsed."""
 
     form: Form
     """Its body, or of a GET its query."""
     path: Mapping[str, str]
     """The parameters of its path."""
-    key: ApiKey
-    """The key that it was sent with."""
+    caller: Caller
     why: str
     """The reason that was given, redacted; empty where none was."""
     session: str | None = None
@@ -58,7 +57,7 @@ class ApiRequest(Generic[Form]):
     @property
     def by(self) -> str:
         """Under which name an action is recorded."""
-        return self.key.name
+        return self.caller.name
 
     def reason(self, what: str) -> str:
         """`reset by ops: deployed a fix`."""
@@ -66,7 +65,7 @@ class ApiRequest(Generic[Form]):
 
     def log(self, event: str, **fields: object) -> None:
         """Logs what came of an action."""
-        structlog.get_logger().info(event, by=self.by, key_id=self.key.id, why=self.why or None, **fields)
+        structlog.get_logger().info(event, by=self.by, key_id=self.caller.id, why=self.why or None, **fields)
 
 
 Handler = Callable[[ApiRequest[Any]], Awaitable[Event | Sequence[Event] | str]]
@@ -83,11 +82,11 @@ def endpoint(operation: Operation, handler: Handler, redactor: Redactor, audit: 
     async def respond(request: Request) -> Response:
         form = await _form(operation, request)
         why = redactor.text(_reason_of(form) or "")
-        asked = ApiRequest(form, request.path_params, holder_of(request), why, session_of(request))
+        asked = ApiRequest(form, request.path_params, caller_of(request), why, session_of(request))
         try:
             if operation.method == "POST" and operation.tag != "keys":
                 details = form.model_dump(mode="json", exclude={"reason", "why"}, exclude_defaults=True)
-                async with audit.action(operation.id, actor_of(asked.key), details, why):
+                async with audit.action(operation.id, actor_of(asked.caller), details, why):
                     result = await handler(asked)
             else:
                 result = await handler(asked)
@@ -102,9 +101,9 @@ def endpoint(operation: Operation, handler: Handler, redactor: Redactor, audit: 
     return respond
 
 
-def actor_of(key: ApiKey) -> Actor:
+def actor_of(caller: Caller) -> Actor:
     """Who acts, in the audit log."""
-    return Actor(key.name, "key", key.id)
+    return Actor(caller.name, caller.kind, caller.id)
 
 
 def _etag(body: bytes) -> str:
@@ -118,9 +117,8 @@ def _has(request: Request, etag: str) -> bool:
 
 
 async def show_key(asked: ApiRequest[Message]) -> KeyDetails:
-    """The key that the request was sent with."""
-    key = asked.key
-    return KeyDetails.model_validate(key.model_dump(exclude={"sha256"}))
+    """The key that the request was sent with, or the person."""
+    return KeyDetails.model_validate(asdict(asked.caller))
 
 
 def route(operation: Operation, respond: Endpoint) -> Route:

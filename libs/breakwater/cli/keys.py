@@ -27,6 +27,7 @@ class ScopeName(StrEnum):
     SUBMIT = "submit"
     READ = "read"
     OPERATE = "operate"
+    APPROVE = "approve"
     AUDIT = "audit"
 
 
@@ -68,6 +69,8 @@ def create(
     - read: look at agents, breakers, guards, budgets, alerts, dead letters and metrics
 
     - operate: change how things stand: reset, isolate, raise a cap, acknowledge, resolve, test, replay
+
+    - approve: of these, acknowledge, resolve, raise a cap, let a stopped task continue
 
     - audit: see in the console who did what
 

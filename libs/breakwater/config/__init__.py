@@ -2,6 +2,7 @@
 
 from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
 from breakwater.config.breakers import breaker_of, breakers_of
+from breakwater.config.console import ConsoleSettings, OpenId
 from breakwater.config.diff import changes
 from breakwater.config.live import LiveConfig, require_reloadable
 from breakwater.config.load import (
@@ -39,9 +40,11 @@ __all__ = [
     "ClickHouse",
     "Config",
     "ConfigError",
+    "ConsoleSettings",
     "Limits",
     "LiveConfig",
     "ModelSettings",
+    "OpenId",
     "PythonChannel",
     "RetentionDays",
     "SecretRef",

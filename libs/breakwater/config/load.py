@@ -220,6 +220,7 @@ def named_secrets(config: Config) -> Iterator[tuple[str, SecretRef]]:
         for place, secret in provider.secrets().items():
             yield f"providers.{name}.{place}", secret
     yield from config.alerts.secrets()
+    yield from config.console.secrets()
     yield from _encryption_keys(config)
 
 
@@ -241,8 +242,9 @@ def cipher_of(config: Config) -> Cipher:
 def variables_of(config: Config, service: str) -> frozenset[str]:
     """The environment variables that a service reads because of the config: its secrets, and what `environment` names.
 
-    Secrets of providers are the worker's, those of alerts the alerter's; `request` checks the links in alerts. The keys
-    that texts are encrypted with are for those services that read or show them.
+    Secrets of providers are the worker's, those of alerts the alerter's; `request` checks the links in alerts, and is
+    the client of the OpenID provider. The keys that texts are encrypted with are for those services that read or show
+    them.
     """
     named: Iterable[tuple[str, SecretRef]]
     match service:
@@ -250,8 +252,9 @@ def variables_of(config: Config, service: str) -> frozenset[str]:
             named = (secret for secret in named_secrets(config) if secret[0].startswith("providers."))
         case "alerter":
             named = config.alerts.secrets()
-        case "request" if config.alerts.links is not None:
-            named = (("alerts.links.secret", config.alerts.links.secret),)
+        case "request":
+            links = config.alerts.links
+            named = (*config.console.secrets(), *(() if links is None else (("alerts.links.secret", links.secret),)))
         case _:
             named = ()
     keys = _encryption_keys(config) if service in DECRYPTING else ()

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from breakwater.config.alerts import Alerts
+from breakwater.config.console import ConsoleSettings
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import DUPLICATE_WINDOW_S
 from breakwater.contracts.types import NO_CONTROLS, Identifier, Message, ModelId, Off, UsdAmount
@@ -446,6 +447,7 @@ class Config(Message):
     redaction: RedactionRules = RedactionRules()
     clickhouse: ClickHouse = ClickHouse()
     tracing: Tracing = Tracing()
+    console: ConsoleSettings = ConsoleSettings()
     environment: dict[Literal["worker", "alerter", "request"], tuple[EnvName, ...]] = Field(
         default_factory=dict,
         description="Environment variables that `breakwater up` hands to a service besides those it needs itself: what "

@@ -182,10 +182,10 @@ class Attempt(Event):
 class Cancellation(Event):
     """Who cancelled a job, and why."""
 
-    by: Literal["api_key", "program", "client_disconnect"] = Field(
+    by: Literal["api_key", "person", "program", "client_disconnect"] = Field(
         description="`client_disconnect`: the client of a streamed answer went away."
     )
-    name: str | None = Field(default=None, description="Of the API key, or of the program's NATS user.")
+    name: str | None = Field(default=None, description="Of the API key, the person, or the program's NATS user.")
     key_id: str | None = Field(default=None, description="Of the API key.")
     reason: str | None = Field(default=None, description="As it was given, redacted.")
     at: Timestamp = Field(description="When it was asked for.")

@@ -19,7 +19,7 @@ from breakwater.contracts.types import Identifier, Message, Timestamp
 
 PREFIX = "bw"
 SESSION_PREFIX = "bws"
-"""What the tokens of sessions begin with, which stand for a key."""
+"""What the tokens of sessions begin with, which stand for a key or a person."""
 ID_BYTES = 6
 SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
@@ -31,6 +31,13 @@ _JOB = f"{_JOBS}/"
 _PROGRESS = "/progress"
 _CANCEL = "/cancel"
 _SESSIONS = "/api/v1/sessions"
+_OPENID = "/api/v1/openid"
+_APPROVALS = frozenset(
+    {"/api/v1/alerts/ack", "/api/v1/alerts/resolve", "/api/v1/guards/reset", "/api/v1/budgets/raise"}
+)
+"""What decides on something that a limit has stopped, or a person was called to."""
+OPEN_TO_ALL = frozenset({f"{_OPENID}/begin", f"{_OPENID}/complete"})
+"""What takes no key, as who signs in has none."""
 
 
 def _in_order(scopes: tuple[KeyScope, ...]) -> tuple[KeyScope, ...]:
@@ -56,10 +63,6 @@ class ApiKey(Message):
         if (self.tenants or self.agents) and self.scopes != ("submit",):
             raise ValueError("a key that is bound to tenants or agents has the scope submit alone")
         return self
-
-    def may(self, needed: tuple[KeyScope, ...]) -> bool:
-        """Whether the key has one of the scopes at least."""
-        return any(scope in needed for scope in self.scopes)
 
 
 def mint(
@@ -132,6 +135,8 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
         return ("submit",)
     if method == "POST" and path in (_SESSIONS, f"{_SESSIONS}/end"):
         return ("read",) if path == _SESSIONS else KEY_SCOPES
+    if path in _APPROVALS and not looks:
+        return ("approve", "operate")
     if not looks:
         return ("submit", "operate") if path.startswith(_JOB) and path.endswith(_CANCEL) else ("operate",)
     if not path.startswith(_JOB):

@@ -7,7 +7,12 @@ from typing import Literal
 
 from breakwater.contracts.execution import Cancellation, CancelOrder, ErrorInfo
 
-_WHO = {"api_key": "the API key", "program": "the NATS user", "client_disconnect": "the client's disconnect"}
+_WHO = {
+    "api_key": "the API key",
+    "person": "the user",
+    "program": "the NATS user",
+    "client_disconnect": "the client's disconnect",
+}
 
 
 def cancelled_by(orders: Iterable[CancelOrder], agent: str) -> Cancellation | None:

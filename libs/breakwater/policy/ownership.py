@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from breakwater.contracts.job import Job
-from breakwater.policy.api_keys import ApiKey
+from breakwater.policy.callers import Caller
 
 _DIGEST_BYTES = 16
 _NOT_THE_QUESTION = {"job_id", "reply_to"}
@@ -23,30 +23,30 @@ def job_digest(job: Job | bytes, owner: str | None) -> str:
     return blake2b(b"%s\0%s" % ((owner or "").encode(), job), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def owner_of(key: ApiKey) -> str | None:
-    """To whom belong the jobs that are sent with a key: to all keys of this name.
+def owner_of(caller: Caller) -> str | None:
+    """To whom belong the jobs that a caller sends: to all keys of this name.
 
     None where they belong to more: to all keys of the job's tenant, or of operators.
     """
-    return None if key.tenants or key.may(("operate",)) else key.name
+    return None if caller.tenants or caller.may(("operate",)) else caller.name
 
 
-def may_submit(key: ApiKey, agent: str, tenant: str | None) -> bool:
-    """Whether a key may send a job for an agent in the name of a tenant."""
-    return (not key.agents or agent in key.agents) and (not key.tenants or tenant in key.tenants)
+def may_submit(caller: Caller, agent: str, tenant: str | None) -> bool:
+    """Whether a caller may send a job for an agent in the name of a tenant."""
+    return (not caller.agents or agent in caller.agents) and (not caller.tenants or tenant in caller.tenants)
 
 
-def may_see(key: ApiKey, *, agent: str | None, tenant: str | None, owner: str | None) -> bool:
-    """Whether a job belongs to a key: operators see all, a tenant's keys the tenant's, any other key its own.
+def may_see(caller: Caller, *, agent: str | None, tenant: str | None, owner: str | None) -> bool:
+    """Whether a job belongs to a caller: operators see all, a tenant's keys the tenant's, any other key its own.
 
     Args:
-        key: with the scope `submit`.
+        caller: with the scope `submit`.
         agent: of the job; None where it is not known.
         tenant: of the job.
         owner: the name of the key it belongs to.
     """
-    if key.may(("operate",)):
+    if caller.may(("operate",)):
         return True
-    if agent is None or not may_submit(key, agent, tenant):
+    if agent is None or not may_submit(caller, agent, tenant):
         return False
-    return bool(key.tenants) or owner == key.name
+    return bool(caller.tenants) or owner == caller.name

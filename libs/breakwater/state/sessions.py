@@ -25,11 +25,28 @@ _BEGIN = Script.named("session_begin")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSession:
-    """Somebody who is signed in."""
+class KeySession:
+    """The holder of an API key, who is signed in."""
 
     key_id: str
-    """Of the API key with which they signed in."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersonSession:
+    """Somebody who signed in with OpenID Connect."""
+
+    issuer: str
+    subject: str
+    """The issuer's `sub` of them."""
+    name: str
+    """What they do is recorded under it."""
+    values: tuple[str, ...]
+    """Those of the claim that roles are read from which the config named when they signed in."""
+    id_token: str | None
+    """Given back to the provider to end the session there."""
+
+
+StoredSession = KeySession | PersonSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +101,22 @@ class Sessions:
             return None
         if int(ends_ms) <= seconds * 1000 + micros // 1000:
             return None
-        return Known(session_id, int(began_ms), int(ends_ms), StoredSession(**fields))
+        return Known(session_id, int(began_ms), int(ends_ms), _session(fields))
 
-    async def end(self, token: str) -> None:
-        """Ends a session: from now on its token opens nothing."""
-        parts = _parts(token)
-        if parts is not None and await self.find(token) is not None:
+    async def end(self, token: str) -> Known | None:
+        """Ends a session: from now on its token opens nothing. Returns what it was; None where there was none."""
+        parts, known = _parts(token), await self.find(token)
+        if parts is not None and known is not None:
             async with translated():
                 await cast(Any, self._redis.client.hdel(_key(parts[0]), parts[1]))
+        return known
+
+
+def _session(fields: dict[str, Any]) -> StoredSession:
+    if "key_id" in fields:
+        return KeySession(**fields)
+    fields["values"] = tuple(fields["values"])
+    return PersonSession(**fields)
 
 
 def _parts(token: str) -> tuple[str, str, str] | None:

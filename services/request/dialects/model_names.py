@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from breakwater.config import Agent, Config
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.api_keys import ApiKey
+from breakwater.policy.callers import Caller
 from services.request.parsing import suggestion
 from services.request.problems import Problem
 
@@ -18,7 +18,7 @@ class ModelNameTable:
         self._config = config
         self._longest_first = sorted(config.agents, key=len, reverse=True)
 
-    def resolve(self, name: str, key: ApiKey) -> tuple[str, str | None]:
+    def resolve(self, name: str, caller: Caller) -> tuple[str, str | None]:
         """The agent, and the model of it that is asked for; None for its own.
 
         For a key that is bound to one agent, a model that the agent lists comes before `agent/model`, and what it only
@@ -27,15 +27,15 @@ class ModelNameTable:
         Args:
             name: `agent`, `agent/model`, or a model of the agent that the key is bound to. A model is named by its id,
                 or by its name at the provider.
-            key: that the request was sent with.
+            caller: who sent the request.
 
         Raises:
             Problem: 404, there is no such agent or model for this key.
         """
-        usable = self._usable(key)
+        usable = self._usable(caller)
         if name in usable:
             return name, None
-        bound = key.agents[0] if len(key.agents) == 1 and usable else None
+        bound = caller.agents[0] if len(caller.agents) == 1 and usable else None
         if bound is not None and (model := self._listed(bound, name)) is not None:
             return bound, model
         for agent in (agent for agent in self._longest_first if agent in usable and name.startswith(f"{agent}/")):
@@ -44,19 +44,19 @@ class ModelNameTable:
                 return agent, model
         if bound is not None and (model := self._by_star(bound, name)) is not None:
             return bound, model
-        raise self._not_found(name, key)
+        raise self._not_found(name, caller)
 
-    def listed(self, key: ApiKey) -> Iterator[str]:
-        """Each name that a key may use, but for models that are allowed by `*` only."""
-        for agent in self._usable(key):
+    def listed(self, caller: Caller) -> Iterator[str]:
+        """Each name that a caller may use, but for models that are allowed by `*` only."""
+        for agent in self._usable(caller):
             yield agent
             for model in _listed(self._config.agents[agent]):
                 yield f"{agent}/{model}"
-                if len(key.agents) == 1:
+                if len(caller.agents) == 1:
                     yield model
 
-    def _usable(self, key: ApiKey) -> list[str]:
-        return [agent for agent in self._config.agents if not key.agents or agent in key.agents]
+    def _usable(self, caller: Caller) -> list[str]:
+        return [agent for agent in self._config.agents if not caller.agents or agent in caller.agents]
 
     def _listed(self, name: str, asked: str) -> str | None:
         """The model of an agent with this id, else the first that its provider calls so."""
@@ -76,8 +76,8 @@ class ModelNameTable:
         provider = self._config.provider_name(agent, model)
         return None if provider is None else self._config.name_at_provider(provider, model)
 
-    def _not_found(self, name: str, key: ApiKey) -> Problem:
-        known = list(dict.fromkeys(self.listed(key)))
+    def _not_found(self, name: str, caller: Caller) -> Problem:
+        known = list(dict.fromkeys(self.listed(caller)))
         message = (
             f"the model {name!r} does not exist, or this API key may not use it: `model` is an agent, `agent/model`, "
             f"or any model of the agent that the key is bound to{suggestion(name, known)}"

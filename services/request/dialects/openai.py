@@ -34,7 +34,7 @@ from breakwater.policy.cancellation import ends_with_client
 from breakwater.policy.chat_completions import completion_of, error_of, job_of
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.unanswered import Unanswered
-from services.request.auth import holder_of
+from services.request.auth import caller_of
 from services.request.cancels import Cancels
 from services.request.dialects.model_names import ModelNameTable
 from services.request.dialects.openai_stream import ChatStream, ChunkInbox
@@ -119,13 +119,13 @@ class OpenAIRoutes:
 
     async def list_models(self, asked: ApiRequest[Any]) -> api.ModelNames:
         """GET: what `model` may be, for this key."""
-        names = dict.fromkeys(self._names.listed(asked.key))
+        names = dict.fromkeys(self._names.listed(asked.caller))
         return api.ModelNames(data=tuple(api.ModelName(id=name, created=self._created) for name in names))
 
     async def show_model(self, asked: ApiRequest[Any]) -> api.ModelName:
         """GET of one. Raises Problem: 404."""
         name = asked.path["model"]
-        self._names.resolve(name, asked.key)
+        self._names.resolve(name, asked.caller)
         return api.ModelName(id=name, created=self._created)
 
     async def complete(self, request: Request) -> Response:
@@ -218,13 +218,13 @@ class OpenAIRoutes:
             raise Problem(
                 400, "invalid_request", message, [FieldError(path="stream_options", message="needs `stream`")]
             )
-        key, headers = holder_of(request), request.headers
-        agent, model = self._names.resolve(asked.model, key)
+        caller, headers = caller_of(request), request.headers
+        agent, model = self._names.resolve(asked.model, caller)
         try:
             job = job_of(asked, options_of(headers, asked.breakwater), agent, model)
         except ValidationError as error:
             raise invalid_job(FieldError(path=one.path, message=one.message) for one in problems(error)) from None
-        prepare = partial(self._jobs.prepare, key, job, job.model_dump_json(exclude_unset=True).encode())
+        prepare = partial(self._jobs.prepare, caller, job, job.model_dump_json(exclude_unset=True).encode())
         request_id, idempotency_key = request.scope[_REQUEST_ID], headers.get("idempotency-key")
         sent, retries = prepare(idempotency_key, request_id), headers.get("x-stainless-retry-count")
         has_key = idempotency_key is not None
@@ -234,8 +234,8 @@ class OpenAIRoutes:
         return _Call(
             sent=sent,
             request_id=request_id,
-            key_id=key.id,
-            question=":".join((key.id, sent.digest, idempotency_key or "")) if recorded else None,
+            key_id=caller.id,
+            question=":".join((caller.id, sent.digest, idempotency_key or "")) if recorded else None,
             attaches=has_key or retries not in {None, "0"},
             repeats=retries not in {None, "0"},
             cancels=cancels,

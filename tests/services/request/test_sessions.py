@@ -66,7 +66,7 @@ async def test_a_session_has_the_rights_of_its_key_at_every_replica_until_it_is_
             "POST", "/api/v1/jobs", json={"agent": "writer", "prompt": "x"}, headers=with_token(token)
         )
         assert refused.status == 403
-    assert (await end(governed, token)).json == {"ended": True}
+    assert (await end(governed, token)).json == {"ended": True, "continue_at": None}
     for api in (governed, replica):
         assert ((await look(api, token)).status, (await end(api, token)).status) == (401, 401)
     assert (await look(governed, key)).status == 200

@@ -1,0 +1,134 @@
+"""The settings of the console: where people reach it, and how they sign in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from breakwater.config.alerts import Network
+from breakwater.contracts.api import Role
+from breakwater.contracts.types import Identifier, Message
+from breakwater.errors import ConfigError
+from breakwater.secret_refs import Secret, SecretRef
+
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+_OPENID_SCOPE = r"^[\x21\x23-\x5b\x5d-\x7e]+$"
+"""What RFC 6749 lets a scope be."""
+
+
+def secure_url(url: str) -> str:
+    """Checks that a URL is usable and, off this machine, encrypted. Raises ValueError."""
+    try:
+        parts = urlsplit(url)
+        usable = bool(parts.hostname) and parts.port != 0 and parts.username is None
+        usable = usable and url.isprintable() and " " not in url
+        secure = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _THIS_MACHINE)
+    except ValueError:
+        usable = secure = False
+    if not usable or not secure:
+        raise ValueError("must be a URL with https:// and a host; http:// is for this machine only")
+    return url
+
+
+def _no_more_than_a_host(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError("must end after the host and port: the console's pages begin at /")
+    return url.rstrip("/")
+
+
+def _no_query(url: str) -> str:
+    if "?" in url or "#" in url:
+        raise ValueError("must have neither a query nor a fragment")
+    return url
+
+
+ClaimValue = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+
+
+class OpenId(Message):
+    """Signing in with OpenID Connect, by the authorization code flow with PKCE."""
+
+    issuer: Annotated[str, AfterValidator(secure_url), AfterValidator(_no_query)] = Field(
+        description="The provider, exactly as it names itself: its `/.well-known/openid-configuration` says all else."
+    )
+    client_id: Annotated[str, StringConstraints(min_length=1, max_length=500)]
+    client_secret: Secret | None = Field(
+        default=None, description="None for a public client. Only `request` needs it, and reads it when it starts."
+    )
+    label: Identifier | None = Field(
+        default=None, description="What the button says: Sign in with …; by default the issuer's host."
+    )
+    scopes: tuple[Annotated[str, StringConstraints(pattern=_OPENID_SCOPE)], ...] = Field(
+        default=("profile", "email"), description="What is asked for, besides `openid`."
+    )
+    name_claim: str = Field(
+        default="email",
+        min_length=1,
+        description="The claim under which what a person does is recorded. Without it, and for an address that is not "
+        "verified, their `sub`.",
+    )
+    roles_claim: str = Field(
+        default="groups",
+        min_length=1,
+        description="The claim that roles are read from, a text or a list; `a.b` is `b` inside `a`.",
+    )
+    roles: dict[Role, tuple[ClaimValue, ...]] = Field(
+        default_factory=dict, description="The values of the claim that give each role. A person may have several."
+    )
+    default_role: Role | None = Field(
+        default=None,
+        description="The role of everybody else who can sign in at the issuer. By default, they are refused.",
+    )
+    allow_networks: tuple[Network, ...] = Field(
+        default=(),
+        description="Private networks in which the issuer's endpoints may be, such as `10.1.0.0/16`. On its own host "
+        "they may be anywhere.",
+    )
+
+    @model_validator(mode="after")
+    def _somebody_gets_in(self) -> Self:
+        if not self.default_role and not any(self.roles.values()):
+            raise ValueError("give the values of `roles`, or a default_role: nobody could sign in")
+        return self
+
+    @property
+    def shown_as(self) -> str:
+        """What the button says."""
+        return self.label or urlsplit(self.issuer).hostname or self.issuer
+
+    @property
+    def role_values(self) -> frozenset[str]:
+        """All values of the claim that give a role."""
+        return frozenset(value for values in self.roles.values() for value in values)
+
+    def secret(self) -> str | None:
+        """What the client shows the provider; None for a public one. Raises ConfigError: it can't be read."""
+        try:
+            return None if self.client_secret is None else self.client_secret.read()
+        except ConfigError as error:
+            raise ConfigError(f"console.openid.client_secret: {error}") from error
+
+
+class ConsoleSettings(Message):
+    """The console."""
+
+    url: Annotated[str, AfterValidator(secure_url), AfterValidator(_no_more_than_a_host)] | None = Field(
+        default=None,
+        description="Where people's browsers reach it, such as `https://breakwater.example.com`. Needed for `openid`.",
+    )
+    openid: OpenId | None = None
+
+    @model_validator(mode="after")
+    def _the_provider_knows_where_to_send_people(self) -> Self:
+        if self.openid is not None and self.url is None:
+            raise ValueError("openid needs url: where the provider sends people back to")
+        return self
+
+    def secrets(self) -> Iterator[tuple[str, SecretRef]]:
+        """Every secret of the console, with its place in the config."""
+        if self.openid is not None and self.openid.client_secret is not None:
+            yield "console.openid.client_secret", self.openid.client_secret

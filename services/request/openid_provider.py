@@ -1,0 +1,342 @@
+"""The OpenID provider: what it says of itself, the codes that it redeems, and the ID tokens that it issues, checked.
+
+Its answers are bounded in time and size, and no redirect is followed. Endpoints on other hosts than the issuer's have
+to be at public addresses, unless the config allows a network: so what the provider says of itself makes no request to
+addresses that only this machine can reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import ip_network
+from typing import Annotated, Any, cast
+from urllib.parse import quote_plus, urlsplit
+
+import aiohttp
+import structlog
+from joserfc import jwt
+from joserfc.errors import ExpiredTokenError, InvalidClaimError, InvalidKeyIdError, JoseError
+from joserfc.jwk import KeySet, KeySetSerialization
+from joserfc.jws import JWSRegistry
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+from yarl import URL
+
+from breakwater.config import OpenId
+from breakwater.config.console import secure_url
+from breakwater.contracts.types import Event
+from breakwater.guarded_http import AddressRefused, Redirected, guarded_session
+from breakwater.policy.openid_flow import SignInFlow
+from services.request.problems import Problem, unavailable
+
+TIMEOUT_S = 5.0
+"""For each request."""
+COMPLETE_WITHIN_S = 12.0
+"""For all requests of a sign-in: those who ask for it wait for 15 s."""
+KEPT_S = 3_600.0
+"""How long what the provider says of itself, and its keys, are used without asking again."""
+LEEWAY_S = 60
+"""How far its clock and ours may differ."""
+MOST_AT_ONCE = 20
+"""Sign-ins that are asked of it at the same time. Anybody may begin one, so there is a bound."""
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+"""Signatures with a key pair. Never `none`, and none by a shared secret."""
+
+_ANYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+_Endpoint = Annotated[str, AfterValidator(secure_url)]
+_CODE = re.compile(r"[a-z_]{1,64}\Z")
+
+
+class ProviderMetadata(Event):
+    """What a provider says of itself, as far as it is used."""
+
+    issuer: str
+    authorization_endpoint: _Endpoint
+    token_endpoint: _Endpoint
+    jwks_uri: _Endpoint
+    userinfo_endpoint: _Endpoint | None = None
+    end_session_endpoint: _Endpoint | None = None
+    token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
+    authorization_response_iss_parameter_supported: bool = False
+
+
+class _Tokens(Event):
+    id_token: str
+    access_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignedIn:
+    """Who has signed in at the provider."""
+
+    id_token: str
+    claims: Mapping[str, Any]
+    """Of the ID token, and those of userinfo that it lacks."""
+
+
+class OpenIdProvider:
+    """The client of one provider. Its methods raise Problem, whose text is for the person who signs in.
+
+    Args:
+        settings: of the config.
+        secret: the client's; None for a public client.
+        redirect_uri: where the provider sends browsers back to.
+        now: seconds since the epoch.
+    """
+
+    def __init__(
+        self, settings: OpenId, secret: str | None, redirect_uri: str, now: Callable[[], float] = time.time
+    ) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._redirect_uri = redirect_uri
+        self._now = now
+        self._host = urlsplit(settings.issuer).hostname or ""
+        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+        self._metadata: tuple[float, ProviderMetadata] | None = None
+        self._keys: tuple[float, KeySet] | None = None
+
+    async def authorization_url(self, flow: SignInFlow) -> str:
+        """Where a browser begins to sign in."""
+        async with self._bounded():
+            metadata = await self._read_metadata()
+        asked = {
+            "response_type": "code",
+            "client_id": self._settings.client_id,
+            "redirect_uri": self._redirect_uri,
+            "scope": " ".join(dict.fromkeys(("openid", *self._settings.scopes))),
+            "state": flow.state,
+            "nonce": flow.nonce,
+            "code_challenge": flow.challenge,
+            "code_challenge_method": "S256",
+        }
+        return str(URL(metadata.authorization_endpoint).update_query(asked))
+
+    async def redeem(self, flow: SignInFlow, code: str, issuer: str | None) -> SignedIn:
+        """Redeems the code that a browser has brought back. `issuer`: its parameter `iss` (RFC 9207)."""
+        async with self._bounded():
+            metadata = await self._read_metadata()
+            if issuer != metadata.issuer and (issuer or metadata.authorization_response_iss_parameter_supported):
+                raise self._invalid("the answer is not from this issuer")
+            tokens = await self._redeem(metadata, flow, code)
+            claims = await self._verified(metadata, tokens.id_token, flow)
+            return SignedIn(tokens.id_token, await self._completed(metadata, claims, tokens.access_token))
+
+    async def end_session_url(self, id_token: str | None, then: str) -> str | None:
+        """Where a browser signs out of the provider, too; None where that does not offer it, or does not respond."""
+        try:
+            async with self._bounded():
+                metadata = await self._read_metadata()
+        except Problem:
+            return None
+        if metadata.end_session_endpoint is None:
+            return None
+        query = {"client_id": self._settings.client_id, "post_logout_redirect_uri": then}
+        hint = {} if id_token is None else {"id_token_hint": id_token}
+        return str(URL(metadata.end_session_endpoint).update_query({**hint, **query}))
+
+    @asynccontextmanager
+    async def _bounded(self) -> AsyncGenerator[None]:
+        if self._places.locked():
+            raise unavailable("openid_busy", f"{MOST_AT_ONCE} people are signing in at the same time; try again")
+        try:
+            async with self._places, asyncio.timeout(COMPLETE_WITHIN_S):
+                yield
+        except TimeoutError:
+            raise self._unavailable(f"it took over {COMPLETE_WITHIN_S:g} s") from None
+
+    async def _read_metadata(self) -> ProviderMetadata:
+        if self._metadata is not None and time.monotonic() - self._metadata[0] < KEPT_S:
+            return self._metadata[1]
+        url = self._settings.issuer.rstrip("/") + "/.well-known/openid-configuration"
+        _, document = await self._ask("GET", url, only=200)
+        try:
+            found = ProviderMetadata.model_validate(document)
+        except ValidationError as error:
+            mistake = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in mistake["loc"])
+            raise self._unavailable(f"its openid-configuration is wrong: {where}: {mistake['msg']}") from None
+        if found.issuer != self._settings.issuer:
+            raise self._unavailable(f"it calls itself {found.issuer!r}, and console.openid.issuer is another")
+        self._metadata = time.monotonic(), found
+        return found
+
+    async def _redeem(self, metadata: ProviderMetadata, flow: SignInFlow, code: str) -> _Tokens:
+        body = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": self._redirect_uri,
+            "code_verifier": flow.verifier,
+        }
+        client_id, headers = self._settings.client_id, dict[str, str]()
+        if self._secret is None:
+            body["client_id"] = client_id
+        elif "client_secret_basic" in metadata.token_endpoint_auth_methods_supported:
+            headers["Authorization"] = aiohttp.encode_basic_auth(quote_plus(client_id), quote_plus(self._secret))
+        else:
+            body |= {"client_id": client_id, "client_secret": self._secret}
+        status, document = await self._ask("POST", metadata.token_endpoint, data=body, headers=headers)
+        given = cast("dict[str, object]", document) if isinstance(document, dict) else {}
+        if status != 200:
+            raise self._not_redeemed(status, str(given.get("error", "")))
+        try:
+            return _Tokens.model_validate(given)
+        except ValidationError:
+            raise self._invalid("there is no ID token in its answer") from None
+
+    async def _verified(self, metadata: ProviderMetadata, id_token: str, flow: SignInFlow) -> dict[str, Any]:
+        try:
+            try:
+                claims = self._decoded(id_token, await self._read_keys(metadata))
+            except InvalidKeyIdError:
+                # The provider has a new key. Asked once: a second time it would say the same.
+                claims = self._decoded(id_token, await self._read_keys(metadata, again=True))
+            self._check(metadata, claims, flow)
+        except JoseError as error:
+            # Of a claim that is wrong the value stays out: it may name somebody.
+            raise self._invalid(str(error)) from None
+        return claims
+
+    def _decoded(self, id_token: str, keys: KeySet) -> dict[str, Any]:
+        # Headers that the library does not know are no mistake, unless `crit` names them.
+        registry = JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
+        try:
+            return jwt.decode(id_token, keys, algorithms=ALGORITHMS, registry=registry).claims
+        except ValueError as error:
+            raise self._invalid(f"its ID token can't be read: {error}") from None
+
+    def _check(self, metadata: ProviderMetadata, claims: dict[str, Any], flow: SignInFlow) -> None:
+        client_id, now = self._settings.client_id, int(self._now())
+        checks = jwt.JWTClaimsRegistry(
+            now,
+            LEEWAY_S,
+            iss={"essential": True, "value": metadata.issuer},
+            aud={"essential": True, "value": client_id},
+            nonce={"essential": True, "value": flow.nonce},
+            sub={"essential": True},
+            exp={"essential": True},
+            iat={"essential": True},
+        )
+        try:
+            checks.validate(claims)
+        except ExpiredTokenError:
+            raise self._skewed(f"its ID token has expired {now - int(claims['exp'])} s ago") from None
+        except InvalidClaimError as error:
+            ahead = claims.get(error.claim, 0) if error.claim in ("iat", "nbf") else 0
+            if isinstance(ahead, int | float) and ahead > now + LEEWAY_S:
+                raise self._skewed(f"its ID token is from {int(ahead) - now} s in the future") from None
+            raise
+        others = isinstance(claims["aud"], list) and len(cast("list[str]", claims["aud"])) > 1
+        if claims.get("azp", None if others else client_id) != client_id:
+            raise self._invalid("its ID token was issued to another client")
+        subject = claims["sub"]
+        if not (subject.isascii() and subject.isprintable() and len(subject) <= 255):
+            raise self._invalid("its ID token names nobody: sub")
+
+    async def _read_keys(self, metadata: ProviderMetadata, *, again: bool = False) -> KeySet:
+        if self._keys is not None and not again and time.monotonic() - self._keys[0] < KEPT_S:
+            return self._keys[1]
+        _, document = await self._ask("GET", metadata.jwks_uri, only=200)
+        try:
+            found = TypeAdapter(dict[str, list[dict[str, Any]]]).validate_python(document)
+            signing = [key for key in found["keys"] if key.get("use", "sig") == "sig"]
+            keys = KeySet.import_key_set(cast(KeySetSerialization, {"keys": signing}))
+        except (ValidationError, KeyError, ValueError, JoseError):
+            raise self._unavailable("its keys (jwks_uri) can't be read") from None
+        self._keys = time.monotonic(), keys
+        return keys
+
+    async def _completed(
+        self, metadata: ProviderMetadata, claims: dict[str, Any], access_token: str | None
+    ) -> dict[str, Any]:
+        """The claims, with those of userinfo where the ID token lacks one that is needed."""
+        roots = (self._settings.name_claim, self._settings.roles_claim)
+        missing = any(name not in claims and name.partition(".")[0] not in claims for name in roots)
+        if not missing or metadata.userinfo_endpoint is None or access_token is None:
+            return claims
+        headers = {"Authorization": f"Bearer {access_token}"}
+        _, document = await self._ask("GET", metadata.userinfo_endpoint, headers=headers, only=200)
+        more = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
+        if more.get("sub") != claims["sub"]:
+            raise self._invalid("its userinfo is of somebody else")
+        return {**more, **claims}
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        data: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        only: int | None = None,
+    ) -> tuple[int, object]:
+        """The status and the JSON of an answer. `only`: the one status that is no mistake."""
+        allowed = _ANYWHERE if urlsplit(url).hostname == self._host else self._settings.allow_networks
+        sent = {"Accept": "application/json", **(headers or {})}
+        try:
+            async with (
+                guarded_session(allowed, TIMEOUT_S) as http,
+                http.request(method, url, data=data, headers=sent) as response,
+            ):
+                status, body = response.status, await response.read()
+            document: object = json.loads(body) if body else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise self._unavailable(_reason(error), url=url, error=repr(error)) from error
+        if only is not None and status != only:
+            raise self._unavailable(f"it answers with HTTP {status}", url=url)
+        return status, document
+
+    def _not_redeemed(self, status: int, code: str) -> Problem:
+        code = code if _CODE.match(code) else f"HTTP {status}"
+        structlog.get_logger().warning("openid_code_refused", issuer=self._settings.issuer, error=code)
+        if code == "invalid_grant":
+            return Problem(403, "openid_refused", f"{self._host} takes this sign-in for used or too old; sign in again")
+        if code in ("invalid_client", "unauthorized_client"):
+            message = (
+                f"{self._host} does not accept Breakwater as a client ({code}): check console.openid in the config"
+            )
+            return Problem(502, "openid_client_refused", message)
+        return Problem(502, "openid_refused", f"{self._host} refused the sign-in: {code}")
+
+    def _unavailable(self, why: str, **logged: str) -> Problem:
+        structlog.get_logger().warning("openid_unavailable", issuer=self._settings.issuer, why=why, **logged)
+        return unavailable(
+            "openid_unavailable",
+            f"signing in at {self._host} is not possible now: {why}. Try again; API keys work meanwhile",
+        )
+
+    def _invalid(self, why: str) -> Problem:
+        structlog.get_logger().warning("openid_invalid", issuer=self._settings.issuer, why=why)
+        return Problem(403, "openid_invalid", f"what {self._host} answers can't be trusted: {why}; sign in again")
+
+    def _skewed(self, why: str) -> Problem:
+        structlog.get_logger().warning("openid_clock_skew", issuer=self._settings.issuer, why=why)
+        message = f"the clocks of {self._host} and of this plane differ: {why}, by the plane's clock. Check both (NTP)"
+        return Problem(403, "openid_clock_skew", message)
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no answer, without addresses: anybody may ask. The log has the rest."""
+    match error:
+        case Redirected():
+            return f"it answers with a redirect ({error.status})"
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
+            return "its certificate is not trusted here"
+        case aiohttp.ClientConnectorError(os_error=AddressRefused()) | AddressRefused():
+            return "an endpoint of it is at an address that is not public (console.openid.allow_networks)"
+        case aiohttp.ClientConnectorError():
+            return "no connection can be made"
+        case TimeoutError():
+            return f"it does not respond within {TIMEOUT_S:g} s"
+        case aiohttp.ClientPayloadError():
+            return "its answer is too long, or breaks off"
+        case ValueError():
+            return "it does not answer with JSON"
+        case _:
+            return "the connection broke"
