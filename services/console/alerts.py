@@ -132,7 +132,7 @@ def routes(context: PageContext) -> list[Route]:
         return await _change(request, "resolve", "is resolved")
 
     async def _change(request: Request, action: Literal["ack", "resolve"], outcome: str) -> Response:
-        session, fields = await submitted(request)
+        session, fields = await submitted(request, approval=True)
         incident_id = fields.get("incident_id")
         body = {"incident_id": incident_id, "reason": reason_of(fields)}
         if (result := await act(session, dict[str, Any], f"alerts/{action}", body)) is not None:

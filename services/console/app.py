@@ -22,6 +22,7 @@ from starlette.types import Scope
 from breakwater.analytics.client import connect
 from breakwater.api_client import ApiClient, ApiError, ApiKeyRefused
 from breakwater.config import Config, cipher_of
+from breakwater.contracts.api import OPENID_CALLBACK
 from breakwater.http_metrics import CountRequests
 from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.metrics import HttpMetrics
@@ -38,7 +39,7 @@ from services.console import (
     executions,
     overview,
 )
-from services.console.auth import RequireSignIn, SignIn, to_sign_in
+from services.console.auth import OPENID, RequireSignIn, SignIn, to_sign_in
 from services.console.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from services.console.operator_actions import FormRefused
 from services.console.pages import HEADERS, PageContext, PageRenderer
@@ -75,6 +76,7 @@ class ConsoleService:
             config.budgets.zone,
             cipher_of(config),
         )
+        self._provider = _provider_of(config)
         self._server = Server(self._app(), drain_s=DRAIN_S, release=lambda: None, stopping=self._context.stopping.set)
 
     async def run(self) -> None:
@@ -101,6 +103,7 @@ class ConsoleService:
         """Shows pages by another config from now on."""
         self._context.placeholder = config.redaction.placeholder
         self._context.trace_template = config.tracing.url_template
+        self._provider = _provider_of(config)
 
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""
@@ -109,11 +112,13 @@ class ConsoleService:
     def _app(self) -> Starlette:
         """The pages, behind the sign-in."""
         sessions = KnownSessions()
-        sign_in = SignIn(sessions, self._api, self._pages)
+        sign_in = SignIn(sessions, self._api, self._pages, lambda: self._provider)
         routes = [
             *(route for page in PAGES for route in page.routes(self._context)),
             Route("/sign-in", sign_in.show, methods=["GET"]),
             Route("/sign-in", sign_in.sign_in, methods=["POST"]),
+            Route(OPENID, sign_in.begin_openid, methods=["GET"]),
+            Route(OPENID_CALLBACK, sign_in.complete_openid, methods=["GET"]),
             Route("/sign-out", sign_in.sign_out, methods=["POST"]),
             Route("/healthz", _alive, methods=["GET"]),
             Mount("/static", GZipMiddleware(_Static(packages=STATIC_FILES))),
@@ -171,6 +176,11 @@ class _Static(StaticFiles):
         response.headers["Cache-Control"] = f"public, max-age={YEAR_S}" if scope["query_string"] else "no-cache"
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
+
+
+def _provider_of(config: Config) -> str | None:
+    """What the OpenID provider is called; None where there is none."""
+    return None if config.console.openid is None else config.console.openid.shown_as
 
 
 async def _alive(_: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Signing in with an API key; everything else requires it."""
+"""Signing in with an API key or with OpenID Connect; everything else requires it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Literal, TypedDict
-from urllib.parse import urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import structlog
 from pydantic import SecretStr
@@ -17,7 +17,14 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breakwater.api_client import ApiClient, ApiError, ApiKeyRefused
-from breakwater.contracts.api import EndedSession, KeyDetails, NewSession
+from breakwater.contracts.api import (
+    OPENID_CALLBACK,
+    EndedSession,
+    KeyDetails,
+    NewSession,
+    OpenIdCallback,
+    OpenIdRedirect,
+)
 from breakwater.policy.api_keys import is_session
 from services.console.operator_actions import read_form
 from services.console.pages import PageRenderer
@@ -34,13 +41,21 @@ from services.console.sessions import (
 COOKIE = "breakwater_console"
 NOTICES = "breakwater_notices"
 NOTICES_S = 300
+FLOW = "breakwater_sign_in"
+"""The cookie of somebody who was sent to the OpenID provider: the flow, and where they want to go."""
+FLOW_S = 600
+"""How long they may take there."""
+OPENID = "/sign-in/openid"
 CHECK_EVERY_S = 10.0
 """How soon the sessions of a revoked key, and those that were ended elsewhere, are out."""
 CHECK_TIMEOUT_S = 3.0
 UNCHECKED_S = 300.0
 """For how long sessions can go on reading what is recorded while the HTTP API is unavailable."""
 
-_OPEN = ("/sign-in", "/healthz")
+_OPEN = ("/sign-in", OPENID, OPENID_CALLBACK, "/healthz")
+_BROUGHT = tuple(OpenIdCallback.model_fields.keys() - {"flow"})
+MOST_WANTED = 2_000
+"""Bytes of a page's path that a cookie still holds."""
 _WHY = {
     "ended": "Your session has ended, or its key was revoked. Sign in again.",
     "expired": "Your session had expired, and nothing was done. Sign in and submit the form again.",
@@ -126,12 +141,22 @@ class RequireSignIn:
 
 
 class SignIn:
-    """Signing in and out."""
+    """Signing in and out.
 
-    def __init__(self, sessions: KnownSessions, api: ApiClient, pages: PageRenderer) -> None:
+    Args:
+        sessions: that are known here.
+        api: the HTTP API.
+        pages: what renders them.
+        provider: what the OpenID provider is called now; None where there is none.
+    """
+
+    def __init__(
+        self, sessions: KnownSessions, api: ApiClient, pages: PageRenderer, provider: Callable[[], str | None]
+    ) -> None:
         self._sessions = sessions
         self._api = api
         self._pages = pages
+        self._provider = provider
 
     async def show(self, request: Request) -> Response:
         """GET: the page."""
@@ -165,38 +190,79 @@ class SignIn:
             session = await api.act(NewSession, "sessions", {})
         except ApiError as error:
             return self._page(request, wanted, error.message, error.status)
+        self._sessions.add(session.token, holder, time.monotonic())
+        return await self._signed_in(request, session, wanted)
+
+    async def begin_openid(self, request: Request) -> Response:
+        """GET: 303 to the OpenID provider. A link, as the content security policy lets no form end elsewhere."""
+        wanted = request.query_params.get("next", "")
+        try:
+            flow = await self._api.act(OpenIdRedirect, "openid/begin", {})
+        except ApiError as error:
+            return self._page(request, wanted, error.message, error.status)
+        response = RedirectResponse(flow.url, 303, {"Cache-Control": "no-store"})
+        kept = f"{flow.flow}.{quote(_local(wanted)[:MOST_WANTED], safe='')}"
+        response.set_cookie(FLOW, kept, max_age=FLOW_S, path=OPENID, **_cookie_for(request))
+        return response
+
+    async def complete_openid(self, request: Request) -> Response:
+        """GET, where the provider sends people back to: 303 to the page that was asked for; or the problem."""
+        flow, _, wanted = request.cookies.get(FLOW, "").partition(".")
+        wanted, response = unquote(wanted), None
+        brought = {name: request.query_params[name] for name in _BROUGHT if name in request.query_params}
+        if not flow:
+            text = "This sign-in took over ten minutes, or the browser kept no cookie. Sign in again."
+            return self._page(request, wanted, text, 403)
+        try:
+            session = await self._api.act(NewSession, "openid/complete", {**brought, "flow": flow})
+        except ApiError as error:
+            response = self._page(request, wanted, error.message, error.status)
+        else:
+            response = await self._signed_in(request, session, wanted)
+        response.delete_cookie(FLOW, path=OPENID, **_cookie_for(request))
+        return response
+
+    async def sign_out(self, request: Request) -> Response:
+        """POST: 303 to the sign-in page. Where the session can't be ended it says so, and the cookie stays.
+
+        Who signed in at an OpenID provider is led there, to sign out of it, too.
+        """
+        if not _same_site(request):
+            return _from_another_site(self._pages, request)
+        try:
+            ended = await self._end(request)
+        except ApiError as error:
+            text = f"{error.message}. Try again, or wait: a session ends by itself after twelve hours."
+            return self._pages.plain(request, error.status, "You are still signed in", text)
+        if ended is not None and ended.continue_at is not None:
+            # A page, and no redirect: the content security policy lets the form of signing out end here alone.
+            response = self._pages.render(request, "signed_out.html", url=ended.continue_at, provider=self._provider())
+        else:
+            response = RedirectResponse("/sign-in", 303)
+        for name in (COOKIE, NOTICES):
+            response.delete_cookie(name, **_cookie_for(request))
+        return response
+
+    async def _signed_in(self, request: Request, session: NewSession, wanted: str) -> Response:
         # Signing in again in the same browser replaces the session. One that can't be ended now ends by its time.
         with suppress(ApiError):
             await self._end(request)
-        self._sessions.add(session.token, holder, time.monotonic())
         response = RedirectResponse(_local(wanted), 303)
         lasts_s = int((session.ends_at - datetime.now(UTC)).total_seconds())
         response.set_cookie(COOKIE, session.token, max_age=lasts_s, **_cookie_for(request))
         return response
 
-    async def sign_out(self, request: Request) -> Response:
-        """POST: 303 to the sign-in page. Where the session can't be ended it says so, and the cookie stays."""
-        if not _same_site(request):
-            return _from_another_site(self._pages, request)
-        try:
-            await self._end(request)
-        except ApiError as error:
-            text = f"{error.message}. Try again, or wait: a session ends by itself after twelve hours."
-            return self._pages.plain(request, error.status, "You are still signed in", text)
-        response = RedirectResponse("/sign-in", 303)
-        for name in (COOKIE, NOTICES):
-            response.delete_cookie(name, **_cookie_for(request))
-        return response
-
-    async def _end(self, request: Request) -> None:
-        """Ends the session of the browser, if it has one. Raises ApiError."""
+    async def _end(self, request: Request) -> EndedSession | None:
+        """Ends the session of the browser; None if it has none. Raises ApiError."""
         if is_session(token := request.cookies.get(COOKIE, "")):
             self._sessions.forget(token)
             with suppress(ApiKeyRefused):
-                await self._api.with_key(SecretStr(token)).act(EndedSession, "sessions/end", {})
+                return await self._api.with_key(SecretStr(token)).act(EndedSession, "sessions/end", {})
+        return None
 
     def _page(self, request: Request, wanted: str, wrong: str | None, status: int = 200) -> Response:
-        return self._pages.render(request, "sign_in.html", status=status, next=_local(wanted), wrong=wrong)
+        values = {"next": _local(wanted), "wrong": wrong, "provider": self._provider()}
+        return self._pages.render(request, "sign_in.html", status=status, **values)
 
 
 class _Cookie(TypedDict):

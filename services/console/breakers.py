@@ -148,7 +148,7 @@ def routes(context: PageContext) -> list[Route]:
         return back_to("/breakers")
 
     async def reset_task(request: Request) -> Response:
-        session, fields = await submitted(request)
+        session, fields = await submitted(request, approval=True)
         task = fields.get("task_id")
         body = {"task_id": task, "tenant": fields.get("tenant") or None, "reason": reason_of(fields)}
         if await act(session, dict[str, Any], "guards/reset", body) is not None:

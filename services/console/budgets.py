@@ -190,7 +190,7 @@ def routes(context: PageContext) -> list[Route]:
         return context.pages.render(request, "budget_reconciliation.html", compared=compared)
 
     async def raise_cap(request: Request) -> Response:
-        session, fields = await submitted(request)
+        session, fields = await submitted(request, approval=True)
         name, given, reason = request.path_params["name"], fields.get("limit_usd"), reason_of(fields) or ""
         wanted = given.strip().removeprefix("$").strip()
         known = await fetched(session.api.read(BudgetList, "budgets"))

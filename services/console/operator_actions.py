@@ -69,17 +69,22 @@ async def read_form(request: Request) -> Fields:
         raise FormRefused(422, "The request body is not a form.") from error
 
 
-async def submitted(request: Request) -> tuple[Session, Fields]:
+async def submitted(request: Request, *, approval: bool = False) -> tuple[Session, Fields]:
     """The sender and the fields of an action's form.
 
+    Args:
+        request: the form.
+        approval: whether the scope `approve` is enough for the action.
+
     Raises:
-        FormRefused: it was not sent from one of our pages, or the sender's key does not allow actions.
+        FormRefused: it was not sent from one of our pages, or the sender may not take the action.
     """
     session, fields = session_of(request), await read_form(request)
     if not hmac.compare_digest(fields.get("csrf", "").encode(), session.csrf.encode()):
         raise FormRefused(403, "This form is too old, or was sent by another site. Reload the page and try again.")
-    if not session.may_operate:
-        raise FormRefused(403, f"The key {session.name!r} is read-only: it lacks the scope `operate`.")
+    if not (session.may_approve if approval else session.may_operate):
+        needed = "`operate` or `approve`" if approval else "`operate`"
+        raise FormRefused(403, f"{session.name!r} may not do that: it takes the scope {needed}.")
     return session, fields
 
 

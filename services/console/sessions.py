@@ -73,8 +73,20 @@ class Session:
 
     @property
     def may_operate(self) -> bool:
-        """Whether they may act, and not only read."""
+        """Whether they may take all actions, and not only look."""
         return "operate" in self.known.key.scopes
+
+    @property
+    def may_approve(self) -> bool:
+        """Whether they may decide on incidents, stopped tasks and caps."""
+        return self.may_operate or "approve" in self.known.key.scopes
+
+    @property
+    def described(self) -> str:
+        """What they may do, in a word; empty for the holder of a key who may do everything."""
+        if self.known.key.roles:
+            return ", ".join(self.known.key.roles)
+        return "" if self.may_operate else "approver" if self.may_approve else "read-only"
 
     @property
     def may_audit(self) -> bool:

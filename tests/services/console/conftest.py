@@ -126,9 +126,9 @@ def interface(stub: Stub) -> Stub:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncGenerator[str]:
+async def running(settings: Settings, config: str = CONFIG) -> AsyncGenerator[str]:
     """A console, at a URL."""
-    service = ConsoleService(settings, parse_config(CONFIG))
+    service = ConsoleService(settings, parse_config(config))
     serving_pages = asyncio.create_task(service.run())
     url = f"http://127.0.0.1:{settings.console_port}"
     try:

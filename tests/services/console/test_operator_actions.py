@@ -53,5 +53,19 @@ async def test_a_key_that_may_only_look_does_nothing(visited: Console, case: Ope
     assert (await visited.sign_in()).status == 303
     page = await submit(visited, case)
     assert page.status == 403
-    assert "is read-only" in page.words
+    assert "'viewer' may not do that: it takes the scope operate" in page.words
     assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)
+
+
+APPROVALS = ("guards/reset", "budgets/raise", "alerts/ack", "alerts/resolve")
+
+
+@each_action
+async def test_an_approver_decides_on_incidents_tasks_and_caps_alone(visited: Console, case: OperatorCase) -> None:
+    visited.interface.answers["GET key"] = key_with("read", "approve", name="finance")
+    assert (await visited.sign_in()).status == 303
+    page = await submit(visited, case)
+    allowed = case.action in APPROVALS
+    assert (page.status == 403) is not allowed
+    assert any(asked == f"POST {case.action}" for asked, _ in visited.interface.asked) is allowed
+    assert "(approver)" in page.words
