@@ -164,7 +164,7 @@ async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) 
     await _keep_dead_letter(worker, asked, refusal)
     if asked.reply_to is not None:
         await worker.publisher.transient(asked.reply_to, refusal)
-    await asked.delivery.ack_sync()
+    await worker.publisher.acknowledge(asked.delivery.ack_subject)
 
 
 async def finish(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
@@ -196,7 +196,7 @@ async def answer(worker: WorkerContext, asked: JobDelivery, result: Result) -> N
     if asked.reply_to is not None:
         await worker.publisher.transient(asked.reply_to, result)
     await ProgressReporter(worker, result.agent, result.execution_id, result.parent_execution_id).ended(result)
-    if not await asked.delivery.ack_sync():
+    if not await worker.publisher.acknowledge(asked.delivery.ack_subject):
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 
 

@@ -272,7 +272,7 @@ class JobHandler:
         else:
             worker.metrics.parked(agent)
             if held.cancel.cancellation is None:
-                await delivery.ack_sync()
+                await worker.publisher.acknowledge(delivery.ack_subject)
             else:
                 # Whoever wakes jobs that are cancelled may have looked before it slept.
                 await delivery.retry_in(0)
@@ -343,7 +343,7 @@ class JobHandler:
         await worker.outages.retry_while_unavailable(
             partial(park, worker.publisher, delivery, agent=self._agent_name, execution_id=execution_id, due=due)
         )
-        await delivery.ack_sync()
+        await worker.publisher.acknowledge(delivery.ack_subject)
 
     async def _dead_end(self, asked: JobDelivery, execution_id: str, reason: Reason, error: ErrorInfo) -> None:
         # A job that was refused at first has called nobody; one that comes again may have, and that stays its cost.

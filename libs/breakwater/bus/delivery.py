@@ -36,6 +36,7 @@ class Delivery:
 
     __slots__ = (
         "_message",
+        "ack_subject",
         "data",
         "deliveries",
         "headers",
@@ -49,6 +50,7 @@ class Delivery:
     def __init__(self, message: Msg) -> None:
         metadata = message.metadata
         self._message = message
+        self.ack_subject: str = message.reply
         self.subject: str = message.subject
         self.data: bytes = message.data
         self.headers: Mapping[str, str] = message.headers or {}

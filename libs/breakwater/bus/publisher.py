@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import nats.errors
-import nats.js.errors
+import orjson
 from nats.aio.client import Client
-from nats.js import JetStreamContext
-from nats.js.errors import APIError
 
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, NoRoom, NoStream, PublishRefused, StreamFull
+from breakwater.bus.replies import Replies
 from breakwater.bus.server_health import RESTART, Unhealthy, unhealthy_servers
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.execution import Execution
@@ -49,7 +49,7 @@ class Publisher:
         self._connection = connection
         self._cipher = cipher
         self._source = f"breakwater/{source}"
-        self._jetstream: JetStreamContext | None = None
+        self._replies = Replies(connection)
         self._asking: asyncio.Task[tuple[Unhealthy, ...]] | None = None
 
     async def event(
@@ -118,24 +118,12 @@ class Publisher:
     ) -> Stored:
         """Publishes bytes and waits for the acknowledgement. Raises as `event` does, but StreamFull for NoRoom."""
         client = self._connection()
-        if self._jetstream is None:
-            self._jetstream = client.jetstream()
         if not client.is_connected:
             # Otherwise the client would buffer it and send it at some later time, unconfirmed.
             raise BusUnavailable("NATS is not connected")
         try:
-            ack = await self._jetstream.publish(subject, payload, timeout=timeout_s, headers=dict(headers))
-        except APIError as error:
-            if error.err_code == WRONG_LAST_SEQUENCE:
-                raise AlreadyDecided(f"{subject} is already recorded") from error
-            if error.err_code in UNDECIDED:
-                raise BusUnavailable(f"{subject} is not decided yet: {error.description}") from error
-            if error.err_code in FULL:
-                raise StreamFull(f"{subject}: {error.description}") from error
-            if error.code == 503:
-                raise BusUnavailable(f"JetStream is not available: {error.description}") from error
-            raise PublishRefused(f"{subject}: {error.description}") from error
-        except nats.js.errors.NoStreamResponseError as error:
+            answer = await self._replies.ask(subject, payload, timeout_s, headers)
+        except nats.errors.NoRespondersError as error:
             raise NoStream(f"{subject}: no stream takes this subject") from error
         except nats.errors.MaxPayloadError as error:
             raise PublishRefused(f"{subject}: {len(payload)} bytes are over the server's message limit") from error
@@ -143,7 +131,18 @@ class Publisher:
             raise BusUnavailable(f"NATS did not acknowledge {subject} in time{await self._why(client)}") from error
         except (nats.errors.Error, OSError) as error:
             raise BusUnavailable(f"NATS did not acknowledge {subject}: {str(error) or type(error).__name__}") from error
-        return Stored(ack.stream, ack.seq, bool(ack.duplicate))
+        ack = orjson.loads(answer.data)
+        if "error" in ack:
+            raise _refusal(subject, ack["error"])
+        return Stored(ack["stream"], ack["seq"], ack.get("duplicate", False))
+
+    async def acknowledge(self, ack_subject: str) -> bool:
+        """Acknowledges the delivery with that subject as `Delivery.ack_sync` does, at less cost."""
+        try:
+            await self._replies.ask(ack_subject, b"", PUBLISH_TIMEOUT_S)
+        except (TimeoutError, nats.errors.Error):
+            return False
+        return True
 
     async def _why(self, client: Client) -> str:
         """What the servers say, which do not answer where they can't write: asked once for all who wait."""
@@ -168,3 +167,17 @@ class Publisher:
                 await client.publish(subject, payload)
             except (nats.errors.Error, OSError) as error:
                 raise BusUnavailable(f"NATS did not take {subject}: {str(error) or type(error).__name__}") from error
+
+
+def _refusal(subject: str, error: Mapping[str, Any]) -> Exception:
+    """What JetStream's error means."""
+    code, text = error.get("err_code"), error.get("description")
+    if code == WRONG_LAST_SEQUENCE:
+        return AlreadyDecided(f"{subject} is already recorded")
+    if code in UNDECIDED:
+        return BusUnavailable(f"{subject} is not decided yet: {text}")
+    if code in FULL:
+        return StreamFull(f"{subject}: {text}")
+    if error.get("code") == 503:
+        return BusUnavailable(f"JetStream is not available: {text}")
+    return PublishRefused(f"{subject}: {text}")
