@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha1
@@ -14,6 +14,7 @@ import hiredis
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from breakwater.errors import Unavailable
@@ -23,6 +24,7 @@ Argument = str | int
 
 MAX_CONNECTIONS = 32
 WAIT_FOR_CONNECTION_S = 10
+ANSWER_S = 5
 
 
 class StateUnavailable(Unavailable):
@@ -122,13 +124,16 @@ class Redis:
             max_connections=MAX_CONNECTIONS,
             timeout=WAIT_FOR_CONNECTION_S,
             decode_responses=True,
-            socket_timeout=5,
+            socket_timeout=ANSWER_S,
             socket_connect_timeout=2,
             # Once, at once: a connection that the server closed while idle is no outage. More is the caller's decision.
             retry=Retry(NoBackoff(), 1),
             health_check_interval=30,
         )
         self.client: aioredis.Redis = aioredis.Redis.from_pool(pool)
+        # One time limit for a round trip; the connection's own would be a task and a timer for each write and answer.
+        connect = cast(Callable[..., aioredis.Connection], pool.connection_class)
+        self._connection = connect(**pool.connection_kwargs | {"socket_timeout": None})
         self._waiting: list[_Request] = []
         self._sending: asyncio.Task[None] | None = None
 
@@ -158,11 +163,12 @@ class Redis:
 
     async def _send_together(self, requests: Sequence[_Request]) -> None:
         try:
-            async with translated():
-                answers = await self._answers([call for request in requests for call in request.calls])
+            answers = await self._answers([call for request in requests for call in request.calls])
         except Exception as error:  # noqa: BLE001  raised where it was asked for
+            meant = unavailable(error) or error
+            meant.__cause__ = None if meant is error else error
             for request in requests:
-                request.fail(error)
+                request.fail(meant)
             return
         except BaseException:
             for request in requests:
@@ -188,18 +194,25 @@ class Redis:
         return answers
 
     async def _pipeline(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        if len(calls) == 1:
-            call = calls[0]
-            try:
-                return [
-                    await cast(Any, self.client.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments))
-                ]
-            except ResponseError as error:
-                return [error]
-        async with self.client.pipeline(transaction=False) as pipe:
-            for call in calls:
-                pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
-            return await pipe.execute(raise_on_error=False)
+        commands = [("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments) for call in calls]
+        packed: list[bytes] = [hiredis.pack_command(cast(Any, command)) for command in commands]
+        try:
+            return await self._sent(packed)
+        except (RedisConnectionError, OSError, TimeoutError):
+            # Once more, at once, as by the pool.
+            return await self._sent(packed)
+
+    async def _sent(self, commands: Sequence[bytes]) -> list[Any]:
+        answers: list[Any] = []
+        # What ends in the middle closes the connection, so no answer is taken for that to another command.
+        async with asyncio.timeout(ANSWER_S):
+            await self._connection.send_packed_command(commands)
+            for _ in commands:
+                try:
+                    answers.append(await self._connection.read_response())
+                except ResponseError as error:
+                    answers.append(error)
+        return answers
 
     async def ping(self) -> None:
         """Raises StateUnavailable when Redis does not answer."""
@@ -208,6 +221,7 @@ class Redis:
 
     async def close(self) -> None:
         """Closes all connections."""
+        await self._connection.disconnect()
         await self.client.aclose()
 
 
