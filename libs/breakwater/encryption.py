@@ -33,7 +33,9 @@ TEXTS = (
 _BOUND_TO = "execution_id"
 """A token is read only beside the id that it was encrypted beside, where there was one."""
 
-_MARK = re.compile(rb'"encrypted"\s*:\s*"bwe1\.')
+may_be_encrypted = re.compile(rb'"encrypted"\s*:\s*"bwe1\.').search
+"""Whether something in a document looks like a token. Where nothing does, there is nothing to decrypt."""
+
 _TOKEN = re.compile(r"bwe1\.(?P<key>[0-9a-f]{8})\.(?P<token>[A-Za-z0-9_-]+={0,2})")
 _LINE = re.compile(_TOKEN.pattern + r"\n")
 
@@ -65,11 +67,8 @@ class Cipher:
 
             self._keys[_key_id(raw)] = Fernet(key)
         self._first = next(iter(self._keys), None)
-
-    @property
-    def on(self) -> bool:
+        self.on = self._first is not None
         """Whether it encrypts."""
-        return self._first is not None
 
     @property
     def key_ids(self) -> tuple[str, ...]:
@@ -119,7 +118,7 @@ class Cipher:
 
     def decrypt_document(self, document: bytes) -> bytes:
         """A JSON document with its texts; as it is where nothing in it is encrypted. Raises Undecryptable."""
-        if _MARK.search(document) is None:
+        if not may_be_encrypted(document):
             return document
         fields = _object(document)
         token = fields.pop(FIELD, None)

@@ -164,8 +164,8 @@ class WorkerMetrics:
             self._attempt_seconds[agent, model].observe(attempt.duration_ms / 1000, exemplar)
         if attempt.first_token_ms is not None:
             self._first_token_seconds[agent, model].observe(attempt.first_token_ms / 1000, exemplar)
-        if (rate := attempt.tokens_per_s) is not None:
-            self._tokens_per_s[agent, model].observe(rate, exemplar)
+            if (rate := attempt.tokens_per_s) is not None:
+                self._tokens_per_s[agent, model].observe(rate, exemplar)
         if attempt.input_tokens is not None:
             self._tokens[agent, model, "input"].inc(attempt.input_tokens)
         if attempt.output_tokens is not None:

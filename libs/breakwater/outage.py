@@ -56,7 +56,8 @@ class Outage:
                 self.failed(error)
                 await asyncio.sleep(retry_s)
             else:
-                self.worked()
+                if self._failed_tries:
+                    self.worked()
                 return value
 
     async def survived(self, work: Callable[[], Awaitable[object]], *, expected: Errors, unless: Errors = ()) -> bool:

@@ -12,9 +12,8 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Each, Pull
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
-from breakwater.config import Config, cipher_of
+from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.contracts.subjects import Stream
-from breakwater.policy.budget import CapTable
 from breakwater.settings import Settings
 from breakwater.state.connection import Redis
 from services.worker.cancelling import hear_orders
@@ -29,21 +28,17 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     cipher = cipher_of(config)
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
-    pool = ProviderPool()
-
-    def caps() -> CapTable:
-        return generations.caps()
-
+    pool, live = ProviderPool(), LiveConfig(config)
     worker = context_for(
         config,
-        caps,
+        live.caps,
         redis=redis,
         publisher=Publisher(connection, "worker", cipher),
         lookup=Lookup(connection, cipher),
         providers=pool.open(config),
         cipher=cipher,
     )
-    generations = Generations(worker, pool)
+    generations = Generations(worker, pool, live)
     queues: dict[str, Each] = {}
     beside: list[asyncio.Task[None]] = []
     app = ServiceApp(broker)

@@ -39,6 +39,9 @@ from services.worker.recovery import classification_of, recover
 from services.worker.repairs import Message, Repaired, Repairs
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
 
+WORTH_CREDITING = timedelta(seconds=1)
+"""How long a wait for servers must be to be added to the job's time: a round trip is not worth an update."""
+
 Step = Retry | NextModel | Stop | Repaired
 
 Value = TypeVar("Value")
@@ -117,7 +120,8 @@ class Attempts:
         dropped = 0
         if self._at.repairs is not None:
             messages, dropped = self._at.repairs.applied(messages)
-        messages = [*messages, *continuing(self._at.said)]
+        if self._at.said:
+            messages = [*messages, *continuing(self._at.said)]
         timeout_s = min(self._job.agent.timeout_s, remaining_s)
         # A stream may go on for as long as the job may.
         lease_s = timeout_s if self._stream is None else remaining_s
@@ -133,7 +137,7 @@ class Attempts:
 
     async def _call(self, admitted: Admitted, messages: Sequence[Message], timeout_s: float) -> Finished | Step:
         flight = admitted.flight
-        await self._progress.attempt_starts(flight.number, flight.model)
+        await self._progress.report("in_progress", "agent.attempt.start", attempt=flight.number, model=flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
         # After the admission this process may have stood still.
         await self._credited(partial(self._worker.leases.confirm, self._job.claim))
@@ -280,7 +284,8 @@ class Attempts:
         """Does what may be repeated, however long a server is unavailable: that is not the job's to pay."""
         began = self._worker.now()
         value = await self._worker.outages.retry_while_unavailable(work)
-        self._at = self._at.credited(self._worker.now() - began)
+        if (waited := self._worker.now() - began) > WORTH_CREDITING:
+            self._at = self._at.credited(waited)
         return value
 
     async def _wait(self, delay_s: float) -> Sleeping | None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from pydantic import JsonValue
 from pydantic_core import to_json
@@ -280,22 +281,12 @@ def _spent(
 def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
     spent = _spent(worker, job, flight, answer.usage, answer.cost, maybe_billed=True)
 
-    def attempt(outcome: Outcome, error: ErrorInfo | None = None) -> Attempt:
-        return attempt_of(
-            worker,
-            job,
-            flight,
-            started_at,
-            outcome,
-            spent=spent,
-            finish_reason=answer.finish_reason,
-            error=error,
-        )
+    attempt = partial(attempt_of, worker, job, flight, started_at, spent=spent, finish_reason=answer.finish_reason)
 
     def refused(class_name: str, text: str, correction: Correction | None = None) -> Ended:
         kind = "client" if correction is None else "logic"
         failure = Classification(kind, class_name, text, None, retryable=False, counts_for_breaker=False)
-        return Ended(attempt("error", failure.error_info()), failure, correction=correction)
+        return Ended(attempt("error", error=failure.error_info()), failure, correction=correction)
 
     guard, output = job.output_guard, answer.output
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)

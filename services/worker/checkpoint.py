@@ -89,7 +89,5 @@ class Checkpoint(Event):
         return self.model_copy(update={"backoff_ms": waited_ms, "resume_at": until, "model": model})
 
     def credited(self, waited: timedelta) -> Checkpoint:
-        """With as much more time as an outage of the plane has cost; a round trip is not worth an update."""
-        if waited <= timedelta(seconds=1):
-            return self
+        """With as much more time as an outage of the plane has cost."""
         return self.model_copy(update={"deadline": self.deadline + waited})

@@ -195,7 +195,8 @@ async def answer(worker: WorkerContext, asked: JobDelivery, result: Result) -> N
     await worker.outages.retry_while_unavailable(partial(_record, worker, asked, result))
     if asked.reply_to is not None:
         await worker.publisher.transient(asked.reply_to, result)
-    await ProgressReporter(worker, result.agent, result.execution_id, result.parent_execution_id).ended(result)
+    progress = ProgressReporter(worker, result.agent, result.execution_id, result.parent_execution_id)
+    await progress.report(result.status, at=result.completed_at)
     if not await worker.publisher.acknowledge(asked.delivery.ack_subject):
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 
@@ -241,7 +242,7 @@ def redacted(worker: WorkerContext, asked: JobDelivery, result: Result) -> Execu
     if asked.agent.persist_prompts and asked.job is not None:
         messages = redact(cast(JsonValue, asked.job.chat_messages()))
         given = None if asked.job.input is None else redact(asked.job.input)
-        params = redact(asked.job.params)
+        params = redact(asked.job.params) if asked.job.params else {}
     fields = _fields(result) | {
         "output": redact(result.output) if asked.agent.persist_responses else None,
         "messages": messages,

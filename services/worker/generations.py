@@ -9,9 +9,8 @@ from functools import partial
 
 import structlog
 
-from breakwater.bus.delivery import Delivery, parked_execution
+from breakwater.bus.delivery import Delivery
 from breakwater.config import Config, ConfigError, LiveConfig, parse_config
-from breakwater.policy.budget import CapTable
 from breakwater.providers.base import Provider
 from breakwater.state.configs import Configs
 from services.worker.checkpoint import Checkpoint
@@ -64,8 +63,8 @@ class Generations:
     An agent that is configured no more is still served, under the last config that had it: jobs of it may wait.
     """
 
-    def __init__(self, worker: WorkerContext, pool: ProviderPool) -> None:
-        """Begins with the config of a context, whose providers are the pool's."""
+    def __init__(self, worker: WorkerContext, pool: ProviderPool, live: LiveConfig) -> None:
+        """Begins with the config of a context, whose providers are the pool's. `live` is kept up to date."""
         self.newest = Generation.of(worker)
         self._pool = pool
         self._configs = Configs(worker.redis)
@@ -73,16 +72,12 @@ class Generations:
         """By version, the oldest first."""
         self._serving = dict.fromkeys(self.newest.handlers, self.newest)
         """The newest of each agent."""
-        self._live = LiveConfig(worker.config)
+        self._live = live
 
     @property
     def agents(self) -> Collection[str]:
         """All that are served."""
         return self._serving
-
-    def caps(self) -> CapTable:
-        """The caps that hold now, for jobs that began earlier too."""
-        return self._live.caps()
 
     def concurrency(self, agent: str) -> int:
         """How many jobs of an agent may run at once."""
@@ -90,15 +85,17 @@ class Generations:
 
     async def handle(self, agent: str, delivery: Delivery) -> None:
         """Handles one delivery of an agent's job."""
-        held = self.newest.worker.leases.deliveries
-        held.add(delivery)
-        try:
-            generation = await self._began_under(agent, delivery) or self._serving[agent]
-        except asyncio.CancelledError:
-            await delivery.retry_in(0)
-            raise
-        finally:
-            held.discard(delivery)
+        generation = self._serving[agent]
+        if not delivery.is_first:
+            held = self.newest.worker.leases.deliveries
+            held.add(delivery)
+            try:
+                generation = await self._began_under(agent, delivery) or self._serving[agent]
+            except asyncio.CancelledError:
+                await delivery.retry_in(0)
+                raise
+            finally:
+                held.discard(delivery)
         generation.running += 1
         try:
             await generation.handlers[agent].handle(delivery)
@@ -139,8 +136,6 @@ class Generations:
 
     async def _began_under(self, agent: str, delivery: Delivery) -> Generation | None:
         """The config that a job has begun under; None where it has not, or that config can't be had any more."""
-        if delivery.deliveries == 1 and parked_execution(delivery.headers) is None:
-            return None
         worker = self.newest.worker
         saved = partial(worker.executions.saved_checkpoint, execution_id_of(delivery, None))
         text = await worker.outages.retry_while_unavailable(saved)

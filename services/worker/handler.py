@@ -14,7 +14,7 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
 from breakwater import tracing
-from breakwater.bus.delivery import Delivery, park, parked_execution, queued_at
+from breakwater.bus.delivery import Delivery, park, parked_execution
 from breakwater.bus.errors import PublishRefused
 from breakwater.config import Agent, objection
 from breakwater.contracts import subjects
@@ -23,7 +23,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header, decode_token
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import ambiguity, explain
-from breakwater.encryption import Undecryptable
+from breakwater.encryption import Undecryptable, may_be_encrypted
 from breakwater.policy.cost_tags import cost_tags
 from breakwater.policy.ownership import job_digest
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
@@ -93,7 +93,8 @@ class JobHandler:
 
     async def _handle(self, delivery: Delivery) -> None:
         # From here on as it was asked; what is published of it is encrypted again.
-        delivery.data = self._worker.cipher.decrypt_document(delivery.data)
+        if may_be_encrypted(delivery.data):
+            delivery.data = self._worker.cipher.decrypt_document(delivery.data)
         parsed = self._parse(delivery)
         asked = self._asked(delivery, parsed)
         execution_id = execution_id_of(delivery, asked.job)
@@ -130,7 +131,8 @@ class JobHandler:
             case Claimed(text, orders):
                 pass
         with worker.leases.keeping(claim, self._agent_name, asked_at) as held:
-            held.cancel.hear(orders)
+            if orders:
+                held.cancel.hear(orders)
             try:
                 # Looked for again now that the claim is held: the job may have been decided just before.
                 if (maybe_seen or text is not None or orders) and (
@@ -162,7 +164,7 @@ class JobHandler:
             ),
         )
         assignment = self._assignment(asked, job, claim, span.traceparent)
-        resumed = text is not None or delivery.deliveries > 1 or parked_execution(delivery.headers) is not None
+        resumed = text is not None or not delivery.is_first
         result: Result | None = None
         worker.metrics.began(self._agent_name)
         try:
@@ -185,12 +187,12 @@ class JobHandler:
             parameters=Parameters.of(self._agent, job.params, self._output_guard) if job.params else self._parameters,
             output_guard=self._output_guard,
             submitted_by=asked.submitted_by,
-            cost_tags=self._cost_tags(job),
+            cost_tags=self._cost_tags(job) if job.metadata else {},
         )
 
     def _cost_tags(self, job: Job) -> dict[str, str]:
         keys = [key for key in self._worker.config.cost_tags if key in job.metadata]
-        redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys}) if keys else None
+        redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys})
         return cost_tags(keys, redacted) if isinstance(redacted, dict) else {}
 
     async def _execute(
@@ -230,7 +232,7 @@ class JobHandler:
         if held.cancel.cancellation is not None and not resumed:
             return cancelled(checkpoint, held.cancel.cancellation), None
         progress = ProgressReporter(self._worker, self._agent_name, job.execution_id, job.job.parent_execution_id)
-        await progress.dispatched()
+        await progress.report("dispatched")
         # A job that has called already must end with what it has called, and not as if it had cost nothing.
         if cache is not None and not resumed:
             try:
@@ -332,7 +334,7 @@ class JobHandler:
         """Has a job wait that a key is missing for. It holds no slot, and is dead-lettered in the end."""
         worker, execution_id = self._worker, execution_id_of(delivery, None)
         structlog.get_logger().error("job_not_decrypted", execution_id=execution_id, error=str(why))
-        if worker.now() - queued_at(delivery.headers, delivery.published_at) > KEY_WAIT:
+        if worker.now() - delivery.queued_at > KEY_WAIT:
             text = "The request could not be read."
             error = ErrorInfo(kind="invalid", class_="UndecryptableJobError", message=str(why), user_message=text)
             # Not where its answer is there, and can't be read either.
@@ -347,7 +349,7 @@ class JobHandler:
 
     async def _dead_end(self, asked: JobDelivery, execution_id: str, reason: Reason, error: ErrorInfo) -> None:
         # A job that was refused at first has called nobody; one that comes again may have, and that stays its cost.
-        again = asked.delivery.deliveries > 1 or parked_execution(asked.delivery.headers) is not None
+        again = not asked.delivery.is_first
         attempts: list[Attempt] = []
         while again and (attempt := await self._recorded(execution_id, len(attempts) + 1)) is not None:
             attempts.append(attempt)
@@ -392,7 +394,7 @@ class JobHandler:
                 agent_name=self._agent_name,
                 job=asked.job or Job.model_construct(agent=self._agent_name, prompt=""),
                 chain=self._agent.chain if asked.job is None else self._agent.chain_for(asked.job),
-                queued_at=queued_at(asked.delivery.headers, asked.delivery.published_at),
+                queued_at=asked.delivery.queued_at,
                 completed_at=self._worker.now(),
                 finished=end,
                 on_error=self._agent.on_error,
@@ -424,8 +426,11 @@ def execution_id_of(delivery: Delivery, job: Job | None) -> str:
 
 def _name_in(delivery: Delivery, header: Header) -> str | None:
     """The name of an API key in a header of a job; None where there is none."""
+    token = delivery.headers.get(header.value)
+    if token is None:
+        return None
     try:
-        name = decode_token(delivery.headers.get(header.value, ""))
+        name = decode_token(token)
     except UnicodeDecodeError:
         return None
     return name if is_identifier(name) else None

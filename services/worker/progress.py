@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Notification, Progress
+from breakwater.contracts.execution import Attempt, ErrorInfo, Notification, Progress
 from services.worker.context import WorkerContext
 
 
@@ -17,18 +17,25 @@ class ProgressReporter:
         self._parent = parent_execution_id
         self._subject = subjects.progress(agent, execution_id)
 
-    async def dispatched(self) -> None:
-        """A worker has the job."""
-        await self._report("dispatched")
-
-    async def attempt_starts(self, number: int, model: str) -> None:
-        """A call is about to be made."""
-        await self._report("in_progress", "agent.attempt.start", attempt=number, model=model)
+    async def report(self, state: str, event: Notification | None = None, **details: object) -> None:
+        """Reports a step; `details` are fields of `Progress`."""
+        step = Progress.model_validate(
+            {
+                "execution_id": self._execution_id,
+                "agent": self._agent,
+                "parent_execution_id": self._parent,
+                "state": state,
+                "event": event,
+                "at": self._worker.now(),
+                **details,
+            }
+        )
+        await self._worker.publisher.send(self._subject, step.json_bytes())
 
     async def attempt_ended(self, attempt: Attempt) -> None:
         """An attempt is recorded, a refused one, too."""
         event: Notification = "agent.attempt.finish" if attempt.outcome == "success" else "agent.attempt.error"
-        await self._report(
+        await self.report(
             "in_progress",
             event,
             attempt=attempt.number,
@@ -56,33 +63,15 @@ class ProgressReporter:
 
     async def waits(self, delay_s: float) -> None:
         """The job is put back on the bus for the rest of a long wait."""
-        await self._report("waiting", detail=f"trying again in {delay_s:.0f} s")
+        await self.report("waiting", detail=f"trying again in {delay_s:.0f} s")
 
     async def repaired(self, event: Notification, attempt: Attempt, count: int) -> None:
         """The conversation was repaired; `count` messages or tool calls are left out of it."""
-        await self._report("retried", event, attempt=attempt.number, model=attempt.model, count=count)
-
-    async def ended(self, execution: Execution) -> None:
-        """The job is decided."""
-        await self._report(execution.status, at=execution.completed_at)
+        await self.report("retried", event, attempt=attempt.number, model=attempt.model, count=count)
 
     async def _report_error(self, state: str, event: Notification, attempt: Attempt, **details: object) -> None:
         error = {} if attempt.error is None else _details_of(attempt.error)
-        await self._report(state, event, attempt=attempt.number, model=attempt.model, **error, **details)
-
-    async def _report(self, state: str, event: Notification | None = None, **details: object) -> None:
-        step = Progress.model_validate(
-            {
-                "execution_id": self._execution_id,
-                "agent": self._agent,
-                "parent_execution_id": self._parent,
-                "state": state,
-                "event": event,
-                "at": self._worker.now(),
-                **details,
-            }
-        )
-        await self._worker.publisher.transient(self._subject, step)
+        await self.report(state, event, attempt=attempt.number, model=attempt.model, **error, **details)
 
 
 def _details_of(error: ErrorInfo) -> dict[str, object]:

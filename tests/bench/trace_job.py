@@ -50,6 +50,8 @@ _PARTS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<module>"}
 
 ROOMS = (f"{ROOT}/libs/breakwater/", f"{ROOT}/services/")
 
+JOBS = subjects.job("writer")
+
 CONFIG = """
 providers: {{sim: {{base_url: "{url}"}}}}
 models: {{sim/m: {{price: {{input_usd_per_mtok: "0.15", output_usd_per_mtok: "0.60"}}}}}}
@@ -195,7 +197,7 @@ async def traces(directory: Path, *urls: str) -> list[Trace]:
 async def _run_job(client: Client, job_id: str) -> None:
     jetstream = client.jetstream()
     job = json.dumps({"agent": "writer", "job_id": job_id, "prompt": "How do I return a parcel?"}).encode()
-    await jetstream.publish(subjects.job("writer"), job, timeout=30, headers={Header.UNIQUE_ID.value: "1"})
+    await jetstream.publish(JOBS, job, timeout=30, headers={Header.UNIQUE_ID.value: "1"})
     while (await jetstream.stream_info("JOBS")).state.messages or not await _result(jetstream, job_id):
         await asyncio.sleep(0.01)
 

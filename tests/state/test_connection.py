@@ -83,6 +83,13 @@ async def test_only_the_scripts_that_the_server_did_not_know_run_again(redis: Ro
     assert await redis.run([call(_ADD)]) == [6]
 
 
+async def test_a_connection_that_redis_closes_is_opened_again_at_once(redis: RoundTrips) -> None:
+    assert await redis.run([call(_ADD)]) == [1]
+    killed: Any = redis.client.client_kill_filter(_type="normal", skipme=True)
+    assert await killed > 0
+    assert await redis.run([call(_ADD), call(_ADD)]) == [2, 3]
+
+
 async def test_one_who_is_cancelled_takes_nobody_along(redis: RoundTrips) -> None:
     cancelled, other = asyncio.create_task(redis.run([call(_ADD)])), asyncio.create_task(redis.run([call(_ADD)]))
     await asyncio.sleep(0)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -163,7 +164,7 @@ async def subscribed(broker: NatsBroker) -> None:
 
 def connection_of(broker: NatsBroker) -> Callable[[], Client]:
     """The broker's connection, once it has one."""
-    return lambda: broker.connection
+    return partial(getattr, broker, "connection")
 
 
 @contextmanager

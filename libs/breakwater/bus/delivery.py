@@ -40,7 +40,9 @@ class Delivery:
         "data",
         "deliveries",
         "headers",
+        "is_first",
         "published_at",
+        "queued_at",
         "sequence",
         "stream",
         "subject",
@@ -58,7 +60,13 @@ class Delivery:
         self.sequence: int = metadata.sequence.stream
         self.deliveries: int = metadata.num_delivered or 1
         """1 for the first delivery."""
+        self.is_first: bool = self.deliveries == 1 and Header.EXECUTION_ID.value not in self.headers
+        """Whether nobody can have begun the job yet: it was neither delivered nor parked before."""
         self.published_at: datetime = metadata.timestamp
+        self.queued_at: datetime = self.published_at
+        """When a job was accepted first: when its message was stored, unless it was parked since."""
+        if Header.QUEUED_AT.value in self.headers:
+            self.queued_at = queued_at(self.headers, self.published_at)
         self.waiting: int = metadata.num_pending or 0
         """How many messages stood behind this one for its consumer, delivered to nobody, when it was sent."""
 
@@ -188,7 +196,7 @@ async def park(publisher: Publisher, delivery: Delivery, *, agent: str, executio
         Header.MSG_ID.value: f"{token}/parked/{delivery.sequence}/{ms_from_time(due)}",
         Header.DUE.value: format_time(due),
         Header.EXECUTION_ID.value: token,
-        Header.QUEUED_AT.value: format_time(queued_at(delivery.headers, delivery.published_at)),
+        Header.QUEUED_AT.value: format_time(delivery.queued_at),
     }
     try:
         await publisher.job(subjects.parked(agent, execution_id), delivery.data, headers)

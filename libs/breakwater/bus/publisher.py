@@ -32,6 +32,13 @@ at its limit of storage."""
 
 PUBLISH_TIMEOUT_S = 5.0
 
+CE_ID, CE_TYPE, CE_SOURCE = Header.CE_ID.value, Header.CE_TYPE.value, Header.CE_SOURCE.value
+CE_TIME, CE_SPECVERSION = Header.CE_TIME.value, Header.CE_SPECVERSION.value
+TRACEPARENT, MSG_ID = Header.TRACEPARENT.value, Header.MSG_ID.value
+EXPECTED_LAST_SEQUENCE = Header.EXPECTED_LAST_SEQUENCE.value
+EXPECTED_LAST_SUBJECT_SEQUENCE = Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value
+"""Looked up once: the value of an enum's member is a function call, of which a job would make thirty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -49,7 +56,7 @@ class Publisher:
         self._connection = connection
         self._cipher = cipher
         self._source = f"breakwater/{source}"
-        self._replies = Replies(connection)
+        self._replies = Replies()
         self._asking: asyncio.Task[tuple[Unhealthy, ...]] | None = None
 
     async def event(
@@ -80,23 +87,26 @@ class Publisher:
             PublishRefused: the stream does not take it.
         """
         headers = {
-            Header.CE_ID.value: id,
-            Header.CE_TYPE.value: f"breakwater.{type(event).__name__}",
-            Header.CE_SOURCE.value: self._source,
-            Header.CE_TIME.value: format_time(at),
-            Header.CE_SPECVERSION.value: "1.0",
+            CE_ID: id,
+            CE_TYPE: f"breakwater.{type(event).__name__}",
+            CE_SOURCE: self._source,
+            CE_TIME: format_time(at),
+            CE_SPECVERSION: "1.0",
         }
         if traceparent:
-            headers[Header.TRACEPARENT.value] = traceparent
+            headers[TRACEPARENT] = traceparent
         if after is not None:
             # Without a message id: that of an alert that was refused must not stand for the one that wins.
-            headers[Header.EXPECTED_LAST_SEQUENCE.value] = str(after)
+            headers[EXPECTED_LAST_SEQUENCE] = str(after)
         elif once:
-            headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
+            headers[EXPECTED_LAST_SUBJECT_SEQUENCE] = "0"
         else:
-            headers[Header.MSG_ID.value] = id
+            headers[MSG_ID] = id
+        payload = event.json_bytes()
+        if self._cipher.on and isinstance(event, Execution | DeadLetter):
+            payload = self._cipher.encrypt_document(payload)
         try:
-            return await self.raw(subject, self._encrypted(event), headers)
+            return await self.raw(subject, payload, headers)
         except NoStream as error:
             # The plane's own subjects are always there: a cluster is choosing the stream's new leader.
             raise BusUnavailable(str(error)) from error
@@ -109,10 +119,6 @@ class Publisher:
         """Publishes a job as `raw` does, its texts encrypted where that is on."""
         return await self.raw(subject, self._cipher.encrypt_document(payload), headers, timeout_s=timeout_s)
 
-    def _encrypted(self, event: Event) -> bytes:
-        payload = event.json_bytes()
-        return self._cipher.encrypt_document(payload) if isinstance(event, Execution | DeadLetter) else payload
-
     async def raw(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
     ) -> Stored:
@@ -122,7 +128,7 @@ class Publisher:
             # Otherwise the client would buffer it and send it at some later time, unconfirmed.
             raise BusUnavailable("NATS is not connected")
         try:
-            answer = await self._replies.ask(subject, payload, timeout_s, headers)
+            answer = await self._replies.ask(client, subject, payload, timeout_s, headers)
         except nats.errors.NoRespondersError as error:
             raise NoStream(f"{subject}: no stream takes this subject") from error
         except nats.errors.MaxPayloadError as error:
@@ -139,7 +145,7 @@ class Publisher:
     async def acknowledge(self, ack_subject: str) -> bool:
         """Acknowledges the delivery with that subject as `Delivery.ack_sync` does, at less cost."""
         try:
-            await self._replies.ask(ack_subject, b"", PUBLISH_TIMEOUT_S)
+            await self._replies.ask(self._connection(), ack_subject, b"", PUBLISH_TIMEOUT_S)
         except (TimeoutError, nats.errors.Error):
             return False
         return True

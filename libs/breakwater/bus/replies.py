@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
+from typing import cast
 
 import nats.errors
 from nats.aio.client import Client
@@ -17,9 +18,7 @@ class Replies:
     nats-py's own `request` does the same for about twice the CPU: random bytes for each request, and a timer.
     """
 
-    def __init__(self, connection: Callable[[], Client]) -> None:
-        """Takes the connection late, as a broker has none before it starts."""
-        self._connection = connection
+    def __init__(self) -> None:
         self._client: Client | None = None
         self._inbox = ""
         self._numbers = count(1)
@@ -28,7 +27,12 @@ class Replies:
         self._timer: asyncio.TimerHandle | None = None
 
     async def ask(
-        self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
+        self,
+        client: Client,
+        subject: str,
+        payload: bytes,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> Msg:
         """Publishes a message and returns the first reply to it.
 
@@ -37,13 +41,13 @@ class Replies:
             TimeoutError: there is no reply after that time.
             Error: of nats-py, where the client does not take the message.
         """
-        client, loop = self._connection(), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         if client is not self._client:
             await self._subscribe(client)
         reply, answer, until = f"{self._inbox}.{next(self._numbers)}", loop.create_future(), loop.time() + timeout_s
         self._waiting[reply] = answer, until
         try:
-            await client.publish(subject, payload, reply, None if headers is None else dict(headers))
+            await client.publish(subject, payload, reply, cast(dict[str, str] | None, headers))
             if self._timer is None or until < self._timer.when():
                 self._look_at(until)
             return await answer

@@ -15,6 +15,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PlainSerializer,
+    Strict,
     StringConstraints,
     TypeAdapter,
     ValidationError,
@@ -86,8 +87,9 @@ def ms_from_time(moment: datetime) -> int:
 
 
 Money = Annotated[
-    int,
-    BeforeValidator(_parse_money),
+    # First as the integer that it is in our own code, where nothing is to be parsed.
+    Annotated[int, Strict()] | Annotated[int, BeforeValidator(_parse_money)],
+    Field(union_mode="left_to_right"),
     PlainSerializer(usd_from_nano, when_used="json"),
     WithJsonSchema({"type": "string", "pattern": r"^-?\d+(\.\d{1,9})?$", "examples": ["0.001500000"]}),
 ]

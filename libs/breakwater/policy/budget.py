@@ -121,11 +121,14 @@ class Counter:
     """The agent or the tenant; None for scope `global`."""
     window: Window
     caps: Caps
+    key: str = field(init=False)
+    """The scope's name among the counters of a period: `global`, `agent:<name>` or `tenant:<name>`."""
+    hard_limit: int | None = field(init=False)
+    """The cap where it must hold, in nano-dollars."""
 
-    @property
-    def key(self) -> str:
-        """The scope's name among the counters of a period: `global`, `agent:<name>` or `tenant:<name>`."""
-        return self.scope if self.of is None else f"{self.scope}:{self.of}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.scope if self.of is None else f"{self.scope}:{self.of}")
+        object.__setattr__(self, "hard_limit", self.limit if self.caps.enforcement == "hard" else None)
 
     @property
     def name(self) -> str:
@@ -136,11 +139,6 @@ class Counter:
     def limit(self) -> int | None:
         """Nano-dollars; None where there is no cap."""
         return self.caps.limit(self.window)
-
-    @property
-    def hard_limit(self) -> int | None:
-        """The cap where it must hold, in nano-dollars."""
-        return self.limit if self.caps.enforcement == "hard" else None
 
     @property
     def agent(self) -> str | None:

@@ -124,7 +124,7 @@ class Redactor:
         Numbers and booleans stay what they are unless their field is secret or a pattern matches them as they are
         written; `null` always stays. Keys that become the same are distinguished by a number.
         """
-        return self.documents.redacted(value, Work())
+        return _Copy(self.documents, Work(), 0).of(value)
 
 
 Text = tuple[bytes, int]
@@ -373,10 +373,6 @@ class DocumentRedactor:
     all_numbers: bool
     """Whether any number may match; of the built-in forms only those of cards are numbers."""
 
-    def redacted(self, value: JsonValue, work: Work, nesting: int = 0) -> JsonValue:
-        """A redacted copy of a JSON value. What is left when there is no more work to spend is hidden."""
-        return _Copy(self, work, nesting).of(value)
-
 
 class _Copy:
     """One document on its way: its objects and arrays are copied, its texts and names wait to be searched."""
@@ -394,7 +390,7 @@ class _Copy:
         self._renamed: dict[str, str] = {}
 
     def of(self, value: JsonValue) -> JsonValue:
-        """The redacted copy."""
+        """The redacted copy. What is left when there is no more work to spend is hidden."""
         copy = self._array([value], 0)
         for group in self._groups():
             self._search(self._texts[group], self._places[group])
@@ -534,7 +530,7 @@ class _Copy:
                 inner = cast(JsonValue, json.loads(text, object_pairs_hook=_without_duplicates))
             except (ValueError, RecursionError):
                 return texts.redacted(text, self._work)
-            redacted = self._rules.redacted(inner, self._work, self._nesting + 1)
+            redacted = _Copy(self._rules, self._work, self._nesting + 1).of(inner)
             if redacted != inner:
                 text = json.dumps(redacted, ensure_ascii=False)
             return texts.redacted(text, self._work, is_json=True)

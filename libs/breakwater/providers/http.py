@@ -204,7 +204,8 @@ class HttpProvider:
                     # An error; or the whole answer, from a server that does not stream.
                     return self._read(await _reply(response))
                 await receive(response, reader, streaming, limit)
-            return self._answer(reader.answer(), response.status)
+            whole = reader.answer()
+            return self._answer(whole, response.status, self._wire.usage(whole))
         except TimeoutError as error:
             failure, maybe_billed, cause = silence(call, streaming), course.sent, error
         except (aiohttp.ClientError, OSError) as error:
@@ -246,13 +247,13 @@ class HttpProvider:
         if carries_error(body):
             raise CallFailed(error_in_answer(body, status), maybe_billed=True, usage=usage)
         try:
-            return self._answer(body, status)
+            return self._answer(body, status, usage)
         except UnusableAnswerError as error:
             raise _broken(status, str(error), usage) from error
 
-    def _answer(self, body: dict[str, Any], status: int) -> Answer:
+    def _answer(self, body: dict[str, Any], status: int, usage: Usage | None) -> Answer:
         """The answer that a body holds. Raises UnusableAnswerError, CallFailed."""
-        usage, choices = self._wire.usage(body), tuple(self._wire.choices(body))
+        choices = tuple(self._wire.choices(body))
         good = (one for one in choices if one.output is not None and one.finish_reason not in INTERRUPTED)
         chosen = next(good, choices[0])
         reason = chosen.finish_reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
 
@@ -44,6 +44,10 @@ class ChatCompletions:
     """OpenAI's chat completions: `<base_url>/chat/completions`, with the key as a bearer token."""
 
     base_url: str
+    _is_openai: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_is_openai", urlsplit(self.base_url).hostname == "api.openai.com")
 
     def url(self, model: str) -> str:  # noqa: ARG002  it goes into the body
         """The same for every model."""
@@ -70,10 +74,6 @@ class ChatCompletions:
     def stream_reader(self, answer: Assembly) -> StreamReader:
         """Chunks are passed on as they are."""
         return _Chunks(answer)
-
-    @property
-    def _is_openai(self) -> bool:
-        return urlsplit(self.base_url).hostname == "api.openai.com"
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
         """Tokens, those read from a cache and those spent on reasoning included in the totals."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import uuid4
 
@@ -41,6 +41,12 @@ class Claim:
     execution_id: str
     token: str
     """Fences the handling off from any other, of whichever worker and delivery."""
+    keys: tuple[str, str] = field(init=False, compare=False, repr=False)
+    """In Redis: the execution's, and that of the orders to cancel it; a job may be cancelled that nobody has begun."""
+
+    def __post_init__(self) -> None:
+        keys = (f"bw:execution:{{{self.execution_id}}}", f"bw:cancel:{{{self.execution_id}}}")
+        object.__setattr__(self, "keys", keys)
 
     @classmethod
     def new(cls, execution_id: str) -> Claim:
@@ -50,12 +56,7 @@ class Claim:
     @property
     def key(self) -> str:
         """The execution's key in Redis."""
-        return f"bw:execution:{{{self.execution_id}}}"
-
-    @property
-    def keys(self) -> list[str]:
-        """That, and the key of the orders to cancel it: a job may be cancelled that nobody has begun."""
-        return [self.key, f"bw:cancel:{{{self.execution_id}}}"]
+        return self.keys[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,8 @@ class Executions:
         [(verdict, detail, *orders)] = await self._redis.run([call])
         match verdict:
             case "yours":
-                checkpoint = self._cipher.decrypt_document(detail.encode()).decode()
-                return Claimed(checkpoint or None, _orders(orders))
+                checkpoint = self._cipher.decrypt_document(detail.encode()).decode() if detail else None
+                return Claimed(checkpoint, _orders(orders) if orders else ())
             case "taken":
                 return Taken(int(detail))
             case _:

@@ -11,7 +11,7 @@ keys share one hash slot.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +34,11 @@ class Limited:
     name: str
     rule: RateLimit
     period: Period = "minute"
+    most: tuple[int | None, int | None, int | None] = field(init=False)
+    """The limits on requests, tokens and concurrent calls."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "most", self.rule.most(self.period))
 
     @classmethod
     def all_of(cls, name: str, rule: RateLimit) -> tuple[Limited, ...]:
@@ -78,7 +83,7 @@ class RateLimits:
         rules = [
             "" if value is None else value
             for limited in limits
-            for value in (self._slice_ms[limited.period], *limited.rule.most(limited.period))
+            for value in (self._slice_ms[limited.period], *limited.most)
         ]
         return ScriptCall(
             _ADMIT,

@@ -72,7 +72,7 @@ class BreakerGate(Gate):
                     return WaitForCapacity(PROBE_POLL_S * (1 + self.worker.jitter()), verdict)
                 return verdict
             case BreakerAdmitted() as admitted:
-                self._admitted = admitted
+                self._admitted, self.announces = admitted, admitted.became_half_open
                 # For this version alone its outcome will count.
                 self.noted["breaker_version"] = admitted.version
                 if admitted.probe:
@@ -89,8 +89,8 @@ class BreakerGate(Gate):
         """Publishes that the breaker is half-open, whether or not the call is admitted."""
         del verdict
         worker, rules = self.worker, self.request.job.agent.breaker
-        if self._key is None or rules is None or self._admitted is None or not self._admitted.became_half_open:
-            return
+        assert self._key is not None
+        assert rules is not None
         [loaded] = await worker.breakers.load([self._key])
         if loaded.breaker.state != "half_open":
             return  # somebody forced it open or reset it meanwhile, which has been published

@@ -92,13 +92,14 @@ class Gate:
     """What the attempt's record says of the grant: fields of `InFlight`, set by `read`."""
     lease: AbstractContextManager[None] | None = field(default=None, init=False)
     """Entered while the call is under way; set by `read`."""
+    announces: bool = field(default=False, init=False)
+    """Whether `announce` has something to publish; set by `read`."""
 
-    announces: ClassVar[bool] = False
     settles: ClassVar[bool] = False
-    """Whether the gate has an `announce` and a `settle` of its own; of the others neither is called."""
+    """Whether the gate has a `settle` of its own; of the others it is not called."""
 
     def __init_subclass__(cls) -> None:
-        cls.announces, cls.settles = cls.announce is not Gate.announce, cls.settle is not Gate.settle
+        cls.settles = cls.settle is not Gate.settle
 
     @classmethod
     def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
@@ -134,7 +135,7 @@ class Gate:
         return None
 
     async def announce(self, verdict: Verdict | None) -> None:
-        """Publishes what the admission has changed for others.
+        """Publishes what the admission has changed for others; called where `read` has set `announces`.
 
         It may take as long as NATS is unavailable, so a call that is not made holds nothing by then.
 

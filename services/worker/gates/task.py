@@ -81,7 +81,7 @@ class TaskGate(Gate):
         assert rules is not None
         entered, attempts = self.worker.tasks.entered(answer), self.request.checkpoint.attempts
         if entered.tripped is not None:
-            self._stopped = _Stopped(entered.tripped, entered.task)
+            self._stopped, self.announces = _Stopped(entered.tripped, entered.task), True
             return TASK_STOPPED
         tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
         cost = spent_by(attempts)
@@ -105,7 +105,7 @@ class TaskGate(Gate):
                 used = replace(
                     entered.task, iterations=done, tokens=entered.task.tokens + tokens, cost=entered.task.cost + cost
                 )
-                self._stopped = _Stopped(trip, used)
+                self._stopped, self.announces = _Stopped(trip, used), True
                 return TASK_STOPPED
 
     def give_back(self) -> ScriptCall | None:

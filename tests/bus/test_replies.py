@@ -1,0 +1,50 @@
+"""Many requests at once on one subscription: each has its own reply, or its own error."""
+
+from __future__ import annotations
+
+import asyncio
+
+import nats
+import nats.errors
+import pytest
+from nats.aio.msg import Msg
+
+from breakwater.bus.replies import Replies
+from tests.servers import RunningServer
+
+
+async def test_each_has_its_own_reply_and_who_gets_none_waits_for_its_own_time(own_nats_server: RunningServer) -> None:
+    client, replies = await nats.connect(own_nats_server.url), Replies()
+    received: list[Msg] = []
+
+    async def answer_all_but_the_third(message: Msg) -> None:
+        received.append(message)
+        if len(received) == 5:  # the last first
+            for one in reversed(received):
+                if one.data != b"2":
+                    await one.respond(one.data)
+
+    await client.subscribe("echo", cb=answer_all_but_the_third)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    asked = [replies.ask(client, "echo", b"%d" % number, 0.3 if number == 2 else 30.0) for number in range(5)]
+    nobody = replies.ask(client, "nobody", b"", 30.0)
+    *found, unheard = await asyncio.gather(*asked, nobody, return_exceptions=True)
+    assert [one.data if isinstance(one, Msg) else type(one) for one in found] == [b"0", b"1", TimeoutError, b"3", b"4"]
+    assert isinstance(unheard, nats.errors.NoRespondersError)
+    assert 0.3 <= loop.time() - began < 20
+    await client.close()
+
+
+async def test_who_asks_later_for_less_time_is_not_kept_waiting(own_nats_server: RunningServer) -> None:
+    client, replies = await nats.connect(own_nats_server.url), Replies()
+    await client.subscribe("silence")
+    patient = asyncio.create_task(replies.ask(client, "silence", b"", 60.0))
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        await replies.ask(client, "silence", b"", 0.05)
+    assert not patient.done()
+    patient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await patient
+    await client.close()
