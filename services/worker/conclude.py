@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import structlog
 from pydantic import JsonValue
@@ -156,7 +156,7 @@ async def decided(worker: WorkerContext, agent_name: str, execution_id: str) -> 
     execution = None if record is None else read_record(record, Execution)
     if execution is None:
         return None
-    return Result(job_id=execution_id, **_fields(execution))
+    return Result(job_id=execution_id, **vars(execution))
 
 
 async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) -> None:
@@ -243,7 +243,7 @@ def redacted(worker: WorkerContext, asked: JobDelivery, result: Result) -> Execu
         messages = redact(cast(JsonValue, asked.job.chat_messages()))
         given = None if asked.job.input is None else redact(asked.job.input)
         params = redact(asked.job.params) if asked.job.params else {}
-    fields = _fields(result) | {
+    fields = vars(result) | {
         "output": redact(result.output) if asked.agent.persist_responses else None,
         "messages": messages,
         "input": given,
@@ -251,7 +251,3 @@ def redacted(worker: WorkerContext, asked: JobDelivery, result: Result) -> Execu
         "metadata": redact(result.metadata) if result.metadata else {},
     }
     return Execution.model_validate(fields)
-
-
-def _fields(execution: Execution) -> dict[str, Any]:
-    return {name: getattr(execution, name) for name in Execution.model_fields}
