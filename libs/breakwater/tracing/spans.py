@@ -83,7 +83,8 @@ def is_traceparent(text: str) -> bool:
 
 def new_traceparent() -> str:
     """A W3C trace context that is recorded nowhere, for a call to pass on. Who is called may begin to trace there."""
-    return f"00-{os.urandom(16).hex()}-{os.urandom(8).hex()}-01"
+    random = os.urandom(24).hex()
+    return f"00-{random[:32]}-{random[32:]}-01"
 
 
 def sampled_trace_id(traceparent: str | None) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from breakwater.bus.delivery import Delivery
-from breakwater.config import load_config
+from breakwater.config import LiveConfig, load_config
 from breakwater.contracts import subjects
 from breakwater.policy.breaker import BreakerKey
 from breakwater.state.breakers import Saving
@@ -83,7 +83,7 @@ async def test_what_is_replaced_holds_from_the_next_job_on(
 ) -> None:
     models, pool = {"sim/m": model(), "sim/down": model({"status": 503})}, ProviderPool()
     async with start_worker(models, {"writer": {**WRITER, "allowed_models": ["sim/down"]}}, begin=False) as plane:
-        generations = Generations(plane.worker, pool)
+        generations = Generations(plane.worker, pool, LiveConfig(plane.worker.config))
         plane.handlers = {"writer": cast(Any, Newest(generations, "writer"))}
         plane.begin()
         await isolate_model(plane)
