@@ -9,6 +9,7 @@ from breakwater.api_keys import revoke_key
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import format_time
+from breakwater.state.connection import Redis
 from tests.helpers import until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id
@@ -102,8 +103,9 @@ async def test_openmetrics_is_given_to_who_accepts_it(api: HttpApi) -> None:
 
 
 async def test_queues_and_agents_are_shown_with_how_old_the_oldest_job_is(
-    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+    own_nats_server: RunningServer, redis: Redis, api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Of several HTTP APIs in a process the one that was started last is shown.
     monkeypatch.setattr("breakwater.metrics.KEPT_S", 0.0)
     stream = api.bus.jetstream()
     hour_ago = format_time(datetime.now(UTC) - timedelta(hours=1))

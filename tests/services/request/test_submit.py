@@ -88,7 +88,7 @@ NO_JOBS = [
     (b"[]", 422, "invalid_job", [""]),
     (b'{"agent": "writer", "promt": "x", "prompt": "y"}', 422, "invalid_job", ["promt"]),
     (b'{"agent": "writer", "prompt": ""}', 422, "invalid_job", ["prompt"]),
-    (b'{"agent": "writer", "prompt": " \\n"}', 422, "invalid_job", [""]),
+    (b'{"agent": "writer", "prompt": " \\n"}', 422, "invalid_job", ["prompt"]),
     (b'{"agent": "writer", "prompt": "x", "total_timeout_s": 3600}', 422, "invalid_job", ["total_timeout_s"]),
     (b'{"agent": "writer", "messages": [{"role": 1}]}', 422, "invalid_job", ["messages.0.role"]),
     (b'{"agent": "writer", "input": {"a": 1}}', 422, "invalid_job", ["input"]),

@@ -120,7 +120,7 @@ async def test_what_is_stored_what_waits_and_how_late_it_is_are_reported(plane: 
     assert scraped("rows_total", table=schema.ATTEMPTS.name) == 10
     assert scraped("waiting_messages", stream="EVENTS") == 15
     assert scraped("lag_seconds", stream="EVENTS") == 90
-    assert scraped("dead_letters_total", stream="EVENTS") is None
+    assert scraped("dead_letters_total", stream="EVENTS") == 0
     await store(15)
     assert scraped("rows_total", table=schema.ATTEMPTS.name) == 24
     assert scraped("waiting_messages", stream="EVENTS") == 0
