@@ -1,13 +1,11 @@
 """What every test may use. The real servers are in servers.py, with the rules for where they come from."""
 
 import gc
-import importlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +55,7 @@ def _cache_bytecode() -> Path | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compiles the tests once, before xdist starts its workers, each of which would take 17 s of CPU for it.
-
-    A fork for each core imports its share, through pytest's rewriting of assertions. What can't be imported is left to
-    the workers to report. Another imports all of them then, and is what workers are forked from.
-    """
+    """Starts the process that imports all tests, and that xdist's workers are forks of."""
     if getattr(session.config.option, "dist", "no") == "no" or hasattr(session.config, "workerinput"):
         gc.disable()  # until all is collected
         return
@@ -69,27 +63,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     places = [Path(argument.partition("::")[0]).resolve() for argument in session.config.args]
     files = {file for place in places for file in (place.rglob("test_*.py") if place.is_dir() else [place])}
     paths = sorted(file.relative_to(root).with_suffix("").parts for file in files if file.is_relative_to(root))
-    modules = [".".join(parts) for parts in paths if not any(part.startswith(".") for part in parts)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    forks: list[int] = []
-    for share in range(cores):
-        if (pid := os.fork()) != 0:
-            forks.append(pid)
-            continue
-        try:
-            for module in modules[share::cores]:
-                with suppress(Exception, pytest.skip.Exception):
-                    importlib.import_module(module)
-        finally:
-            os._exit(0)
-    for pid in forks:
-        os.waitpid(pid, 0)
     if sys.platform == "linux":
+        modules = [".".join(parts) for parts in paths if not any(part.startswith(".") for part in parts)]
         session.config.stash[_PYTHON] = prefork.start(modules)
 
 
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Has workers forked from the process that has imported all tests."""
+    """Has workers forked from there."""
     for spec in specs:
         spec.python = config.stash.get(_PYTHON, None)
 

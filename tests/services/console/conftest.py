@@ -18,7 +18,6 @@ import pytest
 import pytest_asyncio
 from yarl import URL
 
-from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.migrations import migrate
 from breakwater.config import parse_config
@@ -27,7 +26,7 @@ from breakwater.encryption import new_key
 from breakwater.settings import Settings
 from services.console.app import ConsoleService
 from tests.analytics.made import connected
-from tests.analytics.samples import new_database_url
+from tests.analytics.samples import empty, new_database_url
 from tests.cli.api_stub import KEY, Stub, serving
 from tests.helpers import share_event_loop
 from tests.server_sources import RunningServer
@@ -169,8 +168,7 @@ async def served(stub: Stub, clickhouse_server: RunningServer) -> AsyncGenerator
 async def visited(served: Console, interface: Stub) -> Console:
     """A console where nobody is signed in yet."""
     served.http.cookie_jar.clear()
-    for table in schema.TABLES:
-        await served.analytics.execute(f"TRUNCATE TABLE {table.name}")
+    await empty(served.analytics)
     return served
 
 
