@@ -106,9 +106,9 @@ def share_event_loop(items: list[pytest.Item], folder: Path) -> None:
 
 
 @asynccontextmanager
-async def nats_client(url: str, *, reconnect_time_wait: float = 0.1) -> AsyncGenerator[Client]:
+async def nats_client(url: str) -> AsyncGenerator[Client]:
     """A connection that outlasts its server, and is closed for good at the end, also if that is away then."""
-    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=reconnect_time_wait)
+    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
     try:
         yield client
     finally:
