@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -68,6 +68,8 @@ class Assignment:
     claim: Claim
     traceparent: str | None
     parameters: Parameters
+    now: Callable[[], datetime]
+    """The time of its run, which goes on evenly where the time of day is set: its deadline is counted by it."""
     output_guard: OutputGuard | None = None
     """What the agent's answers must satisfy."""
     submitted_by: str | None = None

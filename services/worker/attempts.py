@@ -175,9 +175,7 @@ class Attempts:
         self._cancel.hear(kept.orders)
 
     async def _refused(self, flight: InFlight, refused: Refused) -> Step:
-        await self._record(
-            attempt_of(self._worker, self._job, flight, self._worker.now(), "short_circuited", refused=refused)
-        )
+        await self._record(attempt_of(self._job, flight, self._job.now(), "short_circuited", refused=refused))
         return Stop(refused.reason) if refused.ends_chain or self._is_last_model() else NextModel()
 
     async def _wait_for_capacity(self, flight: InFlight, wait: WaitForCapacity) -> Step:
@@ -278,19 +276,19 @@ class Attempts:
         return self._at.model_index + 1 >= len(self._job.chain)
 
     def _remaining_s(self) -> float:
-        return (self._at.deadline - self._worker.now()).total_seconds()
+        return (self._at.deadline - self._job.now()).total_seconds()
 
     async def _credited(self, work: Callable[[], Awaitable[Value]]) -> Value:
         """Does what may be repeated, however long a server is unavailable: that is not the job's to pay."""
-        began = self._worker.now()
+        began = self._job.now()
         value = await self._worker.outages.retry_while_unavailable(work)
-        if (waited := self._worker.now() - began) > WORTH_CREDITING:
+        if (waited := self._job.now() - began) > WORTH_CREDITING:
             self._at = self._at.credited(waited)
         return value
 
     async def _wait(self, delay_s: float) -> Sleeping | None:
         worker, job = self._worker, self._job
-        due = worker.now() + timedelta(seconds=delay_s)
+        due = job.now() + timedelta(seconds=delay_s)
         self._at = self._at.waiting(job.chain[self._at.model_index], delay_s, due)
         if delay_s < LONG_WAIT_S:
             with self._cancel.interruptible():
@@ -303,7 +301,7 @@ class Attempts:
 
     async def _rest_of_wait(self, due: datetime) -> Sleeping | None:
         """A job that was delivered before its wait is over, as after a crash while it was put to sleep."""
-        rest_s = (due - self._worker.now()).total_seconds()
+        rest_s = (due - self._job.now()).total_seconds()
         if rest_s >= LONG_WAIT_S:
             await self._progress.waits(rest_s)
             return Sleeping(due)
@@ -340,7 +338,7 @@ class Attempts:
         if last.short_circuited:
             ends = last.ends_chain or self._is_last_model()
             return Stop(last.refused_reason or "error") if ends else NextModel()
-        return await self._after_failure(Ended(last, classification_of(last, self._worker.now())))
+        return await self._after_failure(Ended(last, classification_of(last, self._job.now())))
 
 
 def request_for(
@@ -374,7 +372,7 @@ def request_for(
         model=target.model,
         provider=target.provider,
         cause=at.cause_of_next(target.model),
-        started_at=worker.now(),
+        started_at=job.now(),
         backoff_ms=at.backoff_ms,
         reserved=None if target.pricing is None else target.pricing.worst_case(input_tokens, output_tokens),
         dropped_messages=dropped,

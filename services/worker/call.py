@@ -99,7 +99,7 @@ async def call(
         timeout_s: for the answer; of one that is streamed, until it begins.
         stream: where it goes while it is produced.
     """
-    started_at = worker.now()
+    started_at = job.now()
     guard, target = job.output_guard, worker.targets.of(job.agent_name, flight.model)
     span = tracing.begin(
         f"chat {target.name}",
@@ -153,7 +153,6 @@ async def call(
 
 
 def attempt_of(
-    worker: WorkerContext,
     job: Assignment,
     flight: InFlight,
     started_at: datetime,
@@ -166,7 +165,7 @@ def attempt_of(
     refused: Refused | None = None,
 ) -> Attempt:
     """An attempt that has just ended, as it will be recorded."""
-    completed_at, usage = worker.now(), spent.usage
+    completed_at, usage = job.now(), spent.usage
     return Attempt(
         attempt_id=job.attempt_id(flight.number),
         execution_id=job.execution_id,
@@ -281,7 +280,7 @@ def _spent(
 def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
     spent = _spent(worker, job, flight, answer.usage, answer.cost, maybe_billed=True)
 
-    attempt = partial(attempt_of, worker, job, flight, started_at, spent=spent, finish_reason=answer.finish_reason)
+    attempt = partial(attempt_of, job, flight, started_at, spent=spent, finish_reason=answer.finish_reason)
 
     def refused(class_name: str, text: str, correction: Correction | None = None) -> Ended:
         kind = "client" if correction is None else "logic"
@@ -336,7 +335,7 @@ def _aborted(
     """A call that was aborted as its job was cancelled. It may be billed all the same."""
     spent = _spent(worker, job, flight, None, None, maybe_billed=sent, part=part)
     error = error_of(cancellation)
-    attempt = attempt_of(worker, job, flight, started_at, "cancelled", spent=spent, error=error)
+    attempt = attempt_of(job, flight, started_at, "cancelled", spent=spent, error=error)
     failure = Classification(error.kind, error.class_, error.message, None, retryable=False, counts_for_breaker=False)
     return Ended(attempt, failure)
 
@@ -350,7 +349,7 @@ def _failed(
     timeout_s: float,
     part: Usage | None,
 ) -> Ended:
-    failure = classify(failed.failure, worker.now())
+    failure = classify(failed.failure, job.now())
     counted = failure.counts_for_breaker or (
         job.agent.breaker_counts_auth_errors and failure.status_code in {401, 402, 403}
     )
@@ -365,7 +364,6 @@ def _failed(
         failure = replace(failure, class_name=kept.class_name)
     error = kept.error_info()
     attempt = attempt_of(
-        worker,
         job,
         flight,
         started_at,

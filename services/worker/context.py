@@ -6,8 +6,9 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from breakwater.bus.lookup import Lookup
@@ -66,12 +67,19 @@ class WorkerContext:
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
     """Of the calls under way, by attempt."""
     now: Callable[[], datetime] = utc_now
+    clock: Callable[[], float] = monotonic
+    """Seconds, whatever is done to the time of day meanwhile."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     jitter: Callable[[], float] = random.random
 
     def keeps_error_texts(self, agent: Agent) -> bool:
         """Whether what a provider says of an error may be stored. Encrypted texts must not be quoted in plain ones."""
         return agent.keeps_error_texts and not self.cipher.on
+
+    def steady_time(self) -> Callable[[], datetime]:
+        """The time of day as it is now, counted on by the monotonic clock: it does not jump."""
+        now, at = self.now(), self.clock()
+        return lambda: now + timedelta(seconds=self.clock() - at)
 
     def under(self, config: Config, providers: Mapping[str, Provider]) -> WorkerContext:
         """The same with another config; connections, leases and reservations are those of this one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
 
@@ -112,7 +112,8 @@ class JobHandler:
             await self._dead_end(asked, execution_id, "invalid", error)
         elif parsed.dry_run:
             planned = await dry_run(self._worker, self._assignment(asked, parsed, Claim(execution_id, ""), None))
-            await finish(self._worker, asked, self._concluded(asked, execution_id, planned, dry_run=True))
+            result = self._concluded(asked, execution_id, planned, self._worker.now(), dry_run=True)
+            await finish(self._worker, asked, result)
         else:
             await self._run(asked, parsed, execution_id, maybe_seen=maybe_seen)
 
@@ -151,11 +152,6 @@ class JobHandler:
 
     async def _run_claimed(self, asked: JobDelivery, job: Job, claim: Claim, held: HeldClaim, text: str | None) -> None:
         worker, delivery = self._worker, asked.delivery
-        checkpoint = None if text is None else Checkpoint.model_validate_json(text)
-        if checkpoint is None:
-            now, total_s = worker.now(), job.total_timeout_s or self._agent.total_timeout_s
-            deadline = now + timedelta(seconds=total_s)
-            checkpoint = Checkpoint(dispatched_at=now, deadline=deadline, config_version=worker.config_version)
         span = tracing.begin(
             f"invoke_agent {self._agent_name}",
             parent=delivery.headers.get(Header.TRACEPARENT.value),
@@ -164,6 +160,11 @@ class JobHandler:
             ),
         )
         assignment = self._assignment(asked, job, claim, span.traceparent)
+        checkpoint = None if text is None else Checkpoint.model_validate_json(text)
+        if checkpoint is None:
+            now, total_s = assignment.now(), job.total_timeout_s or self._agent.total_timeout_s
+            deadline = now + timedelta(seconds=total_s)
+            checkpoint = Checkpoint(dispatched_at=now, deadline=deadline, config_version=worker.config_version)
         resumed = text is not None or not delivery.is_first
         result: Result | None = None
         worker.metrics.began(self._agent_name)
@@ -185,6 +186,7 @@ class JobHandler:
             traceparent=traceparent or tracing.new_traceparent(),
             trace_id=tracing.sampled_trace_id(traceparent),
             parameters=Parameters.of(self._agent, job.params, self._output_guard) if job.params else self._parameters,
+            now=self._worker.steady_time(),
             output_guard=self._output_guard,
             submitted_by=asked.submitted_by,
             cost_tags=self._cost_tags(job) if job.metadata else {},
@@ -210,7 +212,9 @@ class JobHandler:
                 return None
             # Who has been superseded while it called decides nothing.
             await worker.outages.retry_while_unavailable(partial(worker.leases.confirm, job.claim))
-            result = self._concluded(asked, job.execution_id, end, cached_from=cached_from, trace_id=job.trace_id)
+            result = self._concluded(
+                asked, job.execution_id, end, job.now(), cached_from=cached_from, trace_id=job.trace_id
+            )
             # Before it is decided: the task's next job may come as soon as this one is answered.
             if job.job.task_id is not None:
                 await self._count(job, result, end.output)
@@ -376,13 +380,14 @@ class JobHandler:
         """The result of a job that could not be run, or not to its end."""
         now = self._worker.now()
         checkpoint = Checkpoint(dispatched_at=now, deadline=now, attempts=attempts)
-        return self._concluded(asked, execution_id, Finished(checkpoint, None, None, reason, error))
+        return self._concluded(asked, execution_id, Finished(checkpoint, None, None, reason, error), now)
 
     def _concluded(
         self,
         asked: JobDelivery,
         execution_id: str,
         end: Finished,
+        completed_at: datetime,
         *,
         cached_from: str | None = None,
         dry_run: bool = False,
@@ -395,7 +400,7 @@ class JobHandler:
                 job=asked.job or Job.model_construct(agent=self._agent_name, prompt=""),
                 chain=self._agent.chain if asked.job is None else self._agent.chain_for(asked.job),
                 queued_at=asked.delivery.queued_at,
-                completed_at=self._worker.now(),
+                completed_at=completed_at,
                 finished=end,
                 on_error=self._agent.on_error,
                 cached_from=cached_from,

@@ -40,7 +40,7 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
         return Recovered(checkpoint, last, None)
     flight = flight.model_copy(update={"reserved_at": await _reserved_at(worker, job, flight)})
     spent, error = spent_at_most(flight), WORKER_LOST.error_info()
-    lost = attempt_of(worker, job, flight, flight.started_at, "worker_lost", spent=spent, error=error)
+    lost = attempt_of(job, flight, flight.started_at, "worker_lost", spent=spent, error=error)
     return Recovered(checkpoint, last, (flight, lost))
 
 

@@ -25,6 +25,7 @@ class ResponseCache:
 
     def __init__(self, worker: WorkerContext, job: Assignment, rules: CacheRules) -> None:
         self._worker = worker
+        self._now = job.now
         self._rules = rules
         self._leads = False
         self._holder = job.execution_id  # the same after a crash
@@ -48,7 +49,7 @@ class ResponseCache:
             if isinstance(found, Cached):
                 return found
             self._leads = self._rules.share_concurrent and not isinstance(found, Follower)
-            left_s = (until - self._worker.now()).total_seconds()
+            left_s = (until - self._now()).total_seconds()
             if not isinstance(found, Follower) or left_s <= 0:
                 return None
             await self._worker.sleep(min(wait_s, left_s))
@@ -66,7 +67,7 @@ class ResponseCache:
                 execution_id,
                 finished.chosen_model,
                 finished.output,
-                self._worker.now(),
+                self._now(),
                 finished.response,
                 finished.finish_reason,
                 finished.choices,

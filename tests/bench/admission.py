@@ -135,8 +135,9 @@ class Bench:
         claim = Claim.new(f"job-{self._number}")
         agent = worker.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "How do I return a parcel?", "task_id": TASK})
+        parameters = Parameters.of(agent, {}, None)
         assignment = Assignment(
-            claim.execution_id, agent_name, agent, job, agent.chain, claim, None, Parameters.of(agent, {}, None)
+            claim.execution_id, agent_name, agent, job, agent.chain, claim, None, parameters, worker.now
         )
         now = worker.now()
         checkpoint = Checkpoint(dispatched_at=now, deadline=now, repairs=REPAIRS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 
 from breakwater.config import Agent
 from breakwater.state.connection import ScriptCall
@@ -81,7 +80,7 @@ async def admit(
         JobCancelled: it was cancelled.
         StateUnavailable: ask again.
     """
-    began = worker.now()
+    began = worker.clock()
     asked, verdict = await _ask(worker, request, gates)
     if asked and isinstance(verdict, Refused | WaitForCapacity | JobCancelled):
         # Not after a lost claim: whoever has taken the job over may hold the same for the same attempt.
@@ -94,7 +93,7 @@ async def admit(
         raise verdict
     if verdict is not None:
         return verdict
-    if worker.now() - began > timedelta(seconds=LEASE_MARGIN_S / 2):
+    if worker.clock() - began > LEASE_MARGIN_S / 2:
         # The grant may have lapsed during the announcement, and another call be the probe by now.
         return await admit(worker, request, gates)
     noted = {name: value for gate in asked for name, value in gate.noted.items()}

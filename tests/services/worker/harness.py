@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import nats
@@ -49,9 +50,14 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.slept: list[float] = []
+        self.set_ahead_s = 0.0
+        """By how much the time of day was set ahead, which the monotonic clock knows nothing of."""
 
     def now(self) -> datetime:
-        return datetime.now(UTC) + timedelta(seconds=sum(self.slept))
+        return datetime.now(UTC) + timedelta(seconds=sum(self.slept) + self.set_ahead_s)
+
+    def monotonic(self) -> float:
+        return monotonic() + sum(self.slept)
 
     async def sleep(self, delay_s: float) -> None:
         self.slept.append(delay_s)
@@ -196,7 +202,7 @@ async def running_worker(
         )
         plane.clock, plane._work, plane._handling = FakeClock(), [], set()
         if fake_clock:
-            context = replace(context, now=plane.clock.now, sleep=plane.clock.sleep)
+            context = replace(context, now=plane.clock.now, clock=plane.clock.monotonic, sleep=plane.clock.sleep)
         plane.worker = context
         plane.handlers = {name: JobHandler(context, name, agent) for name, agent in parsed.agents.items()}
         try:

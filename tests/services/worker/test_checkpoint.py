@@ -9,7 +9,7 @@ import pytest
 
 from breakwater.policy.classify import HttpFailure, TransportFailure
 from breakwater.policy.price import Usage
-from breakwater.providers.base import Answer, CallFailed
+from breakwater.providers.base import Answer, Call, CallFailed
 from services.worker.checkpoint import Checkpoint
 from services.worker.repairs import Correction, Repairs
 from tests.flow.kit import model
@@ -88,3 +88,21 @@ async def test_a_wait_that_does_not_fit_the_rest_of_the_time_is_not_waited_for(s
     async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}, fake_clock=True) as plane:
         result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "hello"})
     assert (result["reason"], len(plane.clock.slept), len(provider.calls)) == ("timeout", 1, 2)
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+async def test_the_time_of_day_may_be_set_while_a_job_runs(start_worker: StartWorker, ahead_s: float) -> None:
+    retry = {"max_attempts": 2, "backoff": "constant", "base_s": 3}
+    agents = {"writer": {"model": "sim/m", "breaker": "off", "retry": retry, "total_timeout_s": 60}}
+
+    def fails(_: Call) -> Answer:
+        plane.clock.set_ahead_s = ahead_s
+        raise FAILURES[0]
+
+    provider = ScriptedProvider(fails, Answer("done", Usage(120, 40)))
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}, fake_clock=True) as plane:
+        result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        [slept] = plane.clock.slept
+    assert (result["status"], result["output"]) == ("succeeded", "done")
+    assert slept * 1000 <= result["duration_ms"] < 60_000
+    assert all(0 <= attempt["duration_ms"] < 60_000 for attempt in result["attempts"])

@@ -84,7 +84,8 @@ class Bench:
         await self.worker.executions.claim(claim if claimed else Claim.new(name))
         agent = self.worker.config.agents[agent_name]
         job = Job.model_validate({"agent": agent_name, "prompt": "hello", "task_id": "t1"})
-        assignment = Assignment(name, agent_name, agent, job, agent.chain, claim, None, Parameters.of(agent, {}, None))
+        parameters = Parameters.of(agent, {}, None)
+        assignment = Assignment(name, agent_name, agent, job, agent.chain, claim, None, parameters, self.worker.now)
         now = datetime.now(UTC)
         at = Checkpoint(dispatched_at=now, deadline=now + timedelta(minutes=1))
         return request_for(self.worker, assignment, at, 30.0, dry_run=dry_run)
@@ -252,12 +253,8 @@ async def test_a_stopped_task_precedes_an_open_breaker_and_that_a_full_limit(
 async def test_what_took_long_to_announce_is_asked_for_again(redis_server: RunningServer) -> None:
     async with bench_on(redis_server.url) as bench:
         await bench.cool_down_is_over()
-        late = iter([0.0, 0.0, 0.0, 61.0])
-
-        def now() -> datetime:
-            return datetime.now(UTC) + timedelta(seconds=next(late, 61.0))
-
-        bench.worker = replace(bench.worker, now=now)
+        moments = iter([0.0, 61.0])
+        bench.worker = replace(bench.worker, clock=lambda: next(moments, 61.0))
         request = await bench.request()
         before = bench.redis.round_trips
         admitted = await admit(bench.worker, request)

@@ -10,6 +10,7 @@ from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import GENERIC, estimate_input_tokens
 from breakwater.state.executions import Claim
 from services.worker.assignment import Assignment, Parameters
+from services.worker.context import utc_now
 from services.worker.repairs import Correction, Repairs
 
 
@@ -23,9 +24,8 @@ def assignment(agent: dict[str, Any] | None = None, **job: Any) -> Assignment:
     own = config.agents["a"]
     asked = Job.model_validate({"agent": "a", **(job or {"prompt": "hello"})})
     guard = None if own.output is None else OutputGuard.compile(own.output)
-    return Assignment(
-        "e1", "a", own, asked, own.chain, Claim.new("e1"), None, Parameters.of(own, asked.params, guard), guard
-    )
+    parameters = Parameters.of(own, asked.params, guard)
+    return Assignment("e1", "a", own, asked, own.chain, Claim.new("e1"), None, parameters, utc_now, guard)
 
 
 def tokens(of: Assignment) -> int:
