@@ -124,7 +124,7 @@ async def test_an_order_that_was_not_heard_holds_when_the_claim_is_renewed(start
 
 
 async def test_a_job_between_two_tries_makes_no_other_call(start_worker: StartWorker) -> None:
-    agent = {"writer": {"model": "sim/m", "retry": {"backoff": "constant", "base_s": 8}, "breaker": "off"}}
+    agent = {"writer": {"model": "sim/m", "retry": {"backoff": "constant", "base_s": 5}, "breaker": "off"}}
     async with start_worker({"sim/m": model({"status": 500})}, agent) as plane:
         await plane.publish(JOB)
         await until(lambda: plane.worker.leases.claims and len(plane.sim.ledger.calls) == 1)
