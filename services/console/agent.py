@@ -119,7 +119,7 @@ def helped(figures: RetryFigures, when: str) -> tuple[str, ...]:
         figures: what happened.
         when: such as `in the last 24h`.
     """
-    if not figures.retried and not figures.fell_back and not figures.unrecorded:
+    if not figures.retried and not figures.fell_back:
         return (f"Nothing was retried {when}.",)
     sentences: list[str] = []
     if figures.retried:
@@ -129,9 +129,6 @@ def helped(figures: RetryFigures, when: str) -> tuple[str, ...]:
     if figures.fell_back:
         outcome = _outcome(figures.saved_by_fallback, figures.fell_back, "fell back", figures.fallback_rate)
         sentences.append(f"{_verdict('Falling back to another model', figures.fallback_rate)}: {outcome}.")
-    if figures.unrecorded:
-        are = "is" if figures.unrecorded == 1 else "are"
-        sentences.append(f"{counted(figures.unrecorded, 'execution')} from before the upgrade {are} left out.")
     return tuple(sentences)
 
 

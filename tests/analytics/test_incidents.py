@@ -1,6 +1,5 @@
 """The view of incidents: the newest change of each, however often and in whatever order changes are stored."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -104,24 +103,3 @@ async def test_an_incident_that_is_over_is_still_what_it_was(analytics: Analytic
     (found,) = await incidents(analytics)
     assert (found["event"], found["severity"]) == ("breaker_closed", "info")
     assert (found["first_event"], found["highest_severity"]) == ("breaker_open", "critical")
-
-
-async def test_what_an_earlier_version_stored_is_known_by_its_key(analytics: Analytics) -> None:
-    left_out = ("first_event", "highest_severity")
-    for number, (key, severity) in enumerate(
-        [
-            ("breaker_open/writer/gpt-4%2E1", "critical"),
-            ("job_dead_lettered//undeliverable/ops", "critical"),
-            ("job_dead_lettered/writer/error", "warning"),
-        ]
-    ):
-        event = key.partition("/")[0]
-        alert = samples.alert(f"alert_{number}_1", incident_id=f"inc_{number}", key=key, event=event, severity="info")
-        names = [name for name in schema.ALERTS.columns if name not in left_out]
-        row = dict(zip(schema.ALERTS.columns, rows.alert_row(alert, number), strict=True))
-        await analytics.insert(
-            replace(schema.ALERTS, columns={name: schema.ALERTS.columns[name] for name in names}),
-            [tuple(row[name] for name in names)],
-        )
-        (found,) = await incidents(analytics, incident_id=f"inc_{number}")
-        assert (found["first_event"], found["highest_severity"]) == (event, severity)

@@ -18,7 +18,6 @@ from breakwater.contracts.execution import Attempt, Execution
 from breakwater.policy.record import totals
 from tests.analytics.made import END, SOME, Made, connected, filled_database, known, made, quantile
 from tests.analytics.samples import RATE_LIMITED, attempt, attempt_row, execution
-from tests.analytics.test_migrations import before_7
 from tests.server_sources import RunningServer
 
 EMPTY = Window(END + timedelta(days=1), END + timedelta(days=2), 3_600)
@@ -270,7 +269,7 @@ async def test_nothing_happened_is_reported_as_zero(filled: Analytics) -> None:
     )
     for nothing in (overview.agents, breakdown.errors, breakdown.providers, costs.waste):
         assert await nothing(filled, EMPTY) == ()
-    assert await costs.retries(filled, EMPTY) == costs.RetryFigures(0, 0, 0, 0, 0, 0)
+    assert await costs.retries(filled, EMPTY) == costs.RetryFigures(0, 0, 0, 0, 0)
     assert await costs.spend_by(filled, EMPTY, "tenant") == ()
     assert await search.facets(filled, EMPTY) == search.Facets((), (), (), (), ())
 
@@ -322,26 +321,6 @@ async def test_waste_is_a_lower_bound_where_a_part_of_it_is_not_known(
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1)])
     found = await overview.totals(analytics, Window(END, END + timedelta(hours=1), 60))
     assert (found.wasted, found.unknown_waste) == (wasted, unknown)
-
-
-async def test_executions_stored_before_their_calls_were_counted_tell_nothing_of_retries(analytics: Analytics) -> None:
-    tries = [attempt("e1", 1, outcome="error"), attempt("e1", 2, cause="retry")]
-    refused = attempt("e2", 1, outcome="short_circuited", short_circuited=True, cost=None)
-    records = [
-        execution("e1", attempts=tries, attempts_count=2),
-        # It called nothing, so nothing is reported of it.
-        execution("e2", attempts=[refused], attempts_count=1, started_at=None, **FAILED),
-        execution("e3", attempts_count=0, started_at=None, cache_hit=True),
-    ]
-    old = before_7(schema.EXECUTIONS)
-    values = [dict(zip(schema.EXECUTIONS.columns, rows.execution_row(one, 1), strict=True)) for one in records]
-    window = Window(END, END + timedelta(hours=1), 60)
-    await analytics.insert(old, [[row[name] for name in old.columns] for row in values])
-    assert await costs.retries(analytics, window) == costs.RetryFigures(0, 0, 0, 0, 0, unrecorded=1)
-    again = [rows.execution_row(one, 2) for one in records]
-    await analytics.insert(schema.EXECUTIONS, again)
-    found = await costs.retries(analytics, window)
-    assert (found.retried, found.saved, found.unrecorded) == (1, 1, 0)
 
 
 @given(

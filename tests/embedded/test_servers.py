@@ -67,18 +67,6 @@ async def test_a_bcrypt_hash_stands_for_its_password(tmp_path: Path) -> None:
         assert client.is_connected
 
 
-async def test_streams_from_before_there_were_accounts_are_kept(tmp_path: Path) -> None:
-    async with running_nats(tmp_path, {}) as port:
-        client = await nats.connect(f"nats://127.0.0.1:{port}")
-        await client.jetstream().add_stream(name="EVENTS", subjects=["bw.attempts.>"], allow_direct=True)
-        await client.jetstream().publish("bw.attempts.writer.e1.1", b"kept")
-        await client.close()
-    for _ in range(2):
-        async with running_nats(tmp_path, PASSWORDS) as port, connected(port, PASSWORDS["worker"]) as client:
-            found = await client.jetstream().get_last_msg("EVENTS", "bw.attempts.writer.e1.1", direct=True)
-            assert found.data == b"kept"
-
-
 def read_json(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=30) as answer:
         return json.load(answer)

@@ -26,8 +26,7 @@ SELECT
     countIf(calls_by_cause['retry'] > 0 AND status = 'succeeded') AS saved,
     sum(cost_by_cause['retry']) AS cost,
     countIf(calls_by_cause['fallback'] > 0) AS fell_back,
-    countIf(calls_by_cause['fallback'] > 0 AND status = 'succeeded') AS saved_by_fallback,
-    countIf(empty(calls_by_cause) AND attempts_count > 0 AND started_at IS NOT NULL) AS unrecorded
+    countIf(calls_by_cause['fallback'] > 0 AND status = 'succeeded') AS saved_by_fallback
 FROM executions FINAL{ENDED}
 {SETTINGS}"""  # noqa: S608  of constants
 
@@ -77,9 +76,6 @@ class RetryFigures:
     """Executions that called another model."""
     saved_by_fallback: int
     """Of those, how many succeeded."""
-    unrecorded: int
-    """Executions that called a model, and were stored before it was recorded why they did: they count in none of these.
-    Those that made no call, as all of it was refused, are none of them."""
 
     @property
     def rate(self) -> float | None:

@@ -8,17 +8,8 @@ from dataclasses import dataclass
 
 from breakwater.analytics.client import Analytics, database_ddl, quoted
 from breakwater.analytics.errors import WrongLayout
-from breakwater.analytics.schema import (
-    ALERTS,
-    ATTEMPTS,
-    AUDIT,
-    BREAKER_TRANSITIONS,
-    BUDGET_EVENTS,
-    EXECUTIONS,
-    GUARD_EVENTS,
-    TABLES,
-)
-from breakwater.analytics.table import PLAIN, Layout, Table
+from breakwater.analytics.schema import TABLES
+from breakwater.analytics.table import PLAIN, Layout
 from breakwater.analytics.views import VIEWS, create_view
 
 
@@ -31,107 +22,17 @@ class Migration:
     statements: tuple[str, ...]
 
 
-_MADE_LATER = ("attempts_per_minute", "incidents", "cost_and_usage")
-"""Views that need columns of steps after the seventh."""
-
-
 def migrations(layout: Layout) -> tuple[Migration, ...]:
     """All steps, in order, for a layout.
 
-    They are never changed once released. A column that is added later stands in `schema` for new databases, and in a
-    migration here (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for those that exist. A column's type may only become
-    wider: an older service goes on storing its rows. A view is made by the last step that changes it, as it may need
-    the columns that come with that step.
+    They are never changed once released. A column that is added later stands in `schema`, and in a step here
+    (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for the databases that exist. A column's type may only become wider: an
+    older service goes on storing its rows. A view is made by the last step that changes it, as it may need the columns
+    that come with that step.
     """
-
-    def added(table: Table, *columns: str) -> tuple[str, ...]:
-        return tuple(table.add_column(column, layout) for column in columns)
-
-    # Those that there were at the time: a later one is made by a later step.
-    of_7 = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS, ALERTS)
-    return (
-        Migration(1, "tables", tuple(table.ddl(layout) for table in of_7)),
-        Migration(2, "executions per minute", (create_view("executions_per_minute", layout),)),
-        Migration(
-            3,
-            "causes of waste, cache, what calls left out, and trees",
-            (
-                *added(EXECUTIONS, "wasted_by_cause", "cached_from", "input"),
-                EXECUTIONS.add_index("parent_execution_id", layout),
-                *added(ATTEMPTS, "reasoning_tokens", "refused_by", "dropped_messages"),
-            ),
-        ),
-        Migration(
-            4,
-            "guards, and breakers that are shared, isolated or reset",
-            (
-                GUARD_EVENTS.ddl(layout),
-                *added(BREAKER_TRANSITIONS, "scope", "by", "health", "total_failures", "unique_errors", "error_hash"),
-                *added(BREAKER_TRANSITIONS, "last_failure_at", "last_success_at"),
-                *added(ATTEMPTS, "breaker_version"),
-            ),
-        ),
-        Migration(
-            5,
-            "money: what was held for calls, tenants' budgets, raised caps and repairs",
-            (
-                *added(ATTEMPTS, "reserved", "reserved_at", "stored_at"),
-                *added(BUDGET_EVENTS, "tenant"),
-                BUDGET_EVENTS.modify_columns(("threshold_percent",), layout),
-                BUDGET_EVENTS.modify_columns(("limit_cost",), layout),
-                *added(BUDGET_EVENTS, "previous_cost", "configured_cost", "by", "reason", "resets_at"),
-            ),
-        ),
-        Migration(
-            6,
-            "incidents",
-            (
-                *added(ALERTS, "incident_id", "key", "change", "status", "tenant", "count", "version", "opened_at"),
-                *added(ALERTS, "last_at", "ends_at", "reminders", "acknowledged_by", "acknowledged_at", "resolved_by"),
-                *added(ALERTS, "resolved_at", "reason"),
-            ),
-        ),
-        Migration(
-            7,
-            "calls by cause, smaller columns, and views for every question",
-            (
-                *added(EXECUTIONS, "calls_by_cause", "cost_by_cause"),
-                EXECUTIONS.add_index("completed_at", layout),
-                ATTEMPTS.add_index("started_at", layout),
-                ATTEMPTS.add_index("charged_at", layout),
-                *(table.modify_columns(table.columns, layout) for table in of_7),
-                *(table.modify_settings(layout) for table in of_7 if table.monthly),
-                *(create_view(name, layout) for name in VIEWS if name not in _MADE_LATER),
-            ),
-        ),
-        Migration(
-            8,
-            "incidents that were open are firing",
-            (ALERTS.modify_columns(("status",), layout), ALERTS.update("status", "open", "firing", layout)),
-        ),
-        Migration(
-            9,
-            "why models stopped, and usage that is not credible",
-            (*added(EXECUTIONS, "finish_reason"), *added(ATTEMPTS, "usage_problem", "finish_reason")),
-        ),
-        Migration(10, "which config a job ran under", added(EXECUTIONS, "config_version")),
-        Migration(
-            11,
-            "what incidents began with, and how bad they were",
-            (*added(ALERTS, "first_event", "highest_severity"), create_view("incidents", layout)),
-        ),
-        Migration(12, "streamed answers", added(ATTEMPTS, "first_token_ms", "chunks")),
-        Migration(
-            13,
-            "how fast answers were streamed",
-            (*added(ATTEMPTS, "tokens_per_s"), create_view("attempts_per_minute", layout)),
-        ),
-        Migration(14, "encrypted texts", added(EXECUTIONS, "encrypted", "encryption_key")),
-        Migration(15, "who submitted what is paid for, and cost tags", added(ATTEMPTS, "submitted_by", "cost_tags")),
-        Migration(16, "costs in the columns of FOCUS", (create_view("cost_and_usage", layout),)),
-        Migration(17, "the audit log", (AUDIT.ddl(layout),)),
-        Migration(18, "parameters and traces of executions", added(EXECUTIONS, "params", "trace_id")),
-    )
+    tables, views = (table.ddl(layout) for table in TABLES), (create_view(name, layout) for name in VIEWS)
+    # The first release's. Databases of before it have lower numbers, and lack at most what `missing` finds.
+    return (Migration(19, "tables and views", (*tables, *views)),)
 
 
 MIGRATIONS = migrations(PLAIN)
@@ -210,14 +111,6 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
         done.append(f"created database {analytics.database}")
     await analytics.execute(_record(layout))
     applied = {row[0] for row in (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows}
-    if not applied and not await _has_tables(analytics):
-        # Made as the schema says: the steps would get there, too, by forty changes of the same tables.
-        for statement in (*(table.ddl(layout) for table in TABLES), *(create_view(name, layout) for name in VIEWS)):
-            await analytics.execute(statement)
-        applied = {step.version for step in migrations(layout)}
-        for step in migrations(layout):
-            await analytics.execute(_applied(step))
-        done.append(f"created the tables and views of ClickHouse, as of migration {max(applied)}")
     for step in migrations(layout):
         if step.version in applied:
             continue
@@ -236,12 +129,6 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
             was = "something else" if before is None else _days(before)
             done.append(f"ClickHouse keeps rows of {table.name} for {_days(days)} now (it was {was})")
     return tuple(done)
-
-
-async def _has_tables(analytics: Analytics) -> bool:
-    found = "SELECT count() FROM system.tables WHERE database = {database:String} AND name IN {tables:Array(String)}"
-    names = {"database": analytics.database, "tables": [table.name for table in TABLES]}
-    return bool((await analytics.query(found, names)).rows[0][0])
 
 
 async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
@@ -265,7 +152,7 @@ async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
 def script(database: str, layout: Layout) -> Iterator[str]:
     """All that `migrate` may run, for administrators who apply it themselves: lines of SQL.
 
-    It brings a new database, and one of any earlier version, to this one. Only a changed retention is left out of it,
+    It brings a new database to this version, and one of an earlier one. Only a changed retention is left out of it,
     as comments: those statements are for when it was changed.
     """
     yield f"{database_ddl(database, layout.on_cluster)};"

@@ -32,7 +32,6 @@ from breakwater.analytics.table import (
     WORD_OR_NULL,
     Table,
 )
-from breakwater.policy.alert_rules import SEVERITY_OF, UNDELIVERABLE
 
 __all__ = [
     "ALERTS",
@@ -155,8 +154,6 @@ ATTEMPTS = Table(
     find_by=("execution_id",),
     # As above; and the moment that a call is charged at: which hour, day and month of a budget it counts in.
     ranges={"started_at": "started_at", "charged_at": "ifNull(reserved_at, started_at)"},
-    # An attempt is published when it is over. That is by another clock, a worker's, but the nearest there is.
-    earlier={"stored_at": "completed_at"},
     computed={
         # As `Attempt.tokens_per_s`.
         "tokens_per_s": (
@@ -196,8 +193,6 @@ BREAKER_TRANSITIONS = Table(
     },
     order_by=("agent", "model", "transition_id"),
     time="at",
-    # Before they could be shared, each was one agent's on one model.
-    earlier={"scope": "'agent_model'"},
 )
 
 GUARD_EVENTS = Table(
@@ -286,19 +281,6 @@ ALERTS = Table(
     },
     order_by=("alert_id",),
     time="at",
-    # Before there were incidents, each alert stood alone. Its key is unknown, so it is empty.
-    earlier={
-        "incident_id": "alert_id",
-        "change": "'opened'",
-        "status": "'firing'",
-        "count": "1",
-        "version": "1",
-        "opened_at": "at",
-        "last_at": "at",
-        "first_event": "if(key = '', event, splitByChar('/', key)[1])",
-        "highest_severity": f"if(startsWith(key, '{UNDELIVERABLE}'), 'critical', transform(splitByChar('/', key)[1], "
-        f"{list(SEVERITY_OF)}, {list(SEVERITY_OF.values())}, toString(severity)))",
-    },
 )
 
 AUDIT = Table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 RETENTION_DAYS = 400
@@ -69,8 +69,6 @@ class Table:
     """Ids that rows are looked up by, though the sorting key does not begin with them."""
     ranges: Mapping[str, str] = field(default_factory=dict[str, str])
     """Expressions that ranges of rows are read by, though the sorting key has them not, by the name of their index."""
-    earlier: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Columns added later, with what they are in rows that were stored before, as SQL; others are NULL, 0 or empty."""
     computed: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     """Columns that are not stored but follow from others when they are read: their types, and the SQL."""
 
@@ -96,34 +94,9 @@ class Table:
         place = f"AFTER {before[-1]}" if before else "FIRST"
         return f"{self._alter(layout)} ADD COLUMN IF NOT EXISTS {self._column(name)} {place}"
 
-    def modify_columns(self, names: Iterable[str], layout: Layout = PLAIN) -> str:
-        """The statement that gives columns the types and codecs they have here; it changes nothing where they are so.
-
-        A codec holds for rows stored from then on, and for older ones when they are merged.
-        """
-        return f"{self._alter(layout)} " + ", ".join(f"MODIFY COLUMN {self._column(name)}" for name in names)
-
-    def add_index(self, name: str, layout: Layout = PLAIN) -> str:
-        """The statement that adds the index of a column of `find_by`, or one of `ranges`, where it is missing.
-
-        It serves rows stored from then on, and older ones as they are merged: until then those are read in full.
-        """
-        there = "IF NOT EXISTS "
-        index = _range(name, self.ranges[name], there) if name in self.ranges else _find(name, there)
-        return f"{self._alter(layout)} ADD {index}"
-
-    def update(self, column: str, old: str, new: str, layout: Layout = PLAIN) -> str:
-        """The statement that replaces a value of a column; it changes nothing where it was replaced already."""
-        change = f"UPDATE {column} = '{new}' WHERE {column} = '{old}'"
-        return f"{self._alter(layout)} {change} SETTINGS mutations_sync = 1"
-
     def modify_ttl(self, layout: Layout) -> str:
         """The statement that makes the table keep its rows for as long as the layout says."""
         return f"{self._alter(layout)} MODIFY TTL {self._ttl(layout)}"
-
-    def modify_settings(self, layout: Layout) -> str:
-        """The statement that gives a monthly table the settings it has here."""
-        return f"{self._alter(layout)} MODIFY SETTING {_MONTHLY}"
 
     def days(self, layout: Layout) -> int:
         """How long rows are kept."""
@@ -136,8 +109,7 @@ class Table:
         return f"toDateTime({self.time}) + INTERVAL {self.days(layout)} DAY"
 
     def _column(self, name: str) -> str:
-        default = f" DEFAULT {self.earlier[name]}" if name in self.earlier else ""
-        return f"{name} {self.columns[name]}{default} CODEC({self._codec(name)})"
+        return f"{name} {self.columns[name]} CODEC({self._codec(name)})"
 
     def _computed(self, name: str) -> str:
         kind, expression = self.computed[name]
@@ -162,9 +134,9 @@ class Table:
 _MONTHLY = "ttl_only_drop_parts = 1, materialize_ttl_recalculate_only = 1"
 
 
-def _find(column: str, where: str = "") -> str:
-    return f"INDEX {where}by_{column} {column} TYPE bloom_filter(0.01) GRANULARITY 1"
+def _find(column: str) -> str:
+    return f"INDEX by_{column} {column} TYPE bloom_filter(0.01) GRANULARITY 1"
 
 
-def _range(name: str, expression: str, where: str = "") -> str:
-    return f"INDEX {where}by_{name} {expression} TYPE minmax GRANULARITY 1"
+def _range(name: str, expression: str) -> str:
+    return f"INDEX by_{name} {expression} TYPE minmax GRANULARITY 1"

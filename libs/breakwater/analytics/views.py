@@ -227,13 +227,11 @@ SELECT
         'millisecond', opened_at, min(acknowledged_at) OVER (PARTITION BY incident_id)
     ) AS time_to_acknowledge_ms
 FROM alerts FINAL
-WHERE key != ''
 ORDER BY incident_id, version DESC
 LIMIT 1 BY incident_id
 """
 """What is known of each incident: its newest change. An incident that was reopened was acknowledged when it was for the
-first time; it has no duration until it is resolved again. Alerts from before there were incidents are left out: it is
-unknown whether they were resolved.
+first time; it has no duration until it is resolved again.
 
 Not `argMax` of each column: it passes over NULL, and would give a reopened incident the end that it had before."""
 

@@ -235,8 +235,8 @@ async def clickhouse_findings(plane: PlaneLocation) -> list[Finding]:
     if pending := sorted(wanted - applied):
         listed = ", ".join(str(number) for number in pending)
         findings.append(Finding("clickhouse", "fail", f"migrations {listed} are not applied", SETUP))
-    elif newer := sorted(applied - wanted):
-        text = f"the schema is newer than this program (migration {newer[-1]})"
+    elif (newest := max(applied)) > max(wanted):
+        text = f"the schema is newer than this program (migration {newest})"
         findings.append(Finding("clickhouse", "warn", text, "Use the version of Breakwater that made it."))
     elif not absent:
         findings.append(Finding("clickhouse", "ok", f"the schema is at version {max(wanted)}"))

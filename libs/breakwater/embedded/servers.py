@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, Grant, render
+from breakwater.bus.permissions import GRANTS, Grant, render
 from breakwater.embedded.binaries import find_nats, find_valkey, require_clickhouse
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
@@ -62,8 +62,6 @@ def nats_spec(
     if passwords:
         lines.append(render((*GRANTS, *programs), lambda user: _quoted(passwords[user])))
     (data / "nats").mkdir(mode=0o700, parents=True, exist_ok=True)
-    if passwords:
-        _move_streams(data / "nats" / "jetstream")
     config = data / "nats.conf"
     write_private(config, "\n".join(lines) + "\n")
     return ProcessSpec(
@@ -142,13 +140,6 @@ def clickhouse_spec(
         ready=http_ready(_LOOPBACK, port, "/ping", body_prefix=b"Ok"),
         ready_timeout_s=60.0,
     )
-
-
-def _move_streams(folder: Path) -> None:
-    """Takes over the streams of a data directory from before there were accounts."""
-    before, now = folder / "$G", folder / STREAMS_ACCOUNT
-    if before.is_dir() and not now.exists():
-        before.rename(now)
 
 
 def _quoted(text: str) -> str:

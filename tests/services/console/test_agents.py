@@ -300,16 +300,6 @@ async def test_what_is_not_known_of_an_agent_is_not_reported_as_nothing(console:
     assert "writer healthy 0 % 2 1.0 s 0 $5.00 at least $5.00 at least" in agents.words
 
 
-async def test_what_ended_before_the_upgrade_is_not_reported_as_never_tried_again(console: Console):
-    answer(console.interface, agents=[health("writer")])
-    tries = (tried("w1", 1, 5, outcome="error", error=broken("it is down")), tried("w1", 2, 5, cause="retry"))
-    await store(console, ended("w1", 5, attempts_count=2), *tries)
-    page = await console.get("/agents/writer")
-    assert "Retries 1" in page.words
-    assert "Did retrying help? 1 execution from before the upgrade is left out." in page.words
-    assert "Nothing was retried" not in page.words
-
-
 async def test_an_agent_of_any_name_has_its_page(console: Console):
     for name in (ODD, EVIL):
         answer(console.interface, agents=[health(name)], queues=[queue(name, 3, 1)])
@@ -372,7 +362,7 @@ async def test_what_can_not_be_had_is_reported_once_and_the_rest_is_shown(interf
     assert "Jobs waiting now – unknown now" in without_both.words
 
 
-NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallback=0, unrecorded=0)
+NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallback=0)
 
 
 @pytest.mark.parametrize(
@@ -380,37 +370,26 @@ NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallbac
     [
         (NOTHING, ["Nothing was retried in the last 24h."]),
         (
-            RetryFigures(52, 41, 30_000_000, 0, 0, 0),
+            RetryFigures(52, 41, 30_000_000, 0, 0),
             ["Retrying helped: 41 of 52 executions that were retried succeeded (78.8 %). The retries cost $0.03."],
         ),
         (
-            RetryFigures(1_000, 3, 2_500_000_000, 0, 0, 0),
+            RetryFigures(1_000, 3, 2_500_000_000, 0, 0),
             [
                 "Retrying sometimes helped: 3 of 1,000 executions that were retried succeeded (0.3 %). "
                 "The retries cost $2.50."
             ],
         ),
         (
-            RetryFigures(4, 0, 0, 2, 1, 0),
+            RetryFigures(4, 0, 0, 2, 1),
             [
                 "Retrying did not help: 0 of 4 executions that were retried succeeded (0 %). The retries cost $0.",
                 "Falling back to another model helped: 1 of 2 executions that fell back succeeded (50 %).",
             ],
         ),
         (
-            RetryFigures(0, 0, 0, 1, 0, 0),
+            RetryFigures(0, 0, 0, 1, 0),
             ["Falling back to another model did not help: the one execution that fell back failed."],
-        ),
-        (
-            RetryFigures(0, 0, 0, 0, 0, 1),
-            ["1 execution from before the upgrade is left out."],
-        ),
-        (
-            RetryFigures(1, 1, 0, 0, 0, 1_200),
-            [
-                "Retrying helped: the one execution that was retried succeeded. The retries cost $0.",
-                "1,200 executions from before the upgrade are left out.",
-            ],
         ),
     ],
 )
