@@ -212,8 +212,9 @@ class ConfigFollower:
         restarted: list[str] = []
         for spec in self._stack.services:
             keeper, service = self._supervisor.keepers[spec.name], spec.service or spec.name
-            if variables_of(config, service) - variables_of(before, service):
-                keeper.spec = replace(keeper.spec, env={**keeper.spec.env, **for_service(service, os.environ, config)})
+            named = variables_of(config, service)
+            if named - variables_of(before, service):
+                keeper.spec = replace(keeper.spec, env={**keeper.spec.env, **for_service(os.environ, named)})
                 keeper.signal(keeper.spec.stop_signal)
                 restarted.append(spec.name)
             else:

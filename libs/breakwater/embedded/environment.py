@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from breakwater.config import Config, variables_of
+from collections.abc import Collection, Mapping
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 _ALL = frozenset(
@@ -32,9 +30,9 @@ def for_program(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name in _ALL or name.startswith(_ALL_BEGIN)}
 
 
-def for_service(service: str, environment: Mapping[str, str], config: Config) -> dict[str, str]:
-    """What a service gets: the secrets of its own part of the config, and settings of logs, traces and metrics."""
-    named = _SERVICES | variables_of(config, service)
+def for_service(environment: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
+    """What a service gets: what its own part of the config names, and settings of logs, traces and metrics."""
+    named = _SERVICES.union(named)
     return {
         name: value for name, value in environment.items() if name in named or name.startswith(_SERVICES_BEGIN)
     } | for_program(environment)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from breakwater.bus.permissions import GRANTS, program
-from breakwater.config import Config, parse_config, read_config
+from breakwater.config import Config, parse_config, read_config, variables_of
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.endpoints import Endpoints
 from breakwater.embedded.environment import for_service, settings_of
@@ -173,7 +173,7 @@ def plan_stack(
                 data,
                 name,
                 process,
-                for_service(name, environment, config)
+                for_service(environment, variables_of(config, name))
                 | settings_of(name, common)
                 | (
                     {"BREAKWATER_CLICKHOUSE_URL": reader_url or clickhouse_url}
