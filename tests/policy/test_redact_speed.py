@@ -8,17 +8,17 @@ from breakwater.policy.redact import RedactionRules, Redactor
 from tests.bench import redaction
 from tests.bench.redaction import ADVERSARIAL, seconds
 
-SIZE = 2_000_000
+SIZE = 500_000
 DEFAULT = Redactor.compile(RedactionRules())
 ROOMY = Redactor.compile(RedactionRules(max_value_length=2 * SIZE))
 
 
-LIMIT_S = 20.0
-"""Of CPU time. On a quiet machine each takes a fifth of a second; what is quadratic takes an hour."""
+LIMIT_S = 10.0
+"""Of CPU time. On a quiet machine each takes a twentieth of a second; what is quadratic takes minutes."""
 
 
 @pytest.mark.parametrize("what", ADVERSARIAL)
-def test_megabytes_made_to_be_slow_do_not_hang(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_made_to_be_slow_do_not_hang(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "SIZE", SIZE)
     document = ADVERSARIAL[what]()
     assert seconds(lambda: ROOMY.json(document), runs=1) < LIMIT_S
