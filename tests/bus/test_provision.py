@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import nats
 import pytest
 import pytest_asyncio
 from nats.js import JetStreamContext
-from nats.js.errors import NoStreamResponseError
+from nats.js.api import StreamConfig, StreamInfo
+from nats.js.errors import BadRequestError, NoStreamResponseError
 
 from breakwater.bus.errors import BusError
-from breakwater.bus.provision import provision
+from breakwater.bus.provision import NO_PEERS, provision
 from breakwater.bus.topology import Plan, alert_consumer, worker_consumer
 from breakwater.contracts import subjects
 from tests.servers import RunningServer
@@ -152,6 +153,25 @@ async def test_a_request_without_an_answer_is_made_again(own_nats_server: Runnin
     async with losing(own_nats_server.url, b"STREAM.CREATE.EVENTS", times=2) as url:
         assert "created stream EVENTS" in await provision(url, PLAN, answer_s=0.5)
     assert await provision(own_nats_server.url, PLAN) == ()
+
+
+@pytest.mark.parametrize(("code", "asked"), [(NO_PEERS, 2), (10052, 1)])
+async def test_nodes_that_are_not_there_yet_are_waited_for(
+    own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch, code: int, asked: int
+) -> None:
+    refusal = BadRequestError(code=400, err_code=code, description="peer offline")
+    add_stream, streams = JetStreamContext.add_stream, list[str]()
+
+    async def once_refused(self: JetStreamContext, config: StreamConfig) -> StreamInfo:
+        streams.append(config.name or "")
+        if len(streams) == 1:
+            raise refusal
+        return await add_stream(self, config)
+
+    monkeypatch.setattr(JetStreamContext, "add_stream", once_refused)
+    with nullcontext() if asked == 2 else pytest.raises(BusError, match="stream JOBS: NATS refuses it: peer offline"):
+        await provision(own_nats_server.url, Plan(agents={"writer": 1}))
+    assert streams.count("JOBS") == asked
 
 
 async def test_a_server_that_never_answers_is_named_with_what_was_asked(own_nats_server: RunningServer) -> None:

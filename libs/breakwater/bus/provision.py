@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from time import monotonic
 from typing import Any
 
 import nats
@@ -25,7 +26,10 @@ ANSWER_S = 10.0
 
 TRIES = 4
 
-NO_STORAGE = 10047
+NO_STORAGE, NO_PEERS = 10047, 10005
+PEERS_S = 10.0
+"""For how long too few nodes are no refusal: those of a cluster that has just begun do not know of one another yet."""
+
 LEAST_BYTES = 1024**2
 
 
@@ -128,7 +132,7 @@ async def _with_room(jetstream: JetStreamContext, wanted: StreamConfig, now: Str
 
 async def _answered(what: str, request: Callable[[], Awaitable[Any]]) -> Any:
     """Makes a request until it is answered. Each may be made twice: it says what is to be, not what to change."""
-    tries = 0
+    tries, began = 0, monotonic()
     while True:
         tries += 1
         try:
@@ -138,6 +142,9 @@ async def _answered(what: str, request: Callable[[], Awaitable[Any]]) -> Any:
                 raise BusError(f"{what}: NATS does not answer, after {TRIES} requests") from error
             await asyncio.sleep(0.5)
         except APIError as error:
+            if error.err_code == NO_PEERS and monotonic() - began < PEERS_S:
+                await asyncio.sleep(0.5)
+                continue
             raise BusError(f"{what}: NATS refuses it: {error.description}") from error
 
 
