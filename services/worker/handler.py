@@ -208,7 +208,7 @@ class JobHandler:
         try:
             end, cached_from = await self._attempt(job, checkpoint, cache, held, resumed=resumed)
             if isinstance(end, Sleeping):
-                await self._put_to_sleep(asked.delivery, job.claim, held, end)
+                await self._put_to_sleep(asked.delivery, job, held, end)
                 return None
             # Who has been superseded while it called decides nothing.
             await worker.outages.retry_while_unavailable(partial(worker.leases.confirm, job.claim))
@@ -259,22 +259,22 @@ class JobHandler:
         gates = self._gates[job.job.task_id is not None]
         return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
 
-    async def _put_to_sleep(self, delivery: Delivery, claim: Claim, held: HeldClaim, sleeping: Sleeping) -> None:
+    async def _put_to_sleep(self, delivery: Delivery, job: Assignment, held: HeldClaim, sleeping: Sleeping) -> None:
         worker, agent = self._worker, self._agent_name
         # Whoever wakes the job has another message of it, and must not wait for the end of a lease.
-        kept = await worker.outages.retry_while_unavailable(partial(worker.executions.release, claim))
+        kept = await worker.outages.retry_while_unavailable(partial(worker.executions.release, job.claim))
         held.cancel.hear(() if kept is None else kept.orders)
         if held.cancel.cancellation is not None:
             await delivery.retry_in(0)
             return
         try:
             await worker.outages.retry_while_unavailable(
-                lambda: park(worker.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=sleeping.due)
+                lambda: park(worker.publisher, delivery, agent=agent, execution_id=job.execution_id, due=sleeping.due)
             )
         except PublishRefused as error:
             # There it would hold no slot; here it does, and waits as well.
-            structlog.get_logger().warning("job_not_parked", execution_id=claim.execution_id, error=str(error))
-            await delivery.retry_in(max(0.0, (sleeping.due - worker.now()).total_seconds()))
+            structlog.get_logger().warning("job_not_parked", execution_id=job.execution_id, error=str(error))
+            await delivery.retry_in(max(0.0, (sleeping.due - job.now()).total_seconds()))
         else:
             worker.metrics.parked(agent)
             if held.cancel.cancellation is None:

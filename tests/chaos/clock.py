@@ -9,6 +9,11 @@ _PLACES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketi
 AHEAD_S = 3600
 
 
+def libfaketime() -> Path | None:
+    """Where it is installed, if it is."""
+    return next((path for place in _PLACES for path in Path("/").glob(place[1:])), None)
+
+
 class JumpingClock:
     """The wall clock of one process. Its monotonic clock stays what it is, as when an operator sets the time."""
 
@@ -23,9 +28,9 @@ class JumpingClock:
 
     def environment(self) -> dict[str, str]:
         """What the process is to be started with. Raises FileNotFoundError where there is no libfaketime."""
-        library = next((path for place in _PLACES for path in Path("/").glob(place[1:])), None)
+        library = libfaketime()
         if library is None:
-            raise FileNotFoundError("a clock jumps by libfaketime (`apt-get install libfaketime`), which is not there")
+            raise FileNotFoundError("a clock jumps by libfaketime, which is not there")
         return {
             "LD_PRELOAD": str(library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.faults import Fault, at_random
+from tests.chaos import __main__ as chaos
+from tests.chaos import clock
+from tests.chaos.faults import SCENARIOS, Fault, Scenario, at_random
 from tests.chaos.network import Link
-from tests.chaos.plane import chaos_plane
+from tests.chaos.plane import Outcome, chaos_plane
 from tests.servers import Servers
 
 
@@ -27,8 +29,8 @@ async def test_nothing_is_lost_or_paid_twice_while_parts_die_stand_still_and_are
         Fault("stop", "worker", 3, 2),
         Fault("kill", "request", 0.5, 3),
     )
-    async with chaos_plane(tmp_path, servers, nodes=1, disks={}, clocks={}) as chaos:
-        outcome = await chaos.run(scenario, jobs=60, per_s=20)
+    async with chaos_plane(tmp_path, servers, nodes=1, disks={}, clocks={}) as plane:
+        outcome = await plane.run(scenario, jobs=60, per_s=20)
     assert outcome.faults_found(scenario) == []
     assert outcome.called_twice == 0, "a worker that stood still for 3 s still holds its claims"
 
@@ -63,3 +65,23 @@ async def test_a_link_that_is_closed_reports_no_error_of_its_connections() -> No
 def test_what_is_no_fault_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         Fault.parse(text)
+
+
+def test_what_the_machine_cannot_do_is_left_out_with_what_it_lacks_and_the_rest_is_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began: list[Scenario] = []
+
+    async def run(scenario: Scenario, jobs: int, per_s: float) -> Outcome:
+        began.append(scenario)
+        return Outcome(jobs, jobs, jobs, 0, jobs, 0, 0, 0, {"log": 1}, 0, (), 0.0)
+
+    monkeypatch.setattr(chaos, "run", run)
+    monkeypatch.setattr(clock, "_PLACES", ())
+    monkeypatch.setattr(chaos.os, "geteuid", lambda: 1000)
+    assert chaos.main([]) == 0
+    assert began == [each for each in SCENARIOS if not {fault.kind for fault in each} & {"jump", "full"}]
+    said = capsys.readouterr().err
+    assert "left out: worker jump 15 s (clocks jump by libfaketime: apt-get install libfaketime)" in said
+    assert "left out: redis full 10 s (small disks are mounted by root)" in said
+    assert chaos.main(["--fault", "budget:jump:15"]) == 1, "what was asked for was not run"
