@@ -52,6 +52,7 @@ async def test_outcomes_are_judged_by_the_rules_that_hold_when_they_are_counted(
                 subject = subjects.attempt(agent, name, 1)
                 await client.jetstream().publish(subject, json.dumps(attempt).encode(), headers=FIRST)
 
+            await until(breakers.filled_from, what="the service to have looked at the log")
             for number in range(4):
                 await fails("writer", f"before-{number}")
             await until(partial(is_at, breakers, WRITER, "closed", 4), what="four failures to be counted")
