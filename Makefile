@@ -29,7 +29,7 @@ up: .venv/run.stamp ## Run the local stack until Ctrl-C: the example config on t
 test: .venv/dev.stamp ## Run the tests, on real servers (one folder: make test ARGS=tests/bus)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-chaos: .venv/dev.stamp ## Kill, stop and cut off each part of a whole plane under load, and compare what is left (40 min)
+chaos: .venv/dev.stamp ## Kill, stop and cut off each part of a whole plane under load, and compare what is left (1 h)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 sdks: .venv/dev.stamp ## Run unmodified SDKs, and a conformance tester, against a plane; installs them (Node.js, 600 MB)

@@ -149,6 +149,7 @@ async def test_jobs_are_submitted_and_found_again(run: Run, plane: Plane) -> Non
     planned = await in_thread(run, "submit", "writer", "x", "--dry-run")
     assert planned.out.splitlines()[1].split()[:3] == ["sim/good", "sim", "3"]
     assert planned.out.splitlines()[1].endswith("admitted")
+    assert "dry run · worst case $" in planned.err
 
     failed = await in_thread(run, "submit", "failing", "x", "--job-id", "f1")
     assert failed.code == ExitCode.JOB_FAILED
@@ -313,6 +314,8 @@ async def test_tail_shows_the_past_and_then_what_happens(run: Run, plane: Plane)
     await plane.messages("EVENTS", subjects.execution("teller", "past"), at_least=1)
     past = await in_thread(run, "tail", "--since", "1h", "--no-follow", "--json", "--agent", "teller")
     assert [json.loads(line)["id"] for line in past.out.splitlines()] == ["past:1", "past"]
+    nobody = await in_thread(run, "tail", "--since", "1h", "--no-follow", "--agent", "nobody")
+    assert "agent 'nobody' is not configured; " in nobody.err
 
     tail = Reader("tail", "--since", "1h", "--events", "attempts,executions", "--json", "--agent", "teller")
     try:

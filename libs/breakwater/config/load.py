@@ -52,7 +52,7 @@ def read_config(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; name one with --config FILE") from None
+        raise ConfigError(f"{path}: there is no such file; name another, or write one with `breakwater init`") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: can't be read: {error}") from error
 

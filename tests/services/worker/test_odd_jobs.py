@@ -30,6 +30,8 @@ ODD: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"agent": "odd", "job_id": "j" * 5000, "prompt": "x"}, {}),
     ({"agent": "odd", "prompt": 3, "reply_to": "_INBOX.a b"}, {}),
     ({"agent": "odd", "prompt": 3, "reply_to": "_INBOX.a\r\nPUB x 0\r\n"}, {}),
+    ({"agent": "odd", "prompt": " "}, {}),
+    ({"agent": "odd", "prompt": "x", "total_timeout_s": 301}, {}),
     ({"agent": "odd", "prompt": "x", "params": {"max_tokens": 10**17}}, {}),
     ({"agent": "odd", "prompt": "x", "params": {"max_tokens": 100_000.0}}, {}),
     ({"agent": "odd", "prompt": "x", "params": {"max_tokens": None}}, {}),
