@@ -32,6 +32,7 @@ from breakwater.providers.base import (
 )
 from breakwater.providers.failures import carries_error, error_in_answer, http_failure, read_json, transport_failure
 from breakwater.providers.http_stream import StreamBroken, receive, silence
+from breakwater.providers.limit import Limit
 from breakwater.secret_refs import SecretRef
 
 
@@ -184,7 +185,7 @@ class HttpProvider:
     async def _post(self, call: Call, key: str | None) -> _Reply:
         course = _Course()
         try:
-            async with asyncio.timeout(call.timeout_s), self._request(call, key, course) as response:
+            async with Limit(call.timeout_s), self._request(call, key, course) as response:
                 return await _reply(response)
         except TimeoutError as error:
             text = f"no answer within {call.timeout_s:g} s"
@@ -197,7 +198,7 @@ class HttpProvider:
         course, reader = _Course(), self._wire.stream_reader(streaming.answer)
         try:
             async with (
-                asyncio.timeout(min(call.timeout_s, streaming.total_timeout_s)) as limit,
+                Limit(min(call.timeout_s, streaming.total_timeout_s)) as limit,
                 self._request(call, key, course) as response,
             ):
                 if response.content_type != "text/event-stream":

@@ -14,6 +14,7 @@ from breakwater.policy.chat_chunks import Chunk
 from breakwater.policy.classify import Failure, TransportFailure
 from breakwater.providers.base import MAX_ANSWER_BYTES, Call, Streaming, StreamReader, UnusableAnswerError
 from breakwater.providers.failures import carries_error, error_in_answer
+from breakwater.providers.limit import Limit
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
 _LAST_BYTES_S = 0.05
@@ -35,9 +36,7 @@ class StreamBroken(Exception):  # noqa: N818  what happened, in the field's word
         self.failure = failure
 
 
-async def receive(
-    response: aiohttp.ClientResponse, reader: StreamReader, streaming: Streaming, limit: asyncio.Timeout
-) -> None:
+async def receive(response: aiohttp.ClientResponse, reader: StreamReader, streaming: Streaming, limit: Limit) -> None:
     """Passes on a stream until its end.
 
     Args:

@@ -24,6 +24,7 @@ from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider, Streaming
 from breakwater.providers.child import STDERR_KEPT, Child
+from breakwater.providers.limit import Limit
 from breakwater.providers.local import Pieces, Spent, failure_of_code, first_problem, request_of, shown
 from breakwater.providers.orphans import OrphanGuard
 from breakwater.secret_refs import EnvName, SecretRef
@@ -243,7 +244,7 @@ class ProcessProvider:
         try:
             self._guard.watch(child.pid)
             if call.streaming is None:
-                async with asyncio.timeout(call.timeout_s):
+                async with Limit(call.timeout_s):
                     await child.talk(request)
             else:
                 await self._stream(child.talk(request), lines.pieces, call, call.streaming)
