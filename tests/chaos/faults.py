@@ -16,6 +16,9 @@ ALONE = tuple(part for part in PARTS if part != "worker-2")
 LEADER = "nats-leader"
 """The node that leads the stream of jobs. A scenario that names it runs on a cluster of three."""
 
+SHORT_STOP_S = 12.0
+"""A worker that stands still for no longer keeps its jobs: NATS delivers them to nobody else before 20 s."""
+
 ANYWHERE: tuple[Kind, ...] = ("kill", "stop", "slow", "silent", "reset", "memory")
 KINDS: tuple[Kind, ...] = (*ANYWHERE, "jump", "full")
 
@@ -46,6 +49,11 @@ class Fault:
     part: str
     for_s: float
     at_s: float = 2.0
+
+    @property
+    def may_lose_jobs(self) -> bool:
+        """Whether a worker may have seemed dead, so that others made its calls again."""
+        return self.part.startswith("worker") and not (self.kind == "stop" and self.for_s <= SHORT_STOP_S)
 
     def __str__(self) -> str:
         return f"{self.part} {self.kind} {self.for_s:g} s"
@@ -82,6 +90,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     (Fault("stop", "nats", 12),),
     (Fault("stop", "nats", 28),),
     (Fault("stop", "nats", 60),),
+    (Fault("stop", "worker", SHORT_STOP_S),),
     *((Fault("stop", part, 28),) for part in ALONE if part != "nats"),
     *((Fault("silent", part, 15),) for part in ALONE),
     *((Fault("reset", part, 10),) for part in ALONE),

@@ -95,7 +95,7 @@ class Outcome:
     def faults_found(self, scenario: Scenario) -> list[str]:
         """What is not as it must be; empty where all is right."""
         # A worker that is stopped or cut off for longer than its claims live can't be distinguished from a dead one.
-        calls_again = any(fault.part.startswith("worker") for fault in scenario)
+        calls_again = any(fault.may_lose_jobs for fault in scenario)
         found = {
             "jobs without a record": self.jobs - self.records,
             "calls without an attempt": self.unknown_calls,
