@@ -1,4 +1,4 @@
-"""What the generated history reports beside its jobs: breakers, stopped tasks, budgets, and the incidents of these."""
+"""What the generated history reports beside its jobs: breakers, stopped tasks, budgets, incidents, and what people did."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import count
+
+from pydantic import JsonValue
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.rows import Row
 from breakwater.contracts.alerts import Alert
+from breakwater.contracts.audit import AuditEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.subjects import encode_token
 from breakwater.contracts.types import time_from_ms
@@ -45,10 +49,11 @@ class Events:
         self._spent: dict[tuple[str, str], int] = defaultdict(int)
         self._caps = {agent.name: cap for agent in AGENTS if (cap := _cap(agent, executions_a_day)) is not None}
         self._rows: dict[str, list[Row]] = defaultdict(list)
+        self._actions = count(1)
 
     def take(self) -> Iterator[tuple[schema.Table, list[Row]]]:
         """What was made since the last time, by table."""
-        for table in (schema.BREAKER_TRANSITIONS, schema.GUARD_EVENTS, schema.BUDGET_EVENTS, schema.ALERTS):
+        for table in schema.TABLES:
             if self._rows[table.name]:
                 yield table, self._rows.pop(table.name)
 
@@ -165,6 +170,7 @@ class Events:
             published = {"kind": "reset", "by": by, "reason": f"reset by {by}: the prompt is mended", "at": at}
             reset = tripped.model_copy(update={**published, "event_id": f"{tripped.event_id}#reset"})
             self._keep(schema.GUARD_EVENTS, rows.guard_row(reset, self._next_sequence()))
+            self._acted("reset_task", by, at, "the prompt is mended", {"task_id": task_id, "tenant": job.tenant})
             self._hear(reset)
 
     def _crossing(self, agent: Agent, day: str, percent: int, cap: int, spent: int, done: Done) -> None:
@@ -205,6 +211,7 @@ class Events:
                 }
             )
             self._keep(schema.BUDGET_EVENTS, rows.budget_row(raised, self._next_sequence()))
+            self._acted("raise_cap", by, raised.at, raised.reason, {"budget": name})
 
     def _hear(self, event: BreakerTransition | GuardEvent | BudgetEvent) -> None:
         for signal in signals_of(event):
@@ -217,12 +224,28 @@ class Events:
                 seen = acknowledge(published, self._rng.choice(PEOPLE), None, at)
                 if seen is not None:
                     self._tell(seen)
+                    of: dict[str, JsonValue] = {"incident_id": seen.incident_id}
+                    self._acted("acknowledge_incident", seen.acknowledged_by or "", at, None, of)
                     if event.at.minute < 20 and (over := resolve(seen, "ops: Jun", "looked into", at)) is not None:
                         self._tell(over)
+                        self._acted("resolve_incident", over.resolved_by or "", at, over.reason, of)
 
     def _tell(self, alert: Alert) -> None:
         self._incidents[alert.key] = alert
         self._keep(schema.ALERTS, rows.alert_row(alert, self._next_sequence()))
+
+    def _acted(self, action: str, by: str, at: datetime, reason: str | None, details: dict[str, JsonValue]) -> None:
+        event = AuditEvent(
+            audit_id=f"a{next(self._actions):08}",
+            action=action,
+            outcome="done",
+            by=by,
+            actor="person",
+            details=details,
+            reason=reason,
+            at=at,
+        )
+        self._keep(schema.AUDIT, rows.audit_row(event, self._next_sequence()))
 
     def _keep(self, table: schema.Table, row: Row) -> None:
         self._rows[table.name].append(row)

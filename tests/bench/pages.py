@@ -3,7 +3,7 @@
     python -m tests.bench.pages [executions] [--clickhouse-url URL] [--pictures FOLDER]
 
 Loads the history of `tests.bench.history` into a new embedded engine, up to now, and opens the pages of a console on it
-in Chromium, over each time range; what the HTTP API reports is made up. A page is usable when the browser has read it,
+in Chromium, over each time range. Of the HTTP API, costs are real, and the rest is made up. A page is usable when the browser has read it,
 and its scripts have drawn the charts; it is whole when it has the sums of a long time range, too. The first visit,
 which fetches scripts and styles, is shown by itself. Given a URL, it loads nothing. Ends with 1 where a median of
 usable pages is 300 ms or more.
@@ -16,17 +16,28 @@ import asyncio
 import os
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
+from typing import get_args
+from zoneinfo import ZoneInfo
 
+from aiohttp import web
 from playwright.async_api import Page, async_playwright
 
-from breakwater.analytics.client import connect
+from breakwater.analytics.client import Analytics, connect
+from breakwater.analytics.costs import Spender
+from breakwater.contracts.api import CostsListQuery
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
+from breakwater.policy.budget import Caps, CapTable, period
+from breakwater.policy.callers import person
+from breakwater.policy.costs import month_before
 from breakwater.settings import Settings
+from services.request.costs import CostRoutes
+from services.request.routing import ApiRequest
 from tests.bench.history import History, load
 from tests.bench.history_fleet import AGENTS
 from tests.browser.conftest import OPTIONS, PROGRAM
@@ -36,21 +47,44 @@ from tests.services.console.answers import answer, breaker, budget, health, inci
 from tests.services.console.conftest import key_with, running
 
 VISITS, LIMIT_MS, DAYS = 9, 300.0, 30
-RANGES = ("1h", "24h", "7d", "30d", "last month")
+ZONE = ZoneInfo("UTC")
+SHORT = ("1h", "24h", "7d", "30d")
+RANGES = ("1h", "24h", "yesterday", "7d", "30d", "this month", "last month")
 AGENT = "support-triage"
 _USABLE = "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"
 _NAMES = {"/": "overview", f"/agents/{AGENT}": "agent", "/breakers/one": "breaker"}
 
 
-def pages(execution_id: str) -> dict[str, tuple[str, ...]]:
-    """All that take long enough to look at, and the time ranges of each."""
+async def pages(analytics: Analytics) -> dict[str, tuple[str, ...]]:
+    """All that show data, and the time ranges of each; of costs, the months."""
     one = f"/breakers/one?agent={AGENT}&model=gpt-4o-mini"
+    ids = "SELECT execution_id FROM executions WHERE agent = {agent:String} ORDER BY completed_at LIMIT 2 OFFSET 9999"
+    (first,), (second,) = (await analytics.query(ids, {"agent": AGENT})).rows
+    incident = (await analytics.query("SELECT incident_id FROM incidents ORDER BY opened_at DESC LIMIT 1")).rows[0][0]
+    this = period("monthly", datetime.now(UTC), ZONE)
+    months = (this.name, month_before(this, ZONE).name)
+    executions = ("/executions", "/executions?sort=total_cost", "/executions?text=overloaded")
     return {
-        **dict.fromkeys(("/", "/agents", f"/agents/{AGENT}", "/executions", "/executions?text=overloaded"), RANGES),
-        **dict.fromkeys(("/breakers", one, "/alerts"), RANGES),
-        **dict.fromkeys(("/budgets", "/budgets/global%2Fmonthly", "/dead-letters"), ("",)),
-        f"/executions/{execution_id}": ("",),
+        **dict.fromkeys(("/", *(f"/?by={by}" for by in get_args(Spender) if by != "agent")), RANGES),
+        **dict.fromkeys(("/agents", f"/agents/{AGENT}", *executions, "/breakers", one, "/alerts"), RANGES),
+        **dict.fromkeys((f"/costs?by={by}" for by in ("agent", "tenant", "model", "provider", "key")), months),
+        "/costs?by=tag&tag=team": months,
+        "/audit": SHORT,
+        **dict.fromkeys(("/budgets", "/budgets/global%2Fmonthly", "/dead-letters", f"/alerts/{incident}"), ("",)),
+        **dict.fromkeys((f"/executions/{first}", f"/compare?a={first}&b={second}"), ("",)),
     }
+
+
+def costs_of(analytics: Analytics) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """What the HTTP API says of costs, from the database."""
+    caps = CapTable(Caps(monthly_usd=40), {}, {})
+    routes, who = CostRoutes(analytics, lambda: caps, ZONE, ("team",)), person("ada", "Ada", ("admin",), datetime.now(UTC))
+
+    async def show(request: web.Request) -> web.Response:
+        found = await routes.show(ApiRequest(CostsListQuery.model_validate(dict(request.query)), {}, who, ""))
+        return web.json_response(text=found.model_dump_json())
+
+    return show
 
 
 def made_up(interface: Stub) -> None:
@@ -73,7 +107,7 @@ def made_up(interface: Stub) -> None:
         services=[service(name) for name in ("breaker-events", "budget-events", "sink-events")],
     )
     interface.answers |= {
-        "GET key": key_with("submit", "read", "operate"),
+        "GET key": key_with("submit", "read", "operate", "audit"),
         "GET guards": (200, {"stopped": []}),
         "GET alerts/undelivered": (200, {"undelivered": [], "more": False}),
         "GET dlq": (200, {"dead_letters": [], "counts": [], "more": False}),
@@ -108,8 +142,7 @@ async def main(executions: int, url: str | None, pictures: Path | None) -> bool:
         stack.push_async_callback(analytics.close)
         if url is None:
             await load(analytics, History(executions, DAYS, datetime.now(UTC)))
-        found = await analytics.query("SELECT execution_id FROM executions ORDER BY completed_at LIMIT 1 OFFSET 9999")
-        interface = await stack.enter_async_context(serving())
+        interface = await stack.enter_async_context(serving({"/api/v1/costs": costs_of(analytics)}))
         made_up(interface)
         settings = Settings(clickhouse_url=database, request_url=interface.url, console_port=free_port())  # pyright: ignore[reportArgumentType]
         console = await stack.enter_async_context(running(settings))
@@ -124,9 +157,10 @@ async def main(executions: int, url: str | None, pictures: Path | None) -> bool:
         await page.wait_for_load_state()
         print(f"the first visit, of the overview: {await page.evaluate(_USABLE):.0f} ms\n")
         print(f"{'page':<54}{'range':>12}{'p50 ms':>9}{'worst ms':>10}{'whole ms':>10}")
-        for path, ranges in pages(found.rows[0][0]).items():
+        for path, ranges in (await pages(analytics)).items():
+            named = "month" if path.startswith("/costs") else "window"
             for name in ranges:
-                wanted = f"{path}{'&' if '?' in path else '?'}window={name}" if name else path
+                wanted = f"{path}{'&' if '?' in path else '?'}{named}={name}" if name else path
                 visits = [await visited(page, console + wanted) for _ in range(VISITS)]
                 times, whole = zip(*visits, strict=True)
                 slow += median(times) >= LIMIT_MS
