@@ -45,7 +45,7 @@ def routes(context: PageContext) -> list[Route]:
         if not is_identifier(name):
             raise HTTPException(404)
         database, window = context.analytics, time_range.window
-        summed = pending if follows(request, time_range) else fetched
+        summed = pending if follows(request, slow=time_range.is_long) else fetched
         of_agent = Filters(agent=name, since=window.start, until=window.end)
         now, past, calls = await asyncio.gather(
             asyncio.gather(

@@ -83,7 +83,7 @@ def routes(context: PageContext) -> list[Route]:
 
     async def show(request: Request) -> Response:
         api, time_range = session_of(request).api, time_range_of(request, context.now(), context.zone)
-        summed = pending if follows(request, time_range) else fetched
+        summed = pending if follows(request, slow=time_range.is_long) else fetched
         parts = await asyncio.gather(
             fetched(api.read(list[AgentHealth], "agents")),
             fetched(api.read(Queues, "queues")),

@@ -18,9 +18,9 @@ from breakwater.policy import formats
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before
 from breakwater.policy.formats import counted
-from services.console import charts, words
+from services.console import charts, tiles, words
 from services.console.overall_health import MUCH_WASTED
-from services.console.pages import HEADERS, PART_TIMEOUT_S, PageContext, fetched
+from services.console.pages import HEADERS, PART_TIMEOUT_S, PageContext, fetched, follows, pending
 from services.console.sessions import session_of
 from services.console.tables import csv_headers
 from services.console.tiles import Colour, Tile
@@ -88,24 +88,25 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         asked = _asked(request)
         api = session_of(request).api
-        costs = await fetched(api.read(Costs, "costs", asked.parameters | {"limit": MOST}, timeout_s=PART_TIMEOUT_S))
+        read = api.read(Costs, "costs", asked.parameters | {"limit": MOST}, timeout_s=PART_TIMEOUT_S)
+        costs = await (pending if follows(request, slow=True) else fetched)(read)
         known, months = costs.value, _months(context.now(), context.zone)
+        month, over = asked.month or months["this month"], bool(asked.month) and asked.month < months["this month"]
         return context.pages.render(
             request,
             "costs.html",
             costs=costs,
             asked=asked,
-            tiles=[] if known is None else tiles_of(known, context.now()),
+            tiles=_pending(over=over) if known is None else tiles_of(known, context.now()),
             rows=[] if known is None else _rows(known),
             heading=_BY.get(asked.by, asked.tag),
             capped=asked.by in _CAPPED,
-            over=known is not None and known.ends_at <= context.now(),
+            over=over,
+            zone=context.zone.key,
+            whole=asked.parameters | {"whole": "1"},
             tabs=_tabs(asked, () if known is None else known.cost_tags),
-            months=[
-                (name, _address(asked, month=month), (asked.month or months["this month"]) == month)
-                for name, month in months.items()
-            ],
-            month=asked.month or months["this month"],
+            months=[(name, _address(asked, month=each), each == month) for name, each in months.items()],
+            month=month,
             download=f"/costs.csv?{urlencode(asked.parameters)}",
             fixed=fixed,
         )
@@ -136,6 +137,10 @@ def tiles_of(costs: Costs, now: datetime) -> list[Tile]:
         Tile("On failed calls", short_money(total.wasted), of_spend, waste, much),
         Tile(costs.previous_month, short_money(total.previous), _compared(total), budget),
     ]
+
+
+def _pending(*, over: bool) -> list[Tile]:
+    return tiles.pending(("Spend", "Cap used" if over else "Forecast", "On failed calls", "Month before"))
 
 
 def change(line: CostLine) -> str:

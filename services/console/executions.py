@@ -26,7 +26,7 @@ from breakwater.analytics.search import (
 from breakwater.analytics.window import Window
 from breakwater.contracts.execution import Status
 from breakwater.contracts.types import NANO_PER_USD
-from services.console.pages import HEADERS, PageContext, fetched
+from services.console.pages import HEADERS, PageContext, fetched, follows, pending
 from services.console.tables import TableColumn, csv_headers, csv_text, table_of
 from services.console.time_range import time_range_of
 
@@ -84,9 +84,12 @@ def routes(context: PageContext) -> list[Route]:
             if size is None
             else _sorted_page(context, filters, size, smallest=smallest)
         )
+        # Words are looked for in long texts, and sorting reads all that match.
+        follow = follows(request, slow=filters.text is not None or (size is not None and time_range.is_long))
+        listed = pending if follow else fetched
         page, number, choices = await asyncio.gather(
-            fetched(asked),
-            fetched(count(context.analytics, filters)),
+            listed(asked),
+            listed(count(context.analytics, filters)),
             fetched(facets(context.analytics, time_range.window)),
         )
 

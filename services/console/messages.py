@@ -296,6 +296,7 @@ class _Reader:
                 for block in cast(list[Any], content):
                     if _type(block) in {"text", "input_text", "output_text"}:
                         yield from self._result(block.get("text"))
+                        yield from self._rest(block, ("type", "text"))
                     else:
                         yield from self._block(block, None, {})
             case _:

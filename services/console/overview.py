@@ -49,7 +49,7 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         time_range, by = time_range_of(request, context.now(), context.zone), _spender(request)
         database, window = context.analytics, time_range.window
-        summed = pending if follows(request, time_range) else fetched
+        summed = pending if follows(request, slow=time_range.is_long) else fetched
         now, held, (totals, history, errors, waste, providers, spenders) = await asyncio.gather(
             live(session_of(request).api),
             summed(refusals(database, window)),

@@ -22,7 +22,6 @@ from breakwater.encryption import OFF, Cipher
 from services.console import charts, words
 from services.console.sessions import SESSION, Session
 from services.console.tables import PageTable
-from services.console.time_range import TimeRange
 
 T = TypeVar("T")
 
@@ -140,10 +139,10 @@ class Fetched(Generic[T]):
     """It is asked for once the page is shown."""
 
 
-def follows(request: Request, time_range: TimeRange) -> bool:
-    """Whether the sums of a page are not in its first response, but in what its script asks for at once."""
+def follows(request: Request, *, slow: bool) -> bool:
+    """Whether a slow part of a page is not in its first response, but in what its script asks for at once."""
     asked_whole = "x-refresh" in request.headers or not request.query_params.keys().isdisjoint(("whole", "csv"))
-    return time_range.is_long and not asked_whole
+    return slow and not asked_whole
 
 
 async def pending(asked: Coroutine[Any, Any, T]) -> Fetched[T]:

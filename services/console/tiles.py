@@ -38,9 +38,13 @@ class Tile:
     """A tooltip."""
 
 
-def pending() -> list[Tile]:
-    """Those of `of_history`, before they are known."""
-    return [Tile(label, "…", "", "") for label in ("Success rate", "Spend", "Wasted", "p95 latency")]
+HISTORY = ("Success rate", "Spend", "Wasted", "p95 latency")
+"""The labels of `of_history`."""
+
+
+def pending(labels: Iterable[str] = HISTORY) -> list[Tile]:
+    """Tiles before their figures are known."""
+    return [Tile(label, "…", "", "") for label in labels]
 
 
 def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | None = None) -> list[Tile]:

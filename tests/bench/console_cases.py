@@ -9,13 +9,17 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from breakwater.analytics import breakdown, costs, incidents, overview, queries, search, spend, transitions
+from breakwater.analytics.audit import actions
 from breakwater.analytics.breakdown import refusals
 from breakwater.analytics.client import Analytics
+from breakwater.analytics.month import month_costs
 from breakwater.analytics.search import Cursor, Filters
 from breakwater.analytics.window import Window
+from breakwater.contracts.api import CostsBy
 from breakwater.contracts.events import Window as BudgetWindow
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import period
+from breakwater.policy.costs import CostSums, month_before
 from breakwater.policy.forecast import recent_from
 
 AGENT = "support-triage"
@@ -68,6 +72,12 @@ async def _spent_lately(analytics: Analytics, moment: Moment, of: BudgetWindow) 
     return await spend.spent_since(analytics, since, now)
 
 
+async def _month(analytics: Analytics, moment: Moment, by: CostsBy) -> dict[str | None, CostSums]:
+    now = moment.window.end - timedelta(minutes=1)
+    month = period("monthly", now, ZONE)
+    return await month_costs(analytics, month, month_before(month, ZONE), by, tag=None, now_ms=ms_from_time(now))
+
+
 CASES: list[Case] = [
     Case("overview.totals", lambda a, m: overview.totals(a, m.window)),
     Case("overview.totals of an agent", lambda a, m: overview.totals(a, m.window, agent=AGENT)),
@@ -85,6 +95,9 @@ CASES: list[Case] = [
     Case("costs.spend_by agent", lambda a, m: costs.spend_by(a, m.window, "agent")),
     Case("costs.spend_by tenant", lambda a, m: costs.spend_by(a, m.window, "tenant")),
     Case("costs.spend_by model", lambda a, m: costs.spend_by(a, m.window, "model")),
+    Case("costs of a month, by tenant", lambda a, m: _month(a, m, "tenant"), every_window=False),
+    Case("costs of a month, by key", lambda a, m: _month(a, m, "key"), every_window=False),
+    Case("audit", lambda a, m: actions(a, m.window)),
     Case("refusals", lambda a, m: refusals(a, m.window)),
     Case("refusals of an agent", lambda a, m: refusals(a, m.window, agent=AGENT)),
     Case("search.facets", lambda a, m: search.facets(a, m.window)),

@@ -1,4 +1,4 @@
-"""What the generated history reports beside its jobs: breakers, stopped tasks, budgets, incidents, and what people did."""
+"""What the generated history reports beside its jobs: breakers, stopped tasks, budgets, incidents, what people do."""
 
 from __future__ import annotations
 

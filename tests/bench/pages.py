@@ -3,10 +3,10 @@
     python -m tests.bench.pages [executions] [--clickhouse-url URL] [--pictures FOLDER]
 
 Loads the history of `tests.bench.history` into a new embedded engine, up to now, and opens the pages of a console on it
-in Chromium, over each time range. Of the HTTP API, costs are real, and the rest is made up. A page is usable when the browser has read it,
-and its scripts have drawn the charts; it is whole when it has the sums of a long time range, too. The first visit,
-which fetches scripts and styles, is shown by itself. Given a URL, it loads nothing. Ends with 1 where a median of
-usable pages is 300 ms or more.
+in Chromium, over each time range. Of the HTTP API, costs are real, and the rest is made up. A page is usable when the
+browser has read it, and its scripts have drawn the charts; it is whole when it has the parts that follow, such as the
+sums of a long time range, too. The first visit, which fetches scripts and styles, is shown by itself. Given a URL, it
+loads nothing. Ends with 1 where a median of usable pages is 300 ms or more.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ async def pages(analytics: Analytics) -> dict[str, tuple[str, ...]]:
 def costs_of(analytics: Analytics) -> Callable[[web.Request], Awaitable[web.Response]]:
     """What the HTTP API says of costs, from the database."""
     caps = CapTable(Caps(monthly_usd=40), {}, {})
-    routes, who = CostRoutes(analytics, lambda: caps, ZONE, ("team",)), person("ada", "Ada", ("admin",), datetime.now(UTC))
+    routes, who = (
+        CostRoutes(analytics, lambda: caps, ZONE, ("team",)),
+        person("ada", "Ada", ("admin",), datetime.now(UTC)),
+    )
 
     async def show(request: web.Request) -> web.Response:
         found = await routes.show(ApiRequest(CostsListQuery.model_validate(dict(request.query)), {}, who, ""))

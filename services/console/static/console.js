@@ -52,7 +52,7 @@ function refreshing() {
   const mark = document.querySelector("[data-refresh-s]");
   if (!mark) return;
   const everyMs = Number(mark.dataset.refreshS) * 1000;
-  mark.hidden = false;
+  mark.hidden = !everyMs;
   let busy = false;
   const served = new Map([...document.querySelectorAll("[data-live][id]")].map((part) => [part.id, part.outerHTML]));
   const atWork = (part) =>
@@ -91,14 +91,16 @@ function refreshing() {
       mark.className = paused ? "live paused" : "live";
       mark.textContent = paused ? "paused while you work" : "live";
     } catch (error) {
+      mark.hidden = false;
       mark.className = "live stale";
-      mark.textContent = `no response since ${since.toLocaleTimeString()}, retrying`;
+      mark.textContent = `no response since ${since.toLocaleTimeString()}, ${everyMs ? "retrying" : "reload the page"}`;
     } finally {
       busy = false;
     }
   };
-  setInterval(refresh, everyMs);
   if (document.querySelector("[data-pending]")) refresh();
+  if (!everyMs) return;
+  setInterval(refresh, everyMs);
   document.addEventListener("visibilitychange", refresh);
 }
 

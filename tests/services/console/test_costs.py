@@ -153,7 +153,7 @@ def in_csv(text: str) -> dict[str | None, int]:
 async def test_a_month_by_tenant_is_the_same_on_the_page_as_csv_over_http_and_in_sql(surfaces: Surfaces) -> None:
     console, api = surfaces.console, surfaces.api
     await store(console, *CALLS)
-    page = await console.get("/costs?month=2026-10&by=tenant")
+    page = await console.get("/costs?month=2026-10&by=tenant&whole=1")
     downloaded = await console.get("/costs.csv?month=2026-10&by=tenant")
     http = await api.read(Costs, "costs", {"month": "2026-10", "by": "tenant"})
     exported = await api.text("costs.csv", {"month": "2026-10", "by": "tenant"})
@@ -205,7 +205,7 @@ async def test_what_stands_beside_the_spend(surfaces: Surfaces) -> None:
     assert (costs.starts_at, costs.ends_at) == (START, END)
     assert costs.cost_tags == ("team", "project")
 
-    page = await surfaces.console.get("/costs?month=2026-10&by=tenant")
+    page = await surfaces.console.get("/costs?month=2026-10&by=tenant&whole=1")
     assert "61.7 % used" in page.words
     assert 'title="1 call of unknown cost">at least' in page.text
     assert "at least: 1 of 6 calls of unknown cost" in page.words
@@ -222,7 +222,7 @@ async def test_what_stands_beside_the_spend(surfaces: Surfaces) -> None:
     ):
         found = await surfaces.api.read(Costs, "costs", {"month": "2026-10", "by": by, "tag": tag})
         assert {line.name: line.spend for line in found.lines} == expected
-    shown = await surfaces.console.get("/costs?month=2026-10&by=tag&tag=team")
+    shown = await surfaces.console.get("/costs?month=2026-10&by=tag&tag=team&whole=1")
     assert on_page(shown.text) == {"growth": 123_456_789_131, "ops": 2_000_000_000, None: 40}
 
     few = await surfaces.api.read(Costs, "costs", {"month": "2026-10", "by": "tenant", "limit": 1})
@@ -241,13 +241,19 @@ async def test_this_month_is_forecast_and_an_empty_one_says_so(surfaces: Surface
     assert (costs.month, line.spend, line.previous, line.cap) == (this.name, 10**9, 3 * 10**9, 10 * 10**9)
     late = (now - begun) * 24 > time_from_ms(this.end_ms) - begun
     assert (costs.total.forecast is not None) == late
-    page = await surfaces.console.get("/costs")
+    first = await surfaces.console.get("/costs")
+    assert "data-pending" in first.text
+    assert 'data-refresh-s="30"' in first.text
+    page = await surfaces.console.get("/costs?whole=1")
+    assert 'href="?by=agent&amp;whole=1"' in first.text, "for those who run no scripts"
+    assert "data-pending" not in page.text
     assert f"{this.name}, Asia/Kolkata" in page.words
     assert "Forecast" in page.words
-    last = await surfaces.console.get(f"/costs?month={month_before(this, ZONE).name}")
+    last = await surfaces.console.get(f"/costs?month={month_before(this, ZONE).name}&whole=1")
     assert on_page(last.text) == {"writer": 3 * 10**9}
     assert "Forecast" not in last.words
-    assert "Nothing was spent in 2020-01" in (await surfaces.console.get("/costs?month=2020-01")).words
+    assert 'data-refresh-s="0"' in (await surfaces.console.get("/costs?month=2020-01")).text, "once, as it is over"
+    assert "Nothing was spent in 2020-01" in (await surfaces.console.get("/costs?month=2020-01&whole=1")).words
 
 
 @pytest.mark.parametrize(
@@ -269,5 +275,5 @@ async def test_a_wrong_parameter_is_named(surfaces: Surfaces, query: str, words:
 
 
 async def test_a_page_says_what_is_wrong_with_its_month(surfaces: Surfaces) -> None:
-    assert "month" in (await surfaces.console.get("/costs?month=2026-13")).words
+    assert "month" in (await surfaces.console.get("/costs?month=2026-13&whole=1")).words
     assert (await surfaces.console.get("/costs.csv?month=2026-13")).status == 422

@@ -74,9 +74,25 @@ async def test_filters_are_kept_and_reported(console: Console):
         "error_kind=server": "job-002",
         "reason=error": "job-002",
     }.items():
-        page = await console.get(f"/executions?{query}")
+        page = await console.get(f"/executions?{query}&whole=1")
         assert "1 execution in" in page.words, query
         assert f'href="/executions/{found}"' in page.text, query
+
+
+async def test_what_takes_long_to_find_follows_the_page(console: Console):
+    await store(console, ended(1, agent="writer"))
+    for query, follows in {
+        "text=job-001": True,
+        "sort=total_cost&window=30d": True,
+        "sort=total_cost&window=24h": False,
+        "window=30d": False,
+    }.items():
+        first = await console.get(f"/executions?{query}")
+        assert ("data-pending" in first.text, "/executions/job-001" in first.text) == (follows, not follows), query
+        assert '<option value="writer"' in first.text, query
+        whole = await console.get(f"/executions?{query}", **{"X-Refresh": "1"})
+        assert ("data-pending" in whole.text, "/executions/job-001" in whole.text) == (False, True), query
+        assert ("whole=1" in first.text) == follows, query
 
 
 @pytest.mark.parametrize(

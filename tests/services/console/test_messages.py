@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.console.messages import (
@@ -245,6 +245,7 @@ def _leaves(value: Any) -> "list[str]":
 
 
 @given(_MESSAGES)
+@example([{"role": "tool", "content": [{"type": "text", "text": None, "input": "left"}]}])
 def test_nothing_that_was_said_is_left_out(said: "list[dict[str, Any]]") -> None:
     shown = " ".join(f"{role} {words(parts)}" for role, parts in parts_of(*said))
     assert [leaf for leaf in _leaves(said) if leaf not in shown] == []
