@@ -88,7 +88,7 @@ class Visitor:
         self.page.on("request", self._check_where)
 
     def open(self, path: str) -> None:
-        """Opens a page with all that follows it, and once more where a part of it took too long: on a busy machine a person would, too."""
+        """Opens a page with all that follows it; again where a part took too long: a busy machine's user would, too."""
         for _ in range(5):
             self.page.goto(self.plane.console_url + path)
             expect(self.page.locator("[data-pending]")).to_have_count(0)
