@@ -59,9 +59,7 @@ PAST: tuple[TableColumn[Incident], ...] = (
     TableColumn("agent", "Agent", lambda one: one.agent),
     TableColumn("happened", ">Happened", lambda one: one.count, largest_first=True),
     TableColumn("lasted_ms", ">Lasted", lambda one: one.duration_ms, largest_first=True),
-    TableColumn(
-        "acknowledged_after_ms", ">Acknowledged after", lambda one: one.time_to_acknowledge_ms, largest_first=True
-    ),
+    TableColumn("acknowledged_after_ms", ">Acknowledged", lambda one: one.time_to_acknowledge_ms, largest_first=True),
 )
 
 

@@ -25,7 +25,7 @@ from services.console.sessions import session_of
 from services.console.time_range import TimeRange, time_range_of
 from services.console.words import segment
 
-CAUSES, SHOWN = 4, 6
+CAUSES, SHOWN = 3, 5
 """Rows of the tables of what fails and what is wasted, and of who spends."""
 
 _SPENDERS: tuple[Spender, ...] = get_args(Spender)

@@ -241,6 +241,7 @@ class Events:
             outcome="done",
             by=by,
             actor="person",
+            actor_id=by,
             details=details,
             reason=reason,
             at=at,

@@ -140,6 +140,19 @@ def test_every_page_fits_a_phone(by_phone: Visitor, name: str):
     check_with_axe(by_phone.page)
 
 
+def test_the_overview_takes_one_and_a_half_screens_and_no_sum_is_cut_off(visitor: Visitor):
+    for path, most in (("/", 1.5 * 900), ("/costs?by=tenant", None)):
+        visitor.open(path)
+        assert (
+            visitor.page.evaluate(
+                """() => [...document.querySelectorAll(".scroll")].filter((one) => one.checkVisibility())
+                .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.getAttribute("aria-label"))"""
+            )
+            == []
+        ), path
+        assert most is None or visitor.page.evaluate("document.documentElement.scrollHeight") <= most
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everybody_can_sign_in(stranger: Visitor, scheme: Literal["light", "dark"]):
     stranger.page.emulate_media(color_scheme=scheme)
@@ -473,6 +486,32 @@ def test_a_table_is_sorted_filtered_and_saved_by_its_url(visitor: Visitor):
     lines = Path(saving.value.path()).read_text().splitlines()
     assert lines[0].startswith("name,health,success,executions")
     assert [line.split(",")[0] for line in lines[1:]] == [rows.locator("a").first.inner_text()]
+
+
+def test_a_range_a_month_a_group_and_what_is_folded_are_chosen(visitor: Visitor):
+    page = visitor.page
+    visitor.open("/executions?agent=wrong-key")
+    page.get_by_text("custom", exact=True).click()
+    page.get_by_label("From (UTC)").fill("2020-01-01T00:00")
+    page.get_by_label("To (UTC)").fill("2020-01-02T00:00")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_text("No execution that ended from Jan 01 00:00 to Jan 02 00:00 matches.")).to_be_visible()
+    page.get_by_text("custom", exact=True).click()
+    page.get_by_role("link", name="this month").click()
+    expect(page.locator("#list")).to_contain_text("8 executions this month")
+    visitor.open("/costs")
+    page.get_by_role("link", name="Tenant", exact=True).click()
+    expect(page.get_by_role("heading", name="By tenant")).to_be_visible()
+    expect(page.locator("#lines")).to_contain_text("no tenant")
+    page.get_by_role("link", name="last month").click()
+    expect(page.locator("#lines")).to_contain_text("Nothing was spent")
+    visitor.open("/budgets")
+    expect(page.locator("#uncapped tbody tr").first).not_to_be_visible()
+    page.locator("#uncapped summary").click()
+    expect(page.locator("#uncapped tbody tr").first).to_be_visible()
+    visitor.open("/dead-letters")
+    page.get_by_role("link", name="Incorrect API key provided.").click()
+    expect(page.locator("#list tbody tr")).to_have_count(8)
 
 
 def test_on_a_phone_the_rows_of_tables_are_cards_with_their_headings(by_phone: Visitor):
