@@ -20,7 +20,7 @@ link() { grep --only-matching --max-count 1 "href=\"$1[^\"]*\"" | head -1 | cut 
 # What a page says between two patterns: `says PAGE FROM TO < its HTML`.
 says() {
   printf '> %s\n' "$1"
-  sed --quiet "/$2/,/$3/p" | sed "s/<br>/\n/g; s/<[^>]*>//g; s/&#39;/'/g; s/&#34;/\"/g; s/&amp;/\&/g; /^\s*\$/d; s/^/  /"
+  sed --quiet "/$2/,/$3/p" | sed "s/^<br>//; s/<br>/\n  /g; s/<[^>]*>//g; s/&#39;/'/g; s/&#34;/\"/g; s/&amp;/\&/g; /^\s*\$/d; s/^/  /"
 }
 
 python3 -m venv breakwater && breakwater/bin/pip install --quiet "$wheel[embedded]"
