@@ -84,13 +84,14 @@ def routes(context: PageContext) -> list[Route]:
             if size is None
             else _sorted_page(context, filters, size, smallest=smallest)
         )
-        # Words are looked for in long texts, and sorting reads all that match.
-        follow = follows(request, slow=filters.text is not None or (size is not None and time_range.is_long))
-        listed = pending if follow else fetched
+        # Words are looked for in long texts, sorting reads all that match, and facets all of the time range.
+        slow = filters.text is not None or (size is not None and time_range.is_long)
+        listed = pending if follows(request, slow=slow) else fetched
+        offered = pending if follows(request, slow=slow or time_range.is_long) else fetched
         page, number, choices = await asyncio.gather(
             listed(asked),
             listed(count(context.analytics, filters)),
-            fetched(facets(context.analytics, time_range.window)),
+            offered(facets(context.analytics, time_range.window)),
         )
 
         def link(**cursor: str) -> str:

@@ -81,18 +81,24 @@ async def test_filters_are_kept_and_reported(console: Console):
 
 async def test_what_takes_long_to_find_follows_the_page(console: Console):
     await store(console, ended(1, agent="writer"))
-    for query, follows in {
-        "text=job-001": True,
-        "sort=total_cost&window=30d": True,
-        "sort=total_cost&window=24h": False,
-        "window=30d": False,
-    }.items():
+    for query, list_follows, filters_follow in (
+        ("agent=writer&text=job-001", True, True),
+        ("agent=writer&sort=total_cost&window=30d", True, True),
+        ("agent=writer&sort=total_cost&window=24h", False, False),
+        ("agent=writer&window=30d", False, True),
+    ):
         first = await console.get(f"/executions?{query}")
-        assert ("data-pending" in first.text, "/executions/job-001" in first.text) == (follows, not follows), query
-        assert '<option value="writer"' in first.text, query
+        assert ("/executions/job-001" in first.text) != list_follows, query
+        assert ("data-pending" in first.text) == ("whole=1" in first.text) == filters_follow, query
+        # One is in the form of the time range.
+        kept = first.text.count('<input type="hidden" name="agent" value="writer">')
+        assert ('<option value="writer" selected' in first.text, kept) == (not filters_follow, 1 + filters_follow), (
+            query
+        )
         whole = await console.get(f"/executions?{query}", **{"X-Refresh": "1"})
-        assert ("data-pending" in whole.text, "/executions/job-001" in whole.text) == (False, True), query
-        assert ("whole=1" in first.text) == follows, query
+        assert "data-pending" not in whole.text, query
+        assert "/executions/job-001" in whole.text, query
+        assert '<option value="writer" selected' in whole.text, query
 
 
 @pytest.mark.parametrize(
