@@ -2,6 +2,8 @@
 
 import re
 
+from breakwater.contracts.api import AcceptedJob, UndecidedJob
+from breakwater.contracts.execution import Result
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.policy.breaker import Breaker
 from breakwater.state.connection import Redis
@@ -79,6 +81,15 @@ async def test_the_document_reports_every_status_and_its_examples_are_what_they_
         content = paths[f"/api/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]
         assert content["schema"] == {"$ref": f"#/components/schemas/{name}"}
         assert all(set(example["value"]) <= fields(name) for example in content["examples"].values())
+    for path, method, status, model in (
+        ("jobs", "post", "200", Result),
+        ("jobs", "post", "202", AcceptedJob),
+        ("jobs/{job_id}", "get", "200", Result),
+        ("jobs/{job_id}", "get", "202", UndecidedJob),
+    ):
+        response = paths[f"/api/v1/{path}"][method]["responses"][status]
+        [job] = response["content"]["application/json"]["examples"].values()
+        model.model_validate(job["value"])
     [agent] = paths["/api/v1/agents"]["get"]["responses"]["200"]["content"]["application/json"]["examples"].values()
     assert set(agent["value"][0]) == fields("AgentHealth")
     assert set(agent["value"][0]["models"][0]) == fields("ModelHealth")
