@@ -66,23 +66,33 @@ async def prepare(settings: Settings, config: Config) -> tuple[str, ...]:
         BusError: NATS refuses.
         AnalyticsError: ClickHouse refuses, or does not answer.
     """
+    return (*await prepare_nats(settings, config), *await prepare_clickhouse(settings, config))
+
+
+async def prepare_nats(settings: Settings, config: Config) -> tuple[str, ...]:
+    """The part of `prepare` for NATS."""
     import nats.errors
 
-    from breakwater.analytics.migrations import migrate
     from breakwater.bus.provision import provision
 
     nats_url = settings.nats_url.get_secret_value()
     async with connect.bus(nats_url):
         pass  # a wrong address or password is reported at once; provision would try for two minutes
     try:
-        streams = await provision(nats_url, bus_plan(config), replicas=settings.nats_replicas)
+        return await provision(nats_url, bus_plan(config), replicas=settings.nats_replicas)
     except (OSError, TimeoutError, nats.errors.Error) as error:
         raise unreachable(
             f"JetStream does not answer at {connect.shown(nats_url)}: {str(error) or type(error).__name__}",
             "Is JetStream switched on, and may this user create streams?",
         ) from error
+
+
+async def prepare_clickhouse(settings: Settings, config: Config) -> tuple[str, ...]:
+    """The part of `prepare` for ClickHouse."""
+    from breakwater.analytics.migrations import migrate
+
     async with connect.analytics(settings.clickhouse_url.get_secret_value()) as analytics:
-        return (*streams, *await migrate(analytics, layout(config)))
+        return await migrate(analytics, layout(config))
 
 
 def statements(clickhouse_url: str, config: Config) -> tuple[str, ...]:

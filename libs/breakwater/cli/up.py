@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,13 @@ from breakwater.files import write_private
 
 if TYPE_CHECKING:
     from breakwater.cli.reload import Applied, NotApplied, Report
+    from breakwater.config import Config
     from breakwater.embedded.datadir import DataDir
     from breakwater.embedded.events import ProcessEvent
     from breakwater.embedded.process import ProcessSpec
     from breakwater.embedded.stack import Stack
     from breakwater.embedded.supervisor import Supervisor
+    from breakwater.settings import Settings
 
 
 def up(
@@ -164,14 +166,25 @@ async def start_stack(
         ProcessFailedError: a process did not come up.
         CliError: a server does not answer.
     """
-    from breakwater.cli.setup import prepare
+    from breakwater.background import run_together
+    from breakwater.cli.setup import prepare_clickhouse, prepare_nats
     from breakwater.config import load_config
 
     prctl.hide_memory()  # the secrets of all services are in its environment
     (data.path / "alive").mkdir(mode=0o700, exist_ok=True)
-    await supervisor.start([*beside, *stack.servers], together=True)
     settings = stack.setup_settings
-    await prepare(settings, load_config(settings.config))
+    config = load_config(settings.config)
+
+    async def when_ready(server: str, prepare: Callable[[Settings, Config], Awaitable[object]]) -> None:
+        if server not in stack.given:
+            await supervisor.keepers[server].until_ready()
+        await prepare(settings, config)
+
+    await run_together(  # NATS is there at once, and ClickHouse takes two seconds
+        supervisor.start([*beside, *stack.servers], together=True),
+        when_ready("nats", prepare_nats),
+        when_ready("clickhouse", prepare_clickhouse),
+    )
     key = _first_key(stack)
     await supervisor.start(stack.services, together=True)
     data.write_endpoints(stack.endpoints)
