@@ -39,7 +39,7 @@ from services.worker.recovery import classification_of, recover
 from services.worker.repairs import Message, Repaired, Repairs
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
 
-WORTH_CREDITING = timedelta(seconds=1)
+WORTH_CREDITING_S = 1.0
 """How long a wait for servers must be to be added to the job's time: a round trip is not worth an update."""
 
 Step = Retry | NextModel | Stop | Repaired
@@ -280,10 +280,11 @@ class Attempts:
 
     async def _credited(self, work: Callable[[], Awaitable[Value]]) -> Value:
         """Does what may be repeated, however long a server is unavailable: that is not the job's to pay."""
-        began = self._job.now()
-        value = await self._worker.outages.retry_while_unavailable(work)
-        if (waited := self._job.now() - began) > WORTH_CREDITING:
-            self._at = self._at.credited(waited)
+        worker = self._worker
+        began = worker.clock()
+        value = await worker.outages.retry_while_unavailable(work)
+        if (waited_s := worker.clock() - began) > WORTH_CREDITING_S:
+            self._at = self._at.credited(timedelta(seconds=waited_s))
         return value
 
     async def _wait(self, delay_s: float) -> Sleeping | None:

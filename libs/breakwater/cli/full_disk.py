@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from breakwater.cli import connect
 from breakwater.cli.errors import CliError
 
 if TYPE_CHECKING:
+    from breakwater.bus.server_health import Unhealthy
     from breakwater.embedded.datadir import DataDir
+    from breakwater.embedded.keeper import Keeper
     from breakwater.embedded.stack import Stack
     from breakwater.embedded.supervisor import Supervisor
 
@@ -29,24 +32,28 @@ class FullDisk:
     def __init__(self, supervisor: Supervisor, data: DataDir, stack: Stack, report: Report) -> None:
         self._supervisor, self._data, self._report = supervisor, data, report
         self._url = stack.setup_env["BREAKWATER_NATS_URL"]
+        self._reported = False
 
     async def run(self) -> None:
         """Looks every few seconds, until cancelled; returns at once where NATS is not ours to start again."""
         from breakwater.bus.server_health import unhealthy_servers
 
-        nats, reported = self._supervisor.keepers.get("nats"), False
+        nats = self._supervisor.keepers.get("nats")
         while nats is not None:
             await asyncio.sleep(LOOK_EVERY_S)
-            try:
+            with suppress(CliError):  # it is starting, or stands still: the supervisor and the services say so
                 async with connect.bus(self._url) as client:
-                    error = next((one.error for one in await unhealthy_servers(client) if one.cannot_write), None)
-            except CliError:
-                continue  # it is starting, or stands still: the supervisor and the services say so
-            if error is None:
-                reported = False
-            elif shutil.disk_usage(self._data.path).free >= ROOM_BYTES:
-                self._report("nats_can_write_again", f"it could not write ({error}); there is room, so it starts again")
-                nats.signal(nats.spec.stop_signal)
-            elif not reported:
-                self._report("nats_cannot_write", f"{error}: make space; then it is started again")
-                reported = True
+                    while client.is_connected:
+                        self._act_on(await unhealthy_servers(client), nats)
+                        await asyncio.sleep(LOOK_EVERY_S)
+
+    def _act_on(self, unhealthy: Sequence[Unhealthy], nats: Keeper) -> None:
+        error = next((one.error for one in unhealthy if one.cannot_write), None)
+        if error is None:
+            self._reported = False
+        elif shutil.disk_usage(self._data.path).free >= ROOM_BYTES:
+            self._report("nats_can_write_again", f"it could not write ({error}); there is room, so it starts again")
+            nats.signal(nats.spec.stop_signal)
+        elif not self._reported:
+            self._report("nats_cannot_write", f"{error}: make space; then it is started again")
+            self._reported = True
