@@ -205,6 +205,8 @@ class Agent(AgentDefaults):
 
     def chain_for(self, job: Job) -> tuple[ModelId, ...]:
         """The models to try for a job: its own wishes over the agent's, in order, each once."""
+        if job.model is None and job.fallback_models is None:
+            return self.chain
         first = job.model or self.model
         fallbacks = self.fallback_models if job.fallback_models is None else tuple(job.fallback_models)
         return tuple(dict.fromkeys(model for model in (first, *fallbacks) if model is not None))

@@ -32,6 +32,7 @@ MAX_COUNTED = 2**53
 """Nine million dollars: above it the scripts on Redis could no longer count to the nano-dollar."""
 
 
+@lru_cache(maxsize=1024)  # a job's cost is written in its attempt, its result and its record
 def usd_from_nano(nano: int) -> str:
     """Renders integer nano-dollars as a decimal string in USD with nine places: `1_500_000` → `"0.001500000"`."""
     sign, nano = ("-", -nano) if nano < 0 else ("", nano)
