@@ -3,7 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 # Tests wait more than they compute: for leases, delays and servers that were killed.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + 3 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))')
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
