@@ -42,15 +42,10 @@ def _keep_files_in_memory() -> None:
         tempfile.tempdir = None  # it may have been looked up before
 
 
-def _cache_bytecode() -> Path | None:
-    """Lets the processes of the tests compile a module once, and not each again, where bytecode must not be written."""
-    if "PYTHONDONTWRITEBYTECODE" not in os.environ:
-        return None
-    del os.environ["PYTHONDONTWRITEBYTECODE"]
-    cache = tempfile.mkdtemp(prefix="breakwater-bytecode-")
-    os.environ["PYTHONPYCACHEPREFIX"] = cache
-    sys.dont_write_bytecode, sys.pycache_prefix = False, cache
-    return Path(cache)
+def _write_bytecode() -> None:
+    """Lets a module be compiled once, and not in each process of the tests again, whatever the environment says."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -122,11 +117,4 @@ def _take_interrupts() -> None:
 
 _take_interrupts()
 _keep_files_in_memory()
-# Before xdist starts its workers, which so share the cache.
-_bytecode, _PID = _cache_bytecode(), os.getpid()
-
-
-def pytest_unconfigure() -> None:
-    """Takes the cache away, in the process that made it."""
-    if _bytecode is not None and os.getpid() == _PID:
-        shutil.rmtree(_bytecode, ignore_errors=True)
+_write_bytecode()  # before the workers start
