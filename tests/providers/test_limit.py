@@ -7,14 +7,17 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
+from breakwater.policy.chat_chunks import Chunk
 from breakwater.policy.classify import TransportFailure
 from breakwater.providers import limit
+from breakwater.providers.base import Streaming
 from breakwater.providers.limit import Limit
+from breakwater.providers.local import Pieces
 from tests.providers.kit import call, failure, perform, settings
 
 TIMEOUT_S, STANDSTILL_S = 0.3, 0.6
@@ -82,3 +85,29 @@ async def test_a_limit_that_is_noticed_in_time_is_final_and_may_be_set_again() -
     with pytest.raises(TimeoutError):
         await wait()
     assert time.monotonic() - began < 30
+
+
+async def test_a_piece_that_a_program_wrote_during_a_standstill_is_passed_on() -> None:
+    pieces, loop, taken = Pieces(), asyncio.get_running_loop(), list[Sequence[Chunk]]()
+    ended: asyncio.Future[None] = loop.create_future()
+    ours, its = socket.socketpair()
+
+    def written() -> None:
+        pieces.put(ours.recv(64).decode())
+        ended.set_result(None)
+        loop.remove_reader(ours)
+
+    def stand_still() -> None:
+        its.send(b"hello")
+        time.sleep(STANDSTILL_S)
+
+    async def take(chunks: Sequence[Chunk]) -> None:
+        taken.append(chunks)
+
+    with ours, its:
+        loop.add_reader(ours, written)
+        loop.call_soon(stand_still)
+        asked = call(timeout_s=TIMEOUT_S, streaming=Streaming(take, 5.0, 5.0))
+        assert asked.streaming is not None
+        assert await pieces.pass_on(asked, asked.streaming, ended) is None
+    assert [chunk["choices"][0]["delta"]["content"] for [chunk] in taken] == ["hello"]

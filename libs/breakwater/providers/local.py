@@ -15,6 +15,7 @@ from breakwater.policy.chat_chunks import OBJECT
 from breakwater.policy.classify import ProgramFailure
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, Streaming
+from breakwater.providers.limit import Limit
 
 MAX_SHOWN = 500
 """Characters of a program's own text in an error."""
@@ -72,7 +73,7 @@ class Pieces:
         ended.add_done_callback(lambda _: self._stirred.set())
         while True:
             try:
-                async with asyncio.timeout_at(min(ends_at, loop.time() + limit)):
+                async with Limit(min(ends_at - loop.time(), limit)):
                     await self._stirred.wait()
             except TimeoutError:
                 return words
