@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig, StreamInfo
-from nats.js.errors import BadRequestError, NoStreamResponseError
+from nats.js.errors import BadRequestError, NoStreamResponseError, ServiceUnavailableError
 
 from breakwater.bus.errors import BusError
-from breakwater.bus.provision import NO_PEERS, provision
+from breakwater.bus.provision import NO_PEERS, TRIES, provision
 from breakwater.bus.topology import Plan, alert_consumer, worker_consumer
 from breakwater.contracts import subjects
 from tests.servers import RunningServer
@@ -172,6 +172,21 @@ async def test_nodes_that_are_not_there_yet_are_waited_for(
     with nullcontext() if asked == 2 else pytest.raises(BusError, match="stream JOBS: NATS refuses it: peer offline"):
         await provision(own_nats_server.url, Plan(agents={"writer": 1}))
     assert streams.count("JOBS") == asked
+
+
+async def test_what_is_then_not_answered_is_still_asked_for_a_few_times_only(
+    own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = BadRequestError(code=400, err_code=NO_PEERS, description="peer offline")
+    outcomes = [*(refusal for _ in range(TRIES)), *(ServiceUnavailableError(code=503) for _ in range(TRIES))]
+
+    async def failing(_: JetStreamContext, config: StreamConfig) -> StreamInfo:
+        raise outcomes.pop(0)
+
+    monkeypatch.setattr(JetStreamContext, "add_stream", failing)
+    with pytest.raises(BusError, match=f"after {TRIES} requests"):
+        await provision(own_nats_server.url, PLAN)
+    assert outcomes == []
 
 
 async def test_a_server_that_never_answers_is_named_with_what_was_asked(own_nats_server: RunningServer) -> None:

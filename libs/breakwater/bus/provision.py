@@ -134,10 +134,10 @@ async def _answered(what: str, request: Callable[[], Awaitable[Any]]) -> Any:
     """Makes a request until it is answered. Each may be made twice: it says what is to be, not what to change."""
     tries, began = 0, monotonic()
     while True:
-        tries += 1
         try:
             return await request()
         except (nats.errors.TimeoutError, ServiceUnavailableError) as error:
+            tries += 1
             if tries == TRIES:
                 raise BusError(f"{what}: NATS does not answer, after {TRIES} requests") from error
             await asyncio.sleep(0.5)
