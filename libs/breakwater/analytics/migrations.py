@@ -31,7 +31,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
     that come with that step.
     """
     tables, views = (table.ddl(layout) for table in TABLES), (create_view(name, layout) for name in VIEWS)
-    # The first release's. Databases of before it have lower numbers, and lack at most what `missing` finds.
+    # The first release's. Those of development versions have lower numbers; from 16 on they lack what `missing` finds.
     return (Migration(19, "tables and views", (*tables, *views)),)
 
 
