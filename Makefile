@@ -82,7 +82,7 @@ env: ## Write .env for compose.yaml, with fresh passwords; an existing one is le
 	@echo 'Wrote .env. Start with: docker compose up --build --detach'
 
 clean: ## Remove .venv and the tools' caches; the local stack's data in .breakwater stays
-	@rm -rf .venv .ruff_cache .hypothesis dist tests/sdks/.installed tests/bench/peers/.installed
+	@rm -rf .venv .ruff_cache .hypothesis .pytest_cache dist tests/sdks/.installed tests/bench/peers/.installed
 	@find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two steps, so that `make demo` need not wait for the tools of development. What runs is compiled: where Python is told to

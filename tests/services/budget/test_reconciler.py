@@ -33,7 +33,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.metrics import BudgetMetrics
 from breakwater.policy.budget import Caps, CapTable, Period, periods_at
 from breakwater.reconciliation import BudgetComparison, RecordedSpend, compare
-from breakwater.state.budget_counters import BudgetCounters, Filled
+from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, NotFilled, Reserved, Settlement, period_key
 from breakwater.state.connection import Redis
 from services.budget import reconciler as reconciler_module
@@ -447,8 +447,8 @@ async def test_counters_that_are_lost_in_the_middle_of_a_sweep_are_made_again(pl
     async with plane.kept(reconciler, handler.charge_lapsed):
 
         async def refilled() -> bool:
-            found: Filled | None = await plane.counters.filled()
-            return lookup.lost and found is not None
+            # In this order: what was found before the loss is not what was made again.
+            return lookup.lost and await plane.counters.filled() is not None
 
         await until(refilled)
     assert await plane.spent() == 40

@@ -200,8 +200,9 @@ async def test_chunks_arrive_while_the_answer_is_produced(plane: OpenAIPlane) ->
     loop, times = asyncio.get_running_loop(), list[float]()
     async for _ in await plane.sdk().chat.completions.create(model="slow", **ASK):
         times.append(loop.time())
-    assert times[-1] - times[0] > 0.4
-    assert max(after - before for before, after in pairwise(times)) < 0.3
+    took_s = times[-1] - times[0]
+    assert took_s > 0.4
+    assert max(after - before for before, after in pairwise(times)) < took_s * 0.75, "all came in two pieces"
 
 
 async def test_what_comes_of_an_answer_in_a_short_time_is_one_message(
