@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -133,6 +136,22 @@ async def test_a_stream_that_breaks_is_a_failed_call(kind: str, fault: Any, text
     # Anthropic says at the start what the input was.
     begun = kind == "anthropic" and "kind" not in fault
     assert failed.usage == (Usage(120, None, 0, 0) if begun else None)
+
+
+@pytest.mark.parametrize("fault", [{"stream": "cut", "after_chunks": 40}, {"kind": "truncated"}])
+async def test_what_came_of_a_broken_answer_is_freed_with_the_failure(fault: Any) -> None:
+    async with scripted(fault) as sim:
+        gc.collect()
+        gc.disable()  # services rarely look for cycles
+        try:
+            with suppress(CallFailed):
+                asked = Streamed().call if "stream" in fault else call()
+                await perform(settings("openai", sim.url.removesuffix("/v1")), asked)
+            kept = [one for one in gc.get_objects() if isinstance(one, aiohttp.ClientResponse)]
+        finally:
+            gc.enable()
+        assert sim.ledger.totals.calls == 1
+    assert kept == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -210,6 +210,7 @@ class HttpProvider:
         except TimeoutError as error:
             failure, maybe_billed, cause = silence(call, streaming), course.sent, error
         except (aiohttp.ClientError, OSError) as error:
+            _release(error)
             failure, maybe_billed, cause = transport_failure(error), course.sent, error
         except StreamBroken as broken:
             failure, maybe_billed, cause = broken.failure, True, broken
@@ -279,13 +280,19 @@ async def _reply(response: aiohttp.ClientResponse) -> _Reply:
     return _Reply(response.status, response.headers, payload, whole)
 
 
+def _release(error: BaseException) -> None:
+    """Lets what came of an answer be freed at once: aiohttp keeps its error, which keeps the frames that read it."""
+    error.__traceback__ = None
+
+
 async def _payload(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
     """What came of the body, and whether that is all of it (or more than is taken)."""
     payload = bytearray()
     try:
         while len(payload) <= MAX_ANSWER_BYTES and not response.content.at_eof():
             payload += await response.content.read(MAX_ANSWER_BYTES + 1 - len(payload))
-    except (aiohttp.ClientError, ConnectionError):
+    except (aiohttp.ClientError, ConnectionError) as error:
+        _release(error)
         # The status has come, and says more than that the connection broke later.
         return bytes(payload), False
     return bytes(payload), True
