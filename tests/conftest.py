@@ -105,7 +105,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Keeps the garbage collector from looking at thousands of tests, which stay, again and again."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 
