@@ -32,7 +32,7 @@ NOTICE_LENGTH = 3000
 """Of the text for notifications and screen readers. Slack takes 40,000 and advises 4,000."""
 _TITLE_LENGTH = 1000
 
-_ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 _HAPPENED_AGAIN = frozenset({"repeated", "reopened"})
 _FIRST_REPLIES = 10
@@ -210,16 +210,18 @@ def slack_message(worded: Worded) -> dict[str, Any]:
 
 def escaped(text: str, limit: int) -> str:
     """A text in which Slack reads no mention, link or entity, of at most `limit` characters."""
-    whole = "".join(_ESCAPES.get(character, character) for character in text)
-    if len(whole) <= limit:
-        return whole
+    if len(text) <= limit:  # else it only grows longer
+        whole = text.translate(_ESCAPES)
+        if len(whole) <= limit:
+            return whole
     kept: list[str] = []
     length = 1  # for the ellipsis
     for character in text:
-        length += len(_ESCAPES.get(character, character))
+        shown = character.translate(_ESCAPES)
+        length += len(shown)
         if length > limit:
             break
-        kept.append(_ESCAPES.get(character, character))
+        kept.append(shown)
     return f"{''.join(kept)}…" if limit > 0 else ""
 
 

@@ -5,7 +5,7 @@ What happened and how bad it is, where, since when, what to do, who looks after 
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +24,10 @@ SHOWN_AGENTS = 5
 
 _LINK_HERE = "\ue000"
 """Stands for the link while a template is filled; of a plane that no text uses."""
-_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_TURNING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters that turn the direction of what follows: they make a text look like another one."""
+_UNSEEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters but for the line feed, and lone surrogates."""
 _WHY = {"rate_limit": "rate limit", "quiet_hours": "quiet hours"}
 
 
@@ -118,11 +120,7 @@ def plain(worded: Worded) -> str:
 def clean(text: str) -> str:
     """A text without what is not to be seen: control characters, and those that turn the direction of writing."""
     lines = text.replace("\r\n", "\n").replace("\u2028", "\n").replace("\u2029", "\n")
-    return "".join(
-        character if character == "\n" or unicodedata.category(character) not in {"Cc", "Cs"} else " "
-        for character in lines
-        if character not in _TURNING
-    )
+    return _UNSEEN.sub(" ", _TURNING.sub("", lines))
 
 
 def duration(lasted: timedelta) -> str:
