@@ -239,20 +239,23 @@ def judge(baseline: Baseline, minute: Minute, rules: AnomalyRules) -> tuple[Base
 
     Args:
         baseline: as it was.
-        minute: later than the ones before; of one that was judged already nothing changes.
+        minute: later than the ones before; of one that was judged already nothing changes, and the baseline returned
+            is the one given.
         rules: with `deviations` None nothing begins, and what has begun ends; figures are learned all the same.
     """
     baseline, lapsed = lapse(baseline, minute.number)
     verdicts = list(lapsed)
-    changed: dict[Measure, Track] = {}
+    tracks: dict[Measure, Track] = {}
+    changed = False
     for measure in MEASURES:
         track, value = baseline.of(measure), _value(minute, measure, rules)
-        if value is None or minute.number <= track.minute:
-            continue
-        changed[measure], verdict = _observe(track, measure, value, minute, rules)
-        if verdict is not None:
-            verdicts.append(verdict)
-    return replace(baseline, **changed) if changed else baseline, tuple(verdicts)
+        if value is not None and minute.number > track.minute:
+            changed = True
+            track, verdict = _observe(track, measure, value, minute, rules)
+            if verdict is not None:
+                verdicts.append(verdict)
+        tracks[measure] = track
+    return Baseline(baseline.version, **tracks) if changed else baseline, tuple(verdicts)
 
 
 def lapse(baseline: Baseline, number: int) -> tuple[Baseline, tuple[Verdict, ...]]:
@@ -311,12 +314,12 @@ _Change = Literal["began", "recovered", "accepted"]
 def _before(
     track: Track, measure: Measure, value: float, minute: Minute, far: bool, rules: AnomalyRules
 ) -> tuple[Track, _Change | None]:
-    after = replace(track, level=learned(track.level, measure, value, minute.calls), minute=minute.number)
+    level = learned(track.level, measure, value, minute.calls)
     if not far:
-        return replace(after, candidate=UNKNOWN, in_a_row=0), None
+        return Track(level, UNKNOWN, track.peak, track.peaks, minute=minute.number), None
     in_a_row = track.in_a_row + 1
     peak = _grown(track.peak if track.in_a_row else Peak(minute.number), value, minute.number)
-    after = replace(after, peak=peak, in_a_row=in_a_row)
+    after = replace(track, level=level, peak=peak, in_a_row=in_a_row, minute=minute.number)
     if in_a_row < rules.sustained_minutes:
         return after, None
     announced = not _is_habit(peak, track, measure)
