@@ -77,8 +77,16 @@ def imports(root: Path) -> dict[str, set[str]]:
         for file in sorted((base / package).rglob("*.py")):
             files[".".join(file.relative_to(base).with_suffix("").parts).removesuffix(".__init__")] = file
 
+    def statements(within: ast.AST) -> Iterator[ast.AST]:
+        """All of them, at any depth. No import is in an expression, of which a module mostly consists."""
+        for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+            inner: ast.AST | list[ast.AST] = getattr(within, part, [])
+            for statement in inner if isinstance(inner, list) else []:
+                yield statement
+                yield from statements(statement)
+
     def named(file: Path) -> Iterator[str]:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in statements(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -6,7 +6,6 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +41,7 @@ IN_PROSE = {
     r"(?<!dead )(?<!dead-)letters?": "dead letter",
     r"in work": "in progress",
 }
+_ANY_IN_PROSE = re.compile(rf"(?<![\w-])(?:{'|'.join(IN_PROSE)})(?![\w-])", re.IGNORECASE)
 _IN_PROSE = tuple((re.compile(rf"(?<![\w-])(?:{word})(?![\w-])", re.IGNORECASE), say) for word, say in IN_PROSE.items())
 _OF_THE_ALPHABET = re.compile(
     r"(Latin|lower-case|small|one|of the) letter|letters,? (and )?digits|letter of the", re.IGNORECASE
@@ -49,16 +49,21 @@ _OF_THE_ALPHABET = re.compile(
 """Where `letter` is one of the alphabet."""
 
 
-@cache
-def trees() -> tuple[tuple[str, ast.Module], ...]:
-    """Each module of ours by its path, parsed."""
-    files = (file for folder in ("libs", "services") for file in sorted((ROOT / folder).rglob("*.py")))
-    return tuple((str(file.relative_to(ROOT)), ast.parse(file.read_text())) for file in files)
+_PUBLIC_CLASS = re.compile(r"^class (?!_)(\w+)", re.MULTILINE)
 
 
-def names_given(tree: ast.Module) -> Iterator[str]:
+def modules() -> Iterator[tuple[str, str]]:
+    """Each module of ours: its path and its text."""
+    for folder in ("libs", "services"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            yield str(file.relative_to(ROOT)), file.read_text()
+
+
+def names_given(text: str) -> Iterator[str]:
     """The names that a module gives: of classes, functions, arguments, variables and attributes."""
-    for node in ast.walk(tree):
+    if not words(text):  # as it is with most, which need not be parsed
+        return
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield name
@@ -71,14 +76,16 @@ def names_given(tree: ast.Module) -> Iterator[str]:
 
 
 def words(name: str) -> set[str]:
-    """The words of a name that are not the field's."""
+    """The words of a name, or of many in a text, that are not the field's."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return set(_FORBIDDEN.findall(snake))
 
 
 def prose_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file that people read, with their numbers: of Python its comments and strings."""
+    """The numbered lines that people read of a file, if it has any such word: of Python its comments and strings."""
     text = path.read_text()
+    if not _ANY_IN_PROSE.search(text):  # as it is with most, which need not be taken apart
+        return
     if path.suffix != ".py":
         yield from enumerate(text.splitlines(), 1)
         return
@@ -104,18 +111,18 @@ def test_the_words_of_a_name_are_found() -> None:
 
 def test_no_public_class_name_is_in_two_modules() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path, tree in trees():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(path)
+    for path, text in modules():
+        for name in _PUBLIC_CLASS.findall(text):
+            places[name].append(path)
+    assert "Alert" in places
     doubles = {name: paths for name, paths in places.items() if len(paths) > 1}
     assert not doubles
 
 
 def test_names_are_the_fields_terms() -> None:
     found: dict[str, set[str]] = defaultdict(set)
-    for path, tree in trees():
-        for name in (*names_given(tree), *Path(path).with_suffix("").parts):
+    for path, text in modules():
+        for name in (*names_given(text), *Path(path).with_suffix("").parts):
             found[path] |= {f"{name}: say {INSTEAD[word]}" for word in words(name)}
     assert not any(found.values()), {path: names for path, names in found.items() if names}
 
