@@ -1,18 +1,19 @@
 """Four processes that reserve, settle, release and are killed, against one Redis: no overrun, no leak, exact sums.
 
-Run as a program, this is one of the processes. What it settles stands in a log first, here a list in Redis: as with the
-real one, what was reported before a process died is settled by others, and every event may be settled again and again.
+They are forks of one that has imported this module. What they settle stands in a log first, here a list in Redis: as
+with the real one, what was reported before a process died is settled by others, and every event may be settled again
+and again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import random
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from multiprocessing.context import ForkServerProcess
 from typing import TYPE_CHECKING, Any, cast
 from zoneinfo import ZoneInfo
 
@@ -137,12 +138,20 @@ def settlement(sequence: int, event: dict[str, Any]) -> Settlement:
     return Settlement(event["id"], sequence, event["agent"], event["tenant"], figures, at)
 
 
-async def work(url: str, name: str) -> None:
-    working = asyncio.ensure_future(Worker(Redis(url), name).run())
-    asyncio.get_running_loop().add_reader(
-        sys.stdin.fileno(), working.cancel
-    )  # its other end is closed: the test is gone
-    await working
+def process(url: str, name: str) -> None:
+    """What each process does, until it is killed or the tests have ended."""
+
+    async def work() -> None:
+        tests = multiprocessing.parent_process()
+        assert tests is not None
+        working = asyncio.ensure_future(Worker(Redis(url), name).run())
+        asyncio.get_running_loop().add_reader(tests.sentinel, working.cancel)
+        await working
+
+    asyncio.run(work())
+
+
+STARTER = multiprocessing.get_context("forkserver")
 
 
 class Fleet:
@@ -154,25 +163,27 @@ class Fleet:
         self._budgets = Budgets(redis, ZONE)
         self._random = random.Random(7)
         self._events: list[dict[str, Any]] = []
-        self._running: list[Process] = []
+        self._running: list[ForkServerProcess] = []
         self._started = 0
 
-    async def start(self) -> None:
+    def start(self) -> None:
         self._started += 1
-        arguments = ("-m", "tests.state.test_budget_processes", self._url, f"w{self._started}")
-        self._running.append(await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE))
+        STARTER.set_forkserver_preload([__name__])
+        started = STARTER.Process(target=process, args=(self._url, f"w{self._started}"), daemon=True)
+        started.start()
+        self._running.append(started)
 
-    async def kill(self) -> None:
-        process = self._running.pop(self._random.randrange(len(self._running)))
-        assert process.returncode is None, "it has ended by itself"
-        process.kill()
-        await process.wait()
+    def kill(self) -> None:
+        killed = self._running.pop(self._random.randrange(len(self._running)))
+        assert killed.is_alive(), "it has ended by itself"
+        killed.kill()
+        killed.join()
 
-    async def end(self) -> None:
-        for process in self._running:
-            if process.returncode is None:
-                process.kill()
-        await asyncio.gather(*(process.wait() for process in self._running))
+    def end(self) -> None:
+        for running in self._running:
+            running.kill()
+        for running in self._running:
+            running.join()
 
     async def until_looked(self, times: int) -> None:
         """Waits until the processes have asked so many times more."""
@@ -234,14 +245,14 @@ async def test_processes_that_are_killed_at_any_moment_overrun_no_cap_and_leave_
     sweepers = [asyncio.create_task(fleet.sweep_on()) for _ in range(2)]
     try:
         for _ in range(PROCESSES):
-            await fleet.start()
+            fleet.start()
         for _ in range(KILLS):
             await fleet.until_looked(random.randint(60, 160))
-            await fleet.kill()
-            await fleet.start()
+            fleet.kill()
+            fleet.start()
         await fleet.until_looked(200)
     finally:
-        await fleet.end()
+        fleet.end()
         await stop(*sweepers)
 
     async with asyncio.timeout(60):
@@ -264,7 +275,3 @@ async def test_processes_that_are_killed_at_any_moment_overrun_no_cap_and_leave_
     for place in {*record, *snapshot.figures, *charged}:
         expected = record.get(place, Figures()) + Figures(spent=charged.get(place, 0))
         assert snapshot.figures.get(place, Figures()) == expected, place
-
-
-if __name__ == "__main__":
-    asyncio.run(work(*sys.argv[1:]))
