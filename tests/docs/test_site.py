@@ -8,7 +8,7 @@ import pytest
 from breakwater.analytics.schema import TABLES
 from breakwater.cli.contract import config_schema
 from breakwater.contracts.channels import CHANNELS
-from deploy.site.__main__ import build
+from deploy.site.__main__ import SETTINGS, build
 from deploy.site.reference import commands, pages
 from services.request.openapi import document
 from tests.docs.markdown import PAGES
@@ -32,9 +32,16 @@ def test_every_page_is_on_the_site_and_loads_nothing_from_elsewhere(site: Path) 
         assert "fonts.googleapis" not in text
 
 
-def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.site.__main__.pages", lambda: {**pages(), "sql.md": "[gone](../docs/gone.md)"})
+def test_a_link_that_leads_nowhere_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # One page with the settings of all: what is wrong with it is wrong with any.
+    settings = tmp_path / "mkdocs.yml"
+    settings.write_text(re.sub(r"(?<=\nnav:\n)(?:[ ].*\n)+", "  - Tables: reference/sql.md\n", SETTINGS.read_text()))
+    monkeypatch.setattr("deploy.site.__main__.SETTINGS", settings)
+    monkeypatch.setattr("deploy.site.__main__.pages", lambda: {"sql.md": "[gone](../docs/gone.md)"})
     assert build(tmp_path / "built") != 0
+    assert "'reference/sql.md' contains a link '../docs/gone.md'" in capsys.readouterr().err
     assert not (tmp_path / "built").exists()
 
 
