@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Generator
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters
 from breakwater.contracts.execution import Execution
 from tests.analytics.made import END, Made, connected, filled_database, made
-from tests.analytics.samples import NOON, RATE_LIMITED, execution
+from tests.analytics.samples import NOON, RATE_LIMITED, execution, new_database
 from tests.server_sources import RunningServer
 
 DAY = timedelta(days=1)
@@ -216,23 +215,19 @@ PLACES = st.tuples(
 )
 
 
-@pytest.fixture(scope="module")
-def shared_database(clickhouse_server: RunningServer) -> Generator[str]:
-    with filled_database(clickhouse_server.url) as url:
-        yield url
-
-
 @given(st.sets(PLACES, max_size=12), st.integers(2, 5))
 @settings(max_examples=10)
-async def test_paging_loses_and_repeats_nothing(shared_database: str, places: set[tuple[int, str]], limit: int) -> None:
-    tenant = uuid4().hex
+async def test_paging_loses_and_repeats_nothing(
+    clickhouse_server: RunningServer, places: set[tuple[int, str]], limit: int
+) -> None:
+    tenant = "acme"
     records = [
         execution(
             name, tenant=tenant, agent=f"agent {tenant} {len(name)}", completed_at=NOON + timedelta(milliseconds=ms)
         )
         for ms, name in places
     ]
-    async with connected(shared_database) as analytics:
+    async with new_database(clickhouse_server.url) as analytics:
         for _ in range(2):
             await analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, 1) for one in records])
         # ClickHouse compares texts by their bytes.
