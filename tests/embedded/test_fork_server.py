@@ -19,7 +19,10 @@ from breakwater.embedded.process import ForkedProcess, ForkServerError, ProcessS
 from breakwater.embedded.supervisor import Supervisor
 from tests.helpers import wait_until
 
-pytestmark = pytest.mark.skipif(not SUPPORTED, reason="there is a fork server on Linux only")
+pytestmark = [
+    pytest.mark.skipif(not SUPPORTED, reason="there is a fork server on Linux only"),
+    pytest.mark.long(about_s=8, together=True),  # each server imports all services, which takes over a second
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,18 @@ def fork(server: ForkServer, directory: Path, service: str = "breaker", **enviro
     }
     with (directory / f"{service}.log").open("ab") as log:
         return server.fork(service, log.fileno(), os.environ | defaults | environment)
+
+
+async def test_a_server_that_takes_too_long_is_ended_and_started_again(server: ForkServer, tmp_path: Path) -> None:
+    server.stop()
+    before = {child.pid for child in psutil.Process().children()}
+    server.start()
+    [hanging] = [child for child in psutil.Process().children() if child.pid not in before]
+    hanging.suspend()
+    with (tmp_path / "log").open("ab") as log, pytest.raises(ForkServerError, match=r"within 0\.2 s"):
+        await server.fork_soon("breaker", log.fileno(), os.environ, None, 0.2)
+    assert not hanging.is_running()
+    assert fork(server, tmp_path).poll() is None
 
 
 def test_each_is_a_process_of_its_own_with_its_name_its_log_and_its_group(server: ForkServer, tmp_path: Path) -> None:
@@ -129,12 +144,6 @@ def test_forks_do_not_share_their_randomness(server: ForkServer, tmp_path: Path)
     assert one.read_text() != two.read_text()
 
 
-def test_with_the_server_ends_every_service(tmp_path: Path) -> None:
-    with ForkServer(tmp_path / "fork-server.log") as server:
-        processes = [fork(server, tmp_path), fork(server, tmp_path, "budget")]
-    assert [process.wait(60) for process in processes] == [-signal.SIGKILL] * 2
-
-
 def test_a_server_that_was_killed_takes_its_services_along_and_is_started_again(
     server: ForkServer, tmp_path: Path
 ) -> None:
@@ -177,13 +186,7 @@ async def test_a_stop_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> N
     assert not hanging.is_running()
 
 
-async def test_a_server_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    before = {child.pid for child in psutil.Process().children()}
-    with ForkServer(tmp_path / "fork-server.log") as server:
-        server.start()
-        [hanging] = [child for child in psutil.Process().children() if child.pid not in before]
-        hanging.suspend()
-        with (tmp_path / "log").open("ab") as log, pytest.raises(ForkServerError, match=r"within 0\.2 s"):
-            await server.fork_soon("breaker", log.fileno(), os.environ, None, 0.2)
-        assert not hanging.is_running()
-        assert fork(server, tmp_path).poll() is None
+def test_with_the_server_ends_every_service(server: ForkServer, tmp_path: Path) -> None:
+    processes = [fork(server, tmp_path), fork(server, tmp_path, "budget")]
+    server.stop()
+    assert [process.wait(60) for process in processes] == [-signal.SIGKILL] * 2
