@@ -13,7 +13,9 @@ import warnings
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, cast
+from unittest.mock import patch
 from urllib.parse import unquote_plus
 
 import aiohttp
@@ -136,12 +138,26 @@ async def running_provider() -> AsyncGenerator[RunningProvider]:
     with warnings.catch_warnings():
         # Imported here: it takes half a second, and warns of its own libraries.
         warnings.simplefilter("ignore")
+        from authlib.oidc.core.grants import code
         from oidc_provider_mock import run_server_in_thread
+    import_key = cast("Any", code).import_any_key
+
+    @cache
+    def imported(key: str) -> Any:
+        return import_key(json.loads(key))
+
+    def import_once(key: object) -> Any:
+        return imported(json.dumps(key))
+
     provider = RunningProvider()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", provider.handle)
     server = TestServer(app, host="localhost")
-    with run_server_in_thread() as real:
+    with (
+        # It imports its key for each token, and has its primes tested each time: 30 ms.
+        patch.object(code, "import_any_key", import_once),
+        run_server_in_thread() as real,
+    ):
         provider.url = f"http://localhost:{real.server_port}"
         await server.start_server()
         provider.issuer = str(server.make_url("")).rstrip("/")
