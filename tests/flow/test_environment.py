@@ -148,7 +148,7 @@ def test_a_program_reads_no_secret_of_the_services_and_no_service_holds_those_of
         return  # who may look into memory
     plane = psutil.Process(json.loads((up / "endpoints.json").read_text())["pid"])
     held = {
-        process.name(): {name for name, secret in SECRETS.items() if holds(process.pid, secret.encode())}
+        process.name(): secrets_of(process.pid)
         for process in plane.children(recursive=True)
         if process.name().startswith("bw-")
     }
@@ -158,19 +158,19 @@ def test_a_program_reads_no_secret_of_the_services_and_no_service_holds_those_of
     }
 
 
-def holds(pid: int, text: bytes) -> bool:
-    """Whether a text is anywhere in the memory of a process that it can have written."""
-    process = Path(f"/proc/{pid}")
+def secrets_of(pid: int) -> set[str]:
+    """Those that are anywhere in the memory of a process that it can have written."""
+    process, found = Path(f"/proc/{pid}"), set[str]()
     with (process / "maps").open() as maps, (process / "mem").open("rb", buffering=0) as memory:
         for line in maps:
-            found = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw(.*)", line)
-            if found is None or "[vvar" in line or "[vsyscall" in line:
+            mapping = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw(.*)", line)
+            if mapping is None or "[vvar" in line or "[vsyscall" in line:
                 continue
-            start, end = int(found[1], 16), int(found[2], 16)
+            start, end = int(mapping[1], 16), int(mapping[2], 16)
             memory.seek(start)
             try:
-                if text in memory.read(end - start):
-                    return True
+                held = memory.read(end - start)
             except OSError:
                 continue  # a mapping of a device
-    return False
+            found |= {name for name, secret in SECRETS.items() if secret.encode() in held}
+    return found
