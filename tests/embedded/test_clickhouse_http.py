@@ -38,6 +38,7 @@ AUTH = {"Authorization": aiohttp.encode_basic_auth(USER, PASSWORD, "utf-8")}
 class Server:
     process: subprocess.Popen[str]
     port: int
+    data: Path
 
     @property
     def url(self) -> str:
@@ -68,7 +69,7 @@ def start(data: Path) -> Server:
     if not line.startswith("ready http://127.0.0.1:"):
         process.kill()
         pytest.fail(f"not ready: {line!r} {process.communicate()}")
-    return Server(process, int(line.rsplit(":", 1)[1]))
+    return Server(process, int(line.rsplit(":", 1)[1]), data)
 
 
 def stop(server: Server) -> int:
@@ -690,16 +691,12 @@ async def test_sigterm_does_not_wait_for_ever(tmp_path: Path) -> None:
     assert code == 0
 
 
-def test_a_data_directory_in_use_is_refused_with_the_owner(tmp_path: Path) -> None:
-    running = start(tmp_path / "data")
-    try:
-        second = launch(tmp_path / "data")
-        _, complaint = second.communicate(timeout=60)
-    finally:
-        stop(running)
+def test_a_data_directory_in_use_is_refused_with_the_owner(server: Server) -> None:
+    second = launch(server.data)
+    _, complaint = second.communicate(timeout=60)
 
     assert second.returncode == 1
-    assert f"is in use (PID: {running.process.pid})" in complaint
+    assert f"is in use (PID: {server.process.pid})" in complaint
 
 
 def test_a_port_in_use_is_refused_by_name(tmp_path: Path) -> None:
