@@ -65,6 +65,7 @@ class Attempts:
         self._gates = gates
         self._cancel = worker.leases.claims[job.claim].cancel
         self._waited: dict[Reason, float] = {}
+        self._waits_for: tuple[InFlight, Refused] | None = None
         # What has to be checked as a whole is published as a whole.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
 
@@ -115,7 +116,8 @@ class Attempts:
     async def _attempt(self) -> Finished | Step:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
-            return Stop("timeout")
+            # A wait that took longer than planned ends as one for which there was no time.
+            return Stop("timeout") if self._waits_for is None else await self._refused(*self._waits_for)
         messages: Sequence[Message] = self._job.messages
         dropped = 0
         if self._at.repairs is not None:
@@ -186,6 +188,7 @@ class Attempts:
             await self._progress.waits(wait.delay_s)
         reason = wait.refused.reason
         self._waited[reason] = self._waited.get(reason, 0.0) + wait.delay_s
+        self._waits_for = flight, wait.refused
         return Retry(wait.delay_s)
 
     async def _record(self, attempt: Attempt) -> None:
@@ -194,6 +197,7 @@ class Attempts:
         self._worker.metrics.attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
         self._at = self._at.after(attempt)
         self._waited.clear()
+        self._waits_for = None
         await self._progress.attempt_ended(attempt)
 
     async def _settle(self, gates: Iterable[Gate], attempt: Attempt) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
+
+import pytest
 
 from breakwater.contracts import subjects
 from tests.flow.kit import COST, Plane, model
@@ -72,7 +75,8 @@ async def test_a_call_that_might_pass_the_cost_cap_is_not_made(start_worker: Sta
         assert "$" not in refused["error"]["message"]
 
 
-async def test_a_job_without_time_to_wait_for_the_others_is_refused(start_worker: StartWorker) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "late"])
+async def test_a_job_without_time_to_wait_for_the_others_is_refused(start_worker: StartWorker, late: bool) -> None:
     slow = model({"requests": [1, 1], "hang_s": 3}, usage={"input_tokens": 10, "output_tokens": 500})
     agents = {"writer": {"model": "sim/m", "max_tokens": 1000, "guard": SPENDS, "on_error": "message"}}
     async with start_worker({"sim/m": slow}, agents) as plane:
@@ -82,6 +86,8 @@ async def test_a_job_without_time_to_wait_for_the_others_is_refused(start_worker
             return plane.sim.ledger.totals.in_progress == 1
 
         await until(calling, what="the first call")
+        if late:  # whoever sleeps does so for longer than the job has
+            object.__setattr__(plane.worker, "sleep", lambda _: asyncio.sleep(1.2))
         refused = await run(plane, "second", total_timeout_s=1)
         assert (refused["reason"], refused["error"]["class"]) == ("budget_exceeded", "BudgetExceededError")
         assert [attempt["refused_by"] for attempt in refused["attempts"]] == ["task"]
