@@ -43,7 +43,6 @@ IDLE_S = 2.0
 SOON_S = 0.01
 HEARTBEAT_S = 6.0
 BUS_RETRY_S = 1.0
-DISABLED_LOOK_S = 15.0
 DELIVERED_KEPT = 5_000
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 LAST_SEND_S = 4.0
@@ -125,7 +124,7 @@ class Notifier:
         self._sent: deque[datetime] = deque()
         self._not_before = 0.0
         self._failures = 0
-        self._is_disabled, self._disabled_known_until = False, 0.0
+        self._is_disabled = True  # until that is looked up
         self._idle_s = IDLE_S
         self._delivered: dict[str, None] = {}
         self._outage = Outage(f"alert channel {channel.name}")
@@ -337,12 +336,12 @@ class Notifier:
                 what_to_do=f"fix it in the config; or `breakwater alerts test {self._channel.name}` once it is back",
             )
         await self._disabled.add(self._channel)
-        self._is_disabled, self._disabled_known_until = True, self._clock() + DISABLED_LOOK_S
+        self._is_disabled = True
 
     async def _looked_whether_disabled(self) -> bool:
-        if self._clock() >= self._disabled_known_until:
+        # Only its leader disables a channel; but any alerter enables one, and an alert may come right after that.
+        if self._is_disabled:
             self._is_disabled = await self._disabled.contains(self._channel)
-            self._disabled_known_until = self._clock() + DISABLED_LOOK_S
         return self._is_disabled
 
     async def _give_all_up(self) -> float | None:

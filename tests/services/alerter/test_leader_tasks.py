@@ -13,7 +13,6 @@ from breakwater.contracts import subjects
 from breakwater.contracts.alerts import ChannelTest
 from breakwater.contracts.subjects import Stream
 from services.alerter import leader_tasks
-from services.alerter import notifier as notifier_module
 from services.alerter.notes import DisabledChannels, SavedBaselines
 from tests.helpers import until
 from tests.policy.test_outbox import alert
@@ -53,9 +52,8 @@ async def test_a_test_message_says_what_came_of_it(own_nats_server: RunningServe
 
 
 async def test_a_receiver_that_was_gone_is_reported_again_once_a_test_has_reached_it(
-    own_nats_server: RunningServer, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    own_nats_server: RunningServer, receiver: Receiver
 ) -> None:
-    monkeypatch.setattr(notifier_module, "DISABLED_LOOK_S", 0.1)
     await receiver.start()
     receiver.answers.append(Answer(410))
     config = config_with(receiver, on_events=["breaker_open"])
