@@ -5,7 +5,8 @@
 Starts a simulated provider that answers in 120 ms, and a plane of its own (`breakwater up`, ports that are free). Each
 variant is an agent; its jobs are published straight to NATS and counted when their results come, as in
 `tests.bench.plane`. In every round each variant has its turn; the table has medians. CPU is user and system time of all
-processes but the provider, for the jobs and three seconds after them.
+processes but the provider, for the jobs and three seconds after them. With one job in flight, calls are made to the
+provider without the plane, too, after each round.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import nats
 
 from breakwater.contracts.subjects import Stream
@@ -115,7 +117,7 @@ def running_plane(directory: Path) -> Generator[dict[str, Any]]:
             if process.poll() is not None:
                 sys.exit((directory / "up.log").read_text())
             time.sleep(0.1)
-        yield json.loads((data / "endpoints.json").read_text())
+        yield {**json.loads((data / "endpoints.json").read_text()), "base_url": f"http://127.0.0.1:{port}/v1"}
 
 
 async def stored(url: str) -> Counter[str]:
@@ -127,6 +129,20 @@ async def stored(url: str) -> Counter[str]:
             found[".".join(subject.split(".")[:2])] += count
     await client.close()
     return found
+
+
+async def direct_ms(base_url: str, name: str, calls: int) -> list[float]:
+    """How long calls take that are made one after the other without the plane, on a connection that is kept."""
+    body = {"model": name_of(name), "messages": [{"role": "user", "content": "How do I return a parcel?"}]}
+    took: list[float] = []
+    async with aiohttp.ClientSession() as session:
+        for _ in range(calls):
+            began = time.perf_counter()
+            async with session.post(f"{base_url}/chat/completions", json=body) as response:
+                response.raise_for_status()
+                await response.read()
+            took.append((time.perf_counter() - began) * 1000)
+    return took
 
 
 @dataclass(slots=True)
@@ -145,7 +161,7 @@ class Figures:
         everything = statistics.median(sum(one.values()) - one[PROVIDER] for one in self.cpu)
         cells = [f"{everything:.1f}", *(f"{shares[role]:.2f}" for role in ROLES)]
         cells += [f"{statistics.median(self.commands):.0f}", f"{statistics.median(self.per_s):.0f}"]
-        return f"| {name} | {' | '.join(cells)} | {statistics.median(self.p50_ms):.0f} |"
+        return f"| {name} | {' | '.join(cells)} | {statistics.median(self.p50_ms):.1f} |"
 
     def subjects(self) -> str:
         """Messages a job, by the kind of their subject."""
@@ -177,6 +193,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=[*VARIANTS], metavar="NAME", help="leave out the rest")
     options = parser.parse_args()
     found = {name: Figures() for name in options.only or VARIANTS}
+    direct: list[float] = []
     with tempfile.TemporaryDirectory() as directory, running_plane(Path(directory)) as endpoints:
         for name in found:  # what is imported and cached at the first job belongs to none
             asyncio.run(run_jobs(endpoints["nats_url"], name, 50, options.in_flight))
@@ -184,11 +201,15 @@ def main() -> None:
             for name, figures in found.items():
                 print(f"\rround {number + 1}: {name:40}", end="", file=sys.stderr, flush=True)
                 measure(endpoints, name, options, figures)
+            if options.in_flight == 1:
+                direct += asyncio.run(direct_ms(endpoints["base_url"], next(iter(found)), options.jobs))
     print("\r", end="", file=sys.stderr)
     print(f"| | ms of CPU a job | {' | '.join(ROLES)} | Redis commands a job | jobs a second | p50 ms |")
     print("|---" * (len(ROLES) + 5) + "|")
     for name, figures in found.items():
         print(figures.row(name))
+    if direct:
+        print(f"\nWithout the plane: p50 {statistics.median(direct):.1f} ms")
     for name, figures in found.items():
         print(f"\nStored messages a job, {name}: {figures.subjects()}")
 
