@@ -20,7 +20,7 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 
-from breakwater import metrics, prctl, tracing
+from breakwater import background, metrics, prctl, tracing
 from breakwater.config import Config, ConfigError, load_config, require_reloadable
 from breakwater.files import write_private
 from breakwater.settings import Settings
@@ -214,7 +214,7 @@ async def _touch_alive(service: Service, file: Path) -> None:
             except OSError as error:
                 structlog.get_logger().error("alive_file_failed", file=str(file), error=error.strerror)
                 return
-        await asyncio.sleep(ALIVE_EVERY_S if started else FIRST_ALIVE_EVERY_S)
+        await asyncio.sleep(background.to_next_turn(ALIVE_EVERY_S) if started else FIRST_ALIVE_EVERY_S)
 
 
 if __name__ == "__main__":

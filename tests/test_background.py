@@ -1,10 +1,12 @@
-"""Ending tasks that do not end at the first word."""
+"""Ending tasks that do not end at the first word, and turns that come together."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from breakwater import background
 
@@ -73,3 +75,21 @@ async def test_tasks_that_have_ended_or_failed_are_no_trouble() -> None:
     await background.stop(done, failed)
     await background.stop()
     assert isinstance(failed.exception(), ValueError)
+
+
+@given(now=st.floats(0, 1e6), period=st.sampled_from([0.05, 1.0, 2.0, 7.0]))
+def test_all_with_the_same_period_have_their_turn_at_the_same_moments(now: float, period: float) -> None:
+    class Loop(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return now
+
+    loop = Loop()
+
+    async def asked() -> float:
+        return background.to_next_turn(period)
+
+    left_s = loop.run_until_complete(asked())
+    loop.close()
+    assert period / 2 <= left_s < period * 1.5 + 1e-9
+    turns = (now + left_s) / period
+    assert turns == pytest.approx(round(turns), abs=1e-6)

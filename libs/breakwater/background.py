@@ -9,6 +9,16 @@ from typing import Any
 AGAIN_S = 0.5
 
 
+def to_next_turn(every_s: float) -> float:
+    """How long until what is done every so many seconds is done again: half to one and a half times as long.
+
+    All that has the same period has its turn at the same moments, so that an idle process is woken once for all of it:
+    to wake it costs more than most of what it then does.
+    """
+    left_s = every_s - asyncio.get_running_loop().time() % every_s
+    return left_s if left_s >= every_s / 2 else left_s + every_s
+
+
 async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
     """Runs parts side by side until they have ended; none outlives this, also if it is cancelled or one of them fails.
 

@@ -10,6 +10,7 @@ from datetime import datetime
 import structlog
 from pydantic import ValidationError
 
+from breakwater import background
 from breakwater.bus.delivery import Delivery, dead_letter, heartbeat, still_held
 from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog
@@ -122,7 +123,7 @@ class Grouping:
 
         async def step() -> None:
             # What is due is looked at every second, while anything waits.
-            wait_s = SWEEP_S if self._groups else IDLE_S
+            wait_s = SWEEP_S if self._groups else background.to_next_turn(IDLE_S)
             found = await self._pull.fetch(FETCHED, wait_s, BUSY_GATHER_S if self._busy else GATHER_S)
             self._busy = len(found) >= BUSY
             await self._group(found, signals)
@@ -241,7 +242,7 @@ class Sweep:
         """Sweeps every second until cancelled."""
         while True:
             await self._outage.outlast(self._once, on=BusError, retry_s=SWEEP_S)
-            await asyncio.sleep(SWEEP_S)
+            await asyncio.sleep(background.to_next_turn(SWEEP_S))
 
     async def _once(self) -> None:
         now = self._now()

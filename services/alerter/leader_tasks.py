@@ -40,6 +40,7 @@ from services.alerter.notifier import PATIENT, Notifier, Schedule
 
 SAVE_S = 30.0
 RETRY_S = 5.0
+REPLAYS_WAIT_S = 2.0
 """How soon a task that failed unexpectedly is started again."""
 
 
@@ -132,7 +133,7 @@ class LeaderTasks:
         pull, outage = Pull(self._bus.connection, Stream.ALERTER, ALERTER_REPLAYS), Outage("alerts to send once more")
 
         async def hand_over() -> None:
-            for delivery in await pull.fetch(100, 2.0):
+            for delivery in await pull.fetch(100, background.to_next_turn(REPLAYS_WAIT_S)):
                 await _hand_over(delivery, notifiers)
 
         try:

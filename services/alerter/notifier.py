@@ -173,7 +173,7 @@ class Notifier:
         if room <= 0:
             await asyncio.sleep(min(wait_s, IDLE_S))
             return
-        for delivery in await self._pull.fetch(room, min(max(wait_s, SOON_S), IDLE_S)):
+        for delivery in await self._pull.fetch(room, min(max(wait_s, SOON_S), background.to_next_turn(IDLE_S))):
             await self._take(delivery)
 
     async def _take(self, delivery: Delivery) -> None:

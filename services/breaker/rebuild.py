@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
+from breakwater import background
 from breakwater.bus.errors import BusError, BusUnavailable
 from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.records import read_record
@@ -226,7 +227,7 @@ class Heartbeat:
                 with suppress(BusUnavailable):  # logged by the caller that waits for it
                     self._log = await self._lookup.identity(Stream.EVENTS)
             looks += 1
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
 
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> None:
         """Does what may be repeated; what fails for other reasons than an outage is logged, and tried at the next look.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from breakwater import background
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Facts, Lookup
 from breakwater.contracts import subjects
@@ -56,7 +57,7 @@ class QueueShares:
         """Looks again while there is something to look at, until cancelled."""
         looks = 0
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
             looks += 1
             # What programs publish on NATS is seen, too, if later.
             if self._added or self._held or looks % IDLE_LOOKS == 0:

@@ -127,5 +127,5 @@ async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) 
     """Does work every so often, whatever it raised the last time: all jobs of the worker depend on it."""
     outage = Outage(what)
     while True:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(background.to_next_turn(every_s))
         await outage.survived(work, expected=())

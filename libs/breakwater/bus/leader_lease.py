@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from breakwater import background
 from breakwater.bus.errors import AlreadyDecided, BusError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
@@ -73,7 +74,7 @@ class LeaderLease:
             except BusError as error:
                 # Unavailable, or another process was quicker: the next poll finds out.
                 structlog.get_logger().debug("leader_lease_not_taken", subject=self._subject, error=str(error))
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(background.to_next_turn(WATCH_S))
 
     async def _renewed(self, task: asyncio.Task[None]) -> None:
         """Returns when the lease is lost, or the work has ended."""

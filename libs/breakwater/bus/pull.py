@@ -241,7 +241,7 @@ class Each:
             await self._pull.close()
 
     async def _fetch(self) -> list[Delivery]:
-        wait_s = WAIT_S if self.answered.is_set() else FIRST_WAIT_S
+        wait_s = background.to_next_turn(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
         # The consumer delivers no more than the concurrency: what is asked for beyond what is free comes when it may.
         concurrency = self._concurrency()
         free = concurrency - len(self._handling)
@@ -295,7 +295,7 @@ class Batches:
                     # In a task of its own, which the end of the reading does not interrupt.
                     self._handling = asyncio.create_task(self._handled(batch))
                     await asyncio.shield(self._handling)
-                batch = await self._next(WAIT_S)
+                batch = await self._next(background.to_next_turn(WAIT_S))
         finally:
             await self._pull.close()
 

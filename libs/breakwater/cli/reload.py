@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from breakwater import background
 from breakwater.bus.errors import BusError
 from breakwater.cli.errors import CliError
 from breakwater.config import (
@@ -153,7 +154,7 @@ class ConfigFollower:
         handled = seen = reported = None
         announcing = Outage("announcing the config")
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
             await announcing.survived(self._announce, expected=(CliError, BusError))
             before, seen = seen, _stamp(self._file)
             # Half of a file may be a valid one: it is read when it is the same at two looks.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from breakwater import background
 from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import ErrorInfo
@@ -158,4 +159,4 @@ class BreakerWatch:
                 self._outage.failed(MISSING)
             if alive is not None:
                 self._metrics.breaker_service_alive(alive)
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(background.to_next_turn(every_s))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from breakwater import background
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.outage import Outage
@@ -220,7 +221,7 @@ class LiveReservations:
             except StateUnavailable:
                 self._lost.failed("Redis does not answer")
             looks += 1
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
 
     async def look(self) -> None:
         """Restores the reservations that Redis has lost. Raises StateUnavailable: check again.
