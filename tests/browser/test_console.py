@@ -515,6 +515,12 @@ def test_a_range_a_month_a_group_and_what_is_folded_are_chosen(visitor: Visitor)
     expect(page.locator("#list tbody tr", has_text="budget exceeded")).to_have_count(0)
 
 
+def test_on_a_laptop_no_column_of_the_executions_is_cut_off(visitor: Visitor):
+    visitor.open("/executions?window=24h")
+    expect(visitor.page.locator("#list tbody tr").first).to_be_visible()
+    assert visitor.page.locator("#list .scroll").evaluate("part => part.scrollWidth <= part.clientWidth")
+
+
 def test_on_a_phone_the_rows_of_tables_are_cards_with_their_headings(by_phone: Visitor):
     by_phone.open("/executions?window=24h")
     page = by_phone.page
