@@ -13,7 +13,8 @@ def to_next_turn(every_s: float) -> float:
     """How long until what is done every so many seconds is done again: half to one and a half times as long.
 
     All that has the same period has its turn at the same moments, so that an idle process is woken once for all of it:
-    to wake it costs more than most of what it then does.
+    to wake it costs more than most of what it then does. The clock is the machine's, so other processes and the servers
+    that they ask are woken at the same moments, too.
     """
     left_s = every_s - asyncio.get_running_loop().time() % every_s
     return left_s if left_s >= every_s / 2 else left_s + every_s

@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     log_level: str = "info"
     log_json: bool | None = Field(default=None, description="JSON lines, or for people. None: JSON but on a terminal.")
     alive_file: Path | None = Field(
-        default=None, description="Touched every 2 s while the service is connected and its event loop turns."
+        default=None, description="Touched about every 5 s while the service is connected and its event loop turns."
     )
     metrics_host: str = Field(default="127.0.0.1", description="The address that metrics are served on.")
     metrics_port: int | None = Field(

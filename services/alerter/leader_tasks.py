@@ -39,8 +39,8 @@ from services.alerter.notes import DisabledChannels, SavedBaselines, SentMessage
 from services.alerter.notifier import PATIENT, Notifier, Schedule
 
 SAVE_S = 30.0
-RETRY_S = 5.0
 REPLAYS_WAIT_S = 2.0
+RETRY_S = 5.0
 """How soon a task that failed unexpectedly is started again."""
 
 

@@ -38,7 +38,7 @@ from services.alerter.channel import AlertSender, SendError
 from services.alerter.notes import DisabledChannels, SentMessages
 
 IDLE_S = 2.0
-"""How long one fetch waits where nothing is to be done."""
+"""About how long one fetch waits where nothing is to be done."""
 
 SOON_S = 0.01
 HEARTBEAT_S = 6.0
@@ -173,7 +173,8 @@ class Notifier:
         if room <= 0:
             await asyncio.sleep(min(wait_s, IDLE_S))
             return
-        for delivery in await self._pull.fetch(room, min(max(wait_s, SOON_S), background.to_next_turn(IDLE_S))):
+        wait_s = max(wait_s, SOON_S) if wait_s < IDLE_S else background.to_next_turn(IDLE_S)
+        for delivery in await self._pull.fetch(room, wait_s):
             await self._take(delivery)
 
     async def _take(self, delivery: Delivery) -> None:
@@ -335,8 +336,9 @@ class Notifier:
                 error=str(failure),
                 what_to_do=f"fix it in the config; or `breakwater alerts test {self._channel.name}` once it is back",
             )
-        await self._disabled.add(self._channel)
+        # Before it is recorded: where that is not known to have come true, the next step looks it up.
         self._is_disabled = True
+        await self._disabled.add(self._channel)
 
     async def _looked_whether_disabled(self) -> bool:
         # Only its leader disables a channel; but any alerter enables one, and an alert may come right after that.

@@ -93,7 +93,7 @@ class Reconciler:
             if await self._tried(self._filling, self._look) and self._log is not None:
                 if loop.time() >= sweep_at:
                     await self._tried(self._sweeping, partial(sweep, self._log))
-                    sweep_at = loop.time() + SWEEP_EVERY_S
+                    sweep_at = loop.time() + SWEEP_EVERY_S - LOOK_EVERY_S / 2  # the look that is nearest to it
                 if looks % LONG_LOOK_EVERY == 0:
                     await self._tried(self._filling, self._look_at_log)
             looks += 1
@@ -109,7 +109,7 @@ class Reconciler:
                 if self._restarted:
                     compare_at = loop.time()  # Redis may have come back with what it knew a while before
                 if loop.time() >= compare_at and await self._tried(self._comparing, self.reconcile):
-                    compare_at = loop.time() + self._compare_every_s()
+                    compare_at = loop.time() + self._compare_every_s() - LOOK_EVERY_S * LONG_LOOK_EVERY / 2
                     self._restarted = False
 
     async def reconcile(self) -> BudgetComparison | None:

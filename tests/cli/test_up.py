@@ -54,8 +54,10 @@ class Up:
 
     def ready(self) -> dict[str, Any]:
         def found() -> dict[str, Any] | None:
+            events = self.events
             assert self.process.poll() is None, self.log.read_text()
-            return next((event for event in reversed(self.events) if event["event"] == "up"), None)
+            assert all("event" in event for event in events), self.log.read_text()
+            return next((event for event in reversed(events) if event["event"] == "up"), None)
 
         return wait_until(found, "the event", timeout_s=240)
 

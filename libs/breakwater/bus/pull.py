@@ -37,7 +37,7 @@ GRACE_S = 1.0
 """How late the server may say that a request has ended."""
 
 WAIT_S = 2.0
-"""How long a fetch waits; the next one sees whether the connection, and with it the request, was lost meanwhile."""
+"""About how long a fetch waits; the next one sees whether the connection, and so the request, was lost meanwhile."""
 
 FIRST_WAIT_S = 0.1
 """How long the first fetch of all waits; a consumer that is not there is reported at once."""
