@@ -13,7 +13,7 @@ import pytest
 
 from breakwater.embedded.datadir import AlreadyRunningError, DataDir, DataDirError, NotRunningError, read_endpoints
 from breakwater.embedded.endpoints import Endpoints, mask_url
-from breakwater.embedded.ports import PortInUseError, choose_port, free_port, is_free
+from breakwater.embedded.ports import PortInUseError, choose_port, free_port, hold_port, is_free
 
 HOLD = """
 import sys, time
@@ -261,6 +261,21 @@ def test_a_port_whose_server_has_just_ended_is_free_again() -> None:
         assert client.recv(1) == b""
         client.close()
     assert choose_port(port) == port
+
+
+def test_a_port_of_a_stack_whose_server_is_just_started_again_is_passed_over() -> None:
+    port = free_port()
+    hold = f"from breakwater.embedded.ports import hold_port; print(hold_port({port}), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        held = int(other.stdout.readline())
+        # Nothing listens there.
+        assert is_free(held)
+        assert hold_port(held) > held
+        other.communicate("\n")
+    assert hold_port(held) == held
 
 
 def test_no_port_at_all_is_an_error_that_says_which_were_tried() -> None:

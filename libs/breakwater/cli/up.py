@@ -101,7 +101,7 @@ async def _run(
     from breakwater.cli.full_disk import FullDisk
     from breakwater.cli.reload import ConfigFollower
     from breakwater.config import load_config
-    from breakwater.embedded.ports import choosing
+    from breakwater.embedded.ports import choosing, hold_port
     from breakwater.embedded.stack import plan_stack
     from breakwater.embedded.supervisor import Supervisor
 
@@ -129,6 +129,7 @@ async def _run(
                 environment=os.environ,
                 http_port=http_port,
                 console_port=console_port,
+                port=hold_port,
             )
             key = await start_stack(supervisor, data, stack, beside=[] if simulation is None else [simulation.process])
         agent = next(iter(load_config(Path(stack.setup_env["BREAKWATER_CONFIG"])).agents))

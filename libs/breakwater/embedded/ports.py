@@ -65,6 +65,29 @@ def choose_port(preferred: int, host: str = "127.0.0.1") -> int:
     raise PortInUseError(preferred, host, last)
 
 
+_held: list[int] = []
+
+
+def hold_port(preferred: int) -> int:
+    """Chooses a port as `choose_port` does, and holds it for as long as this process lives.
+
+    A server that is started again leaves its port free for a moment. What another stack of this user holds is passed
+    over meanwhile: it would take the port, or the answers of the server that comes back for those of its own.
+    """
+    while True:
+        port = choose_port(preferred)
+        file = Path(tempfile.gettempdir()) / f"breakwater-port-{os.getuid()}-{port}.lock"
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            preferred = port + 1
+        else:
+            _held.append(descriptor)
+            return port
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """Give a random port that nothing listens on, outside the range the kernel hands to outgoing connections.
 
