@@ -26,6 +26,12 @@ class PortInUseError(RuntimeError):
         )
 
 
+def _lock_file(what: str) -> int:
+    """Opens a file that the stacks of this user lock, one at a time."""
+    file = Path(tempfile.gettempdir()) / f"breakwater-{what}-{os.getuid()}.lock"
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
 @asynccontextmanager
 async def choosing() -> AsyncGenerator[None]:
     """Lets one stack of this user at a time choose its ports, until its servers listen on them.
@@ -33,8 +39,7 @@ async def choosing() -> AsyncGenerator[None]:
     Two that start in the same second would choose the same ones otherwise, and one of them would take the other's
     answers for its own.
     """
-    file = Path(tempfile.gettempdir()) / f"breakwater-ports-{os.getuid()}.lock"
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = _lock_file("ports")
     try:
         while True:
             try:
@@ -76,8 +81,7 @@ def hold_port(preferred: int) -> int:
     """
     while True:
         port = choose_port(preferred)
-        file = Path(tempfile.gettempdir()) / f"breakwater-port-{os.getuid()}-{port}.lock"
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = _lock_file(f"port-{port}")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
