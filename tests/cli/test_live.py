@@ -254,11 +254,16 @@ async def test_a_task_that_its_guard_stopped_goes_on_once_it_is_reset(run: Run, 
 async def test_agents_shows_what_there_is_when_clickhouse_is_away(
     run: Run, plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await in_thread(run, "submit", "teller", "x")
     monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", "http://127.0.0.1:9/breakwater")
-    ran = await in_thread(run, "agents", "--since", "1h")
+
+    async def called() -> Any:
+        ran = await in_thread(run, "agents", "--since", "1h")
+        return ran if " healthy " in ran.out else None
+
+    ran = await until(called, what="the call to be counted")
     assert ran.code == ExitCode.OK
     assert "ClickHouse does not answer" in ran.err
-    assert "healthy" in ran.out
     monkeypatch.setenv("BREAKWATER_REDIS_URL", "redis://127.0.0.1:9/0")
     assert (await in_thread(run, "agents", "--since", "1h")).code == ExitCode.UNREACHABLE
 
@@ -335,8 +340,13 @@ class Reader:
 
     def __init__(self, *arguments: str) -> None:
         code = f"import sys; from breakwater.cli.main import main; sys.exit(main({[*arguments]!r}))"
+        # Small pipes: one that holds all of the output never breaks.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ)
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pipesize=4096,
+            env=dict(os.environ),
         )
 
     def read(self, count: int) -> list[Any]:
