@@ -64,7 +64,7 @@ def trusting(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture(scope="module")
 def tls_nats(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[[bool], str]]:
-    """Starts a nats-server that encrypts, and wants a certificate; returns where it is, without the scheme."""
+    """Starts a nats-server that encrypts, and wants a certificate; returns where it listens, without the scheme."""
     running: dict[bool, tuple[str, ProcessRunner]] = {}
 
     def start(handshake_first: bool) -> str:
@@ -112,16 +112,20 @@ async def connects(url: str) -> bool:
         return True
 
 
-async def answering(url: str) -> None:
-    """Waits for a server that has just been started."""
+async def listens(address: str) -> str:
+    """Waits for a server that may have just been started, and returns its address."""
+    host, _, port = address.partition(":")
 
-    async def answered() -> bool:
+    async def accepts() -> bool:
         try:
-            return await connects(url)
-        except CliError:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except OSError:
             return False
+        writer.close()
+        return True
 
-    await until(answered, f"that {url} answers", brief=True)
+    await until(accepts, f"that {address} answers", brief=True)
+    return address
 
 
 @pytest.mark.usefixtures("trusting")
@@ -129,8 +133,8 @@ async def answering(url: str) -> None:
 async def test_nats_is_reached_over_tls_by_commands_and_services(
     tls_nats: Callable[[bool], str], scheme: str, handshake_first: bool
 ) -> None:
-    url = f"{scheme}://{tls_nats(handshake_first)}"
-    await answering(url)
+    url = f"{scheme}://{await listens(tls_nats(handshake_first))}"
+    assert await connects(url)
     broker = make_broker(url, "sink")
     await broker.start()
     try:
@@ -151,8 +155,9 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(
     redis_server: RunningServer,
     clickhouse_server: RunningServer,
 ) -> None:
+    url = f"nats://{await listens(tls_nats(False))}"
     with pytest.raises(CliError, match="CERTIFICATE_VERIFY_FAILED"):
-        await connects(f"nats://{tls_nats(False)}")
+        await connects(url)
     async with terminated(certificates, redis_server.url) as port:
         with pytest.raises(StateUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
             await pinged(f"rediss://localhost:{port}/0")

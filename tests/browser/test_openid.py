@@ -54,7 +54,7 @@ async def plane(
     directory = tmp_path_factory.mktemp("openid")
     (directory / "secret").write_text(SECRET)
     async with running_provider() as provider:
-        for sub, groups in (("zoe", ["sre"]), ("mallory", ["guests"])):
+        for sub, groups in (("zoe", ["sre"]), ("nina", ["sre"]), ("mallory", ["guests"])):
             await provider.put_person(sub, email=f"{sub}@example.com", groups=groups)
         url = f"http://localhost:{free_port()}"
         openid = {
@@ -131,14 +131,14 @@ async def test_one_signs_in_at_any_console_and_stays_so_when_they_restart_until_
         other = other.replace("127.0.0.1", "localhost")
         async with plane.console(plane.port):
             # Begun at one console, completed at another.
-            signed_in = await person.sign_in(plane.url, "/executions?agent=writer", at=other)
+            signed_in = await person.sign_in(plane.url, "/executions?agent=writer", "nina", at=other)
             assert (signed_in.status, signed_in.headers["Location"]) == (303, "/executions?agent=writer")
             session, flow = (next(one for one in signed_in.cookies if one.startswith(name)) for name in _COOKIES)
             assert "HttpOnly" in session
             assert "SameSite=lax" in session
             assert 'breakwater_sign_in=""' in flow, "it is good for once"
             shown = await person.get(f"{plane.url}/executions")
-            assert "Signed in as zoe@example.com (operator)" in shown.words
+            assert "Signed in as nina@example.com (operator)" in shown.words
         async with plane.console(plane.port):
             assert (await person.get(f"{plane.url}/executions")).status == 200, "after a restart"
             out = await person.get(f"{plane.url}/sign-out", "POST")
@@ -154,10 +154,10 @@ async def test_one_signs_in_at_any_console_and_stays_so_when_they_restart_until_
                 async with aiohttp.ClientSession(headers=kept) as http:
                     again = await Person(http, plane.provider).get(f"{console}/executions")
                     assert (again.status, again.headers["Location"][:14]) == (303, "/sign-in?ended"), console
-    recorded = [one for one in await plane.api.audit() if one["by"] == "zoe@example.com"]
+    recorded = [one for one in await plane.api.audit() if one["by"] == "nina@example.com"]
     assert [(one["action"], one["actor"], one["actor_id"]) for one in recorded] == [
-        ("sign_in", "person", "zoe"),
-        ("sign_out", "person", "zoe"),
+        ("sign_in", "person", "nina"),
+        ("sign_out", "person", "nina"),
     ]
 
 

@@ -100,8 +100,8 @@ def free_port(host: str = "127.0.0.1") -> int:
     talks to itself.
     """
     below = _ephemeral_start() - 1
-    # Parallel test workers must not all walk the same way up; unpredictability is not the point, spread is.
-    for port in random.sample(range(_LOWEST_FREE, below), k=min(_TRIES, below - _LOWEST_FREE)):
+    # Programs that choose at the same time must not choose the same, also where each has seeded `random` alike.
+    for port in random.SystemRandom().sample(range(_LOWEST_FREE, below), k=min(_TRIES, below - _LOWEST_FREE)):
         if is_free(port, host):
             return port
     raise PortInUseError(_LOWEST_FREE, host, below)
