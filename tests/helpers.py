@@ -69,6 +69,16 @@ async def until(
         poll_s = poll_s if brief else min(poll_s * _POLL_GROWS, POLL_MOST_S)
 
 
+async def accepts(host: str, port: int) -> bool:
+    """Whether a server accepts connections there, whatever it speaks."""
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
 async def all_acknowledged(jetstream: JetStreamContext, stream: str, consumer: str) -> bool:
     """Whether a consumer has acknowledged all that is stored for it.
 

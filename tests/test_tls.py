@@ -4,7 +4,6 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,7 +20,7 @@ from breakwater.embedded.servers import nats_spec
 from breakwater.errors import ConfigError
 from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.tls import tls_settings
-from tests.helpers import until
+from tests.helpers import accepts
 from tests.server_sources import ProcessRunner
 from tests.servers import RunningServer
 
@@ -64,8 +63,8 @@ def trusting(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture(scope="module")
 def tls_nats(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[[bool], str]]:
-    """Starts a nats-server that encrypts, and wants a certificate; returns where it listens, without the scheme."""
-    running: dict[bool, tuple[str, ProcessRunner]] = {}
+    """Starts a nats-server that encrypts, and wants a certificate; returns where it is, without the scheme."""
+    running: dict[bool, RunningServer] = {}
 
     def start(handshake_first: bool) -> str:
         if handshake_first not in running:
@@ -76,14 +75,15 @@ def tls_nats(certificates: Certificates, tmp_path_factory: pytest.TempPathFactor
                     f'tls {{ cert_file: "{certificates.server}", key_file: "{certificates.server}", '
                     f'ca_file: "{certificates.ca}", verify: true, handshake_first: {str(handshake_first).lower()} }}\n'
                 )
-            runner = ProcessRunner(replace(spec, ready=None))
-            runner.start()
-            running[handshake_first] = f"localhost:{port}", runner
-        return running[handshake_first][0]
+            # A server that wants the handshake first does not greet in plain text, by which `nats_ready` knows it.
+            server = RunningServer(f"localhost:{port}", ProcessRunner(spec), lambda: accepts("localhost", port))
+            running[handshake_first] = server
+            server.restart()
+        return running[handshake_first].url
 
     yield start
-    for _, runner in running.values():
-        runner.kill()
+    for server in running.values():
+        server.stop()
 
 
 @asynccontextmanager
@@ -112,28 +112,12 @@ async def connects(url: str) -> bool:
         return True
 
 
-async def listens(address: str) -> str:
-    """Waits for a server that may have just been started, and returns its address."""
-    host, _, port = address.partition(":")
-
-    async def accepts() -> bool:
-        try:
-            _, writer = await asyncio.open_connection(host, int(port))
-        except OSError:
-            return False
-        writer.close()
-        return True
-
-    await until(accepts, f"that {address} answers", brief=True)
-    return address
-
-
 @pytest.mark.usefixtures("trusting")
 @pytest.mark.parametrize(("scheme", "handshake_first"), [("tls", True), ("nats", False)])
 async def test_nats_is_reached_over_tls_by_commands_and_services(
     tls_nats: Callable[[bool], str], scheme: str, handshake_first: bool
 ) -> None:
-    url = f"{scheme}://{await listens(tls_nats(handshake_first))}"
+    url = f"{scheme}://{tls_nats(handshake_first)}"
     assert await connects(url)
     broker = make_broker(url, "sink")
     await broker.start()
@@ -155,9 +139,8 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(
     redis_server: RunningServer,
     clickhouse_server: RunningServer,
 ) -> None:
-    url = f"nats://{await listens(tls_nats(False))}"
     with pytest.raises(CliError, match="CERTIFICATE_VERIFY_FAILED"):
-        await connects(url)
+        await connects(f"nats://{tls_nats(False)}")
     async with terminated(certificates, redis_server.url) as port:
         with pytest.raises(StateUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
             await pinged(f"rediss://localhost:{port}/0")
