@@ -1,18 +1,60 @@
-"""Publishing the transitions that are saved with a breaker in Redis, by any process that finds them unpublished."""
+"""From attempts to breakers in Redis, and the transitions saved with these to their events.
+
+A worker judges its own calls as they end, and the breaker service all attempts of the log. Both decide by
+`policy.breaker.observe`, and save only what nobody has changed meanwhile. Any process that finds transitions
+unpublished may publish them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
-from breakwater.policy.breaker import BreakerKey
-from breakwater.state.breakers import Breakers
+from breakwater.contracts.execution import Attempt
+from breakwater.policy.breaker import BreakerKey, BreakerRules, Observation, observe
+from breakwater.policy.transitions import transition
+from breakwater.state.breakers import Breakers, Loaded, Saving
 
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])
+
+AS_OF_NOW = 2**53
+"""When an attempt ended that has just been recorded: what lies ahead of Redis' clock counts as of its now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An outcome, with the rules of the agent that called."""
+
+    observation: Observation
+    rules: BreakerRules
+
+
+def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
+    """An attempt as a breaker counts it, by its event's sequence and when that was stored (ms since the epoch)."""
+    failed: bool | None = None
+    if attempt.outcome == "success":
+        failed = False
+    elif attempt.outcome == "error" and attempt.counts_for_breaker:
+        failed = True
+    error = (attempt.error.hash if attempt.error is not None else None) or ""
+    return Observation(sequence, attempt.attempt_id, at_ms, failed, error, attempt.breaker_version)
+
+
+def decide(key: BreakerKey, before: Loaded, seen: Sequence[Seen], jitter: float) -> Saving:
+    """A breaker after some outcomes, with its transitions behind those that `before` has yet to publish."""
+    breaker, transitions = before.breaker, list[BreakerTransition]()
+    for one in seen:
+        breaker, change = observe(breaker, one.observation, one.rules, before.now_ms, jitter)
+        if change is not None:
+            transitions.append(transition(key, change, one.rules, before.now_ms))
+    if before.unpublished is not None and transitions:
+        transitions = [*_TRANSITIONS.validate_json(before.unpublished), *transitions]
+    return Saving(key, before, breaker, dumped(transitions) or before.unpublished)
 
 
 def dumped(transitions: Sequence[BreakerTransition]) -> str | None:

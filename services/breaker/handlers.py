@@ -1,38 +1,28 @@
-"""From attempts to breaker transitions: load, decide, save, publish. The decision is `policy.breaker.observe`."""
+"""From attempts to breaker transitions: load, decide, save, publish. The decision is `breaker_events.decide`."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import structlog
 
-from breakwater.breaker_events import dumped, publish_saved
+from breakwater.breaker_events import Seen, decide, observation_of, publish_saved
 from breakwater.bus.delivery import Delivery, heartbeat
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.records import read_record
 from breakwater.config import Config
-from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time
 from breakwater.metrics import BreakerMetrics
 from breakwater.outage import Outages
-from breakwater.policy.breaker import BreakerKey, BreakerRules, Observation, observe
+from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.health import failed
-from breakwater.policy.transitions import transition
-from breakwater.state.breakers import Breakers, Loaded, Saving
+from breakwater.state.breakers import Breakers
 from breakwater.state.health import EndedCall, Healths
 from services.breaker.gauges import labels_of
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """An outcome, with the rules of the agent that called."""
-
-    observation: Observation
-    rules: BreakerRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +78,7 @@ class BreakerHandler:
                 models.setdefault(attempt.model, []).append(EndedCall(sequence, at_ms, went_wrong))
             if agent.breaker is not None:
                 key = BreakerKey.of(agent.breaker.scope, attempt.agent, attempt.model, attempt.provider)
-                seen = Seen(_observation(sequence, at_ms, attempt), agent.breaker)
+                seen = Seen(observation_of(sequence, at_ms, attempt), agent.breaker)
                 batch.breakers.setdefault(key, []).append(seen)
         return batch
 
@@ -113,7 +103,8 @@ class BreakerHandler:
             for key, before in loaded.items():
                 if before.unpublished is not None:
                     await self._publish(key, before.unpublished)
-            decided = [self._decide(key, before, waiting[key]) for key, before in loaded.items()]
+                    loaded[key] = replace(before, unpublished=None)
+            decided = [decide(key, before, waiting[key], self._jitter()) for key, before in loaded.items()]
             changed = [one for one in decided if one.after != one.before.breaker]
             # Side by side, in one round trip.
             saved, _ = await asyncio.gather(self._breakers.save(changed), self._healths.note(notes))
@@ -124,14 +115,6 @@ class BreakerHandler:
             # Another writer saved first: decide again, on what it saved.
             again = {one.key for one, stands in zip(changed, saved, strict=True) if not stands}
             waiting = {key: seen for key, seen in waiting.items() if key in again}
-
-    def _decide(self, key: BreakerKey, before: Loaded, seen: Sequence[Seen]) -> Saving:
-        breaker, transitions = before.breaker, list[BreakerTransition]()
-        for one in seen:
-            breaker, change = observe(breaker, one.observation, one.rules, before.now_ms, self._jitter())
-            if change is not None:
-                transitions.append(transition(key, change, one.rules, before.now_ms))
-        return Saving(key, before, breaker, dumped(transitions))
 
     async def publish_pending(self) -> None:
         """Publishes what was saved and then not published, as the process that saved it crashed in between.
@@ -148,13 +131,3 @@ class BreakerHandler:
             structlog.get_logger().info(
                 "breaker_" + event.to_state, agent=key.agent, model=key.model, reason=event.reason
             )
-
-
-def _observation(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
-    failed_: bool | None = None
-    if attempt.outcome == "success":
-        failed_ = False
-    elif attempt.outcome == "error" and attempt.counts_for_breaker:
-        failed_ = True
-    error = (attempt.error.hash if attempt.error is not None else None) or ""
-    return Observation(sequence, attempt.attempt_id, at_ms, failed_, error, attempt.breaker_version)

@@ -146,8 +146,7 @@ class Attempts:
         stream = None if self._stream is None else self._attempt_stream(self._stream, flight)
         with admitted.under_way():
             ended = await call(self._worker, self._job, flight, messages, timeout_s, stream)
-            await self._record(ended.attempt)
-        await self._settle(admitted.gates, ended.attempt)
+            await self._record(ended.attempt, admitted.gates)
         if ended.attempt.outcome == "cancelled":
             self._cancel.check()
         if ended.failure is None:
@@ -191,20 +190,22 @@ class Attempts:
         self._waits_for = flight, wait.refused
         return Retry(wait.delay_s)
 
-    async def _record(self, attempt: Attempt) -> None:
-        """Records an attempt in the log, and then here. Raises ClaimLost."""
-        await self._credited(partial(record, self._worker, self._job, attempt))
+    async def _record(self, attempt: Attempt, gates: Iterable[Gate] = ()) -> None:
+        """Records an attempt in the log, and then here; `gates` are those that its call has passed. Raises ClaimLost.
+
+        By the time the job's result is out, Redis has what its calls have cost and what they mean for the breaker.
+        """
+        worker, job = self._worker, self._job
+        held = [call for gate in gates if gate.settles and (call := gate.settle(attempt)) is not None]
+        settling = worker.outcomes.settle(held)
+        sequence = await self._credited(partial(record, worker, job, attempt))
+        target = worker.targets.of(job.agent_name, attempt.model)
+        await worker.outcomes.noted(settling, job, target, attempt, sequence)
         self._worker.metrics.attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
         self._at = self._at.after(attempt)
         self._waited.clear()
         self._waits_for = None
         await self._progress.attempt_ended(attempt)
-
-    async def _settle(self, gates: Iterable[Gate], attempt: Attempt) -> None:
-        """Ends what the gates hold for a call that has ended."""
-        calls = [call for gate in gates if gate.settles and (call := gate.settle(attempt)) is not None]
-        if calls:
-            await self._credited(partial(self._worker.redis.run, calls))
 
     # After a failed attempt
 
@@ -326,11 +327,10 @@ class Attempts:
             target = self._worker.targets.of(self._job.agent_name, flight.model)
             request = AdmissionRequest(self._job, target, self._at, flight, 0, 0.0, attempt.attempt_id, None)
             try:
-                await self._record(attempt)
+                await self._record(attempt, [gate(self._worker, request) for gate in self._gates])
             except ClaimLost:
                 # Whoever made the call has recorded it after all; and goes no further, as the job is ours now.
                 return await self._resume()
-            await self._settle((gate(self._worker, request) for gate in self._gates), attempt)
             self._cancel.check()
             return await self._after_failure(Ended(attempt, WORKER_LOST))
         self._cancel.check()

@@ -207,8 +207,8 @@ def attempt_of(
     )
 
 
-async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> None:
-    """Records an attempt in the log.
+async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> int:
+    """Records an attempt in the log, and returns the sequence of its event.
 
     Raises:
         ClaimLost: another worker recorded this attempt first.
@@ -216,7 +216,7 @@ async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> No
     """
     subject = subjects.attempt(attempt.agent, attempt.execution_id, attempt.number)
     try:
-        await worker.publisher.event(
+        stored = await worker.publisher.event(
             subject, attempt, id=attempt.attempt_id, at=attempt.completed_at, once=True, traceparent=job.traceparent
         )
     except AlreadyDecided:
@@ -226,6 +226,8 @@ async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> No
             raise BusUnavailable(f"{subject} is recorded, but the replica that was asked lags") from None
         if found.data != attempt.json_bytes():
             raise ClaimLost(attempt.execution_id) from None
+        return found.sequence
+    return stored.sequence
 
 
 async def recorded_attempt(worker: WorkerContext, agent: str, execution_id: str, number: int) -> Attempt | None:

@@ -30,6 +30,7 @@ from breakwater.state.rate_limits import RateLimits
 from breakwater.state.retry_budget import RetryBudgets
 from breakwater.state.tasks import Tasks
 from services.worker.leases import Leases
+from services.worker.outcomes import Outcomes
 from services.worker.targets import Targets
 
 utc_now = partial(datetime.now, UTC)
@@ -53,6 +54,7 @@ class WorkerContext:
     cache: AnswerCache
     targets: Targets
     leases: Leases
+    outcomes: Outcomes
     redactor: Redactor
     outages: Outages
     metrics: WorkerMetrics
@@ -97,7 +99,7 @@ def context_for(
     cipher: Cipher = OFF,
 ) -> WorkerContext:
     """The context of a worker, from its connections and what its config compiles to."""
-    executions, outages = Executions(redis, cipher), Outages()
+    executions, breakers, outages = Executions(redis, cipher), Breakers(redis), Outages()
     return WorkerContext(
         **_compiled(config, redis),
         providers=providers,
@@ -105,11 +107,12 @@ def context_for(
         lookup=lookup,
         redis=redis,
         executions=executions,
-        breakers=Breakers(redis),
+        breakers=breakers,
         cache=AnswerCache(redis, cipher),
         cipher=cipher,
         leases=Leases(executions, outages),
         outages=outages,
+        outcomes=Outcomes(redis, breakers, outages, random.random),
         tasks=Tasks(redis),
         rate_limits=RateLimits(),
         caps=caps,

@@ -125,7 +125,7 @@ class Money(RedisMachine):
         return CapTable(by_scope["global"][""], by_scope["agent"], by_scope["tenant"]).counters(call.agent, call.tenant)
 
     def refusal(self, call: Call, amount: int) -> OverBudget | CountersLost | None:
-        periods = periods_at(self.now(), ZONE)
+        periods, kept_out = periods_at(self.now(), ZONE), None
         for counter in self.counters(call):
             if counter.hard_limit is None:
                 continue
@@ -136,8 +136,11 @@ class Money(RedisMachine):
             limit = self.in_force(place, counter.hard_limit)
             spent, reserved = self.spent(place), self.sum_of(place, charged=False)
             if not fits(amount, limit=limit, spent=spent, reserved=reserved):
-                return OverBudget(counter, period.end_ms, limit, spent, reserved, amount)
-        return None
+                refusal = OverBudget(counter, period.end_ms, limit, spent, reserved, amount)
+                if not fits(amount, limit=limit, spent=spent):
+                    return refusal
+                kept_out = kept_out or refusal
+        return kept_out
 
     # Workers
 
@@ -158,7 +161,8 @@ class Money(RedisMachine):
         answer = self.budgets.reserved(raw, counters, amount, now=now)
         if expected is not None:
             assert answer == expected
-            self.seen[type(expected).__name__] += 1
+            held_up = isinstance(expected, OverBudget) and expected.by_reservations
+            self.seen["kept out by reservations" if held_up else type(expected).__name__] += 1
             return
         assert isinstance(answer, Reserved)
         if known is not None:
@@ -200,6 +204,20 @@ class Money(RedisMachine):
             )  # fmt: skip
         if not held.charged:
             del self.held[call.attempt_id]
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH, percent=st.sampled_from([0, 10, 50, 100, 150]), times=st.integers(1, 2))
+    def its_worker_charges_what_one_cost(self, which: int, percent: int, times: int) -> None:
+        held = list(self.held.values())[-1 - which % len(self.held)]
+        call, cost = held.call, held.amount * percent // 100
+        for _ in range(times):
+            self.run(
+                self.redis.run([self.budgets.release_call(call.attempt_id, call.agent, call.tenant, held.at, cost)])
+            )  # fmt: skip
+        if not held.charged:
+            self.held[call.attempt_id] = replace(held, amount=cost, charged=True)
+            self.beyond.update(dict.fromkeys(held.places, max(0, cost - held.amount)))
+            self.seen["charged by its worker"] += 1
 
     @precondition(lambda self: set(self.held) - self.reported)
     @rule(
@@ -433,11 +451,12 @@ EVERYWHERE = {
         "asked for more",
         "asked for less",
         "OverBudget",
+        "kept out by reservations",
         "CountersLost",
         "at the cap",
         "raised",
     ),
-    *("charged", "corrected", "settled again", "not filled", "lost", "held anew"),
+    *("charged", "charged by its worker", "corrected", "settled again", "not filled", "lost", "held anew"),
 }
 
 

@@ -32,6 +32,7 @@ _RETURN_PROBE = Script.named("breaker_return_probe")
 _LOAD = Script.named("breaker_load")
 _SAVE = Script.named("breaker_save")
 _PUBLISHED = Script.named("breaker_published")
+_SUCCEEDED = Script.named("breaker_succeeded")
 _GET = Script.of("return redis.call('GET', KEYS[1])")
 _LIST = Script.of("return redis.call('SADD', KEYS[1], unpack(ARGV))")
 
@@ -103,6 +104,11 @@ class Breakers:
     def return_probe_call(key: BreakerKey, attempt_id: str) -> ScriptCall:
         """Gives the probe back if this attempt holds it; answers nothing."""
         return ScriptCall(_RETURN_PROBE, [_redis_key(key)], [attempt_id])
+
+    @staticmethod
+    def succeeded_call(key: BreakerKey, version: int) -> ScriptCall:
+        """Notes that a call has succeeded which that version of a breaker let pass; answers nothing."""
+        return ScriptCall(_SUCCEEDED, [_redis_key(key)], [version])
 
     async def load(self, keys: Sequence[BreakerKey]) -> list[Loaded]:
         """Reads breakers in one round trip. Raises StateUnavailable."""

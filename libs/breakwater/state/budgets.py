@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from breakwater.contracts.events import Window
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.policy.budget import WINDOWS, Counter, Period, Periods, period, periods_at, scope_keys
+from breakwater.policy.budget import WINDOWS, Counter, Period, Periods, fits, period, periods_at, scope_keys
 from breakwater.policy.ledger import Figures, charged_at, figures_of
 from breakwater.state.connection import Argument, Redis, Script, ScriptCall, translated
 
@@ -74,6 +74,11 @@ class OverBudget:
     reserved: int
     amount: int
 
+    @property
+    def by_reservations(self) -> bool:
+        """Whether only calls in flight leave it no room: they mostly cost less than they hold."""
+        return fits(self.amount, limit=self.limit, spent=self.spent)
+
 
 @dataclass(frozen=True, slots=True)
 class PeriodChanged:
@@ -91,7 +96,7 @@ class Reservation:
 
     attempt_id: str
     charged: bool
-    """Its lease ended, and it was charged at the estimate."""
+    """`amount` is counted as spent already: the call ended at that cost, or its lease ended at that estimate."""
     amount: int
     at: datetime
     day: str
@@ -214,12 +219,23 @@ class Budgets:
                 ends = self._current(now).of(counter.window).end_ms
                 return OverBudget(counter, ends, int(limit), int(spent), int(reserved), amount)
 
-    def release_call(self, attempt_id: str, agent: str, tenant: str | None, at: datetime) -> ScriptCall:
-        """Gives back what was reserved at a moment for a call that was never made; answers nothing."""
+    def release_call(
+        self, attempt_id: str, agent: str, tenant: str | None, at: datetime, cost: int | None = None
+    ) -> ScriptCall:
+        """Ends what was reserved for a call; answers nothing, and may be repeated.
+
+        Args:
+            attempt_id: what it is reserved for.
+            agent: whose call it was.
+            tenant: for whom.
+            at: when it was reserved.
+            cost: what the call has cost, in nano-dollars, which is charged until its event settles it; None: it was
+                never made.
+        """
         periods = periods_at(at, self._zone)
         keys = [RESERVATIONS, LEASES, *(period_key(window, periods.of(window).name) for window in WINDOWS)]
-        names = [periods.day.name, periods.month.name]
-        return ScriptCall(_RELEASE, keys, [attempt_id, *names, *scope_keys(agent, tenant)])
+        arguments = [attempt_id, periods.day.name, periods.month.name, "" if cost is None else cost]
+        return ScriptCall(_RELEASE, keys, [*arguments, *scope_keys(agent, tenant)])
 
     async def settle(self, settlements: Sequence[Settlement], log: str) -> list[list[Totals]]:
         """Replaces reservations by what the calls cost, in one round trip. Each event counts once, ever.
@@ -334,7 +350,7 @@ def reservation(attempt_id: str, text: str) -> Reservation:
     """What stands in Redis of a reservation."""
     state, amount, at, day, month, owner = text.split("|", 5)
     agent, _, tenant = owner.partition("\n")
-    return Reservation(attempt_id, state == "e", int(amount), time_from_ms(int(at)), day, month, agent, tenant or None)
+    return Reservation(attempt_id, state != "r", int(amount), time_from_ms(int(at)), day, month, agent, tenant or None)
 
 
 def raised_cap(text: str | None) -> tuple[int, int] | None:

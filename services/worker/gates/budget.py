@@ -1,8 +1,9 @@
 """Budgets: the worst case of a call is reserved before it is made, under the job's own cap and all hard caps.
 
-An event of the log says what the call has cost; until then nothing but Redis knows of its reservation. So each worker
-looks every second whether its reservations are there and makes those again that are lost, before the budget service
-rebuilds the counters from the log a few seconds later.
+When the call has ended, its cost takes the place of the reservation, so that the next admission sees what is left; the
+event of the attempt settles it for good. Until then nothing but Redis knows of the reservation. So each worker looks
+every second whether its reservations are there and makes those again that are lost, before the budget service rebuilds
+the counters from the log a few seconds later.
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from breakwater import background
-from breakwater.contracts.execution import ErrorInfo
+from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.outage import Outage
 from breakwater.policy.alert_texts import money_text
 from breakwater.policy.budget import OWN_CAP, CapTable, Counter, fits, spent_by
+from breakwater.policy.ledger import figures_of
 from breakwater.state.budgets import Budgets, CountersLost, LiveReservation, OverBudget, PeriodChanged, Reserved
 from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import Gate, Refused, WaitForCapacity
+from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 
 LOOK_EVERY_S = 1.0
 IDLE_LOOK_EVERY = 5
 
 REBUILDING_POLL_S = 0.5
 """How often at most it is asked again whether the budgets are rebuilt; up to as much again is added at random."""
+
+RETRY_HELD_S = 5.0
+"""When it is worth asking again for what calls in flight hold: as it comes free whenever one of them ends, soon."""
 
 REBUILDING = Refused(
     "budget_exceeded",
@@ -76,7 +81,7 @@ class BudgetGate(Gate):
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
-        """Refused where a hard cap has no room; waits while the counters are being rebuilt."""
+        """Refused where a hard cap is spent; waits for calls in flight that hold the rest, and for lost counters."""
         assert self._asked_at is not None
         amount = self.request.flight.reserved or 0
         match self.worker.budgets.reserved(answer, self._counters, amount, now=self._asked_at):
@@ -85,6 +90,8 @@ class BudgetGate(Gate):
                 # By Redis' clock: its day and month are those of the call.
                 self.noted["reserved_at"], self.lease = at, self._live(at)
                 return None
+            case OverBudget(by_reservations=True) as over:
+                return WaitForCapacity(POLL_S * (1 + self.worker.jitter()), self._held(over))
             case OverBudget() as over:
                 return self._over_budget(over)
             case CountersLost():
@@ -98,6 +105,14 @@ class BudgetGate(Gate):
             return None
         job, attempt_id = self.request.job, self.request.attempt_id
         return self.worker.budgets.release_call(attempt_id, job.agent_name, job.job.tenant, self._reserved_at)
+
+    def settle(self, attempt: Attempt) -> ScriptCall | None:
+        """Charges what the call has cost in place of its reservation, until the budget service settles its event."""
+        at = attempt.reserved_at
+        if at is None:
+            return None
+        spent = figures_of(attempt).spent
+        return self.worker.budgets.release_call(attempt.attempt_id, attempt.agent, attempt.tenant, at, spent)
 
     @contextmanager
     def _live(self, at: datetime) -> Generator[None]:
@@ -151,11 +166,32 @@ class BudgetGate(Gate):
             refused_by,
         )
 
+    def _held(self, over: OverBudget) -> Refused:
+        """What a call is refused with that has no time left to wait for those in flight."""
+        what, worst = self._what_and_worst(over)
+        spent = f"it has {money_text(over.limit - over.spent)} of {money_text(over.limit)} left"
+        return Refused(
+            "budget_exceeded",
+            ErrorInfo(
+                kind="budget_exceeded",
+                class_="BudgetHeldError",
+                message=f"{what} is not spent, but calls in flight hold what is left of it; no call was made",
+                figures=f"{spent}, {money_text(over.reserved)} of it held by calls in flight, and {worst}",
+                retry_after_s=RETRY_HELD_S,
+                user_message="This agent's budget is held by requests that are still running. Please try again soon.",
+            ),
+            over.counter.name,
+        )
+
+    def _what_and_worst(self, over: OverBudget) -> tuple[str, str]:
+        counter = over.counter
+        who = "all agents" if counter.of is None else f"{counter.scope} {counter.of}"
+        worst = f"a call to {self.request.flight.model} may cost up to {money_text(over.amount)}"
+        return f"the {counter.window} budget of {who}", worst
+
     def _over_budget(self, over: OverBudget) -> Refused:
         counter, resets = over.counter, format_time(time_from_ms(over.resets_at_ms))
-        who = "all agents" if counter.of is None else f"{counter.scope} {counter.of}"
-        what = f"the {counter.window} budget of {who}"
-        worst = f"a call to {self.request.flight.model} may cost up to {money_text(over.amount)}"
+        what, worst = self._what_and_worst(over)
         left = max(0, over.limit - over.spent - over.reserved)
         # A tenant's cap may be meant for other agents.
         never = over.amount > over.limit > 0 and counter.scope != "tenant"

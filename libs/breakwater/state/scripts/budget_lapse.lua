@@ -11,6 +11,11 @@ if ends and tonumber(ends) > time[1] * 1000 + math.floor(time[2] / 1000) then
 end
 local held = redis.call('HGET', reservations, attempt_id)
 local state, amount = string.match(held or '', '^(%a)|(%d+)|')
+if state == 's' then -- its worker has charged what it cost, and died before it could record that
+  redis.call('HSET', reservations, attempt_id, 'e' .. string.sub(held, 2))
+  redis.call('ZADD', leases, forget_at_ms, attempt_id)
+  return 0
+end
 if state ~= 'r' then
   redis.call('HDEL', reservations, attempt_id)
   redis.call('ZREM', leases, attempt_id)

@@ -15,7 +15,7 @@ local held = redis.call('HGET', reservations, attempt_id)
 local state, before, since, day, month
 if held then
   state, before, since, day, month = string.match(held, '^(%a)|(%d+)|(%d+)|([^|]+)|([^|]+)|')
-  if state == 'e' or before == worst_case or day ~= day_name or month ~= month_name then
+  if state ~= 'r' or before == worst_case or day ~= day_name or month ~= month_name then
     if state == 'r' and lease_ms then
       redis.call('ZADD', leases, 'GT', now + lease_ms, attempt_id)
     end
@@ -28,7 +28,7 @@ if at < day_start or at >= day_end or at < month_start or at >= month_end then
 end
 -- Reserved with another amount, for another model, by a worker that lost the job: the difference is what is asked for.
 local amount, filled = tonumber(worst_case) - tonumber(before or '0'), false
-local fields, known = {}, {}
+local fields, known, kept_out = {}, {}, nil
 for i = first_scope, #ARGV, 3 do
   local scope, n = ARGV[i], #fields
   fields[n + 1], fields[n + 2], fields[n + 3] = 'spent:' .. scope, 'reserved:' .. scope, 'cap:' .. scope
@@ -49,12 +49,20 @@ for i = first_scope, #ARGV, 3 do
       if over == cap then
         limit = math.max(limit, tonumber(raised))
       end
-      if amount > limit - tonumber(spent or '0') - tonumber(reserved or '0') then -- added up, a double might not hold them
+      local left = limit - tonumber(spent or '0') -- added up, a double might not hold them
+      if amount > left - tonumber(reserved or '0') then
         local index, named = (i - first_scope) / 3 + 1, window == 1 and 'daily' or 'monthly'
-        return {0, index, named, string.format('%.0f', limit), spent or '0', reserved or '0'}
+        local refusal = {0, index, named, string.format('%.0f', limit), spent or '0', reserved or '0'}
+        if amount > left then
+          return refusal
+        end
+        kept_out = kept_out or refusal -- by calls in flight, which mostly cost less: a budget that is spent precedes it
       end
     end
   end
+end
+if kept_out then
+  return kept_out
 end
 at = string.format('%.0f', at)
 if not lease_ms then
@@ -68,7 +76,7 @@ for window = 1, 2 do
     end
   end
 end
--- state 'r': reserved; 'e': its lease ended and it was charged at the estimate.
+-- state 'r': reserved; 's': its worker charged what it cost; 'e': its lease ended and it was charged at the estimate.
 redis.call('HSET', reservations, attempt_id, table.concat({'r', worst_case, at, day_name, month_name, owner}, '|'))
 redis.call('ZADD', leases, now + lease_ms, attempt_id)
 return {1, at}

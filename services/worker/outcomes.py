@@ -1,0 +1,103 @@
+"""How calls have ended, noted in Redis before the job goes on: so the next admission on any worker sees it.
+
+The event of an attempt remains the truth. What is noted here is what the budget and the breaker service make of that
+event a moment later, and they find it done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from breakwater.breaker_events import AS_OF_NOW, Seen, decide, observation_of
+from breakwater.contracts.execution import Attempt
+from breakwater.outage import Outages, StoppedWaiting
+from breakwater.policy.breaker import BreakerKey
+from breakwater.state.breakers import Breakers
+from breakwater.state.connection import Redis, ScriptCall
+from services.worker.assignment import Assignment
+from services.worker.targets import Target
+
+NOTE_S = 1.0
+"""How long a job waits for its outcome to be noted. An outage of Redis must not keep an answer from its submitter."""
+
+
+class Outcomes:
+    """Notes how the calls of this worker have ended."""
+
+    def __init__(self, redis: Redis, breakers: Breakers, outages: Outages, jitter: Callable[[], float]) -> None:
+        self._redis, self._breakers, self._outages, self._jitter = redis, breakers, outages, jitter
+        self._noting: set[asyncio.Task[None]] = set()
+        self._unjudged: dict[BreakerKey, list[Seen]] = {}
+        self._judging = asyncio.Lock()
+
+    def settle(self, calls: Sequence[ScriptCall]) -> asyncio.Task[None] | None:
+        """Begins to end what the gates hold for a call that has ended; None where that is nothing."""
+        if not calls:
+            return None
+        return self._begin(partial(self._outages.retry_while_unavailable, partial(self._redis.run, calls)))
+
+    async def noted(
+        self, settling: asyncio.Task[None] | None, job: Assignment, target: Target, attempt: Attempt, sequence: int
+    ) -> None:
+        """Judges a recorded attempt for its breaker, and returns when that and `settling` are done or take too long.
+
+        Args:
+            settling: what `settle` has begun.
+            job: whose attempt it is.
+            target: the model that was called.
+            attempt: as it is recorded.
+            sequence: of its event.
+        """
+        noting = set[asyncio.Task[None]]() if settling is None else {settling}
+        key, rules = target.breaker, job.agent.breaker
+        # A success under a closed breaker is noted as the call is settled, unless rates are to be judged.
+        if (
+            key is not None
+            and rules is not None
+            and not attempt.short_circuited
+            and (attempt.counts_for_breaker or attempt.cause == "probe" or rules.failure_rate is not None)
+        ):
+            seen = Seen(observation_of(sequence, AS_OF_NOW, attempt), rules)
+            self._unjudged.setdefault(key, []).append(seen)
+            noting.add(self._begin(self._judge))
+        if noting:
+            await asyncio.wait(noting, timeout=NOTE_S)
+
+    async def _judge(self) -> None:
+        """Takes the outcomes into account that have come meanwhile, those of all jobs together."""
+        async with self._judging:
+            waiting: dict[BreakerKey, list[Seen]] = dict(self._unjudged)
+            self._unjudged.clear()
+            while waiting:
+                log, breakers = await self._breakers.load_with_log(list(waiting))
+                if log is None:
+                    return  # lost, and the breaker service makes them from the log, which has these outcomes, too
+                decided = [
+                    decide(key, before, waiting[key], self._jitter())
+                    for key, before in zip(waiting, breakers, strict=True)
+                ]
+                changed = [one for one in decided if one.after != one.before.breaker]
+                saved = await self._breakers.save(changed)
+                # Another writer saved first: decide again, on what it saved.
+                again = {one.key for one, stands in zip(changed, saved, strict=True) if not stands}
+                waiting = {key: seen for key, seen in waiting.items() if key in again}
+
+    def _begin(self, work: Callable[[], Awaitable[Any]]) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._survived(work))
+        self._noting.add(task)
+        task.add_done_callback(self._noting.discard)
+        return task
+
+    async def _survived(self, work: Callable[[], Awaitable[Any]]) -> None:
+        """Does work whose failure is no failure of the job: the log has what is to be noted."""
+        try:
+            await work()
+        except StoppedWaiting:
+            return
+        except Exception:  # noqa: BLE001  the services that read the log do the same again
+            structlog.get_logger().exception("outcome_not_noted")

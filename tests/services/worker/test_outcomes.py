@@ -1,0 +1,209 @@
+"""What a call has cost, and what it means for the breaker, holds for the next admission: no service is at work here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from breakwater.policy.breaker import BreakerKey
+from breakwater.state.budget_counters import BudgetCounters, PeriodCounters
+from breakwater.state.connection import ScriptCall
+from tests.flow.kit import model
+from tests.helpers import until
+from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import WorkerPlane
+
+COST = 42_000
+"""Of a call, in nano-dollars. With the default of 4,096 tokens of output it might cost 2,457,600 and its input."""
+
+FAILS = {"requests": [1, 1000], "status": 500}
+ONE_TRY = {"retry": {"max_attempts": 1}}
+
+
+async def fill(plane: WorkerPlane) -> None:
+    """As the budget service does when it starts."""
+    counters = BudgetCounters(plane.worker.redis, plane.worker.config.budgets.zone)
+    await counters.fill(None, "log", 0, counters.periods(datetime.now(UTC)), {}, {})
+
+
+async def today(plane: WorkerPlane) -> PeriodCounters:
+    counters = BudgetCounters(plane.worker.redis, plane.worker.config.budgets.zone)
+    snapshot = await counters.snapshot(counters.periods(datetime.now(UTC)))
+    return [one for one in snapshot.periods if one.period.window == "daily"][-1]
+
+
+def agent(cap: str, **more: Any) -> dict[str, Any]:
+    return {"writer": {"model": "sim/m", "budget": {"daily_usd": cap, "enforcement": "hard"}, **more}}
+
+
+async def test_twenty_jobs_one_after_the_other_run_under_a_cap_of_two_worst_cases(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, agent("0.005")) as plane:
+        await fill(plane)
+        for number in range(20):
+            result = await plane.run({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+            assert result["status"] == "succeeded"
+            counters = await today(plane)
+            assert counters.figures["agent:writer"].spent == COST * (number + 1)
+            assert counters.reserved["agent:writer"] == 0
+
+
+async def test_a_job_waits_for_calls_in_flight_that_hold_what_is_left(start_worker: StartWorker) -> None:
+    slow = model({"requests": [1, 1], "hang_s": 1})
+    async with start_worker({"sim/m": slow}, agent("0.003")) as plane:
+        await fill(plane)
+        await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
+        await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress == 1), "the first call")
+        second = await plane.run({"agent": "writer", "job_id": "second", "prompt": "x"})
+        assert second["status"] == "succeeded"
+        assert [attempt["outcome"] for attempt in second["attempts"]] == ["success"]
+        assert second["attempts"][0]["backoff_ms"] > 0
+
+
+async def held(plane: WorkerPlane, **job: Any) -> Mapping[str, Any]:
+    await fill(plane)
+    await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
+    await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress == 1), "the first call")
+    return await plane.run({"agent": "writer", "job_id": "second", "prompt": "x", "total_timeout_s": 1, **job})
+
+
+async def test_a_job_without_time_to_wait_is_refused_and_says_that_calls_in_flight_hold_the_rest(
+    start_worker: StartWorker,
+) -> None:
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 3})}, agent("0.003")) as plane:
+        refused = await held(plane)
+        error, attempt = refused["error"], refused["attempts"][0]
+        assert (refused["reason"], error["class"]) == ("budget_exceeded", "BudgetHeldError")
+        assert attempt["refused_by"] == "agent:writer/daily"
+        assert "calls in flight" in error["message"]
+        assert "resets" not in error["message"]
+        assert error["retry_after_s"] <= 10
+        assert (await plane.result("first"))["status"] == "succeeded"
+
+
+async def test_a_spent_budget_refuses_at_once_whatever_calls_in_flight_hold_of_another(
+    start_worker: StartWorker,
+) -> None:
+    agents = agent("0.003") | {"other": {"model": "sim/n"}}
+    caps = {"tenants": {"t": {"daily_usd": "0.0025", "enforcement": "hard"}}}
+    models = {"sim/m": model({"requests": [1, 1], "hang_s": 3}), "sim/n": model()}
+    async with start_worker(models, agents, budgets=caps) as plane:
+        await fill(plane)
+        assert (await plane.run({"agent": "other", "job_id": "o", "prompt": "x", "tenant": "t"}))[
+            "status"
+        ] == "succeeded"
+        # The agent's is held, and the tenant's is spent but for less than a worst case.
+        refused = await held(plane, tenant="t", total_timeout_s=60)
+        assert refused["error"]["class"] == "BudgetExceededError"
+        assert refused["attempts"][0]["refused_by"] == "tenant:t/daily"
+        assert "resets" in refused["error"]["message"]
+
+
+async def test_what_redis_lost_while_a_call_went_on_is_not_charged_twice(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 0.5})}, agent("1")) as plane:
+        await fill(plane)
+        await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
+        await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress == 1), "the first call")
+        await plane.worker.redis.client.flushall()
+        assert (await plane.result("first"))["status"] == "succeeded"
+        assert not await plane.worker.redis.client.exists("bw:{budget}:reservations")
+
+
+@pytest.mark.parametrize("threshold", [1, 3, 5])
+async def test_no_call_is_admitted_in_sequence_after_the_one_that_trips_the_breaker(
+    start_worker: StartWorker, threshold: int
+) -> None:
+    agents = {"writer": {"model": "sim/m", "breaker": {"consecutive_failures": threshold}, **ONE_TRY}}
+    async with start_worker({"sim/m": model(FAILS)}, agents) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        reasons = [
+            (await plane.run({"agent": "writer", "job_id": f"j{number}", "prompt": "x"}))["reason"]
+            for number in range(threshold + 2)
+        ]
+        assert reasons == ["error"] * threshold + ["breaker_open"] * 2
+        assert plane.sim.ledger.totals.calls == threshold
+
+
+async def test_the_retries_of_one_job_stop_at_the_failure_that_trips_the_breaker(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "retry": {"max_attempts": 4, "base_s": 0.05, "max_delay_s": 0.05}}}
+    async with start_worker({"sim/m": model(FAILS)}, agents) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        result = await plane.run({"agent": "writer", "job_id": "j", "prompt": "x"})
+        assert [attempt["outcome"] for attempt in result["attempts"]] == ["error"] * 3 + ["short_circuited"]
+
+
+async def test_a_success_between_failures_counts_before_its_event_has_gone_through_the_log(
+    start_worker: StartWorker,
+) -> None:
+    faults = ({"requests": [1, 2], "status": 500}, {"requests": [4, 5], "status": 500})
+    agents = {"writer": {"model": "sim/m", **ONE_TRY}}
+    async with start_worker({"sim/m": model(*faults)}, agents) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        statuses = [
+            (await plane.run({"agent": "writer", "job_id": f"j{number}", "prompt": "x"}))["status"]
+            for number in range(6)
+        ]
+        assert statuses == ["dead_lettered"] * 2 + ["succeeded"] + ["dead_lettered"] * 2 + ["succeeded"]
+
+
+async def test_the_probe_closes_the_breaker_as_it_ends(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "breaker": {"consecutive_failures": 1, "cooldown_s": 0.05}, **ONE_TRY}}
+    async with start_worker({"sim/m": model({"requests": [1, 1], "status": 500})}, agents) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        await plane.run({"agent": "writer", "job_id": "j0", "prompt": "x"})
+        await asyncio.sleep(0.06)
+        probe = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x"})
+        assert probe["attempts"][0]["cause"] == "probe"
+        [loaded] = await plane.worker.breakers.load([BreakerKey("writer", "sim/m")])
+        assert loaded.breaker.state == "closed"
+
+
+async def test_failures_at_the_same_time_let_pass_only_those_in_flight(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "concurrency": 4, **ONE_TRY}}
+    async with start_worker({"sim/m": model(FAILS)}, agents) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        for number in range(20):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+        reasons = [(await plane.result(f"j{number}"))["reason"] for number in range(20)]
+        # Three trip it; with four at a time no more than three others were admitted by then.
+        assert 3 <= reasons.count("error") <= 6
+
+
+async def test_a_rate_is_judged_with_the_successes_that_it_is_of(start_worker: StartWorker) -> None:
+    rules = {"consecutive_failures": "off", "same_error": "off", "failure_rate": 0.5, "minimum_calls": 4}
+    agents = {"writer": {"model": "sim/m", "breaker": rules, **ONE_TRY}}
+    async with start_worker({"sim/m": model({"requests": [4, 9], "status": 500})}, agents) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        reasons = [
+            (await plane.run({"agent": "writer", "job_id": f"j{number}", "prompt": "x"}))["reason"]
+            for number in range(8)
+        ]
+        assert reasons == [None] * 3 + ["error"] * 3 + ["breaker_open"] * 2
+
+
+async def test_an_answer_is_not_kept_from_its_submitter_while_redis_does_not_answer(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.outcomes.NOTE_S", 0.1)
+    async with start_worker({"sim/m": model()}, agent("1")) as plane:
+        await fill(plane)
+        never = asyncio.Event()
+        run = plane.worker.redis.run
+
+        async def hangs(calls: Sequence[ScriptCall]) -> list[Any]:
+            if any("charges what the call has cost" in call.script.text for call in calls):
+                await never.wait()
+            return await run(calls)
+
+        monkeypatch.setattr(plane.worker.redis, "run", hangs)
+        result = await plane.run({"agent": "writer", "job_id": "j", "prompt": "x"})
+        assert result["status"] == "succeeded"
+        never.set()
+
+        async def charged() -> bool:
+            return (await today(plane)).reserved["agent:writer"] == 0
+
+        await until(charged, "the call to be charged")
