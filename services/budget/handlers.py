@@ -137,11 +137,11 @@ class BudgetHandler:
         if not percents:
             return
         thresholds = [threshold(total.key, limit, percent) for percent in percents]
-        announced = await self._counters.announced(total.period, thresholds)
+        held, announced = await self._counters.announced(total.period, total.key, thresholds)
         for percent, name, is_announced in zip(percents, thresholds, announced, strict=True):
             if is_announced:
                 continue
-            event = _crossing(counter, total, percent, limit)
+            event = _crossing(counter, total, held, percent, limit)
             subject = subjects.budget(counter.scope, counter.window)
             await self._publisher.event(subject, event, id=event.event_id, at=event.at)
             self._metrics.threshold(event)
@@ -149,7 +149,7 @@ class BudgetHandler:
             await self._counters.announce(total.period, name)
 
 
-def _crossing(counter: Counter, total: Totals, percent: int, limit: int) -> BudgetEvent:
+def _crossing(counter: Counter, total: Totals, held: int, percent: int, limit: int) -> BudgetEvent:
     period: Period = total.period
     hard = percent == 100 and counter.caps.enforcement == "hard"
     return BudgetEvent(
@@ -163,6 +163,7 @@ def _crossing(counter: Counter, total: Totals, percent: int, limit: int) -> Budg
         threshold_percent=percent,
         limit=limit,
         total=total.spent,
+        reserved=held,
         enforcement=counter.caps.enforcement,
         resets_at=time_from_ms(period.end_ms),
         at=datetime.now(UTC),

@@ -73,7 +73,7 @@ class BudgetRow:
         if limit is None or self.used is None:
             return None
         colour = "bad" if self.status.reached else "warn" if self.used >= NEARLY else "good"
-        label = f"{short_money(spent)} spent and {short_money(reserved)} reserved of {short_money(limit)}"
+        label = f"{short_money(spent)} spent and {short_money(reserved)} in flight of {short_money(limit)}"
         parts = [(colour, float(spent)), ("second", float(reserved))] if limit else [(colour, 1.0)]
         return charts.share(parts, label, of=float(limit) or 1.0)
 
@@ -89,7 +89,8 @@ class BudgetRow:
 COLUMNS: tuple[TableColumn[BudgetRow], ...] = (
     TableColumn("budget", "Budget", lambda one: one.status.budget, order=lambda one: one.title.casefold()),
     TableColumn("spent", ">Spent", lambda one: one.status.spent, usd=True, largest_first=True),
-    TableColumn("reserved", ">Reserved", lambda one: one.status.reserved, usd=True, largest_first=True),
+    TableColumn("reserved", ">In flight", lambda one: one.status.reserved, usd=True, largest_first=True),
+    TableColumn("free", ">Free", lambda one: one.status.remaining, usd=True),
     TableColumn("cap", ">Cap", lambda one: one.status.limit, usd=True, largest_first=True),
     TableColumn("used", "Used", lambda one: one.used, largest_first=True),
     TableColumn("outlook", "Outlook", lambda one: one.outlook),

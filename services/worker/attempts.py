@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from breakwater import tracing
 from breakwater.contracts.execution import Attempt, Reason
 from breakwater.policy.classify import WORKER_LOST
-from breakwater.policy.price import estimate_input_tokens, size_of_messages
+from breakwater.policy.price import estimate_input_tokens, observed_limit, size_of_messages
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment, Finished, Sleeping
@@ -247,6 +247,7 @@ class Attempts:
             ended.correction,
             may_trim=agent.on_context_overflow == "trim",
             max_corrections=0 if agent.output is None else agent.output.max_corrections,
+            lowered=ended.lowered,
         )
         if repaired is not None:
             if repaired.event is not None:
@@ -372,6 +373,16 @@ def request_for(
     if at.said:
         size = size + size_of_messages(continuing(at.said))
     input_tokens, output_tokens = estimate_input_tokens(size, target.token_rules), job.parameters.max_output_tokens
+    limit = None
+    if (
+        job.agent.reserve == "observed"
+        and not job.job.stream
+        and not (at.repairs is not None and at.repairs.full_output)
+    ):
+        # Not of a stream: what is out of one that is cut off can't be taken back.
+        outputs = worker.outcomes.outputs(job.agent_name, target.model)
+        limit = observed_limit(job.parameters.values, job.agent.max_tokens, outputs)
+        output_tokens = limit or output_tokens
     flight = InFlight(
         number=len(at.attempts) + 1,
         model=target.model,
@@ -381,6 +392,7 @@ def request_for(
         backoff_ms=at.backoff_ms,
         reserved=None if target.pricing is None else target.pricing.worst_case(input_tokens, output_tokens),
         dropped_messages=dropped,
+        max_tokens=limit,
     )
     return AdmissionRequest(
         job=job,

@@ -23,7 +23,7 @@ from breakwater.contracts.types import MAX_COUNTED
 from breakwater.policy.cancellation import error_of
 from breakwater.policy.classify import Classification, classify, without_text
 from breakwater.policy.output import Invalid, Valid
-from breakwater.policy.price import Usage, estimate_input_tokens, size_of_messages, usage_problem
+from breakwater.policy.price import Usage, estimate_input_tokens, limited, size_of_messages, usage_problem
 from breakwater.providers.base import Answer, Call, CallFailed
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
@@ -57,6 +57,7 @@ class Ended:
         correction: the feedback for the model, where its answer did not satisfy the schema.
         response: the provider's own, where the job wants it.
         choices: all of them, where the call gave several.
+        lowered: the call's output limit was lower than the job's.
     """
 
     attempt: Attempt
@@ -66,6 +67,7 @@ class Ended:
     correction: Correction | None = None
     response: dict[str, JsonValue] | None = None
     choices: tuple[Choice, ...] = ()
+    lowered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ async def call(
         job.attempt_id(flight.number),
         target.name,
         messages,
-        job.parameters.values,
+        job.parameters.values if flight.max_tokens is None else limited(job.parameters.values, flight.max_tokens),
         timeout_s,
         span.traceparent,
         agent=job.agent_name,
@@ -149,7 +151,7 @@ async def call(
         error=ended.failure.class_name if ended.failure is not None else None,
         attributes=lambda: call_ended(worker, job, messages, ended.attempt, answer),
     )
-    return ended
+    return replace(ended, lowered=flight.max_tokens is not None)
 
 
 def attempt_of(
@@ -296,6 +298,10 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
     if (more := len(to_json(answer.choices))) > MAX_RESPONSE_BYTES:
         text = f"the answer's choices have {more} bytes; at most {MAX_RESPONSE_BYTES} can be stored"
         return refused("AnswerTooLargeError", text)
+    if flight.max_tokens is not None and answer.finish_reason == "length":
+        return refused(
+            "OutputCutOffError", f"the answer was cut off at {flight.max_tokens} tokens, held for it by budgets"
+        )
     checked = Valid(output) if guard is None else guard.check(output)
     if isinstance(checked, Invalid):
         # Redacted as a whole, and cut then: a part of a secret is not known for one.

@@ -20,6 +20,8 @@ class InFlight(Event):
     backoff_ms: Count
     reserved: int | None
     """Worst-case cost in nano-dollars; None where the model has no price."""
+    max_tokens: Count | None = None
+    """The output limit of the call, where budgets hold less for it than the job's own limit."""
     reserved_at: Timestamp | None = None
     """By Redis' clock; not known yet when the checkpoint is saved."""
     dropped_messages: Count = 0

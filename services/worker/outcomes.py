@@ -7,6 +7,7 @@ event a moment later, and they find it done.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from breakwater.breaker_events import AS_OF_NOW, Seen, decide, observation_of
 from breakwater.contracts.execution import Attempt
 from breakwater.outage import Outages, StoppedWaiting
 from breakwater.policy.breaker import BreakerKey
+from breakwater.policy.price import OBSERVED
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis, ScriptCall
 from services.worker.assignment import Assignment
@@ -32,8 +34,13 @@ class Outcomes:
     def __init__(self, redis: Redis, breakers: Breakers, outages: Outages, jitter: Callable[[], float]) -> None:
         self._redis, self._breakers, self._outages, self._jitter = redis, breakers, outages, jitter
         self._noting: set[asyncio.Task[None]] = set()
+        self._outputs: dict[tuple[str, str], deque[int]] = {}
         self._unjudged: dict[BreakerKey, list[Seen]] = {}
         self._judging = asyncio.Lock()
+
+    def outputs(self, agent: str, model: str) -> Sequence[int]:
+        """The output tokens of the latest calls of an agent that holds what it has observed; none at the start."""
+        return self._outputs.get((agent, model), ())
 
     def settle(self, calls: Sequence[ScriptCall]) -> asyncio.Task[None] | None:
         """Begins to end what the gates hold for a call that has ended; None where that is nothing."""
@@ -53,6 +60,10 @@ class Outcomes:
             attempt: as it is recorded.
             sequence: of its event.
         """
+        if job.agent.reserve == "observed" and attempt.output_tokens is not None:
+            self._outputs.setdefault((job.agent_name, attempt.model), deque(maxlen=OBSERVED)).append(
+                attempt.output_tokens
+            )
         noting = set[asyncio.Task[None]]() if settling is None else {settling}
         key, rules = target.breaker, job.agent.breaker
         # A success under a closed breaker is noted as the call is settled, unless rates are to be judged.

@@ -21,6 +21,9 @@ from breakwater.policy.price import InputSize, size_of_messages
 MAX_TRIMS = 3
 """How often a conversation is shortened for one model before it is held to be too long for it."""
 
+CUT_OFF = frozenset({"OutputCutOffError", "OutputLimitError"})
+"""The classes of answers that ended at the output limit: in mid-sentence, or before they said anything."""
+
 _HALF = 0.5
 
 Message = Mapping[str, JsonValue]
@@ -54,10 +57,12 @@ class Repairs(Event):
     """How much of the conversation each trim was to keep."""
     corrections: tuple[Correction, ...] = ()
     credential_refreshed: bool = False
+    full_output: bool = False
+    """An answer was cut off where budgets held no more for it: the job's own limit holds from then on."""
 
     def for_next_model(self) -> Repairs:
         """What holds for the next model, too."""
-        return Repairs(pruned=self.pruned)
+        return Repairs(pruned=self.pruned, full_output=self.full_output)
 
     @property
     def correction_size(self) -> InputSize:
@@ -88,6 +93,8 @@ class Repairs(Event):
                 return self.model_copy(update={"corrections": (*self.corrections, Correction(answer=None))})
             case "credential_refresh":
                 return self.model_copy(update={"credential_refreshed": True})
+            case "output_limit":
+                return self.model_copy(update={"full_output": True})
             case _:
                 return self
 
@@ -99,6 +106,7 @@ class Repairs(Event):
         *,
         may_trim: bool,
         max_corrections: int,
+        lowered: bool = False,
     ) -> Repaired | None:
         """What can be mended after a failed attempt; None where nothing can.
 
@@ -108,7 +116,10 @@ class Repairs(Event):
             correction: what was wrong with the answer; None where the answer was lost with its worker.
             may_trim: whether a conversation that is too long may lose its oldest turns.
             max_corrections: how often a model is sent feedback on an invalid answer.
+            lowered: whether the call's output limit was lower than the job's.
         """
+        if lowered and failure.class_name in CUT_OFF:
+            return Repaired("output_limit", self.model_copy(update={"full_output": True}))
         # Providers word it in many ways. A 400 that nobody has seen yet may be about the orphans, where there are any.
         may_be_orphans = failure.kind == "orphan_tool_calls" or failure.class_name == UNFAMILIAR
         if may_be_orphans and (pruned := self.prune(messages)) is not None:

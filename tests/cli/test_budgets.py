@@ -130,7 +130,7 @@ async def test_budgets_are_listed_with_what_is_left_of_them(run: Run, stub: Stub
     ran = await in_thread(run, *command)
     assert ran.code == ExitCode.OK
     titles, day, month, writer = ran.out.splitlines()
-    assert titles.split() == ["budget", "limit", "spent", "reserved", "left", "resets", "mode", "est."]
+    assert titles.split() == ["budget", "limit", "spent", "in", "flight", "free", "resets", "mode", "est."]
     assert day.split() == ["global/daily", "$1,000.00", "$800.00", "$0.00", "$200.00", "in", "9", "h", "none"]
     assert month.split() == ["global/monthly", "$1,234.56+", "$0.00", "in", "12", "d"]
     assert writer.split()[:5] == ["agent:writer/daily", "$50.00", "$8.41", "$0.0012", "$41.58"]
@@ -203,7 +203,7 @@ async def test_on_eighty_columns_nothing_is_left_out(run: Run, stub: Stub, termi
     assert max(len(line.rstrip()) for line in ran.out.splitlines()) <= 80
     # With longer names, what is held for a moment goes first; it is taken from what is left.
     stub.answers["GET budgets"] = listed(*BUDGETS, BUDGETS[2] | {"budget": "agent:content-writer/daily"})
-    assert "(reserved: left out" in (await in_thread(run, "budgets")).err
+    assert "(in flight: left out" in (await in_thread(run, "budgets")).err
 
 
 async def test_counters_that_agree_with_the_record_are_said_to(run: Run, stub: Stub) -> None:

@@ -468,3 +468,42 @@ async def test_a_cancelled_job_costs_the_same_everywhere_also_if_its_worker_is_k
         assert (attempt["outcome"], attempt["cost"]) == (outcome, attempt["reserved"])
         nano, basis = rows[attempt["attempt_id"]]
         assert (usd_from_nano(nano), basis) == (result["total_cost"], "estimated")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.long(about_s=30)
+async def test_a_storm_under_a_cap_of_twenty_worst_cases_uses_the_cap_and_is_refused_by_spend_alone(
+    start_money: Any, own_redis_server: RunningServer, show: Show
+) -> None:
+    answers = model(latency_ms=200, usage={"input_tokens": 1, "output_tokens": 500})
+    # A call may cost $0.0012 and its input, and costs a quarter of that.
+    cap, jobs = 20 * 1_210_000, 300
+    hard = {"daily_usd": usd_from_nano(cap), "enforcement": "hard"}
+    agents = {"writer": {"model": "sim/m", "breaker": "off", "max_tokens": 2000, "concurrency": 60, "budget": hard}}
+    zone = {"timezone": ZONE.key}
+    async with start_money({"sim/m": answers}, agents, budgets=zone, retry_budget="off") as money:
+        plane: Plane = money.plane
+        await asyncio.gather(
+            *(plane.publish({"agent": "writer", "job_id": f"j{n}", "prompt": "x"}) for n in range(jobs))
+        )
+        await until(lambda: calling(plane, "sim/m", 5), what="calls under way", brief=True)
+        for worker in WORKERS:
+            plane.kill(worker)
+            plane.start("worker", worker)
+        own_redis_server.kill()
+        await own_redis_server.restart_async()
+        results = [await plane.result(f"j{n}") for n in range(jobs)]
+        await until(money.agree, what="counters that agree with the record")
+        events = await money.events()
+        spent = sum(one.cost or 0 for one in events)
+        lost = sum(one.outcome == "worker_lost" for one in events)
+        classes = {one.error.class_ for one in events if one.short_circuited and one.error is not None}
+        succeeded = sum(result["status"] == "succeeded" for result in results)
+        show(
+            f"A storm of {jobs} jobs under a cap of {dollars(cap)}, with both workers and Redis killed",
+            ["spent", "of the cap", "succeeded", "refused", "lost calls at their worst case"],
+            [(dollars(spent), f"{100 * spent / cap:.1f} %", succeeded, jobs - succeeded, lost)],
+        )
+        assert 0.95 * cap <= spent <= cap
+        # Each was refused because spend alone left no room for it, and none because of what calls in flight held.
+        assert classes == {"BudgetExceededError"}

@@ -170,6 +170,7 @@ def test_a_budget_alert_carries_the_figures_with_money_as_exact_text() -> None:
         "scope": "agent",
         "limit": "5.000000000",
         "total": "4.000000001",
+        "reserved": None,
         "window": "daily",
         "agent": "writer",
         "tenant": None,
@@ -179,6 +180,14 @@ def test_a_budget_alert_carries_the_figures_with_money_as_exact_text() -> None:
         "resets_at": None,
         "timestamp": "2026-11-21T10:00:00.000Z",
     }
+
+
+def test_a_budget_alert_distinguishes_what_is_spent_held_by_calls_in_flight_and_free() -> None:
+    alert = signal_of(crossing(total="4", reserved="0.75"))
+    assert alert is not None
+    assert "$4.00 of $5.00 (80 %) spent by writer" in alert.text
+    assert "$0.75 is held by calls in flight, and $0.25 is free." in alert.text
+    assert alert.payload["reserved"] == "0.750000000"
 
 
 def test_a_budget_of_a_tenant_or_of_all_is_reported_as_theirs_with_the_agent_that_reached_it() -> None:

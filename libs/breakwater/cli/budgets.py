@@ -50,7 +50,7 @@ def list_(
 ) -> None:
     """List the budgets of this day and month. `mode` is how a cap is enforced: hard, soft or none.
 
-    `reserved` is held for calls under way. `est.` is what calls cost in percent of what was held for them. A `+` after
+    `in flight` is held by calls under way, and `free` is left for others. `est.` is what calls cost in percent of what was held for them. A `+` after
     the spend stands for calls of unknown cost.
 
     For example:
@@ -143,8 +143,8 @@ def _show(budgets: Sequence[BudgetStatus], now: datetime, *, filled: bool = True
         Column("budget", lambda one: one.budget),
         Column("limit", lambda one: _money(one.limit), right=True),
         Column("spent", lambda one: known((_spent(one), _style(one))), right=True),
-        Column("reserved", lambda one: known(_money(one.reserved)), right=True, drop=4),
-        Column("left", lambda one: known((_left(one), _style(one))), right=True),
+        Column("in flight", lambda one: known(_money(one.reserved)), right=True, drop=4),
+        Column("free", lambda one: known((_left(one), _style(one))), right=True),
         Column("resets", lambda one: _until(one.resets_at, now), drop=2),
         Column("mode", lambda one: one.enforcement if one.limit is not None else "", drop=1),
         Column("est.", _estimate, right=True, drop=3),

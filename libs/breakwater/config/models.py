@@ -157,6 +157,11 @@ class AgentDefaults(Message):
     )
     rate_limit: Annotated[RateLimit | None, Off] = Field(default=None, description="Limits of the agent, or `off`.")
     budget: Caps = Caps()
+    reserve: Literal["worst_case", "observed"] = Field(
+        default="worst_case",
+        description="What budgets hold for a call. `observed`: twice the longest of the model's latest answers instead "
+        "of `max_tokens`, and a call may say no more than that; an answer that is cut off there is asked for again.",
+    )
     max_cost_usd: Annotated[UsdAmount | None, Off] = Field(
         default=None,
         description="The most that one job may cost over all its attempts; a call that could exceed it is not made.",

@@ -90,6 +90,9 @@ class BudgetEvent(Event):
     threshold_percent: Count | None = Field(default=None, description="For `soft_cap` and `hard_cap`.")
     limit: Money | None = Field(default=None, description="The cap; None only where a budget without one is repaired.")
     total: Money = Field(description="Spent in the period, as of `at`.")
+    reserved: Money | None = Field(
+        default=None, description="Held by calls in flight at that time. For `soft_cap` and `hard_cap`."
+    )
     previous: Money | None = Field(
         default=None, description="The cap before that, or what stood for `total` before the repair."
     )

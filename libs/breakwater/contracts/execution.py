@@ -35,9 +35,10 @@ Cause = Literal[
     "self_correction",
     "context_trim",
     "credential_refresh",
+    "output_limit",
     "probe",
 ]
-"""Why an attempt was made. The last five are not counted as tries of their model."""
+"""Why an attempt was made. The last six are not counted as tries of their model."""
 Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
 """Why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
 CostBasis = Literal["billed", "estimated", "unknown"]

@@ -23,6 +23,7 @@ class ChatError:
         message: for people.
         param: the field of the request at fault, where one is.
         retry_after_s: when a call may succeed, in seconds; None where that is not known.
+        may_retry: whether the client's own retry is of use: Breakwater has retried whatever may be retried.
     """
 
     status: int
@@ -30,6 +31,7 @@ class ChatError:
     message: str
     param: str | None = None
     retry_after_s: int | None = None
+    may_retry: bool = False
 
 
 _ERRORS: Mapping[str, tuple[int, str]] = {
@@ -107,6 +109,8 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
         status, code = _ERRORS.get(kind if reason == "error" else reason, (502, "provider_error"))
         if code == "provider_error" and status_code in _OVERLOADED:
             status = 503
+        if error.get("class") == "BudgetHeldError":
+            return ChatError(429, "rate_limit_exceeded", message, None, retry_after_s, may_retry=True)
         param = "messages" if kind in {"context_overflow", "orphan_tool_calls"} and status == 400 else None
         return ChatError(status, code, message, param, retry_after_s)
     if (known := _OF_ANSWERS.get(str(error.get("class")))) is not None:

@@ -13,7 +13,7 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -120,6 +120,33 @@ def max_output_of(params: Mapping[str, JsonValue], default: int) -> int:
     """
     within = max(max_tokens_of(params, default), *(_budget(_part(params.get(name), key)) for name, key in _THINKING))
     return (within + _budget(params.get("thinking_budget"))) * choices_of(params)
+
+
+OBSERVED, ENOUGH = 1000, 100
+"""The latest calls whose output is remembered, and how many of them are enough to go by."""
+MARGIN = 2
+
+
+def observed_limit(params: Mapping[str, JsonValue], default: int, outputs: Sequence[int]) -> int | None:
+    """The output limit of a call that is held for what answers have been like; None: that of the request.
+
+    Not where several answers are asked for, or where the model may think beyond its limit.
+
+    Args:
+        params: of the request.
+        default: the agent's limit, where the request has none.
+        outputs: the tokens of the latest answers.
+    """
+    most = max_tokens_of(params, default)
+    if len(outputs) < ENOUGH or max_output_of(params, default) != most:
+        return None
+    limit = max(1, MARGIN * max(outputs))
+    return limit if limit < most else None
+
+
+def limited(params: Mapping[str, JsonValue], limit: int) -> dict[str, JsonValue]:
+    """The request's parameters with a lower output limit."""
+    return {name: limit if name in OUTPUT_LIMITS else value for name, value in params.items()}
 
 
 _THINKING = (("thinking", "budget_tokens"), ("reasoning", "max_tokens"))

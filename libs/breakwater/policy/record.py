@@ -69,6 +69,8 @@ def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
         return "worker_lost"  # a success that is not the answer is one whose answer was lost with its worker
     if attempt.outcome == "cancelled":
         return "cancelled"
+    if following is not None and following.cause == "output_limit":
+        return "retry"
     if attempt.error is not None and attempt.error.kind == "logic":
         return "self_correction"
     if following is None:

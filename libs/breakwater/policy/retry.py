@@ -178,7 +178,7 @@ def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, i
     mended = {
         before.attempt_id
         for before, after in pairwise(of_job)
-        if after.cause in {"credential_refresh", "orphan_recovery"} and after.model == before.model
+        if after.cause in {"credential_refresh", "orphan_recovery", "output_limit"} and after.model == before.model
     }
     failures: dict[ErrorKind, int] = {}
     for attempt in of_job:

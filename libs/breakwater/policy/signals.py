@@ -197,7 +197,18 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     names = {"global": None, "agent": event.agent, "tenant": event.tenant}
     place = (event.scope, names[event.scope], event.window, event.period)
     who = {"global": "all agents", "agent": str(event.agent), "tenant": f"tenant {event.tenant}"}[event.scope]
-    fields = ("scope", "limit", "total", "window", "agent", "tenant", "period", "threshold_percent", "enforcement")
+    fields = (
+        "scope",
+        "limit",
+        "total",
+        "reserved",
+        "window",
+        "agent",
+        "tenant",
+        "period",
+        "threshold_percent",
+        "enforcement",
+    )
     origin = (event.event_id, event.at, _figures(event, *fields, "resets_at", timestamp="at"))
     if event.kind == "raised" and event.limit:
         title = f"Cap raised: {who}, {event.window}"
@@ -231,10 +242,14 @@ def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
         advice = (
             f"find what spends, or raise the cap: `breakwater budgets raise {shlex.quote(budget)} USD --reason WHY`"
         )
+    held = ""
+    if event.reserved is not None:
+        free = money_text(max(0, limit - event.total - event.reserved))
+        held = f" {money_text(event.reserved)} is held by calls in flight, and {free} is free."
     last = "" if event.agent is None or event.scope == "agent" else f", last by agent {event.agent}"
     return (
         f"{money_text(event.total)} of {money_text(limit)}{share} spent by {who} in {event.period}{last}, "
-        f"as of {moment(event.at)}. {consequence} To do: {advice}."
+        f"as of {moment(event.at)}.{held} {consequence} To do: {advice}."
     )
 
 

@@ -254,16 +254,12 @@ class BudgetCounters:
             )
         return int(spent or 0), raised_cap(cap)
 
-    async def announced(self, period: Period, thresholds: Sequence[str]) -> list[bool]:
-        """Which thresholds (`<key>@<limit>@<percent>`) have been announced in a period."""
+    async def announced(self, period: Period, key: str, thresholds: Sequence[str]) -> tuple[int, list[bool]]:
+        """What calls in flight hold of a scope, and which thresholds (`<key>@<limit>@<percent>`) were announced."""
+        fields = [f"reserved:{key}", *(f"announced:{one}" for one in thresholds)]
         async with translated():
-            announced = await cast(
-                Any,
-                self._redis.client.hmget(
-                    period_key(period.window, period.name), [f"announced:{one}" for one in thresholds]
-                ),
-            )
-        return [one is not None for one in announced]
+            held, *announced = await cast(Any, self._redis.client.hmget(period_key(period.window, period.name), fields))
+        return int(held or 0), [one is not None for one in announced]
 
     async def announce(self, period: Period, threshold: str) -> None:
         """Records that a threshold has been announced."""

@@ -291,7 +291,8 @@ class OpenAIRoutes:
         if error.retry_after_s is not None:
             headers["Retry-After"] = str(error.retry_after_s)
         details = [] if error.param is None else [FieldError(path=error.param, message=error.message)]
-        problem = Problem(error.status, error.code, error.message, details, headers | _NO_RETRY)
+        headers |= {} if error.may_retry else _NO_RETRY
+        problem = Problem(error.status, error.code, error.message, details, headers)
         return problem.response(CHAT_COMPLETIONS)
 
     def _headers(self, sent: Submission, result: dict[str, Any]) -> dict[str, str]:

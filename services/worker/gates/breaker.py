@@ -25,8 +25,8 @@ from services.worker.gates.gate import Gate, Refused, Verdict, WaitForCapacity
 LOOK_EVERY_S = ALIVE_MS / 5000
 
 PROBE_WAIT_S = 2.0
-"""How long a call waits for another's probe, which may have succeeded already: the breaker closes when that has gone
-through the log, some 0.1 s later. Longer waits would hold back the agent's other jobs."""
+"""How long a call waits for another's probe, which closes the breaker as it ends. Longer waits would hold back the
+agent's other jobs."""
 
 PROBE_POLL_S = 0.1
 """How soon it asks again; up to as much again is added at random."""

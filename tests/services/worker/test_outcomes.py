@@ -10,18 +10,20 @@ from typing import Any
 import pytest
 
 from breakwater.policy.breaker import BreakerKey
+from breakwater.policy.price import Usage
+from breakwater.providers.base import Answer
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters
 from breakwater.state.connection import ScriptCall
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
-from tests.services.worker.harness import WorkerPlane
+from tests.services.worker.harness import ScriptedProvider, WorkerPlane
 
 COST = 42_000
 """Of a call, in nano-dollars. With the default of 4,096 tokens of output it might cost 2,457,600 and its input."""
 
 FAILS = {"requests": [1, 1000], "status": 500}
-ONE_TRY = {"retry": {"max_attempts": 1}}
+ONE_TRY: dict[str, Any] = {"retry": {"max_attempts": 1}}
 
 
 async def fill(plane: WorkerPlane) -> None:
@@ -38,6 +40,10 @@ async def today(plane: WorkerPlane) -> PeriodCounters:
 
 def agent(cap: str, **more: Any) -> dict[str, Any]:
     return {"writer": {"model": "sim/m", "budget": {"daily_usd": cap, "enforcement": "hard"}, **more}}
+
+
+def said(output_tokens: int, finish_reason: str = "stop") -> Answer:
+    return Answer("yes", Usage(10, output_tokens), finish_reason=finish_reason)
 
 
 async def test_twenty_jobs_one_after_the_other_run_under_a_cap_of_two_worst_cases(start_worker: StartWorker) -> None:
@@ -207,3 +213,36 @@ async def test_an_answer_is_not_kept_from_its_submitter_while_redis_does_not_ans
             return (await today(plane)).reserved["agent:writer"] == 0
 
         await until(charged, "the call to be charged")
+
+
+async def test_what_answers_have_used_is_held_instead_of_the_worst_case_and_no_call_uses_more(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breakwater.policy.price.ENOUGH", 3)
+    provider = ScriptedProvider(*[said(40)] * 4, said(80, "length"), said(300), said(300))
+    agents = agent("1", reserve="observed", max_tokens=1000)
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
+        await fill(plane)
+        results = [await plane.run({"agent": "writer", "job_id": f"j{number}", "prompt": "x"}) for number in range(6)]
+    assert [result["status"] for result in results] == ["succeeded"] * 6
+    # Twice the longest of them; the one that was cut off there is asked for again, with all that the job may use.
+    assert [call.params["max_tokens"] for call in provider.calls] == [1000] * 3 + [80, 80, 1000, 600]
+    held = [attempt["reserved"] for result in results for attempt in result["attempts"]]
+    assert held[3] == held[4] < held[5] == held[0]
+    cut_off, whole = results[4]["attempts"]
+    assert (cut_off["error"]["class"], whole["cause"]) == ("OutputCutOffError", "output_limit")
+    assert results[4]["wasted_by_cause"] == {"retry": cut_off["cost"]}
+    assert all(float(one["cost"]) <= float(one["reserved"]) for result in results[:5] for one in result["attempts"])
+
+
+async def test_a_stream_holds_its_worst_case_as_what_is_out_of_it_cannot_be_taken_back(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breakwater.policy.price.ENOUGH", 1)
+    provider = ScriptedProvider(said(40), said(40))
+    agents = agent("1", reserve="observed", max_tokens=1000)
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
+        await fill(plane)
+        await plane.run({"agent": "writer", "job_id": "first", "prompt": "x"})
+        await plane.run({"agent": "writer", "job_id": "second", "prompt": "x", "stream": True})
+    assert [call.params["max_tokens"] for call in provider.calls] == [1000, 1000]
