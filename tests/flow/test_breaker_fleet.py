@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from itertools import count
 
 import pytest
+from hypothesis import settings
 
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.types import format_time
@@ -217,3 +218,42 @@ async def _more(items: list[str], number: int) -> bool:
 
 def _in_flight(calls: Iterable[LedgerCall], moment: str) -> int:
     return sum(call.received_at <= moment <= (call.answered_at or moment) for call in calls)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_after_the_call_that_trips_a_breaker_no_call_is_admitted_in_sequence_on_any_worker(
+    start_plane: StartPlane, workers: int
+) -> None:
+    """Many sequences side by side, each on a breaker of its own: a job is sent when the one before has its result.
+
+    A hundred for each threshold with `--hypothesis-profile=thorough`.
+    """
+    runs, thresholds = min(settings().max_examples, 100), (1, 3, 5)
+    failing = {f"sim/r{run}": model({"status": 503, "requests": [1, 10_000]}) for run in range(runs)}
+    agents = {
+        f"t{threshold}": {
+            "model": "sim/r0",
+            "allowed_models": sorted(failing),
+            "breaker": {"consecutive_failures": threshold, "same_error": "off"},
+            **ONE_TRY,
+        }
+        for threshold in thresholds
+    }
+    async with start_plane(failing, agents, services=("breaker",), retry_budget="off") as plane:
+        for name in WORKERS[:workers]:
+            plane.start("worker", name)
+        for name in WORKERS[:workers]:
+            await plane.ready(name)
+
+        async def calls_in_sequence(threshold: int, run: int) -> int:
+            reasons: list[str] = []
+            for number in range(threshold + 2):
+                job = {"agent": f"t{threshold}", "job_id": f"j-{threshold}-{run}-{number}", "model": f"sim/r{run}"}
+                await plane.publish({**job, "prompt": "x"})
+                reasons.append((await plane.result(job["job_id"]))["reason"])
+            return reasons.count("error")
+
+        for threshold in thresholds:
+            calls = await asyncio.gather(*(calls_in_sequence(threshold, run) for run in range(runs)))
+            assert set(calls) == {threshold}
