@@ -62,8 +62,8 @@ COLUMNS: tuple[TableColumn[AgentRow], ...] = (
     TableColumn(
         "health",
         "Health",
-        lambda row: row.health and row.health.health,
-        order=lambda row: row.health and _WORST_FIRST.index(row.health.health),
+        lambda row: row.health and row.health.shown,
+        order=lambda row: row.health and _WORST_FIRST.index(row.health.shown),
     ),
     TableColumn("over_time", "Over time", None),
     TableColumn("success", ">Success", lambda row: row.totals and row.totals.success_rate),

@@ -15,7 +15,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import Breaker, BreakerKey, consecutive_failures
-from breakwater.policy.health import health_of_agent, health_of_model, live_health
+from breakwater.policy.health import health_of_agent, health_of_model
 from breakwater.pricing import unaffordable
 from breakwater.state.breakers import Breakers, Loaded
 from breakwater.state.connection import StateUnavailable
@@ -177,14 +177,11 @@ def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, L
     waits = [None if loaded is None else refused_until(loaded) for loaded in models.values()]
     # For those isolated the time is unknown; and where one may be called now, there is nothing to wait for.
     first = None if None in waits else min((until for until in waits if until), default=None)
+    health = health_of_agent([model.health for model in of_models], together.consecutive_failures)
     return AgentHealth(
         agent_id=name,
-        health="unhealthy"
-        if never
-        else live_health(
-            health_of_agent([model.health for model in of_models], together.consecutive_failures),
-            called=together.called,
-        ),
+        health="unhealthy" if never else health,
+        known=never or together.called or health != "healthy",
         consecutive_failures=together.consecutive_failures,
         last_failure_at=_time(together.last_failure_ms),
         last_success_at=_time(together.last_success_ms),
@@ -195,9 +192,11 @@ def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, L
 
 def _model(model: str, loaded: Loaded | None, calls: Lately) -> ModelHealth:
     state = None if loaded is None else loaded.breaker.state
+    health = health_of_model(state, calls.consecutive_failures)
     return ModelHealth(
         model=model,
-        health=live_health(health_of_model(state, calls.consecutive_failures), called=calls.called),
+        health=health,
+        known=calls.called or health != "healthy",
         breaker=state,
         consecutive_failures=calls.consecutive_failures,
         last_failure_at=_time(calls.last_failure_ms),

@@ -50,7 +50,7 @@ class RequestGauges:
         """Of the agents. Raises StateUnavailable."""
         healths: dict[tuple[str, ...], float] = {}
         for agent in await self._agents.read():
-            healths |= one_of(agent.health, get_args(LiveHealth), agent.agent_id)
+            healths |= one_of(agent.shown, get_args(LiveHealth), agent.agent_id)
         return {AGENT_HEALTH: healths}
 
     async def backlog(self) -> Readings:

@@ -51,9 +51,9 @@ def agents(
 ) -> None:
     """Show the health of every agent, and of each of its models.
 
-    `healthy`; `degraded`: something is wrong; `unhealthy`: no call gets through; `unknown`: nothing was called yet. A
-    model is unhealthy while its breaker is not closed, an agent when all its models are. The column `fails` counts
-    failed calls in a row.
+    `healthy`; `degraded`: something is wrong; `unhealthy`: no call gets through; `unknown`: nothing was called yet
+    (with --json `healthy`, and `known` is false). A model is unhealthy while its breaker is not closed, an agent when
+    all its models are. The column `fails` counts failed calls in a row.
 
     With --since it also shows what each agent did, from ClickHouse, and what it spent today, from Redis.
 
@@ -162,7 +162,7 @@ def _show_health(agents: list[AgentHealth], now: datetime) -> None:
             "agent, models",
             lambda one: f"  {one.model}" if isinstance(one, ModelHealth) else (one.agent_id, "bold"),
         ),
-        Column("health", lambda one: output.state(one.health)),
+        Column("health", lambda one: output.state(one.shown)),
         Column("breaker", breaker),
         Column("fails", lambda one: one.consecutive_failures, right=True, drop=1),
         Column("last failure", lambda one: formats.clock(one.last_failure_at, now), drop=2),

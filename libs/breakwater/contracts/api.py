@@ -452,31 +452,46 @@ class ModelHealth(Event):
     """The health of an agent on one model."""
 
     model: ModelId
-    health: LiveHealth
+    health: Health
+    known: bool = Field(
+        default=True,
+        description="False if no call has ended in the last 30 days and nothing is amiss: `healthy` is assumed then.",
+    )
     breaker: BreakerState | None = Field(description="None where the agent has no breaker.")
     consecutive_failures: Count
-    last_failure_at: Timestamp | None = None
+    last_failure_at: Timestamp | None = Field(default=None, description="Null once a call has succeeded.")
     last_success_at: Timestamp | None = None
     circuit_open_until: Timestamp | None = Field(
         default=None, description="When a probe may call; none while it is closed, or isolated."
     )
 
+    @property
+    def shown(self) -> LiveHealth:
+        """The health as people see it: `unknown` where it is assumed."""
+        return self.health if self.known else "unknown"
+
 
 class AgentHealth(Event):
-    """The health of an agent: `degraded` if anything is amiss, `unhealthy` if none of its models can be called.
-
-    `unknown` if no call has ended in the last 30 days, and nothing is amiss.
-    """
+    """The health of an agent: `degraded` if anything is amiss, `unhealthy` if none of its models can be called."""
 
     agent_id: Identifier
-    health: LiveHealth
+    health: Health
+    known: bool = Field(
+        default=True,
+        description="False if no call has ended in the last 30 days and nothing is amiss: `healthy` is assumed then.",
+    )
     consecutive_failures: Count = Field(description="Failed calls in a row, over all its models.")
-    last_failure_at: Timestamp | None = None
+    last_failure_at: Timestamp | None = Field(default=None, description="Null once a call has succeeded.")
     last_success_at: Timestamp | None = None
     circuit_open_until: Timestamp | None = Field(
         default=None, description="When one of its models may be called again; set while none may."
     )
     models: tuple[ModelHealth, ...] = ()
+
+    @property
+    def shown(self) -> LiveHealth:
+        """The health as people see it: `unknown` where it is assumed."""
+        return self.health if self.known else "unknown"
 
 
 class BreakerStatus(Event):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from breakwater.contracts.events import BreakerState, Health, LiveHealth
+from breakwater.contracts.events import BreakerState, Health
 from breakwater.contracts.execution import Attempt, ErrorKind
 from breakwater.policy.budget import NEVER_FITS
 
@@ -38,13 +38,8 @@ def health_of_model(breaker: BreakerState | None, consecutive_failures: int) -> 
     return "degraded" if consecutive_failures else "healthy"
 
 
-def health_of_agent(models: Collection[LiveHealth], consecutive_failures: int) -> Health:
+def health_of_agent(models: Collection[Health], consecutive_failures: int) -> Health:
     """Of an agent over its models: `unhealthy` when none of them serves, `degraded` when anything is amiss."""
     if consecutive_failures >= NONE_SUCCEEDS or (models and all(health == "unhealthy" for health in models)):
         return "unhealthy"
     return "degraded" if consecutive_failures or "unhealthy" in models else "healthy"
-
-
-def live_health(health: Health, *, called: bool) -> LiveHealth:
-    """`unknown` where nothing is amiss because nothing was called."""
-    return "unknown" if health == "healthy" and not called else health

@@ -25,7 +25,10 @@ class EndedCall:
 
 @dataclass(frozen=True, slots=True)
 class Lately:
-    """How calls went: failures since the latest success, and when the latest of each ended (ms since the epoch)."""
+    """How calls went: failures since the latest success, and when the latest of each ended (ms since the epoch).
+
+    A success clears the time of the latest failure, as it does the count.
+    """
 
     consecutive_failures: int = 0
     last_failure_ms: int | None = None
@@ -81,12 +84,8 @@ def _key(agent: str) -> str:
 
 
 def _that_matter(calls: Sequence[EndedCall]) -> Sequence[EndedCall]:
-    """From the latest success on, with the latest failure before it: the rest leaves no trace."""
-    successes = [place for place, one in enumerate(calls) if not one.failed]
-    if not successes:
-        return calls
-    failures = [one for one in calls[: successes[-1]] if one.failed]
-    return [*failures[-1:], *calls[successes[-1] :]]
+    """From the latest success on: the rest leaves no trace."""
+    return calls[max((place for place, one in enumerate(calls) if not one.failed), default=0) :]
 
 
 def _by_model(fields: Mapping[str, str]) -> dict[str, Lately]:
@@ -95,7 +94,8 @@ def _by_model(fields: Mapping[str, str]) -> dict[str, Lately]:
         return None if value is None else int(value)
 
     models = [field.removeprefix("in_a_row:") for field in fields if field.startswith("in_a_row:")]
-    return {
-        model: Lately(number("in_a_row", model) or 0, number("failure", model), number("success", model))
-        for model in models
-    }
+    found: dict[str, Lately] = {}
+    for model in models:
+        in_a_row = number("in_a_row", model) or 0
+        found[model] = Lately(in_a_row, number("failure", model) if in_a_row else None, number("success", model))
+    return found

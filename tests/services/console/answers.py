@@ -13,7 +13,8 @@ AT = "2026-11-21T10:00:00.000Z"
 def health(agent: str, state: str = "healthy", *models: "dict[str, Any]") -> "dict[str, Any]":
     return {
         "agent_id": agent,
-        "health": state,
+        "health": "healthy" if state == "unknown" else state,
+        "known": state != "unknown",
         "consecutive_failures": 0,
         "last_failure_at": None,
         "last_success_at": AT,
@@ -25,7 +26,8 @@ def health(agent: str, state: str = "healthy", *models: "dict[str, Any]") -> "di
 def model(name: str, breaker: "str | None" = "closed", state: str = "healthy") -> "dict[str, Any]":
     return {
         "model": name,
-        "health": state,
+        "health": "healthy" if state == "unknown" else state,
+        "known": state != "unknown",
         "breaker": breaker,
         "consecutive_failures": 0,
         "last_failure_at": None,

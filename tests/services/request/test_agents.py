@@ -21,14 +21,16 @@ async def test_every_agent_is_reported_with_its_health_in_a_bare_array(governed:
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     by_id = {agent["agent_id"]: agent for agent in answer.json}
     assert list(by_id) == ["writer", "reader", "patient", "unguarded", "by-model", "by-provider", "never"]
-    assert {name: agent["health"] for name, agent in by_id.items() if agent["health"] != "unknown"} == {
+    assert {name: agent["health"] for name, agent in by_id.items() if agent["known"]} == {
         "writer": "degraded",
         "reader": "unhealthy",
         "never": "unhealthy",  # no call of it can ever be paid, which takes no failed job to be known
     }
+    assert {agent["health"] for agent in by_id.values() if not agent["known"]} == {"healthy"}
     assert by_id["reader"] == {
         "agent_id": "reader",
         "health": "unhealthy",
+        "known": True,
         "consecutive_failures": 0,
         "last_failure_at": None,
         "last_success_at": None,
@@ -37,6 +39,7 @@ async def test_every_agent_is_reported_with_its_health_in_a_bare_array(governed:
             {
                 "model": "m",
                 "health": "unhealthy",
+                "known": True,
                 "breaker": "open",
                 "consecutive_failures": 0,
                 "last_failure_at": None,

@@ -52,27 +52,29 @@ async def health_of_all(redis: Redis, config: Config = CONFIG) -> dict[str, Agen
     return {health.agent_id: health for health in healths}
 
 
-async def test_the_health_of_agents_that_never_called_is_unknown_and_all_are_reported_in_the_configs_order(
+async def test_an_agent_that_nobody_has_called_is_healthy_with_a_flag_that_nothing_is_known(
     redis: Redis,
 ) -> None:
     healths = await health_of_all(redis)
     assert list(healths) == ["writer", "anything", "unguarded", "by-model", "by-provider"]
-    assert {health.health for health in healths.values()} == {"unknown"}
+    assert {(health.health, health.known, health.shown) for health in healths.values()} == {
+        ("healthy", False, "unknown")
+    }
     writer = healths["writer"]
-    assert [(model.model, model.breaker, model.health) for model in writer.models] == [
-        ("m", "closed", "unknown"),
-        ("other/n", "closed", "unknown"),
+    assert [(model.model, model.breaker, model.health, model.known) for model in writer.models] == [
+        ("m", "closed", "healthy", False),
+        ("other/n", "closed", "healthy", False),
     ]
     assert (writer.consecutive_failures, writer.last_failure_at, writer.last_success_at) == (0, None, None)
     assert [model.breaker for model in healths["unguarded"].models] == [None]
 
 
-async def test_an_agent_whose_calls_fail_is_degraded_until_one_succeeds(redis: Redis) -> None:
+async def test_an_agent_whose_calls_fail_is_degraded_until_a_success_clears_last_failure_at(redis: Redis) -> None:
     await note(redis, "writer", m=[EndedCall(1, NOW, False), EndedCall(2, NOW + 5, True), EndedCall(3, NOW + 9, True)])
     writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.consecutive_failures, writer.circuit_open_until) == ("degraded", 2, None)
     assert (writer.last_success_at, writer.last_failure_at) == (time_from_ms(NOW), time_from_ms(NOW + 9))
-    assert [(model.health, model.consecutive_failures) for model in writer.models] == [("degraded", 2), ("unknown", 0)]
+    assert [(model.shown, model.consecutive_failures) for model in writer.models] == [("degraded", 2), ("unknown", 0)]
     await note(redis, "writer", other_n=[EndedCall(4, NOW + 20, False)])
     writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.consecutive_failures, writer.last_success_at) == (
@@ -80,6 +82,7 @@ async def test_an_agent_whose_calls_fail_is_degraded_until_one_succeeds(redis: R
         0,
         time_from_ms(NOW + 20),
     )
+    assert (writer.last_failure_at, writer.known) == (None, True)
     assert [model.health for model in writer.models] == ["degraded", "healthy"]
 
 
@@ -88,7 +91,7 @@ async def test_one_open_breaker_of_two_is_degraded_and_has_no_time_for_the_agent
     await put(redis, "writer", "m", Breaker(state="open", open_until_ms=until))
     writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.circuit_open_until) == ("degraded", None)
-    assert [(one.breaker, one.health, one.circuit_open_until) for one in writer.models] == [
+    assert [(one.breaker, one.shown, one.circuit_open_until) for one in writer.models] == [
         ("open", "unhealthy", time_from_ms(until)),
         ("closed", "unknown", None),
     ]
