@@ -23,6 +23,7 @@ from breakwater.bus.lookup import Connection
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Progress
 from breakwater.contracts.types import Event, Timestamp, is_identifier
+from breakwater.policy.progress import steps_of
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
 from services.request.auth import caller_of
@@ -142,7 +143,7 @@ class _Following(EventStream):
         # In this order: the attempts of a job that is decided are all recorded.
         decided = await self._sources.results.decided(self._job_id)
         attempts = await self._sources.results.attempts(self._job_id)
-        found = [of_attempt(attempt) for attempt in attempts]
+        found = [step for attempt in attempts for step in steps_of(attempt)]
         if decided is None:
             standing = await self._sources.accepted.standing(self._job_id)
             if standing is not None:
@@ -188,7 +189,8 @@ class _Following(EventStream):
         """Sends the recorded attempts that the subscription missed, and returns the decision."""
         decided = await self._sources.results.decided(self._job_id)
         for attempt in await self._sources.results.attempts(self._job_id, self._sent.complete_to):
-            await self._send_step(sender, of_attempt(attempt))
+            for step in steps_of(attempt):
+                await self._send_step(sender, step)
         return decided
 
     async def _send_step(self, sender: Sender, step: Progress, *, while_looking: bool = False) -> None:
@@ -261,29 +263,6 @@ def read(message: bytes) -> Progress | None:
     except ValidationError:
         structlog.get_logger().warning("progress_unreadable", size=len(message))
         return None
-
-
-def of_attempt(attempt: Attempt) -> Progress:
-    """The step that a recorded attempt was."""
-    success, error = attempt.outcome == "success", attempt.error
-    return Progress(
-        execution_id=attempt.execution_id,
-        agent=attempt.agent,
-        state="in_progress",
-        event="agent.attempt.finish" if success else "agent.attempt.error",
-        at=attempt.completed_at,
-        attempt=attempt.number,
-        model=attempt.model,
-        duration_ms=attempt.duration_ms,
-        input_tokens=attempt.input_tokens,
-        output_tokens=attempt.output_tokens,
-        success=success,
-        error_type=error and error.class_.removesuffix("Error"),
-        error_class=error and error.class_,
-        error_message=error and error.message,
-        status_code=error and error.status_code,
-        retryable=error and error.retryable,
-    )
 
 
 def of_standing(execution_id: str, standing: Standing, attempts: Iterable[Attempt], now: datetime) -> list[Progress]:

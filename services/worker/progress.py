@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, ErrorInfo, Notification, Progress
+from breakwater.contracts.execution import Attempt, Notification, Progress
+from breakwater.policy.progress import error_details, steps_of
 from services.worker.context import WorkerContext
 
 
@@ -34,18 +35,8 @@ class ProgressReporter:
 
     async def attempt_ended(self, attempt: Attempt) -> None:
         """An attempt is recorded, a refused one, too."""
-        event: Notification = "agent.attempt.finish" if attempt.outcome == "success" else "agent.attempt.error"
-        await self.report(
-            "in_progress",
-            event,
-            attempt=attempt.number,
-            model=attempt.model,
-            duration_ms=attempt.duration_ms,
-            input_tokens=attempt.input_tokens,
-            output_tokens=attempt.output_tokens,
-            success=attempt.outcome == "success",
-            **({} if attempt.error is None else _details_of(attempt.error)),
-        )
+        for step in steps_of(attempt, self._parent):
+            await self._worker.publisher.send(self._subject, step.json_bytes())
 
     async def request_failed(self, attempt: Attempt) -> None:
         """A failure that no retry can fix."""
@@ -70,15 +61,5 @@ class ProgressReporter:
         await self.report("retried", event, attempt=attempt.number, model=attempt.model, count=count)
 
     async def _report_error(self, state: str, event: Notification, attempt: Attempt, **details: object) -> None:
-        error = {} if attempt.error is None else _details_of(attempt.error)
+        error = error_details(attempt.error)
         await self.report(state, event, attempt=attempt.number, model=attempt.model, **error, **details)
-
-
-def _details_of(error: ErrorInfo) -> dict[str, object]:
-    return {
-        "error_type": error.class_.removesuffix("Error"),
-        "error_class": error.class_,
-        "error_message": error.message,
-        "status_code": error.status_code,
-        "retryable": error.retryable,
-    }

@@ -303,6 +303,7 @@ def _progress(event: Mapping[str, Any]) -> _Parts:
     return (name, name), [
         event.get("model") or "",
         f"attempt {attempt}" if attempt else "",
+        event.get("event") or "",
         event.get("detail") or "",
         event["execution_id"],
     ]

@@ -308,6 +308,8 @@ Notification = Literal[
     "agent.attempt.start",
     "agent.attempt.finish",
     "agent.attempt.error",
+    "agent.breaker.open",
+    "agent.budget.exceeded",
     "llm_request_failed",
     "llm_retry_attempt",
     "llm_retry_exhausted",
@@ -341,3 +343,7 @@ class Progress(Event):
     delay_ms: Count | None = Field(default=None, description="The wait before the next attempt.")
     count: Count | None = Field(default=None, description="How many messages were dropped.")
     detail: str | None = None
+    scope: str | None = Field(
+        default=None, description="Of `agent.budget.exceeded`: the cap that refused, such as `agent:writer/daily`."
+    )
+    enforcement: Literal["hard"] | None = Field(default=None, description="Of the same: soft caps refuse nothing.")

@@ -4,10 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from breakwater.contracts.execution import Notification, Progress
+from breakwater.contracts.execution import ErrorInfo, Notification, Progress
+from breakwater.policy.progress import steps_of
 from breakwater.state.accepted import Standing
 from services.request.event_stream import server_sent
-from services.request.progress import SentSteps, decision, of_attempt, of_standing
+from services.request.progress import SentSteps, decision, of_standing
 from tests.services.request.test_progress import attempt_of
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -30,7 +31,7 @@ def test_that_it_is_queued_is_no_news_once_anything_is_known() -> None:
 
 def test_that_a_worker_has_it_may_be_news_again_but_not_from_before_what_is_recorded() -> None:
     sent = SentSteps()
-    assert sent.news(of_attempt(attempt_of("j", 1, fails=True)))
+    assert sent.news(steps_of(attempt_of("j", 1, fails=True))[-1])
     assert not sent.news(step("dispatched"), while_looking=True)
     assert sent.news(step("dispatched")), "another worker has taken it over"
     waiting = SentSteps()
@@ -40,7 +41,7 @@ def test_that_a_worker_has_it_may_be_news_again_but_not_from_before_what_is_reco
 
 def test_an_attempt_begins_and_ends_once_in_whatever_order_that_is_heard() -> None:
     sent = SentSteps()
-    assert sent.news(of_attempt(attempt_of("j", 2)))
+    assert sent.news(steps_of(attempt_of("j", 2))[-1])
     assert not sent.news(step("in_progress", "agent.attempt.start", 2))
     assert not sent.news(step("in_progress", "agent.attempt.error", 2)), "it has one end only"
     assert sent.news(step("in_progress", "agent.attempt.start", 3))
@@ -49,10 +50,10 @@ def test_an_attempt_begins_and_ends_once_in_whatever_order_that_is_heard() -> No
 
 def test_what_was_not_heard_is_missing_until_it_is_reported() -> None:
     sent = SentSteps()
-    sent.news(of_attempt(attempt_of("j", 1)))
-    sent.news(of_attempt(attempt_of("j", 3)))
+    sent.news(steps_of(attempt_of("j", 1))[-1])
+    sent.news(steps_of(attempt_of("j", 3))[-1])
     assert sent.complete_to == 1
-    sent.news(of_attempt(attempt_of("j", 2)))
+    sent.news(steps_of(attempt_of("j", 2))[-1])
     assert sent.complete_to == 3
 
 
@@ -93,3 +94,27 @@ def test_of_a_result_only_the_decision_is_reported_and_events_are_what_the_stand
     data = decision("j", record)
     assert data == b'{"execution_id":"j","status":"succeeded","reason":null}'
     assert server_sent("decided", data, 7) == b"event: decided\ndata: " + data + b"\nid: 7\n\n"
+
+
+def test_a_refusal_has_its_own_name_also_for_who_joins_late() -> None:
+    error = ErrorInfo(kind="budget_exceeded", class_="BudgetExceededError", message="no room", figures="$1 of $2")
+    refused = attempt_of("j", 1).model_copy(
+        update={
+            "outcome": "short_circuited",
+            "short_circuited": True,
+            "error": error,
+            "refused_by": "agent:writer/daily",
+            "refused_reason": "budget_exceeded",
+        }
+    )
+    refusal, ended = steps_of(refused, "parent")
+    assert (refusal.event, refusal.scope, refusal.enforcement) == (
+        "agent.budget.exceeded",
+        "agent:writer/daily",
+        "hard",
+    )
+    assert (ended.event, ended.scope, ended.success) == ("agent.attempt.error", None, False)
+    assert {step.parent_execution_id for step in (refusal, ended)} == {"parent"}
+    assert "$" not in f"{refusal.json_bytes()}"
+    sent = SentSteps()
+    assert [sent.news(step) for step in (refusal, ended, refusal, ended)] == [True, True, False, False]
