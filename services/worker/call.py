@@ -21,7 +21,7 @@ from breakwater.contracts.execution import Attempt, Cancellation, Choice, CostBa
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import MAX_COUNTED
 from breakwater.policy.cancellation import error_of
-from breakwater.policy.classify import Classification, classify, without_text
+from breakwater.policy.classify import Classification, HttpFailure, ProgramFailure, classify, without_text
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import Usage, estimate_input_tokens, limited, size_of_messages, usage_problem
 from breakwater.providers.base import Answer, Call, CallFailed
@@ -365,12 +365,15 @@ def _failed(
         counted = False  # the job's own deadline cut it short, which says nothing of the model
     spent = _spent(worker, job, flight, failed.usage, failed.cost, maybe_billed=failed.maybe_billed, part=part)
     # The identity of the error is that of what is kept of it: two errors that differ in a secret are the same.
+    said: str | None = None
     if worker.keeps_error_texts(job.agent):
         kept = replace(failure, message=worker.redactor.text(failure.message))
+        # Of the network and of answers the words are ours, or the system's.
+        said = kept.message if isinstance(failed.failure, HttpFailure | ProgramFailure) else None
     else:
         kept = without_text(failure, failed.failure)
         failure = replace(failure, class_name=kept.class_name)
-    error = kept.error_info()
+    error = kept.error_info(said, (flight.model, worker.targets.of(job.agent_name, flight.model).name))
     attempt = attempt_of(
         job,
         flight,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
@@ -309,8 +309,13 @@ class Classification:
     retry_after_s: float | None = None
     param: str | None = None
 
-    def error_info(self) -> ErrorInfo:
-        """The verdict as it stands in records."""
+    def error_info(self, said: str | None = None, names: Collection[str] = ()) -> ErrorInfo:
+        """The verdict as it stands in records.
+
+        Args:
+            said: the provider's own words, redacted, where they may be kept: the caller is told the harmless ones.
+            names: what these may name besides plain words.
+        """
         return ErrorInfo(
             kind=self.kind,
             class_=self.class_name,
@@ -320,7 +325,9 @@ class Classification:
             retry_after_s=self.retry_after_s,
             param=self.param,
             hash=error_identity(f"{self.class_name}: {self.message}"),
-            user_message=None if self.retryable else user_message(self.kind, self.class_name, self.status_code),
+            user_message=None
+            if self.retryable
+            else user_message(self.kind, self.class_name, self.status_code, said, names),
         )
 
 

@@ -1,4 +1,4 @@
-"""The steps of a job's progress that an attempt is: the same, whether they are received live or read from the record."""
+"""The steps of a job's progress that an attempt is: the same whether they are received live or read from the record."""
 
 from __future__ import annotations
 

@@ -1,9 +1,14 @@
-"""Errors as parent agents and end users see them: type, status and what can be done.
+"""Errors as parent agents and end users see them: type, status, what the provider said, and what can be done.
 
-Never the provider's own text, and no class name that is not ours: both may hold keys, paths, limits or the request.
+What a provider said may hold keys, paths, hosts, limits or the request. So a sentence of it is shown only where each of
+its words is known to be harmless: plain English, a parameter's name, the model that was called. The rest is left out,
+and so is a class name that is not ours.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Collection
 
 from breakwater.contracts.execution import ErrorInfo, ErrorKind
 
@@ -50,14 +55,81 @@ _CLASSES = {
 _PERMANENT: frozenset[ErrorKind] = frozenset({"client", "context_overflow", "orphan_tool_calls", "logic", "invalid"})
 
 
-def user_message(kind: ErrorKind, class_name: str, status_code: int | None) -> str:
-    """An assistant-style message for an error of any kind."""
+_LONGEST = 300
+"""Characters that are shown of what a provider said."""
+
+_SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+|;\s+")
+_AROUND = "'\"`\u2018\u2019\u201c\u201d(),.:;!?"
+
+# Neither digits nor letters in odd cases: there ids and keys begin, and numbers are limits.
+_WORD = re.compile(
+    r"(?:(?:non|pre|re|multi|self|up)-)?[A-Za-z]?[a-z]{0,19}(?:['\u2019](?:s|t|re|ve|ll|d))?|[A-Z]{2,5}|OpenAI"
+)
+_PLACE = re.compile(r"(?:messages|input|contents|tools)(?:\.\d{1,3}|\[\d{1,3}\])(?:\.(?:content|role|text|type|name))?")
+_PARAMETERS = frozenset({
+    "cache_control", "frequency_penalty", "function_call", "image_url", "input_schema", "json_schema", "logit_bias",
+    "max_completion_tokens", "max_output_tokens", "max_tokens", "parallel_tool_calls", "presence_penalty",
+    "reasoning_effort", "response_format", "service_tier", "stop_sequences", "stream_options", "tool_call_id",
+    "tool_calls", "tool_choice", "tool_result", "tool_use", "tool_use_id", "top_k", "top_logprobs", "top_p",
+})  # fmt: skip
+_TRACE = re.compile(r"traceback|\bexception in\b|\bstack ?trace\b|\bpanic\b", re.I)
+_NAMED = re.compile(
+    r"\b(?:(?:organi[sz]ation|account|project|workspace|subscription|tenant|team|customer|user(?:name)?|login|password|"
+    r"passphrase|secret|credential|bucket|host(?:name)?|server|upstream|backend|proxy|node|cluster|namespace|database|"
+    r"deployment|directory|folder|file|path|key)s?|token)\b(?=(?P<next>[:=]?(?:\s+\S+){0,2}))",
+    re.I,
+)
+"""What may have a name that looks like any other word: a customer, a machine, a key."""
+_IS_NO_NAME = re.compile(
+    r"(?:\s+(?:and|billing|but|can|cannot|could|did|do|does|has|have|if|lacks|may|must|needs|or|provided|quota|should|"
+    r"tied|will|you|your|(?:is|are|was|were)\s+(?:disabled|expired|invalid|missing|not|required|revoked|suspended))"
+    r"(?=[\s.,!?)]|$).*)?",
+    re.I,
+)
+
+
+def shown(said: str, names: Collection[str] = ()) -> str | None:
+    """What may be shown of a provider's words: the sentences that hold nothing but harmless words; None for nothing.
+
+    Args:
+        said: its message, redacted.
+        names: what may be named besides, as it is known here: the model.
+    """
+    said = said.strip()
+    if "\n" in said or _TRACE.search(said):
+        return None  # a page, a listing or a trace
+    clean: list[str] = []
+    for sentence in _SENTENCE_ENDS.split(said):
+        if len(" ".join((*clean, sentence))) > _LONGEST:
+            break
+        if _is_harmless(sentence, names):
+            clean.append(sentence)
+    return " ".join(clean) or None
+
+
+def _is_harmless(sentence: str, names: Collection[str]) -> bool:
+    words = sentence.split()
+    return (
+        len(words) > 1
+        and all(
+            word in names or word in _PARAMETERS or _WORD.fullmatch(word) or _PLACE.fullmatch(word)
+            for word in (word.strip(_AROUND) for word in words)
+        )
+        and all(_IS_NO_NAME.fullmatch(found["next"]) for found in _NAMED.finditer(sentence))
+    )
+
+
+def user_message(
+    kind: ErrorKind, class_name: str, status_code: int | None, said: str | None = None, names: Collection[str] = ()
+) -> str:
+    """An assistant-style message for an error of any kind; of what the provider said, what may be shown."""
     title, advice = _KINDS[kind]
     if class_name in _CLASSES:
         title, advice = class_name.removesuffix("Error"), _CLASSES[class_name]
     status = "" if status_code is None else f"**Status Code:** {status_code}\n"
+    message = "" if not said or (text := shown(said, names)) is None else f"**Message:** {text}\n"
     verdict = "It cannot be recovered automatically. " if kind in _PERMANENT else ""
-    return f"I could not complete this request.\n\n**Error Type:** {title}\n{status}\n{verdict}{advice}"
+    return f"I could not complete this request.\n\n**Error Type:** {title}\n{status}{message}\n{verdict}{advice}"
 
 
 def user_message_for(error: ErrorInfo) -> str:

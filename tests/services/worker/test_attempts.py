@@ -123,3 +123,18 @@ async def test_a_job_that_cannot_be_run_is_refused_with_its_reason_and_kept(star
         assert sorted(base64.b64decode(dead_letter["payload_base64"]) for dead_letter in dead_letters) == sorted(
             BAD_JOBS
         )
+
+
+async def test_user_message_carries_the_providers_own_message_where_it_may_be_shown(start_worker: StartWorker) -> None:
+    said = "Your credit balance is too low. Organization org-123 has $0.17 left. The model sim/m is paused."
+    error = {"status": 402, "error": {"message": said}}
+    agents = {"writer": {"model": "sim/m", **QUICK}}
+    agents |= {"private": {**agents["writer"], "persist_responses": False}}
+    async with start_worker({"sim/m": model(error)}, agents) as plane:
+        for name in agents:
+            await plane.publish({"agent": name, "job_id": name, "prompt": "hello"})
+        told = {name: (await plane.result(name))["error"]["user_message"] for name in agents}
+    assert "**Message:** Your credit balance is too low. The model sim/m is paused.\n" in told["writer"]
+    assert told["private"] == told["writer"].replace(
+        "**Message:** Your credit balance is too low. The model sim/m is paused.\n", ""
+    )

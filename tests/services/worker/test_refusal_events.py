@@ -25,7 +25,9 @@ async def test_agent_breaker_open_and_agent_budget_exceeded_exist_for_who_listen
         [before] = await breakers.load([key])
         isolated = replace(before.breaker, state="isolated")
         assert await breakers.save([Saving(key, before, isolated, None)]) == [True]
-        heard = {name: (await _heard(plane, name, {"agent": name, "job_id": name, "prompt": "x"}))[1] for name in agents}
+        heard = {
+            name: (await _heard(plane, name, {"agent": name, "job_id": name, "prompt": "x"}))[1] for name in agents
+        }
 
     assert [step["event"] for step in heard["held"] if step["event"]] == [
         "agent.breaker.open",
@@ -36,7 +38,10 @@ async def test_agent_breaker_open_and_agent_budget_exceeded_exist_for_who_listen
     [opened] = [step for step in heard["held"] if step["event"] == "agent.breaker.open"]
     assert (opened["agent"], opened["model"], opened["attempt"]) == ("held", "sim/down", 1)
     assert (opened["scope"], opened["enforcement"]) == (None, None)
-    assert [step["event"] for step in heard["dear"] if step["event"]] == ["agent.budget.exceeded", "agent.attempt.error"]
+    assert [step["event"] for step in heard["dear"] if step["event"]] == [
+        "agent.budget.exceeded",
+        "agent.attempt.error",
+    ]
     [exceeded] = [step for step in heard["dear"] if step["event"] == "agent.budget.exceeded"]
     assert (exceeded["scope"], exceeded["enforcement"], exceeded["model"]) == ("execution", "hard", "sim/good")
     assert "0.000" not in str(exceeded), "what a cap is stays with operators"
