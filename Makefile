@@ -78,7 +78,7 @@ audit: .venv/dev.stamp ## Compare the pinned packages with the published vulnera
 
 env: ## Write .env for compose.yaml, with fresh passwords; an existing one is left alone
 	@test ! -e .env || { echo '.env exists already; it is left as it is.'; exit 1; }
-	@umask 077 && $(PYTHON) -c 'import re, secrets; print(re.sub(r"(?m)^(\w+_PASSWORD)=$$", lambda m: m[1] + "=" + secrets.token_hex(24), open(".env.example").read()), end="")' > .env
+	@umask 077 && $(PYTHON) -c 'import re, secrets; print(re.sub(r"(?m)^(\w+_(?:PASSWORD|KEY))=$$", lambda m: m[1] + "=" + secrets.token_hex(24), open(".env.example").read()), end="")' > .env
 	@echo 'Wrote .env. Start with: docker compose up --build --detach'
 
 clean: ## Remove .venv and the tools' caches; the local stack's data in .breakwater stays

@@ -130,9 +130,9 @@ def test_the_console_knows_no_bus_and_only_reads_tables() -> None:
 
 def test_every_password_is_asked_for_and_none_has_a_default() -> None:
     text = (ROOT / "compose.yaml").read_text()
-    asked = set(re.findall(r"\$\{(\w+_PASSWORD):\?", text))
-    assert asked == {name for name in GIVEN if name.endswith("_PASSWORD")}
-    assert not re.search(r"_PASSWORD:-", text)
+    asked = set(re.findall(r"\$\{(\w+_(?:PASSWORD|KEY)):\?", text))
+    assert asked == {name for name in GIVEN if name.endswith(("_PASSWORD", "_KEY"))}
+    assert not re.search(r"_(PASSWORD|KEY):-", text)
     for name in asked:
         with pytest.raises(KeyError, match="make env"):
             load({**GIVEN, name: ""})
@@ -146,7 +146,7 @@ def test_keys_of_encryption_go_to_the_services_that_read_texts_alone() -> None:
 
 
 def test_what_is_not_a_password_needs_no_env_file() -> None:
-    passwords = {name: value for name, value in GIVEN.items() if name.endswith("_PASSWORD")}
+    passwords = {name: value for name, value in GIVEN.items() if name.endswith(("_PASSWORD", "_KEY"))}
     assert load(passwords) == COMPOSE
 
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.config import ConfigError, cipher_of, parse_config, require_reloadable, unreadable_secrets, variables_of
-from breakwater.encryption import COMPRESS_FROM, OFF, TEXTS, Cipher, Undecryptable, key_of_document, new_key
+from breakwater.encryption import COMPRESS_FROM, LEFT_OUT, OFF, TEXTS, Cipher, Undecryptable, key_of_document, new_key
 
 OLD, NEW = new_key(), new_key()
+OWN = "the plane's own key, any text of thirty-two"
 CIPHER = Cipher([NEW, OLD])
 
 json_values = st.recursive(
@@ -67,6 +68,23 @@ def test_the_first_key_encrypts_and_all_decrypt() -> None:
         Cipher([OLD]).decrypt_document(after)
     with pytest.raises(Undecryptable, match=r"encryption.keys has none: put that key back"):
         OFF.decrypt_document(after)
+
+
+def test_the_planes_own_key_encrypts_what_is_private_where_there_is_no_other_and_always_decrypts() -> None:
+    document = b'{"execution_id":"e1","output":"hello"}'
+    own, both, other = Cipher(own=OWN), Cipher([NEW], OWN), Cipher(own=OWN[::-1])
+    assert not own.on
+    assert own.encrypt_document(document) == document
+    stored = own.encrypt_document(document, private=True)
+    assert key_of_document(stored) == own.own_id == both.key_ids[-1]
+    assert own.decrypt_document(stored) == both.decrypt_document(stored) == document
+    assert key_of_document(both.encrypt_document(document, private=True)) == both.key_ids[0]
+    with pytest.raises(Undecryptable, match=rf"encryption.keys has none, and the plane's own key is {other.own_id}"):
+        other.decrypt_document(stored)
+    left_out = OFF.encrypt_document(document, private=True)
+    assert json.loads(left_out) == {"execution_id": "e1", "encrypted": LEFT_OUT}
+    assert own.decrypt_document(left_out) == left_out
+    assert OFF.encrypt_document(b'{"execution_id":"e1"}', private=True) == b'{"execution_id":"e1"}'
 
 
 def test_what_was_changed_is_not_read() -> None:

@@ -1,5 +1,7 @@
 """Encrypting the texts of jobs, answers and dead letters where they are stored, under keys that can be replaced.
 
+All of them, where the config has keys; else those of agents that keep no texts, under a key of the plane's own.
+
 Of a JSON document its fields with texts become one field, `encrypted`: ids, agents, states and money stay readable.
 A token is `bwe1.<key id>.<Fernet token>`. It names its key, so a key that is missing can be named, too.
 """
@@ -42,6 +44,9 @@ _LINE = re.compile(_TOKEN.pattern + r"\n")
 COMPRESS_FROM = 32_768
 """A token is a third longer than what it holds, and NATS takes messages up to a limit: long texts are compressed."""
 
+LEFT_OUT = "left out: the worker had no key to encrypt the texts with; set BREAKWATER_PLANE_KEY"
+"""What stands in place of a token where texts must not be stored in plain, and there is no key."""
+
 _PLAIN, _COMPRESSED = b"0", b"z"
 
 
@@ -50,11 +55,17 @@ class Undecryptable(Exception):  # noqa: N818  a state: with its key back, the s
 
 
 class Cipher:
-    """Encrypts with the first of its keys, and decrypts with all of them. Without keys it encrypts nothing."""
+    """Encrypts with the first of its keys, and decrypts with all of them. Without keys it encrypts nothing.
 
-    def __init__(self, keys: Sequence[str] = ()) -> None:
-        """Takes keys as `new_key` makes them. Raises ConfigError: one of them is no key, with its place in front."""
-        self._keys: dict[str, Any] = {}
+    The plane's own key comes after these: it encrypts what must not be stored in plain where there is no other.
+    """
+
+    def __init__(self, keys: Sequence[str] = (), own: str | None = None) -> None:
+        """Takes keys as `new_key` makes them, and any text for the plane's own.
+
+        Raises ConfigError: one of the keys is none, with its place in front.
+        """
+        self._keys: dict[str, bytes] = {}
         for place, key in enumerate(keys):
             try:
                 raw = base64.urlsafe_b64decode(key)
@@ -62,48 +73,67 @@ class Cipher:
                 raw = b""
             if len(raw) != 32:
                 raise ConfigError(f"encryption.keys.{place}: is not a key; `breakwater encryption new-key` makes one")
-            # Only where there are keys: the import takes 40 ms and 8 MB.
-            from cryptography.fernet import Fernet
-
-            self._keys[_key_id(raw)] = Fernet(key)
+            self._keys[_key_id(raw)] = raw
         self._first = next(iter(self._keys), None)
         self.on = self._first is not None
-        """Whether it encrypts."""
+        """Whether it encrypts all texts."""
+        self.own_id: str | None = None
+        """The id of the plane's own key, which may be shown."""
+        if own is not None:
+            raw = hashlib.sha256(b"breakwater plane key" + own.encode()).digest()
+            self.own_id = _key_id(raw)
+            self._keys.setdefault(self.own_id, raw)
+        self._made: dict[str, Any] = {}
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """The ids of its keys, which may be shown, in order."""
+        """The ids of its keys, which may be shown, in order; that of the plane's own is the last."""
         return tuple(self._keys)
 
     def encrypt(self, text: bytes) -> str:
-        """A token of a text; only where it is on."""
-        assert self._first is not None
+        """A token of a text; only where there is a key."""
+        key_id = self._first or self.own_id
+        assert key_id is not None
         plain = _COMPRESSED + zlib.compress(text, 1) if len(text) >= COMPRESS_FROM else _PLAIN + text
-        return f"bwe1.{self._first}.{self._keys[self._first].encrypt(plain).decode()}"
+        return f"bwe1.{key_id}.{self._fernet(key_id).encrypt(plain).decode()}"
 
     def decrypt(self, token: str) -> bytes:
         """The text of a token. Raises Undecryptable."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             raise Undecryptable("what is marked as encrypted is no token of Breakwater")
-        key = self._keys.get(match["key"])
-        if key is None:
-            has = f"encryption.keys has {', '.join(self._keys)}" if self._keys else "encryption.keys has none"
+        if match["key"] not in self._keys:
+            known = [key for key in self._keys if self.on or key != self.own_id]
+            has = f"encryption.keys has {', '.join(known) or 'none'}"
+            has += "" if self.own_id is None else f", and the plane's own key is {self.own_id}"
             raise Undecryptable(f"it is encrypted with key {match['key']}, and {has}: put that key back")
         from cryptography.fernet import InvalidToken
 
         try:
-            plain = key.decrypt(match["token"])
+            plain = self._fernet(match["key"]).decrypt(match["token"])
             return zlib.decompress(plain[1:]) if plain[:1] == _COMPRESSED else plain[1:]
         except (InvalidToken, zlib.error):
             raise Undecryptable(f"it was changed after it was encrypted with key {match['key']}") from None
 
-    def encrypt_document(self, document: bytes) -> bytes:
+    def _fernet(self, key_id: str) -> Any:
+        if (made := self._made.get(key_id)) is None:
+            # Only where a text is encrypted: the import takes 40 ms and 8 MB.
+            from cryptography.fernet import Fernet
+
+            made = self._made[key_id] = Fernet(base64.urlsafe_b64encode(self._keys[key_id]))
+        return made
+
+    def encrypt_document(self, document: bytes, *, private: bool = False) -> bytes:
         """A JSON document without its texts, and with a token of them; as it is where it has none.
 
-        Raises ValueError where it is on and the document is no JSON object: it must not be stored with its texts.
+        Args:
+            document: a JSON object.
+            private: the texts must not be stored in plain: also where it is off they are encrypted, with the plane's
+                own key, or left out where there is none.
+
+        Raises ValueError where it encrypts and the document is no JSON object: it must not be stored with its texts.
         """
-        if not self.on:
+        if not (self.on or private):
             return document
         found = from_json(document)
         if not isinstance(found, dict):
@@ -112,6 +142,8 @@ class Cipher:
         texts = {name: fields.pop(name) for name in TEXTS if fields.get(name) not in (None, [], {}, "")}
         if not texts:
             return document
+        if not self._keys:
+            return to_json(fields | {FIELD: LEFT_OUT})
         # Programs without a key hear results and records: sent as a job, such a token would be decrypted for them.
         texts |= {_BOUND_TO: fields[_BOUND_TO]} if fields.get(_BOUND_TO) else {}
         return to_json(fields | {FIELD: self.encrypt(to_json(texts))})

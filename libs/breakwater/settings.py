@@ -36,6 +36,12 @@ class Settings(BaseSettings):
     nats_replicas: int = Field(default=1, ge=1, le=5, description="Copies of every stream; 3 on a cluster of three.")
     log_level: str = "info"
     log_json: bool | None = Field(default=None, description="JSON lines, or for people. None: JSON but on a terminal.")
+    plane_key: SecretStr | None = Field(
+        default=None,
+        min_length=32,
+        description="Of the worker and `request` alike: what the texts of agents that keep none are encrypted with in "
+        "dead letters and results, where the config has no `encryption.keys`.",
+    )
     alive_file: Path | None = Field(
         default=None, description="Touched about every 5 s while the service is connected and its event loop turns."
     )

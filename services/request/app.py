@@ -107,7 +107,7 @@ class RequestService:
         self._redis = Redis(settings.redis_url.get_secret_value())
         self._accepted = Accepted(self._redis)
         self._sessions = Sessions(self._redis)
-        self._cipher = cipher_of(config)
+        self._cipher = cipher_of(config, settings.plane_key)
         self._waiters = Waiters(self._any_connection, self._cipher)
         self._results = ResultReader(self._connection, self._reconnects, self._cipher)
         self._publisher = Publisher(self._connection, "request", self._cipher)

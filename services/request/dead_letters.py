@@ -37,7 +37,7 @@ from breakwater.contracts.execution import Status
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header, Stream, decode_token, encode_token
 from breakwater.contracts.types import Event, Identifier, format_time
-from breakwater.encryption import OFF, Cipher, Undecryptable
+from breakwater.encryption import LEFT_OUT, OFF, Cipher, Undecryptable
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from services.request.jobs import Queue
@@ -103,6 +103,8 @@ def read_dead_letter(found: Found, cipher: Cipher = OFF) -> Kept | None:
     except (ValidationError, ValueError):
         structlog.get_logger().error("dead_letter_unreadable", sequence=found.sequence)
         return None
+    if dead_letter.encrypted == LEFT_OUT:
+        undecryptable = f"its text was {LEFT_OUT}"
     try:
         payload = cipher.decrypt_document(payload)  # of a job whose key the worker had not
     except Undecryptable as error:

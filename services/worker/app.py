@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import structlog
+
 from breakwater import background
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.delivery import WAKER_BATCH, WAKER_LINGER_S, Delivery, Waker
@@ -25,7 +27,14 @@ from services.worker.generations import Generations, ProviderPool
 def build(settings: Settings, config: Config) -> ServiceApp:
     """A worker for every agent of the config. Raises ConfigError where a provider's key is missing."""
     broker = make_broker(settings.nats_url.get_secret_value(), "worker", graceful_timeout_s=config.limits.drain_s)
-    cipher = cipher_of(config)
+    cipher = cipher_of(config, settings.plane_key)
+    if not cipher.key_ids and config.private_agents:
+        structlog.get_logger().warning(
+            "no_plane_key",
+            agents=config.private_agents,
+            effect="their results and dead letters are stored without texts",
+            remedy="set BREAKWATER_PLANE_KEY",
+        )
     redis = Redis(settings.redis_url.get_secret_value())
     connection = connection_of(broker)
     pool, live = ProviderPool(), LiveConfig(config)

@@ -171,7 +171,7 @@ async def finish(worker: WorkerContext, asked: JobDelivery, result: Result) -> N
     """Decides a job, and answers it."""
     if result.status == "dead_lettered":
         await _keep_dead_letter(worker, asked, result)
-    standing = await worker.outages.retry_while_unavailable(partial(_decide, worker, result))
+    standing = await worker.outages.retry_while_unavailable(partial(_decide, worker, asked, result))
     await answer(worker, asked, standing)
 
 
@@ -186,6 +186,7 @@ async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: R
             at=result.completed_at,
             execution_id=result.execution_id,
             withheld=not asked.agent.persist_prompts,
+            private=not asked.agent.keeps_error_texts,
         )
     )
 
@@ -201,11 +202,14 @@ async def answer(worker: WorkerContext, asked: JobDelivery, result: Result) -> N
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 
 
-async def _decide(worker: WorkerContext, result: Result) -> Result:
+async def _decide(worker: WorkerContext, asked: JobDelivery, result: Result) -> Result:
     """Publishes the result and returns the one that is stored: this one, or that of another worker that was first."""
     subject = subjects.result(result.job_id)
     try:
-        await worker.publisher.event(subject, result, id=result.job_id, at=result.completed_at, once=True)
+        private = not asked.agent.keeps_error_texts
+        await worker.publisher.event(
+            subject, result, id=result.job_id, at=result.completed_at, once=True, private=private
+        )
     except AlreadyDecided:
         found = await worker.lookup.last(Stream.RESULTS, subject)
         if found is None:
@@ -249,5 +253,6 @@ def redacted(worker: WorkerContext, asked: JobDelivery, result: Result) -> Execu
         "input": given,
         "params": params,
         "metadata": redact(result.metadata) if result.metadata else {},
+        "encrypted": None,  # of a result that was read back with its texts left out
     }
     return Execution.model_validate(fields)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from breakwater.cli.errors import ExitCode
+from breakwater.embedded.datadir import DataDir
+from breakwater.embedded.stack import PLANE_KEY
 from breakwater.encryption import Cipher
 from tests.cli.conftest import Run
 
@@ -48,7 +50,11 @@ def test_keys_are_made_listed_and_replaced_and_texts_are_encrypted_and_read(
 
     config.write_text(CONFIG + f"encryption: {{keys: [{', '.join(reversed(references))}]}}\n")
     assert run("encryption", "keys").out.split() == [new, "encrypts", "and", "decrypts", old, "decrypts"]
-    assert json.loads(run("encryption", "keys", "--json").out)["keys"][1] == {"id": old, "encrypts": False}
+    assert json.loads(run("encryption", "keys", "--json").out)["keys"][1] == {
+        "id": old,
+        "encrypts": False,
+        "own": False,
+    }
     given(monkeypatch, first + job)
     assert run("encryption", "decrypt").out == job * 2
     assert "encryption: on, with the first of 2 keys; all decrypt" in run("config", "check").out
@@ -62,3 +68,23 @@ def test_keys_are_made_listed_and_replaced_and_texts_are_encrypted_and_read(
     (tmp_path / "new").write_text("swordfish")
     assert "encryption.keys.0: is not a key" in run("encryption", "keys").err
     assert "encryption.keys.0: is not a key" in run("doctor").out
+
+
+def test_the_planes_own_key_is_read_from_the_data_directory_and_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = DataDir(tmp_path / ".breakwater")
+    data.create()
+    own = Cipher(own=data.secret(PLANE_KEY))
+    assert data.secret_file(PLANE_KEY).stat().st_mode & 0o777 == 0o600
+    config = tmp_path / "breakwater.yaml"
+    config.write_text(CONFIG.replace("model: small", "model: small, persist_responses: false"))
+    monkeypatch.setenv("BREAKWATER_CONFIG", str(config))
+    monkeypatch.chdir(tmp_path)
+    assert run("encryption", "keys").out == f"{own.own_id}  decrypts, the plane's own for agents that keep no texts\n"
+    assert "encrypted with the plane's own key; where BREAKWATER_PLANE_KEY is not set" in run("config", "check").out
+    stored = own.encrypt_document(b'{"output":"hello"}', private=True)
+    given(monkeypatch, stored.decode())
+    assert run("encryption", "decrypt").out == '{"output":"hello"}\n'
+    monkeypatch.setenv("BREAKWATER_PLANE_KEY", "another one, of thirty-two letters")
+    assert own.own_id not in run("encryption", "keys").out

@@ -27,6 +27,7 @@ from tests.helpers import ServiceProcess, start_service, until
 PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60"}
 USAGE = {"input_tokens": 120, "output_tokens": 40}
 COST_NANO = 120 * 150 + 40 * 600
+PLANE_KEY = "a plane's own key, of thirty-two letters"
 COST = "0.000042000"
 """What one call of `model()` costs, in USD."""
 
@@ -192,6 +193,7 @@ async def running_plane(
             "BREAKWATER_CONFIG": str(path),
             "BREAKWATER_NATS_URL": nats_url,
             "BREAKWATER_REDIS_URL": redis_url,
+            "BREAKWATER_PLANE_KEY": PLANE_KEY,
             # None, unless a test brings one: nobody listens there, and no other plane of this machine is asked.
             "BREAKWATER_CLICKHOUSE_URL": "http://127.0.0.1:9/none",
             **(environment or {}),

@@ -101,13 +101,14 @@ def test_each_service_gets_what_it_needs(config: Path, tmp_path: Path) -> None:
         assert {"HTTPS_PROXY", "OTEL_SERVICE_NAME", "BREAKWATER_LOG_LEVEL"} <= spec.env.keys()
     having = {
         what: {service(spec) for spec in stack.services if f"BREAKWATER_{what}" in spec.env}
-        for what in ("NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "API_KEYS_FILE")
+        for what in ("NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "API_KEYS_FILE", "PLANE_KEY")
     }
     assert having == {
         "NATS_URL": {"worker", "breaker", "budget", "alerter", "sink", "request"},
         "REDIS_URL": {"worker", "breaker", "budget", "request"},
         "CLICKHOUSE_URL": {"budget", "sink", "request", "console"},
         "API_KEYS_FILE": {"request"},
+        "PLANE_KEY": {"worker", "request"},
     }
     for spec in stack.servers:
         assert not SECRETS.keys() & spec.environment.keys()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import sys
 import uuid
@@ -11,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,6 +21,9 @@ from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.schema import TABLES
 from breakwater.api_keys import create_key
+from breakwater.cli.doctor_checks import encryption_findings
+from breakwater.cli.plane import PlaneLocation
+from breakwater.config import load_config
 from breakwater.contracts import subjects
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.embedded.ports import free_port
@@ -262,8 +265,8 @@ async def test_a_secret_never_reaches_an_event_a_log_a_dead_letters_reason_or_cl
 PROMPT, ANSWER = "the heron sleeps at noon", "a lantern under the lake"
 
 
-async def test_texts_that_may_not_be_kept_stand_nowhere_but_in_the_answer_and_for_a_replay(
-    start_whole: Any, tmp_path: Any
+async def test_persist_prompts_false_and_persist_responses_false_mean_it(
+    start_whole: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = {"type": "invalid_request_error", "code": "bad_thing", "message": f"not with {PROMPT!r}: {ANSWER}"}
     models = {
@@ -311,15 +314,26 @@ async def test_texts_that_may_not_be_kept_stand_nowhere_but_in_the_answer_and_fo
         places = seen | {
             "events": json.dumps(await plane.messages("EVENTS", "bw.>")),
             "alerts": json.dumps(await plane.messages("ALERTS", "bw.>")),
-            "dead letters": json.dumps([one | {"payload_base64": ""} for one in dead_letters]),
-            "results": json.dumps([one | {"output": ""} for one in await plane.messages("RESULTS", "bw.>")]),
+            "dead letters": json.dumps(dead_letters),
+            "results": json.dumps(await plane.messages("RESULTS", "bw.>")),
             "answers": json.dumps(answers),
             "progress": str(steps),
             "ClickHouse": str([table.rows for table in rows]),
             "Redis": str(dumps),
             "logs": "".join(plane.log(name) for name in ALL),
         }
-        assert any(PROMPT in base64.b64decode(one["payload_base64"]).decode() for one in dead_letters)
+        assert all(one["encrypted"].startswith("bwe1.") and not one.get("payload_base64") for one in dead_letters)
+        async with whole.http.get(f"{whole.url}/api/v1/jobs/answers") as response:
+            assert (await response.json())["output"] == ANSWER, "while RESULTS holds it"
         async with whole.http.post(f"{whole.url}/api/v1/dlq/replay", json={"dead_letters": [1]}) as response:
             assert [one["dead_letter_id"] for one in (await response.json())["replayed"]] == [1]
+        for name, value in plane.environment.items():
+            monkeypatch.setenv(name, value)
+        config = load_config(Path(plane.environment["BREAKWATER_CONFIG"]))
+        [readable] = await encryption_findings(PlaneLocation(None), config)
+        monkeypatch.delenv("BREAKWATER_PLANE_KEY")
+        [without] = await encryption_findings(PlaneLocation(None), config)
+    assert (readable.verdict, without.verdict) == ("ok", "warn")
+    assert "which are encrypted with the plane's own key" in readable.text
+    assert "stored without texts" in without.text
     assert [(place, text) for place, said in places.items() for text in (PROMPT, ANSWER) if text in said] == []

@@ -133,11 +133,12 @@ async def dead_letter(
     execution_id: str | None = None,
     consumer: str | None = None,
     withheld: bool = False,
+    private: bool = False,
 ) -> Stored:
     """Stores a message on DLQ. Its id is that of the original, so that a repeated call stores it once.
 
     `consumer` is for streams on which several give up for reasons of their own: each then has its own dead letter.
-    `withheld`: nobody may be shown the original, which only a replay reads.
+    `withheld`: nobody may be shown the original, which only a replay reads. `private`: it must not be stored in plain.
 
     Raises:
         BusUnavailable: not stored for sure; the original must not be acknowledged.
@@ -158,7 +159,8 @@ async def dead_letter(
     )
     subject = subjects.dead_letter(reason, agent or "unknown")
     original = f"dlq/{delivery.stream}/{delivery.sequence}"
-    return await publisher.event(subject, dead_letter, id=f"{original}/{consumer}" if consumer else original, at=at)
+    event_id = f"{original}/{consumer}" if consumer else original
+    return await publisher.event(subject, dead_letter, id=event_id, at=at, private=private)
 
 
 RETRY_S = 5.0
@@ -262,6 +264,8 @@ class Waker:
                 agent=agent,
                 at=self._now(),
                 execution_id=execution_id,
+                # Nobody knows any more whether its agent keeps texts; but a job that might is not to be lost.
+                private=self._publisher.has_key,
             )
 
 

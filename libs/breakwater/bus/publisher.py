@@ -59,6 +59,11 @@ class Publisher:
         self._replies = Replies()
         self._asking: asyncio.Task[tuple[Unhealthy, ...]] | None = None
 
+    @property
+    def has_key(self) -> bool:
+        """Whether it can encrypt texts that must not be stored in plain; else it leaves them out."""
+        return bool(self._cipher.key_ids)
+
     async def event(
         self,
         subject: str,
@@ -69,6 +74,7 @@ class Publisher:
         once: bool = False,
         after: int | None = None,
         traceparent: str | None = None,
+        private: bool = False,
     ) -> Stored:
         """Publishes an event with its CloudEvents attributes.
 
@@ -80,6 +86,7 @@ class Publisher:
             once: the subject takes one message only: the first writer wins.
             after: the stream's last sequence as the writer knows it: refused where there is a later one.
             traceparent: W3C trace context of the job.
+            private: the texts of a result or a dead letter must not be stored in plain.
 
         Raises:
             AlreadyDecided: `once`, and there is a message on the subject; or `after`, and there are later ones.
@@ -103,8 +110,8 @@ class Publisher:
         else:
             headers[MSG_ID] = id
         payload = event.json_bytes()
-        if self._cipher.on and isinstance(event, Execution | DeadLetter):
-            payload = self._cipher.encrypt_document(payload)
+        if (private or self._cipher.on) and isinstance(event, Execution | DeadLetter):
+            payload = self._cipher.encrypt_document(payload, private=private)
         try:
             return await self.raw(subject, payload, headers)
         except NoStream as error:

@@ -95,6 +95,11 @@ def check(
         output.write(f"{name}: {_caps(caps)}, days and months of {config.budgets.timezone}")
     if keys := config.encryption.keys:
         output.write(f"encryption: on, with the first of {counted(len(keys), 'key')}; all decrypt")
+    elif private := config.private_agents:
+        output.write(
+            f"texts of {', '.join(private)}: dead letters and results hold them encrypted with the plane's own key; "
+            "where BREAKWATER_PLANE_KEY is not set (`breakwater up` makes one), not at all"
+        )
     for warning in warnings(config):
         output.note(warning, "yellow")
 

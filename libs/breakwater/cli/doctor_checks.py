@@ -114,12 +114,12 @@ async def encryption_findings(plane: PlaneLocation, config: Config) -> list[Find
     """Whether the keys are there that what is stored needs: the executions in ClickHouse, and the newest result."""
     from breakwater.analytics.errors import QueryFailed
     from breakwater.bus.lookup import Lookup
-    from breakwater.config import cipher_of
     from breakwater.contracts.subjects import Stream
     from breakwater.encryption import key_of_document
 
     try:
-        known = cipher_of(config).key_ids
+        cipher = plane.cipher()
+        known = cipher.key_ids
     except ConfigError:
         return []  # said with the config's secrets
     by_key = "SELECT encryption_key, count() FROM executions WHERE encryption_key IS NOT NULL GROUP BY encryption_key"
@@ -137,14 +137,32 @@ async def encryption_findings(plane: PlaneLocation, config: Config) -> list[Find
             "encryption",
             "fail",
             f"{what} are encrypted with key {key}, which encryption.keys does not have: their texts can't be read",
-            "Put that key back, behind the first one; `breakwater encryption keys` lists those that are there.",
+            "Put that key back, behind the first one, or as BREAKWATER_PLANE_KEY where it was the plane's own; "
+            "`breakwater encryption keys` lists those that are there.",
         )
         for key, what in sorted(stored.items())
         if key not in known
     ]
-    if missing or not (known or stored):
+    private = ", ".join(config.private_agents)
+    if private and not known:
+        text = (
+            f"{private}: results and dead letters are stored without texts, as the plane has no key: answers are lost"
+        )
+        remedy = (
+            "Set BREAKWATER_PLANE_KEY for the worker and request, to 32 random characters or more; a service that has "
+            "it in its own environment is not seen from here."
+        )
+        missing.append(Finding("encryption", "warn", text, remedy))
+    if missing or not (cipher.on or stored or private):
         return missing
-    return [Finding("encryption", "ok", f"on: new texts are encrypted with key {known[0]}, and all stored can be read")]
+    state = (
+        f"on: new texts are encrypted with key {known[0]}"
+        if cipher.on
+        else f"off, but for texts of {private}, which are encrypted with the plane's own key {known[-1]}"
+        if private
+        else "off"
+    )
+    return [Finding("encryption", "ok", f"{state}, and all stored can be read")]
 
 
 async def redis_findings(plane: PlaneLocation) -> list[Finding]:

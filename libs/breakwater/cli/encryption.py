@@ -30,17 +30,24 @@ def new_key() -> None:
 def keys(config: ConfigOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
     """List the ids of the config's keys: the first one encrypts, all decrypt. An id begins each encrypted text.
 
+    The plane's own key comes last: without others, it encrypts the texts of agents that keep none.
+
     For example:
 
         breakwater encryption keys
     """
-    ids = PlaneLocation(data).cipher(config).key_ids
+    cipher = PlaneLocation(data).cipher(config)
+    keys = [
+        {"id": key, "encrypts": cipher.on and place == 0, "own": key == cipher.own_id}
+        for place, key in enumerate(cipher.key_ids)
+    ]
     if as_json:
-        output.json_document({"keys": [{"id": key, "encrypts": place == 0} for place, key in enumerate(ids)]})
+        output.json_document({"keys": keys})
         return
-    for place, key in enumerate(ids):
-        output.write(f"{key}  {'encrypts and decrypts' if place == 0 else 'decrypts'}")
-    if not ids:
+    for key in keys:
+        more = "" if not key["own"] else ", the plane's own" + ("" if cipher.on else " for agents that keep no texts")
+        output.write(f"{key['id']}  {'encrypts and decrypts' if key['encrypts'] else 'decrypts'}{more}")
+    if not cipher.on:
         output.note("encryption is off: encryption.keys has none")
 
 

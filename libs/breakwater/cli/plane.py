@@ -165,10 +165,19 @@ class PlaneLocation:
         return load_config(self.config_file(option))
 
     def cipher(self, option: Path | None = None) -> Cipher:
-        """What encrypts and decrypts by the config's keys, as far as they can be read here. Raises ConfigError."""
-        from breakwater.config import cipher_of
+        """What encrypts and decrypts by the config's keys, and the plane's own, where it is at hand.
 
-        return cipher_of(self.config(option))
+        Raises ConfigError: keys that the config names can't be read here.
+        """
+        from pydantic import SecretStr
+
+        from breakwater.config import cipher_of
+        from breakwater.embedded.stack import PLANE_KEY
+
+        own, secret = self._variable("BREAKWATER_PLANE_KEY"), self.data / "secrets" / PLANE_KEY
+        if own is None and secret.is_file():
+            own = secret.read_text(encoding="utf-8").strip()
+        return cipher_of(self.config(option), None if own is None else SecretStr(own))
 
     def _variable(self, name: str) -> str | None:
         return None if self._only_data else os.environ.get(name) or None

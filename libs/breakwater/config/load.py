@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from breakwater.callables import load_callable
 from breakwater.config.models import Config, hint
@@ -228,15 +228,18 @@ def _encryption_keys(config: Config) -> Iterator[tuple[str, SecretRef]]:
     return ((f"encryption.keys.{place}", key) for place, key in enumerate(config.encryption.keys))
 
 
-def cipher_of(config: Config) -> Cipher:
-    """What encrypts and decrypts by the keys that a config names. Raises ConfigError: one can't be read, or is none."""
+def cipher_of(config: Config, own: SecretStr | None = None) -> Cipher:
+    """What encrypts and decrypts by the keys that a config names, and the plane's own.
+
+    Raises ConfigError: one can't be read, or is none.
+    """
     keys: list[str] = []
     for path, key in _encryption_keys(config):
         try:
             keys.append(key.read())
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-    return Cipher(keys)
+    return Cipher(keys, None if own is None else own.get_secret_value())
 
 
 def variables_of(config: Config, service: str) -> frozenset[str]:

@@ -170,12 +170,14 @@ class AgentDefaults(Message):
         default=False, description="Whether 401, 402 and 403 count as failures of the model."
     )
     persist_prompts: bool = Field(
-        default=True, description="Whether prompts are stored with executions. If not, dead letters do not show them."
+        default=True,
+        description="Whether prompts are stored with executions. If not, dead letters do not show them, and hold them, "
+        "as results hold answers, only encrypted.",
     )
     persist_responses: bool = Field(
         default=True,
-        description="Whether responses are stored with executions. If these or prompts are not, of an error of a "
-        "provider only class, status and code are kept.",
+        description="Whether responses are stored with executions. If these or prompts are not, dead letters and "
+        "results hold texts only encrypted, and of an error of a provider only class, status and code are kept.",
     )
 
     @field_validator("breaker", "guard", mode="before")
@@ -199,7 +201,7 @@ class Agent(AgentDefaults):
 
     @property
     def keeps_error_texts(self) -> bool:
-        """Whether what a provider says of an error may be stored: it may quote the prompt, or be a response."""
+        """Whether its texts may be stored in plain; what a provider says of an error may quote a prompt or response."""
         return self.persist_prompts and self.persist_responses
 
     @property
@@ -587,6 +589,11 @@ class Config(Message):
         if agent.provider is not None:
             return agent.provider
         return next(iter(self.providers)) if len(self.providers) == 1 else None
+
+    @property
+    def private_agents(self) -> tuple[str, ...]:
+        """The agents whose texts must not be stored in plain."""
+        return tuple(name for name, agent in self.agents.items() if not agent.keeps_error_texts)
 
     @property
     def known_models(self) -> frozenset[str]:

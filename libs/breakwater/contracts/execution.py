@@ -65,7 +65,10 @@ Reason = Literal[
 
 Encrypted = Annotated[
     str | None,
-    Field(description="Where `encryption` is on: a token of the fields with texts, which are missing then."),
+    Field(
+        description="A token of the fields with texts, which are missing then: where `encryption` is on, and in "
+        "results and dead letters of agents that keep no prompts or no responses. Without a key, why they are missing."
+    ),
 ]
 
 

@@ -14,12 +14,12 @@ _SERVICES = frozenset({"BREAKWATER_LOG_LEVEL", "BREAKWATER_LOG_JSON", "BREAKWATE
 _SERVICES_BEGIN = ("BREAKWATER_TLS_", "OTEL_", "PROMETHEUS_")
 
 _SETTINGS = {
-    "worker": ("REDIS_URL",),
+    "worker": ("REDIS_URL", "PLANE_KEY"),
     "breaker": ("REDIS_URL",),
     "budget": ("REDIS_URL", "CLICKHOUSE_URL"),
     "alerter": (),
     "sink": ("CLICKHOUSE_URL",),
-    "request": ("REDIS_URL", "CLICKHOUSE_URL", "API_KEYS_FILE", "HTTP_HOST", "HTTP_PORT"),
+    "request": ("REDIS_URL", "CLICKHOUSE_URL", "PLANE_KEY", "API_KEYS_FILE", "HTTP_HOST", "HTTP_PORT"),
     "console": ("CLICKHOUSE_URL", "CONSOLE_HOST", "CONSOLE_PORT", "REQUEST_URL"),
 }
 """What each service reads of `BREAKWATER_*`, beside what all of them read."""

@@ -39,6 +39,9 @@ IN_FORCE = "config-in-force.yaml"
 METRICS_PORT = 9464
 """The first of them; OpenTelemetry's for Prometheus, as in compose.yaml."""
 
+PLANE_KEY = "plane-key"
+"""The secret that a stack encrypts the texts of private agents with, unless it is given one."""
+
 CLICKHOUSE_USER, CLICKHOUSE_READER = "breakwater", "reader"
 DATABASE = "breakwater"
 SERVICES = ("worker", "breaker", "budget", "alerter", "sink", "request", "console")
@@ -150,6 +153,7 @@ def plan_stack(
         "BREAKWATER_CONSOLE_PORT": str(console_port),
         "BREAKWATER_REQUEST_URL": f"http://{LOOPBACK}:{http_port}",
         "BREAKWATER_API_KEYS_FILE": str(data.path / "api_keys.json"),
+        "BREAKWATER_PLANE_KEY": environment.get("BREAKWATER_PLANE_KEY") or data.secret(PLANE_KEY),
     }
     processes = _processes(workers)
     metrics_ports = _metrics_ports([process for _, process in processes], port)

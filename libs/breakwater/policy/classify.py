@@ -313,7 +313,7 @@ class Classification:
         """The verdict as it stands in records.
 
         Args:
-            said: the provider's own words, redacted, where they may be kept: the caller is told the harmless ones.
+            said: the provider's own words, redacted, where they may be kept: the harmless ones are for the caller, too.
             names: what these may name besides plain words.
         """
         return ErrorInfo(

@@ -61,7 +61,7 @@ _LONGEST = 300
 _SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+|;\s+")
 _AROUND = "'\"`\u2018\u2019\u201c\u201d(),.:;!?"
 
-# Neither digits nor letters in odd cases: there ids and keys begin, and numbers are limits.
+# No digits, and no capitals within a word: ids and keys have them, and numbers are limits.
 _WORD = re.compile(
     r"(?:(?:non|pre|re|multi|self|up)-)?[A-Za-z]?[a-z]{0,19}(?:['\u2019](?:s|t|re|ve|ll|d))?|[A-Z]{2,5}|OpenAI"
 )

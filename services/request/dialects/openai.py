@@ -285,6 +285,9 @@ class OpenAIRoutes:
 
     def _response(self, sent: Submission, result: dict[str, Any]) -> Response:
         headers = self._headers(sent, result)
+        if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
+            message = f"the text of the answer was {why}"
+            return Problem(503, "undecryptable", message, headers=headers | _NO_RETRY).response(CHAT_COMPLETIONS)
         if result["status"] == "succeeded":
             return Response(orjson.dumps(completion_of(result)), 200, headers, "application/json")
         error = error_of(result)

@@ -28,7 +28,7 @@ from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
-from breakwater.encryption import Cipher, new_key
+from breakwater.encryption import OFF, Cipher, new_key
 from services.request import dead_letter_routes as routes
 from tests.helpers import FIRST
 from tests.nats_node import start_nats
@@ -626,3 +626,14 @@ async def test_what_is_encrypted_under_a_key_that_is_missing_is_kept_and_the_key
     assert (answer.status, answer.code) == (503, "undecryptable")
     assert away in answer.message
     assert await jobs(api) == []
+
+
+async def test_a_dead_letter_whose_text_was_left_out_says_so_and_can_not_be_replayed(api: HttpApi) -> None:
+    number = await give_up(api)
+    [found] = [one async for one in scan(lambda: api.bus, Stream.DLQ, "bw.dlq.>")]
+    await api.bus.jetstream().publish(found.subject, OFF.encrypt_document(found.data, private=True))
+    [whole] = [one for one in await listed(api) if one["dead_letter_id"] == number]
+    [left_out] = [one for one in await listed(api) if one["dead_letter_id"] != number]
+    assert (whole["replayable"], left_out["replayable"]) == (True, False)
+    assert "set BREAKWATER_PLANE_KEY" in left_out["why_not"]
+    assert (await replay(api, dead_letters=[left_out["dead_letter_id"]]))["replayed"] == []

@@ -18,6 +18,7 @@ from breakwater.api_keys import create_key
 from breakwater.contracts.execution import ErrorInfo, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header, decode_token
+from breakwater.encryption import LEFT_OUT
 from breakwater.policy.ownership import job_digest
 from breakwater.state.connection import Redis
 from tests.helpers import until
@@ -285,6 +286,16 @@ async def test_a_failed_job_is_an_error_that_the_sdk_does_not_retry(plane: Decid
         assert headers["x-breakwater-execution-id"] == plane.jobs[-1]["job_id"]
         assert headers.get("retry-after") == {"budget_exceeded": "60", "breaker_open": "31"}.get(reason)
         assert len(plane.jobs) == before + 1
+
+
+async def test_an_answer_whose_text_was_left_out_is_an_error_and_not_an_empty_answer(plane: Decider) -> None:
+    plane.end = {"output": None, "encrypted": LEFT_OUT}
+    with pytest.raises(openai.InternalServerError) as found:
+        await client(plane, max_retries=5).chat.completions.create(model="writer", **ASK)
+    assert found.value.code == "undecryptable"
+    assert "BREAKWATER_PLANE_KEY" in found.value.message
+    assert found.value.response.headers["x-should-retry"] == "false"
+    assert len(plane.jobs) == 1
 
 
 async def test_the_idempotency_key_is_the_jobs_id_and_another_body_is_a_conflict(plane: Decider) -> None:

@@ -21,6 +21,7 @@ import nats
 import nats.errors
 import yaml
 from nats.js.errors import NotFoundError
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
@@ -39,7 +40,7 @@ from breakwater.state.connection import Redis
 from services.worker.cancelling import hear_orders
 from services.worker.context import WorkerContext, context_for
 from services.worker.handler import JobHandler
-from tests.flow.kit import Plane, config_for
+from tests.flow.kit import PLANE_KEY, Plane, config_for
 
 FETCH_S = 0.5
 END_S = 0.5
@@ -162,6 +163,7 @@ async def running_worker(
     providers: Mapping[str, Provider] | None = None,
     fake_clock: bool = False,
     begin: bool = True,
+    plane_key: str | None = PLANE_KEY,
     **config: Any,
 ) -> AsyncGenerator[WorkerPlane]:
     """Empties NATS and Redis, and takes up jobs.
@@ -175,6 +177,7 @@ async def running_worker(
         providers: instead of those of the config, by name.
         fake_clock: nothing is really slept between attempts. Not for jobs that wait for one another.
         begin: take up jobs at once; else when the test calls `begin`.
+        plane_key: the plane's own.
         config: more of the config.
     """
     async with SimulatedProvider(dict(script)) as sim:
@@ -189,7 +192,7 @@ async def running_worker(
                 await plane.jetstream.purge_stream(stream.value)
         redis = Redis(redis_url)
         await redis.client.flushall()
-        cipher = cipher_of(parsed)
+        cipher = cipher_of(parsed, None if plane_key is None else SecretStr(plane_key))
         opened = {name: settings.open() for name, settings in parsed.providers.items()} | dict(providers or {})
         context = context_for(
             parsed,

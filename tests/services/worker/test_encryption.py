@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.encryption import Cipher, new_key
+from breakwater.encryption import LEFT_OUT, Cipher, new_key
 from breakwater.providers.base import Answer, Usage
 from services.worker import attempts, handler
 from tests.flow.kit import model
@@ -136,6 +136,68 @@ async def test_a_job_that_sleeps_and_one_that_fails_are_encrypted_though_they_we
 
 async def parked(plane: WorkerPlane) -> bool:
     return (await plane.jetstream.stream_info("PARKED")).state.messages == 1
+
+
+PRIVATE = [{"persist_prompts": False}, {"persist_responses": False}]
+
+
+@pytest.mark.parametrize("private", PRIVATE)
+async def test_dead_letters_and_results_of_agents_that_keep_no_texts_hold_them_only_encrypted(
+    start_worker: StartWorker, private: dict[str, bool]
+) -> None:
+    models = {"sim/m": model(answer=SAID), "sim/no": model({"status": 400})}
+    agents = {
+        "writer": {"model": "sim/m", **private},
+        "fails": {"model": "sim/no", **private},
+        "open": {"model": "sim/m"},
+    }
+    async with start_worker(models, agents) as plane:
+        assert not plane.worker.cipher.on
+        answers = await plane.client.subscribe("_INBOX.me")
+        results: dict[str, Any] = {}
+        for agent in agents:
+            job = {"agent": agent, "job_id": agent, "prompt": PROMPT, "reply_to": "_INBOX.me"}
+            results[agent] = await plane.run(job)
+        told = [json.loads((await answers.next_msg(timeout=20)).data) for _ in agents]
+        [dead_letter] = await plane.messages("DLQ", "bw.dlq.>", at_least=1)
+        # What was decided is answered again from what stands there.
+        await plane.publish({"agent": "writer", "job_id": "writer", "prompt": PROMPT, "reply_to": "_INBOX.me"})
+        again = json.loads((await answers.next_msg(timeout=20)).data)
+    assert [one["output"] for one in (*told, again)] == [SAID, None, SAID, SAID]
+    assert results["open"]["output"] == SAID
+    assert SAID not in json.dumps(results["writer"])
+    assert opened(plane, results["writer"])["output"] == SAID
+    assert "payload_base64" not in dead_letter
+    payload = json.loads(base64.b64decode(opened(plane, dead_letter)["payload_base64"]))
+    assert (payload["prompt"], dead_letter["withheld"]) == (PROMPT, "persist_prompts" in private)
+
+
+async def test_where_no_key_can_be_had_the_text_is_left_out_and_the_answer_says_so(start_worker: StartWorker) -> None:
+    models = {"sim/m": model(answer=SAID), "sim/no": model({"status": 400})}
+    agents = {name: {"model": f"sim/{of}", **PRIVATE[0]} for name, of in (("writer", "m"), ("fails", "no"))}
+    async with start_worker(models, agents, plane_key=None) as plane:
+        answers = await plane.client.subscribe("_INBOX.me")
+        for agent in agents:
+            await plane.run({"agent": agent, "job_id": agent, "prompt": PROMPT, "reply_to": "_INBOX.me"})
+        assert json.loads((await answers.next_msg(timeout=20)).data)["output"] == SAID
+        kept = [await plane.messages(stream, "bw.>", at_least=1) for stream in ("DLQ", "RESULTS")]
+        # As a worker that comes back after it had decided: there is nothing to wait for.
+        await plane.publish({"agent": "writer", "job_id": "writer", "prompt": PROMPT})
+        await until(lambda: none_pending(plane), "the job to be answered from its record")
+        assert await plane.messages("PARKED", "bw.>") == []
+        [record] = await plane.messages("EVENTS", "bw.executions.writer.*")
+    marks = {(one["_subject"], one["encrypted"]) for stream in kept for one in stream}
+    assert marks == {
+        ("bw.dlq.error.fails", LEFT_OUT),
+        ("bw.results.writer", LEFT_OUT),
+        ("bw.results.fails", None),  # it has no text
+    }
+    assert [text for text in (PROMPT, SAID) if text in json.dumps(kept)] == []
+    assert record["encrypted"] is None
+
+
+async def none_pending(plane: WorkerPlane) -> bool:
+    return await plane.pending_jobs() == 0
 
 
 def opened(plane: WorkerPlane, document: dict[str, Any]) -> dict[str, Any]:
