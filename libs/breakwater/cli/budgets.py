@@ -50,8 +50,8 @@ def list_(
 ) -> None:
     """List the budgets of this day and month. `mode` is how a cap is enforced: hard, soft or none.
 
-    `in flight` is held by calls under way, and `free` is left for others. `est.` is what calls cost in percent of what was held for them. A `+` after
-    the spend stands for calls of unknown cost.
+    `in flight` is held by calls under way, and `free` is left for others. `est.` is what calls cost in percent of what
+    was held for them. A `+` after the spend stands for calls of unknown cost.
 
     For example:
 
