@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -95,8 +95,12 @@ class Assignment:
 
     @cached_property
     def input_size(self) -> InputSize:
-        """What a call sends, before any repair: the conversation or the input, and the parameters."""
-        size = size_of_messages(self.messages) + self.parameters.size
+        """What a call sends before any repair."""
+        return self.size_of_call(self.messages)
+
+    def size_of_call(self, messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:
+        """What a call sends: the conversation, the input, and the parameters."""
+        size = size_of_messages(messages) + self.parameters.size
         return size if self.job.input is None else size + size_of_params({}, input=self.job.input)
 
 

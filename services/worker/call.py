@@ -6,7 +6,7 @@ In the log each attempt's subject takes one message: the first write wins.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -133,16 +133,16 @@ async def call(
                 answer = await worker.providers[flight.provider].perform(request)
         except CallFailed as failed:
             flight = flight if stream is None else stream.ended()
-            part = _part(job, target, stream, failed.usage)
+            part = _part(job, target, messages, stream, failed.usage)
             ended = _failed(worker, job, flight, started_at, failed, timeout_s, part)
         except JobCancelled as cancelled:
             flight = flight if stream is None else stream.ended()
-            part = _part(job, target, stream, None)
+            part = _part(job, target, messages, stream, None)
             ended = _aborted(worker, job, flight, started_at, cancelled.cancellation, part, sent=sent)
         else:
             if stream is not None:
                 answer, flight = await stream.whole(answer), stream.ended()
-            ended = _answered(worker, job, flight, started_at, answer)
+            ended = _answered(worker, job, flight, started_at, messages, answer)
     except BaseException as error:
         # The worker stops, or has a fault: there will be no attempt to record.
         span.end(error=type(error).__name__)
@@ -278,11 +278,27 @@ def _spent(
     if part is not None and pricing is not None and (estimate := pricing.cost(part)) is not None:
         cost = estimate if flight.reserved is None else min(estimate, flight.reserved)
         return CallCost(cost, "estimated", part, problem)
-    return replace(spent_at_most(flight) if maybe_billed else NO_COST, usage=usage, usage_problem=problem)
+    return replace(spent_at_most(flight) if maybe_billed else NO_COST, usage=part or usage, usage_problem=problem)
 
 
-def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_at: datetime, answer: Answer) -> Ended:
+def _answered(
+    worker: WorkerContext,
+    job: Assignment,
+    flight: InFlight,
+    started_at: datetime,
+    sent: Sequence[Message],
+    answer: Answer,
+) -> Ended:
     spent = _spent(worker, job, flight, answer.usage, answer.cost, maybe_billed=True)
+    used = spent.usage
+    # A program is no model: what it reads and writes need not have been tokens of one.
+    if (used is None or None in (used.input_tokens, used.output_tokens)) and not worker.config.is_local(
+        flight.provider
+    ):
+        target = worker.targets.of(job.agent_name, flight.model)
+        said = [choice.output for choice in answer.choices] or [answer.output]
+        # The cost stays what it may have been at most: a model may have thought more than it said.
+        spent = replace(spent, usage=_with_estimates(job, target, sent, said, used))
 
     attempt = partial(attempt_of, job, flight, started_at, spent=spent, finish_reason=answer.finish_reason)
 
@@ -316,18 +332,31 @@ def _answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
 
-def _part(job: Assignment, target: Target, stream: AttemptStream | None, reported: Usage | None) -> Usage | None:
+def _part(
+    job: Assignment, target: Target, sent: Sequence[Message], stream: AttemptStream | None, reported: Usage | None
+) -> Usage | None:
     """What an answer has used that broke off: what is reported, and an estimate of what is not, by what came of it.
 
     None where nothing had come of one.
     """
     if stream is None or not stream.begun:
         return None
-    usage = reported or Usage(None, None)
     said = stream.streaming.answer.messages().values()
+    return _with_estimates(job, target, sent, said, reported and replace(reported, output_tokens=None))
+
+
+def _with_estimates(
+    job: Assignment, target: Target, sent: Sequence[Message], said: Iterable[JsonValue | Message], usage: Usage | None
+) -> Usage:
+    """What a call has used: as it was reported, and an estimate of what was not, by what was sent and said."""
+    usage = usage or Usage(None, None)
     if usage.input_tokens is None:
-        usage = replace(usage, input_tokens=estimate_input_tokens(job.input_size, target.token_rules))
-    return replace(usage, output_tokens=estimate_input_tokens(size_of_messages(said), target.token_rules))
+        tokens = estimate_input_tokens(job.size_of_call(sent), target.token_rules)
+        usage = replace(usage, input_tokens=tokens)
+    if usage.output_tokens is None:
+        size = size_of_messages(one if isinstance(one, Mapping) else {"content": one} for one in said)
+        usage = replace(usage, output_tokens=estimate_input_tokens(size, target.token_rules))
+    return usage
 
 
 def _aborted(

@@ -119,15 +119,15 @@ class Attempt(Event):
     started_at: Timestamp
     completed_at: Timestamp
     duration_ms: Count
-    input_tokens: Count | None = None
-    output_tokens: Count | None = None
+    input_tokens: Count | None = Field(default=None, description="Estimated where a model reported none.")
+    output_tokens: Count | None = Field(default=None, description="Estimated where a model reported none.")
     cached_tokens: Count | None = Field(
         default=None, description="The part of the input tokens that came from the provider's cache."
     )
     reasoning_tokens: Count | None = Field(default=None, description="Part of the output tokens.")
     usage_problem: str | None = Field(
         default=None,
-        description="Why the usage that was reported is not credible. Its tokens are unknown then, its cost estimated.",
+        description="Why the usage that was reported is not credible. Its tokens and its cost are estimated then.",
     )
     finish_reason: FinishReason = None
     first_token_ms: Count | None = Field(

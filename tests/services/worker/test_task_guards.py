@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from breakwater.contracts import subjects
+from breakwater.policy.price import Usage
+from breakwater.providers.base import Answer
 from tests.flow.kit import COST, Plane, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import ScriptedProvider
 
 ONE_TRY = {"retry": {"max_attempts": 1}, "breaker": "off"}
 SPENDS = {"max_cost_usd": "0.001", "max_iterations": "off", "max_tokens": "off"}
@@ -126,3 +129,46 @@ async def test_confidence_that_falls_stops_the_task(start_worker: StartWorker) -
         [event] = await events(plane)
         assert event["rule"] == "confidence_drift"
         assert (await run(plane, "next"))["reason"] == "guard_tripped"
+
+
+# Caps of a task hold for every task
+
+UNREPORTED = {"input_tokens": 120, "output_tokens": 40, "report": False}
+NO_COUNT = {"max_iterations": "off", "max_cost_usd": "off"}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_answer_without_usage_counts_its_estimate_against_max_tokens(
+    start_worker: StartWorker, stream: bool
+) -> None:
+    agents = {"writer": {"model": "sim/m", "guard": {"max_tokens": 300, **NO_COUNT}}}
+    async with start_worker({"sim/m": model(usage=UNREPORTED)}, agents) as plane:
+        results = [await run(plane, f"j{number}", stream=stream) for number in range(8)]
+        [event] = await events(plane)
+    [attempt] = results[0]["attempts"]
+    assert 0 < attempt["input_tokens"] < 100 > attempt["output_tokens"] > 0
+    assert results[0]["total_tokens"] == attempt["input_tokens"] + attempt["output_tokens"]
+    # What it may have thought is in no text: the cost is the most that it can have been.
+    assert (results[0]["total_cost"], results[0]["cost_basis"]) == (attempt["reserved"], "estimated")
+    assert results[-1]["reason"] == "guard_tripped"
+    assert event["rule"] == "max_tokens"
+    assert event["tokens"] == results[0]["total_tokens"] * event["iterations"] >= 300
+
+
+async def test_what_is_sent_again_to_be_corrected_is_estimated_too(start_worker: StartWorker) -> None:
+    stubborn = {"model": "sim/no", "output": {"schema": "agent_decision", "max_corrections": 2}}
+    models = {"sim/no": model(usage=UNREPORTED, answer="I would rather not.")}
+    async with start_worker(models, {"writer": stubborn}) as plane:
+        sent = [attempt["input_tokens"] for attempt in (await run(plane, "j"))["attempts"]]
+    assert len(sent) == 3
+    assert sent == sorted(set(sent))
+
+
+async def test_a_program_that_reports_no_tokens_has_used_none(start_worker: StartWorker) -> None:
+    settings = {"kind": "python", "callable": "asyncio:sleep"}
+    program = ScriptedProvider(Answer("done", Usage(None, None)))
+    agents = {"writer": {"provider": "program"}}
+    more: dict[str, Any] = {"more_providers": {"program": settings}, "providers": {"program": program}}
+    async with start_worker({"sim/m": model()}, agents, **more) as plane:
+        result = await run(plane, "j")
+    assert (result["attempts"][0]["input_tokens"], result["total_tokens"]) == (None, 0)
