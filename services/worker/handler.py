@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
@@ -38,7 +39,7 @@ from services.worker.conclude import Conclusion, answer, cancelled, conclude, de
 from services.worker.context import WorkerContext
 from services.worker.dry_run import dry_run
 from services.worker.gates import gates_of
-from services.worker.gates.task import count_job
+from services.worker.gates.task import count_job, task_of_parent
 from services.worker.leases import HeldClaim
 from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
@@ -63,7 +64,7 @@ class JobHandler:
         self._agent = agent
         self._crashes: dict[int, int] = {}
         """How often each job has crashed its handler here. Deliveries would count waits, too."""
-        self._gates = {in_task: gates_of(worker, agent, in_task=in_task) for in_task in (False, True)}
+        self._gates = gates_of(worker, agent)
         self._output_guard = worker.output_guards.get(agent_name)
         self._parameters = Parameters.of(agent, {}, self._output_guard)
         """Of a job that brings none."""
@@ -110,17 +111,29 @@ class JobHandler:
             text = "The request was not valid and was not run."
             error = ErrorInfo(kind="invalid", class_="InvalidJobError", message=message, user_message=text)
             await self._dead_end(asked, execution_id, "invalid", error)
-        elif parsed.dry_run:
+        else:
+            if parsed.parent_execution_id is not None:
+                parsed = await self._with_task(parsed, parsed.parent_execution_id)
+                asked = replace(asked, job=parsed)
+            if not parsed.dry_run:
+                await self._run(asked, parsed, execution_id, maybe_seen=maybe_seen)
+                return
             planned = await dry_run(self._worker, self._assignment(asked, parsed, Claim(execution_id, ""), None))
             result = self._concluded(asked, execution_id, planned, self._worker.now(), dry_run=True)
             await finish(self._worker, asked, result)
-        else:
-            await self._run(asked, parsed, execution_id, maybe_seen=maybe_seen)
+
+    async def _with_task(self, job: Job, parent_id: str) -> Job:
+        """With the task of its parent, where it names none itself."""
+        task_id = job.task_id or await task_of_parent(self._worker, job, parent_id)
+        return job.model_copy(update={"task_id": task_id})
 
     async def _run(self, asked: JobDelivery, job: Job, execution_id: str, *, maybe_seen: bool) -> None:
         worker, delivery = self._worker, asked.delivery
         claim, asked_at = Claim.new(execution_id), monotonic()
-        match await worker.outages.retry_while_unavailable(partial(worker.executions.claim, claim, asked.digest)):
+        # A job that no guard counts is the first of no task.
+        task_id = job.task_id or (execution_id if self._agent.guard is None else None)
+        ask = partial(worker.executions.claim, claim, asked.digest, tenant=job.tenant, task_id=task_id)
+        match await worker.outages.retry_while_unavailable(ask):
             case Conflict():
                 await self._refuse_id(asked, execution_id)
                 return
@@ -140,15 +153,15 @@ class JobHandler:
                     known := await decided(worker, self._agent_name, execution_id)
                 ) is not None:
                     await self._answer_known(asked, execution_id, known)
+                    ended = self._assignment(asked, job, claim, None)
+                    await self._let_go(ended, held, known, known.output)
                 else:
                     await self._run_claimed(asked, job, claim, held, text)
-                    return
             except BaseException:
                 # Whoever has the job next need not wait for the end of the lease.
                 with suppress(StateUnavailable):
                     await worker.executions.release(claim)
                 raise
-        await worker.outages.retry_while_unavailable(partial(worker.executions.finish, claim))
 
     async def _run_claimed(self, asked: JobDelivery, job: Job, claim: Claim, held: HeldClaim, text: str | None) -> None:
         worker, delivery = self._worker, asked.delivery
@@ -216,7 +229,7 @@ class JobHandler:
                 asked, job.execution_id, end, job.now(), cached_from=cached_from, trace_id=job.trace_id
             )
             # Before it is decided: the task's next job may come as soon as this one is answered.
-            if job.job.task_id is not None:
+            if job.job.task_id is not None or held.has_children:
                 await self._count(job, result, end.output)
             await finish(worker, asked, result)
             if cache is not None and cached_from is None:
@@ -226,8 +239,16 @@ class JobHandler:
             if cache is not None:
                 await cache.leave()
         worker.metrics.job(result, tracing.recorded_trace_id(job.traceparent))
-        await worker.outages.retry_while_unavailable(partial(worker.executions.finish, job.claim))
+        await self._let_go(job, held, result, end.output)
         return result
+
+    async def _let_go(self, job: Assignment, held: HeldClaim, result: Result, output: JsonValue) -> None:
+        """Lets go of a job that is decided, and counts it for its task if it turns out to have children there."""
+        worker = self._worker
+        children = await worker.outages.retry_while_unavailable(partial(worker.executions.finish, job.claim))
+        if children and not held.has_children:
+            held.has_children = True
+            await self._count(job, result, output)
 
     async def _attempt(
         self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, held: HeldClaim, *, resumed: bool
@@ -256,8 +277,7 @@ class JobHandler:
                     cached.choices,
                 )
                 return found, cached.execution_id
-        gates = self._gates[job.job.task_id is not None]
-        return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
+        return await Attempts(self._worker, job, checkpoint, progress, self._gates).run(resumed=resumed), None
 
     async def _put_to_sleep(self, delivery: Delivery, job: Assignment, held: HeldClaim, sleeping: Sleeping) -> None:
         worker, agent = self._worker, self._agent_name
@@ -331,6 +351,8 @@ class JobHandler:
             return
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
         asked = self._asked(delivery, self._parse(delivery))
+        if asked.job is not None and asked.job.parent_execution_id is not None:
+            asked = replace(asked, job=await self._with_task(asked.job, asked.job.parent_execution_id))
         await self._dead_end(asked, execution_id_of(delivery, asked.job), "error", info)
         del self._crashes[delivery.sequence]
 

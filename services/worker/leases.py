@@ -36,6 +36,8 @@ class HeldClaim:
     """Until then nobody else can have taken the job, by the monotonic clock: some time after Redis last renewed it."""
     also: Callable[[], Awaitable[None]] | None = None
     """What else is to be renewed for the job: its lead among those that ask the same."""
+    has_children: bool = False
+    """Jobs that belong to its task, as it was given none; it is counted there then."""
 
 
 class Leases:

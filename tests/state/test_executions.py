@@ -286,3 +286,33 @@ async def test_an_order_alone_is_no_claim(redis: Redis) -> None:
     await executions.cancel(order("one"))
     # What Redis has lost is still that of its holder.
     assert await executions.renew([mine]) == [ClaimKept((order("one"),))]
+
+
+# Parents
+
+
+async def test_a_parent_under_way_learns_that_it_has_children_in_its_task(redis: Redis) -> None:
+    executions, claim = Executions(redis), Claim.new("j")
+    await executions.claim(claim, tenant="acme")
+    assert await executions.parent("j", "acme", look_only=False) == ("", ""), "it has not called yet"
+    await executions.checkpoint(claim, "so far")
+    assert await executions.parent("j", "acme", look_only=True) == ("", "so far")
+    assert await executions.parent("j", None, look_only=False) == ("", "")
+    assert await executions.parent("j", "other", look_only=False) == ("", "")
+    assert await executions.renew([claim]) == [ClaimKept()]
+    assert await executions.parent("j", "acme", look_only=False) == ("", "so far")
+    assert await executions.renew([claim]) == [ClaimKept(has_children=True)]
+    await executions.cancel(order("deploy"))
+    assert await executions.renew([claim]) == [ClaimKept((order("deploy"),), has_children=True)]
+    assert await executions.finish(claim)
+    assert await executions.parent("j", "acme", look_only=False) == ("", "")
+
+
+async def test_a_parent_with_a_task_tells_it_and_learns_nothing(redis: Redis) -> None:
+    executions, claim = Executions(redis), Claim.new("j")
+    await executions.claim(claim, task_id="t")
+    await executions.checkpoint(claim, "so far")
+    assert await executions.parent("j", None, look_only=False) == ("t", "so far")
+    assert await executions.renew([claim]) == [ClaimKept()]
+    assert not await executions.finish(claim)
+    assert await executions.parent("j", None, look_only=False) == ("t", "")

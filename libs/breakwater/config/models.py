@@ -153,7 +153,7 @@ class AgentDefaults(Message):
         description="Refuse jobs over HTTP at once (503 `agent_unavailable`) while all models' breakers are open.",
     )
     guard: Annotated[GuardRules | None, Off] = Field(
-        default=GuardRules(), description="Caps on each task (`task_id`), or `off`."
+        default=GuardRules(), description="Caps on each task, that is a run of jobs or a single one, or `off`."
     )
     rate_limit: Annotated[RateLimit | None, Off] = Field(default=None, description="Limits of the agent, or `off`.")
     budget: Caps = Caps()

@@ -58,8 +58,14 @@ class Job(Message):
         default=None, description="Overrides the agent's fallback models, if the agent allows them."
     )
     tenant: Identifier | None = None
-    task_id: Identifier | None = Field(default=None, description="The run of which this call is one iteration.")
-    parent_execution_id: Identifier | None = None
+    task_id: Identifier | None = Field(
+        default=None,
+        description="The run of which this call is one iteration. If absent, it is that of the parent; without a parent "
+        "the job is a task of its own.",
+    )
+    parent_execution_id: Identifier | None = Field(
+        default=None, description="The execution that this job is a part of."
+    )
     total_timeout_s: TotalTimeout | None = Field(
         default=None, description="Ceiling over all attempts and waits, counted from the first dispatch."
     )

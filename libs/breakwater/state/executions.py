@@ -30,6 +30,7 @@ _CHECKPOINT = Script.named("checkpoint")
 _FINISH = Script.named("finish")
 _SAY = Script.named("say")
 _CANCEL = Script.named("cancel")
+_PARENT = Script.named("parent")
 _UNSEEN = Script.named("unseen_cancel")
 _SAID = Script.of("return redis.call('HMGET', KEYS[1], 'said', 'messages')")
 
@@ -74,6 +75,8 @@ class ClaimKept:
 
     orders: tuple[CancelOrder, ...] = ()
     """To cancel the job."""
+    has_children: bool = False
+    """Which belong to its task, as it was given none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +103,21 @@ class Executions:
         self._redis = redis
         self._cipher = cipher
 
-    async def claim(self, claim: Claim, digest: str = "") -> Claimed | Taken | Conflict:
+    async def claim(
+        self, claim: Claim, digest: str = "", *, tenant: str | None = None, task_id: str | None = None
+    ) -> Claimed | Taken | Conflict:
         """Takes the job, unless somebody else has it. May be repeated with the same claim. Raises StateUnavailable.
 
         Args:
             claim: which.
             digest: of what the job asks; a job with the same id and another one is a conflict. Empty: any.
+            tenant: of the job, for its children.
+            task_id: the task that they belong to; None: that of the job, whose id is the execution's.
 
         Raises Undecryptable, too: it is ours, and what an earlier claim saved can't be read.
         """
-        call = ScriptCall(_CLAIM, claim.keys, [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest])
+        arguments = [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest, tenant or "", task_id or ""]
+        call = ScriptCall(_CLAIM, claim.keys, arguments)
         [(verdict, detail, *orders)] = await self._redis.run([call])
         match verdict:
             case "yours":
@@ -140,7 +148,10 @@ class Executions:
         """What `checkpoint_call` answers; None: the claim is lost."""
         if not answer:
             return None
-        return ClaimKept(_orders(cast(list[str], answer))) if isinstance(answer, list) else _KEPT
+        if not isinstance(answer, list):
+            return _KEPT
+        texts = cast(list[str], answer)
+        return ClaimKept(_orders(filter(None, texts)), not texts[0])
 
     async def checkpoint(self, claim: Claim, checkpoint: str) -> ClaimKept | None:
         """Saves how far the job is. None when the claim is lost. Raises StateUnavailable."""
@@ -171,9 +182,31 @@ class Executions:
         [answer] = await self._redis.run([self.checkpoint_call(claim, "", lease_ms=0)])
         return self.kept(answer)
 
-    async def finish(self, claim: Claim) -> None:
-        """Lets go of a job whose record stands; a moment later it is forgotten. Raises StateUnavailable."""
-        await self._redis.run([ScriptCall(_FINISH, claim.keys, [claim.token, LINGER_MS])])
+    async def finish(self, claim: Claim) -> bool:
+        """Lets go of a job whose record stands; a moment later it is forgotten. Raises StateUnavailable.
+
+        Returns:
+            Whether it has children that belong to its task, as it was given none.
+        """
+        [answer] = await self._redis.run([ScriptCall(_FINISH, claim.keys, [claim.token, LINGER_MS])])
+        return int(answer) == 2
+
+    async def parent(self, execution_id: str, tenant: str | None, *, look_only: bool) -> tuple[str, str]:
+        """The task and the checkpoint of a job, for a child of the same tenant; each empty for none.
+
+        The checkpoint is as it stands in Redis: without the texts where they are encrypted.
+
+        Args:
+            execution_id: the parent.
+            tenant: of the child.
+            look_only: a parent under way that has no task but its own need not learn that it has children there.
+
+        Raises:
+            StateUnavailable: ask again.
+        """
+        call = ScriptCall(_PARENT, [Claim(execution_id, "").key], [tenant or "", int(look_only)])
+        [(task_id, checkpoint)] = await self._redis.run([call])
+        return task_id, checkpoint
 
     async def cancel(self, order: CancelOrder) -> CancelOrder:
         """Leaves an order to cancel a job, for whoever has it or takes it.

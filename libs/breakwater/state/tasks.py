@@ -105,7 +105,13 @@ class Tasks:
 
     @staticmethod
     def enter_call(
-        key: TaskKey, execution_id: str, *, hold: int = 0, cap: int | None = None, look_only: bool = False
+        key: TaskKey,
+        execution_id: str,
+        *,
+        hold: int = 0,
+        cap: int | None = None,
+        look_only: bool = False,
+        only_first: bool = False,
     ) -> ScriptCall:
         """Counts a job as an iteration, once for each execution, and holds what its next call may bring it to.
 
@@ -117,10 +123,11 @@ class Tasks:
             hold: what the job has spent so far and the worst case of its next call, in nano-dollars.
             cap: what the task may cost; None where it has no cap.
             look_only: count and hold nothing; the answer is that to a job that has not entered yet.
+            only_first: another than the job's worker asks, which leaves the hold of a job that has entered as it is.
         """
         limit = "" if cap is None else cap
         keys = [key.redis_key, _marker(key, execution_id)]
-        arguments = ["" if look_only else KEEP_MS, KEEP_MS, _short(execution_id), hold, limit]
+        arguments = ["" if look_only else KEEP_MS, KEEP_MS, _short(execution_id), hold, limit, int(only_first)]
         return ScriptCall(_ENTER, keys, [*arguments, *_FIELDS])
 
     @staticmethod
@@ -141,7 +148,9 @@ class Tasks:
         confidence = "" if outcome.confidence is None else repr(outcome.confidence)
         failed = "" if outcome.failed is None else int(outcome.failed)
         counted = [outcome.tokens, outcome.cost, failed, int(outcome.called), error, confidence]
-        arguments = [KEEP_MS, KEEP_DONE_MS, *counted, MAX_KEPT, _short(execution_id), *_FIELDS]
+        # The first job of its own task is counted again by children that come late.
+        keep_done_ms = KEEP_MS if execution_id == key.task_id else KEEP_DONE_MS
+        arguments = [KEEP_MS, keep_done_ms, *counted, MAX_KEPT, _short(execution_id), *_FIELDS]
         [values] = await self._redis.run([ScriptCall(_RECORD, [key.redis_key, _marker(key, execution_id)], arguments)])
         return _read(values)[0]
 

@@ -43,9 +43,9 @@ GATES: Gates = (
 """In the order in which their refusals take precedence."""
 
 
-def gates_of(worker: WorkerContext, agent: Agent, *, in_task: bool) -> Gates:
-    """Those that can have a say in calls of an agent, for jobs that belong to a task or for the others."""
-    return tuple(gate for gate in GATES if gate.applies(worker, agent, in_task=in_task))
+def gates_of(worker: WorkerContext, agent: Agent) -> Gates:
+    """Those that can have a say in calls of an agent."""
+    return tuple(gate for gate in GATES if gate.applies(worker, agent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +118,13 @@ _FINAL = Refused | ClaimLost | JobCancelled
 
 
 async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -> tuple[list[Gate], Verdict | None]:
-    """Asks all gates in one round trip; none where one refuses without being asked. Gives those that were asked."""
+    """Asks all gates in one round trip; none where one refuses without being asked. Gives those that have judged."""
     asked: list[Gate] = []
     calls: list[ScriptCall] = []
     for gate in (make(worker, request) for make in gates):
         match gate.ask():
             case Refused() as refused:
-                return [], refused
+                return [gate], refused
             case ScriptCall() as call:
                 asked.append(gate)
                 calls.append(call)

@@ -52,9 +52,9 @@ class BreakerGate(Gate):
         return BreakerWatch(worker.breakers, worker.metrics).run()
 
     @classmethod
-    def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
+    def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
         """Not where the agent has its breakers switched off."""
-        del worker, in_task
+        del worker
         return agent.breaker is not None
 
     def ask(self) -> ScriptCall | None:

@@ -10,7 +10,8 @@ from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
 from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import Checkpoint
-from services.worker.gates.gate import Gate
+from services.worker.gates.gate import Gate, WaitForCapacity
+from services.worker.gates.task import TASK_BUDGET_HELD
 
 
 @dataclass(slots=True)
@@ -22,13 +23,18 @@ class ClaimGate(Gate):
         flight = self.request.flight
         return self._save(self.request.checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}))
 
-    def read(self, answer: Any) -> ClaimLost | JobCancelled | None:
-        """Lost where another handling of the job has taken it over."""
+    def read(self, answer: Any) -> ClaimLost | JobCancelled | WaitForCapacity | None:
+        """Lost where another handling of the job has taken it over; asked again where it is not alone any more."""
         job, kept = self.request.job, self.worker.executions.kept(answer)
         if kept is None:
             return ClaimLost(job.execution_id)
         found = cancelled_by(kept.orders, job.agent_name) if kept.orders else None
-        return None if found is None else JobCancelled(found)
+        if found is not None:
+            return JobCancelled(found)
+        if not kept.has_children or (held := self.worker.leases.claims[job.claim]).has_children:
+            return None
+        held.has_children = True
+        return WaitForCapacity(0.0, TASK_BUDGET_HELD)
 
     def give_back(self) -> ScriptCall | None:
         """The checkpoint as it was: after a crash the call must not be taken for one that was made."""

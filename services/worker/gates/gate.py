@@ -102,15 +102,14 @@ class Gate:
         cls.settles = cls.settle is not Gate.settle
 
     @classmethod
-    def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
+    def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
         """Whether the gate can have a say in calls of an agent; asked once for an agent, not for each call.
 
         Args:
             worker: this one.
             agent: whose calls.
-            in_task: those of jobs that belong to a task, or of the others.
         """
-        del worker, agent, in_task
+        del worker, agent
         return True
 
     @classmethod

@@ -20,9 +20,8 @@ class RateLimitGate(Gate):
     _admitted: bool = False
 
     @classmethod
-    def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
+    def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
         """Not where nothing is limited: neither the agent nor any model, as a job may name another than its agent."""
-        del in_task
         of_models = (settings.rate_limit for settings in worker.config.models.values())
         return agent.rate_limit is not None or any(rule is not None for rule in of_models)
 

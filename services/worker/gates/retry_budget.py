@@ -15,9 +15,9 @@ class RetryBudgetGate(Gate):
     """Counts a job's first try on a model. It refuses nothing here: a retry is asked for before its wait."""
 
     @classmethod
-    def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
+    def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
         """Not where there is no retry budget."""
-        del agent, in_task
+        del agent
         return worker.config.retry_budget is not None
 
     def ask(self) -> ScriptCall | None:

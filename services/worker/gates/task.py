@@ -1,23 +1,32 @@
-"""The guard of the task that a job belongs to: judges before each call, and counts the job when it ends."""
+"""The guard of the task that a job belongs to: judges before each call, and counts the job when it ends.
+
+A job that names a parent and no task belongs to its parent's. One that names neither is a task of its own, named by its
+id: as long as it has no children its attempts say all of it, and Redis knows nothing of that task.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import structlog
 from pydantic import JsonValue
 
+from breakwater.bus.records import is_result_of
 from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.execution import ErrorInfo, Result
+from breakwater.contracts.job import Job
+from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
+from breakwater.encryption import Undecryptable
 from breakwater.policy.budget import spent_by
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
-from breakwater.state.tasks import TaskKey, Tripped
+from breakwater.state.tasks import Entered, TaskKey, Tripped
 from services.worker.assignment import Assignment
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import WorkerContext
@@ -44,6 +53,20 @@ TASK_BUDGET_HELD = Refused(
 )
 
 
+OWN_TASK_STOPPED = Refused(
+    "guard_tripped",
+    ErrorInfo(
+        kind="guard_tripped",
+        class_="GuardTrippedError",
+        message="another call of this job might pass a cap of its agent's guard",
+    ),
+    ends_chain=True,
+)
+
+
+_ALONE = Entered(1, Task(), None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Stopped:
     """A task that makes no more calls: as it is to be stopped now, or was before."""
@@ -59,17 +82,19 @@ class TaskGate(Gate):
     _stopped: _Stopped | None = None
 
     @classmethod
-    def applies(cls, worker: WorkerContext, agent: Agent, *, in_task: bool) -> bool:
-        """Not where the job belongs to no task, or the agent has no guard."""
+    def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
+        """Not where the agent has no guard."""
         del worker
-        return in_task and agent.guard is not None
+        return agent.guard is not None
 
-    def ask(self) -> ScriptCall | None:
-        """None where the job belongs to no task, or its agent has no guard."""
-        guarded, request = guarded_task(self.request.job), self.request
-        if guarded is None:
+    def ask(self) -> ScriptCall | Refused | None:
+        """Judged at once where the job is alone in its task; None where it may call then, or its agent has no guard."""
+        request = self.request
+        if request.job.agent.guard is None:
             return None
-        rules, key = guarded
+        if (shared := shared_task(self.worker, request.job)) is None:
+            return None if self._judged(_ALONE) is None else OWN_TASK_STOPPED
+        rules, key = shared
         hold = spent_by(request.checkpoint.attempts) + (request.flight.reserved or 0)
         return self.worker.tasks.enter_call(
             key, request.job.execution_id, hold=hold, cap=rules.max_cost_usd, look_only=request.lease_ms is None
@@ -77,9 +102,11 @@ class TaskGate(Gate):
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refused where the task is stopped or must be; waits where its other jobs hold what is left of its cap."""
-        rules = self.request.job.agent.guard
+        return self._judged(self.worker.tasks.entered(answer))
+
+    def _judged(self, entered: Entered) -> Refused | WaitForCapacity | None:
+        rules, attempts = self.request.job.agent.guard, self.request.checkpoint.attempts
         assert rules is not None
-        entered, attempts = self.worker.tasks.entered(answer), self.request.checkpoint.attempts
         if entered.tripped is not None:
             self._stopped, self.announces = _Stopped(entered.tripped, entered.task), True
             return TASK_STOPPED
@@ -114,29 +141,67 @@ class TaskGate(Gate):
 
     async def announce(self, verdict: Verdict | None) -> None:
         """Stops the task and publishes that, unless both are done, or the claim on the job is lost."""
-        job, guarded = self.request.job, guarded_task(self.request.job)
-        if self._stopped is None or guarded is None or isinstance(verdict, ClaimLost):
+        if self._stopped is None or isinstance(verdict, ClaimLost):
             return
-        _, key = guarded
+        job = self.request.job
+        shared = shared_task(self.worker, job)
+        key = TaskKey(job.job.tenant, job.execution_id) if shared is None else shared[1]
         if isinstance(self._stopped.why, Trip):
-            await _trip(self.worker, job, key, self._stopped.why, self._stopped.task)
+            by = job.agent_name, job.execution_id
+            await _trip(self.worker, key, self._stopped.why, self._stopped.task, *by)
         else:
             await _publish(self.worker, key, self._stopped.why, self._stopped.task)
 
 
-def guarded_task(job: Assignment) -> tuple[GuardRules, TaskKey] | None:
-    """The task of a job and what it may do; None where the job belongs to none, or its agent has no guard."""
-    if job.agent.guard is None or job.job.task_id is None:
+def shared_task(worker: WorkerContext, job: Assignment) -> tuple[GuardRules, TaskKey] | None:
+    """The task of a job and what it may do; None where the job is alone in it, or its agent has no guard."""
+    task_id = job.job.task_id
+    if task_id is None:
+        held = worker.leases.claims.get(job.claim)
+        task_id = job.execution_id if held is not None and held.has_children else None
+    if job.agent.guard is None or task_id is None:
         return None
-    return job.agent.guard, TaskKey(job.job.tenant, job.job.task_id)
+    return job.agent.guard, TaskKey(job.job.tenant, task_id)
+
+
+async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str) -> str:
+    """The task of a job that names a parent and no task.
+
+    A parent that was given none is counted in the task that is named by its id, unless that is done: it is the first of
+    that task. One of which nothing is known, or that is another tenant's, gives the task no more than its name.
+
+    Args:
+        worker: this one.
+        job: the job; one that is a dry run changes nothing.
+        parent_id: whom it names.
+    """
+    until_available = worker.outages.retry_while_unavailable
+    task_id, checkpoint = await until_available(
+        partial(worker.executions.parent, parent_id, job.tenant, look_only=job.dry_run)
+    )
+    if task_id:
+        return task_id
+    # Also of one that seems to be under way: its answer may be out, and its claim not yet let go of.
+    ended = await until_available(partial(_result_of, worker, parent_id, job.tenant))
+    if ended is not None and ended.task_id is not None:
+        return ended.task_id
+    key = TaskKey(job.tenant, parent_id)
+    if ended is not None and not job.dry_run:
+        await until_available(partial(_count_first, worker, key, ended))
+    elif checkpoint and not job.dry_run:
+        at = Checkpoint.model_validate_json(checkpoint)
+        hold = spent_by(at.attempts) + (0 if at.in_flight is None else at.in_flight.reserved or 0)
+        enter = worker.tasks.enter_call(key, parent_id, hold=hold, only_first=True)
+        await until_available(lambda: worker.redis.run([enter]))
+    return parent_id
 
 
 def release_hold(worker: WorkerContext, job: Assignment, at: Checkpoint) -> ScriptCall | None:
     """Reduces the job's hold on the task's cap to what it has cost: it makes no call now, and may not for long."""
-    guarded = guarded_task(job)
-    if guarded is None:
+    shared = shared_task(worker, job)
+    if shared is None:
         return None
-    return worker.tasks.shrink_call(guarded[1], job.execution_id, spent=spent_by(at.attempts))
+    return worker.tasks.shrink_call(shared[1], job.execution_id, spent=spent_by(at.attempts))
 
 
 async def count_job(worker: WorkerContext, job: Assignment, result: Result, answer: JsonValue) -> None:
@@ -151,19 +216,41 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result, answ
     Raises:
         StateUnavailable: count again.
     """
-    guarded = guarded_task(job)
-    if guarded is None:
+    shared = shared_task(worker, job)
+    if shared is None:
         return
-    rules, key = guarded
+    rules, key = shared
     outcome = outcome_of(result, answer, rules)
     task = await worker.tasks.record(key, job.execution_id, outcome)
     trip = after_job(task, rules) if outcome.failed is not None else None
     if trip is not None:
-        await _trip(worker, job, key, trip, task)
+        await _trip(worker, key, trip, task, job.agent_name, job.execution_id)
 
 
-async def _trip(worker: WorkerContext, job: Assignment, key: TaskKey, trip: Trip, task: Task) -> None:
-    tripped = await worker.tasks.trip(key, trip, agent=job.agent_name, execution_id=job.execution_id)
+async def _result_of(worker: WorkerContext, execution_id: str, tenant: str | None) -> Result | None:
+    """The result of a job of a tenant, as long as it is kept; None where its texts can't be decrypted any more."""
+    try:
+        found = await worker.lookup.last(Stream.RESULTS, subjects.result(execution_id))
+    except Undecryptable:
+        return None
+    known = found is not None and is_result_of(found.data, execution_id)
+    result = found.read(Result) if found is not None and known else None
+    return result if result is not None and result.tenant == tenant else None
+
+
+async def _count_first(worker: WorkerContext, key: TaskKey, result: Result) -> None:
+    """Counts the first job of its own task, which had ended before it had children."""
+    agent = worker.config.agents.get(result.agent)
+    if agent is None or agent.guard is None or result.dry_run:
+        return
+    task = await worker.tasks.record(key, result.execution_id, outcome_of(result, result.output, agent.guard))
+    trip = after_job(task, agent.guard) if task.iterations == 1 else None
+    if trip is not None:
+        await _trip(worker, key, trip, task, result.agent, result.execution_id)
+
+
+async def _trip(worker: WorkerContext, key: TaskKey, trip: Trip, task: Task, agent: str, execution_id: str) -> None:
+    tripped = await worker.tasks.trip(key, trip, agent=agent, execution_id=execution_id)
     await _publish(worker, key, tripped, task)
 
 

@@ -33,7 +33,7 @@ from services.worker.gates.claim import ClaimGate
 from services.worker.gates.gate import AdmissionRequest, ClaimLost, Gate, Refused
 from services.worker.gates.rate_limit import RateLimitGate
 from services.worker.gates.retry_budget import RetryBudgetGate
-from services.worker.gates.task import TASK_STOPPED, TaskGate
+from services.worker.gates.task import TASK_STOPPED
 from tests.bench.counting import CountingRedis
 from tests.servers import RunningServer
 
@@ -315,10 +315,8 @@ async def test_an_agent_without_limits_asks_nothing_of_them(redis_server: Runnin
 async def test_gates_that_cannot_have_a_say_are_not_even_made(redis_server: RunningServer) -> None:
     async with bench_on(redis_server.url) as bench:
         agents = bench.worker.config.agents
-        assert gates_of(bench.worker, agents["writer"], in_task=True) == GATES
-        assert set(GATES) - set(gates_of(bench.worker, agents["writer"], in_task=False)) == {TaskGate}
-        free = gates_of(bench.worker, agents["free"], in_task=True)
-        assert free == (ClaimGate, BudgetGate, RetryBudgetGate)
+        assert gates_of(bench.worker, agents["writer"]) == GATES
+        assert gates_of(bench.worker, agents["free"]) == (ClaimGate, BudgetGate, RetryBudgetGate)
 
 
 async def test_a_seventh_gate_is_one_file_and_one_line(redis_server: RunningServer) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from breakwater.contracts import subjects
+from breakwater.contracts.types import usd_from_nano
+from breakwater.policy.guard import Task
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer
-from tests.flow.kit import COST, Plane, model
+from breakwater.state.tasks import TaskKey
+from tests.flow.kit import COST, COST_NANO, Plane, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
-from tests.services.worker.harness import ScriptedProvider
+from tests.services.worker.harness import ScriptedProvider, WorkerPlane
 
 ONE_TRY = {"retry": {"max_attempts": 1}, "breaker": "off"}
 SPENDS = {"max_cost_usd": "0.001", "max_iterations": "off", "max_tokens": "off"}
@@ -172,3 +176,173 @@ async def test_a_program_that_reports_no_tokens_has_used_none(start_worker: Star
     async with start_worker({"sim/m": model()}, agents, **more) as plane:
         result = await run(plane, "j")
     assert (result["attempts"][0]["input_tokens"], result["total_tokens"]) == (None, 0)
+
+
+DEAR = {"more_models": {"sim/m": {"price": {"input_usd_per_mtok": "0", "output_usd_per_mtok": "600"}}}}
+
+
+async def alone(plane: Plane, job_id: str, **more: Any) -> dict[str, Any]:
+    await plane.publish({"agent": "writer", "job_id": job_id, "prompt": "x", **more})
+    return await plane.result(job_id)
+
+
+async def test_a_job_without_a_task_id_is_a_task_of_its_own(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, {"writer": {"model": "sim/m"}}, **DEAR) as plane:
+        plan = await alone(plane, "plan", params={"max_tokens": 30_000}, dry_run=True)
+        assert [one["admission"] for one in plan["output"]["models"]] == ["refused"]
+        assert await events(plane) == []
+        refused = await alone(plane, "dear", tenant="acme", params={"max_tokens": 30_000})
+        assert (refused["status"], refused["reason"]) == ("dead_lettered", "guard_tripped")
+        assert not any(figure in refused["error"]["message"] for figure in ("$", "10", "18"))
+        assert plane.sim.ledger.totals.calls == 0
+        [event] = await events(plane)
+        assert (event["task_id"], event["tenant"], event["execution_id"]) == ("dear", "acme", "dear")
+        assert event["reason"] == "$0.00 spent, and the next call may cost up to $18.00 (limit: $10.00)"
+        assert [key for key, _ in await plane.worker.tasks.tripped()] == [TaskKey("acme", "dear")]
+        for number in range(2):  # each is a task: together they may cost more than the cap of one
+            assert (await alone(plane, f"j{number}", params={"max_tokens": 16_000}))["status"] == "succeeded"
+
+
+async def test_the_tokens_of_a_job_without_a_task_id_are_capped_too(start_worker: StartWorker) -> None:
+    never_json = {"schema": "agent_decision", "max_corrections": 9}
+    agents = {"writer": {"model": "sim/no", "guard": {"max_tokens": 300}, "output": never_json}}
+    async with start_worker({"sim/no": model(answer="I would rather not.")}, agents) as plane:
+        corrected = await alone(plane, "j")
+        assert corrected["reason"] == "guard_tripped"
+        assert [attempt["outcome"] for attempt in corrected["attempts"]] == ["error", "error", "short_circuited"]
+        [event] = await events(plane)
+        assert (event["task_id"], event["reason"]) == ("j", "320 tokens used (limit: 300)")
+
+
+async def test_a_job_that_is_alone_in_its_task_asks_redis_nothing_about_it(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, {"writer": {"model": "sim/m"}}) as plane:
+        assert (await alone(plane, "j"))["status"] == "succeeded"
+        assert await plane.worker.redis.client.keys("bw:task*") == []
+
+
+async def counted(plane: WorkerPlane, task_id: str, tenant: str | None = None) -> Task:
+    task, _ = await plane.worker.tasks.load(TaskKey(tenant, task_id))
+    return task
+
+
+async def test_a_job_with_a_parent_belongs_to_its_parents_task(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "guard": {"max_iterations": 3}}}
+    async with start_worker({"sim/m": model()}, agents) as plane:
+        chain = [await alone(plane, "e1")]
+        for number in range(2, 6):
+            chain.append(await alone(plane, f"e{number}", parent_execution_id=f"e{number - 1}"))
+        assert [one["reason"] for one in chain] == [None, None, None, "guard_tripped", "guard_tripped"]
+        assert [one["task_id"] for one in chain] == [None, "e1", "e1", "e1", "e1"]
+        assert plane.sim.ledger.totals.calls == 3
+        [event] = await events(plane)
+        assert (event["task_id"], event["execution_id"], event["rule"]) == ("e1", "e4", "max_iterations")
+        assert (event["iterations"], event["tokens"], event["cost"]) == (3, 480, "0.000126000")
+        attempt = await plane.last("EVENTS", subjects.attempt("writer", "e2", 1))
+        record = await plane.last("EVENTS", subjects.execution("writer", "e2"))
+        assert [one and one["task_id"] for one in (attempt, record)] == ["e1", "e1"]
+        # As any other: shown, and reset.
+        assert [key for key, _ in await plane.worker.tasks.tripped()] == [TaskKey(None, "e1")]
+        await plane.worker.tasks.reset(TaskKey(None, "e1"))
+        assert (await alone(plane, "e6", parent_execution_id="e1"))["status"] == "succeeded"
+        assert (await counted(plane, "e1")).iterations == 1, "the first was counted before the reset"
+
+
+async def test_a_task_that_a_job_names_wins_over_its_parents(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, {"writer": {"model": "sim/m"}}) as plane:
+        await run(plane, "first", task="a")
+        await run(plane, "named", task="b", parent_execution_id="first")
+        child = await alone(plane, "child", parent_execution_id="first")
+        assert child["task_id"] == "a"
+        assert [(await counted(plane, task)).iterations for task in ("a", "b", "first")] == [2, 1, 0]
+
+
+async def test_a_child_finds_the_task_of_a_parent_that_redis_has_forgotten(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, {"writer": {"model": "sim/m"}}) as plane:
+        await run(plane, "named", task="a")
+        await alone(plane, "first")
+        await plane.worker.redis.client.flushall()
+        assert (await alone(plane, "child", parent_execution_id="named"))["task_id"] == "a"
+        for name in ("other", "another"):
+            assert (await alone(plane, name, parent_execution_id="first"))["task_id"] == "first"
+        assert await counted(plane, "first") == Task(iterations=3, tokens=480, cost=3 * COST_NANO)
+
+
+async def test_a_child_of_another_tenants_parent_does_not_share_its_task(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "guard": {"max_iterations": 1}}}
+    async with start_worker({"sim/m": model()}, agents) as plane:
+        await run(plane, "first", task="secret", tenant="acme")
+        await alone(plane, "second", tenant="acme")
+        for parent in ("first", "second"):
+            for tenant in (None, "rival"):
+                child = await alone(plane, f"{parent} of {tenant}", parent_execution_id=parent, tenant=tenant)
+                assert (child["status"], child["task_id"]) == ("succeeded", parent)
+        refused = await alone(plane, "child", parent_execution_id="first", tenant="acme")
+        assert (refused["reason"], refused["task_id"]) == ("guard_tripped", "secret")
+        tasks = [await counted(plane, task, "acme") for task in ("secret", "first", "second")]
+        assert [task.iterations for task in tasks] == [1, 0, 0]
+
+
+async def test_a_parent_of_which_nothing_is_known_names_the_task(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "guard": {"max_iterations": 2}}}
+    async with start_worker({"sim/m": model()}, agents) as plane:
+        chain = [await alone(plane, f"j{number}", parent_execution_id="workflow") for number in range(3)]
+        assert [one["task_id"] for one in chain] == ["workflow"] * 3
+        assert [one["reason"] for one in chain] == [None, None, "guard_tripped"]
+        # Also one that is its own parent, and two that are each other's.
+        for name, parent in (("self", "self"), ("one", "two"), ("two", "one")):
+            assert (await alone(plane, name, parent_execution_id=parent))["status"] == "succeeded"
+        assert [(await counted(plane, task)).iterations for task in ("self", "two", "one")] == [1, 2, 0]
+
+
+async def test_children_of_a_job_that_no_guard_counts_share_its_task(start_worker: StartWorker) -> None:
+    agents = {"free": {"model": "sim/m", "guard": "off"}, "writer": {"model": "sim/m"}}
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 1})}, agents) as plane:
+        await plane.publish({"agent": "free", "job_id": "first", "prompt": "x"})
+        await until(calling(plane), what="its call")
+        for number in range(2):
+            assert (await alone(plane, f"j{number}", parent_execution_id="first"))["task_id"] == "first"
+        await plane.result("first")
+        await alone(plane, "j2", parent_execution_id="first")
+        assert (await counted(plane, "first")).iterations == 3
+
+
+def calling(plane: Plane) -> Callable[[], Awaitable[bool]]:
+    async def is_calling() -> bool:
+        return plane.sim.ledger.totals.in_progress == 1
+
+    return is_calling
+
+
+async def test_a_parent_under_way_counts_as_an_iteration_with_what_it_holds_and_then_with_what_it_used(
+    start_worker: StartWorker,
+) -> None:
+    agents = {"writer": {"model": "sim/m", "concurrency": 2, "guard": {"max_iterations": 2}}}
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 1})}, agents) as plane:
+        await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
+        await until(calling(plane), what="its call")
+        assert (await alone(plane, "child", parent_execution_id="first"))["status"] == "succeeded"
+        key = TaskKey(None, "first")
+        assert await counted(plane, "first") == Task(iterations=2, tokens=160, cost=COST_NANO)
+        held = await plane.worker.redis.client.hget(key.redis_key, "h:first")
+        parent = await plane.result("first")
+        assert usd_from_nano(int(held or 0)) == parent["attempts"][0]["reserved"]
+
+        async def both() -> bool:
+            return await counted(plane, "first") == Task(iterations=2, tokens=320, cost=2 * COST_NANO)
+
+        await until(both, what="the parent's end, in its task")
+        assert not await plane.worker.redis.client.hexists(key.redis_key, "h:first")
+        assert (await alone(plane, "next", parent_execution_id="child"))["reason"] == "guard_tripped"
+
+
+async def test_a_parent_under_way_is_judged_with_its_children_from_its_next_call_on(start_worker: StartWorker) -> None:
+    guard, retry = {"max_tokens": 300, **NO_COUNT}, {"base_s": 0.01}
+    agents = {"writer": {"model": "sim/m", "concurrency": 2, "timeout_s": 1, "guard": guard, "retry": retry}}
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 9})}, agents) as plane:
+        await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
+        await until(calling(plane), what="its call")
+        for number in range(2):
+            assert (await alone(plane, f"j{number}", parent_execution_id="first"))["status"] == "succeeded"
+        assert (await plane.result("first"))["reason"] == "guard_tripped"
+        [event] = await events(plane)
+        assert (event["execution_id"], event["task_id"], event["rule"]) == ("first", "first", "max_tokens")

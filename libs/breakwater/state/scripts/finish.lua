@@ -2,9 +2,9 @@
 -- was on its way meanwhile must find somebody, and then the record. A job that was taken over is kept, with its token: its
 -- first holder may come back at any time, and must not take what it does not find for what Redis has lost.
 -- KEYS: execution, orders to cancel it
--- Returns 1, or 0 where it is not ours.
+-- Returns 1, or 2 where it has children that belong to its task; 0 where it is not ours.
 local token, linger_ms = ARGV[1], tonumber(ARGV[2])
-local known = redis.call('HMGET', KEYS[1], 'token', 'taken_over')
+local known = redis.call('HMGET', KEYS[1], 'token', 'taken_over', 'children')
 if known[1] ~= token then
   return 0
 end
@@ -12,7 +12,7 @@ redis.call('DEL', KEYS[2])
 local time = redis.call('TIME')
 redis.call('HDEL', KEYS[1], 'checkpoint', 'asked_at')
 redis.call('HSET', KEYS[1], 'lease_until', time[1] * 1000 + math.floor(time[2] / 1000) + linger_ms)
-if known[2] then
-  return 1
+if not known[2] then
+  redis.call('PEXPIRE', KEYS[1], linger_ms)
 end
-return redis.call('PEXPIRE', KEYS[1], linger_ms)
+return known[3] and 2 or 1

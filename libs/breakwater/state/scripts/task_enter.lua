@@ -1,13 +1,14 @@
 -- Admits a call of a job of a task: its iteration is counted, once however often it asks, and never while the task is
 -- tripped; and what the job may have cost after the call is held, if the cost cap has room for it.
--- KEYS: task, marker of the execution   ARGV from the 6th: fields to read
+-- KEYS: task, marker of the execution   ARGV from the 7th: fields to read
 -- Returns {number of the iteration (0 while tripped), held for other jobs, over the cap (1 or 0), the fields}.
 -- A marker is '<life>:<number>:<in or done>'. A task that was reset or forgotten starts a new life, in which the jobs of
 -- the one before count for nothing: their number is 0, and they hold nothing.
 -- The hold of a job is the field 'h:<execution>', none where it is 0; 'held_cost' is the sum of all.
 local keep_ms, marker_keep_ms = ARGV[1], ARGV[2] -- keep_ms '': only looks, as a job that has not entered yet
 local execution, cost, cost_cap = ARGV[3], ARGV[4], ARGV[5] -- cost_cap '': none
-local task, marker, first_field = KEYS[1], KEYS[2], 6
+local only_first = ARGV[6] == '1' -- what the job holds stays as it is where it has entered before
+local task, marker, first_field = KEYS[1], KEYS[2], 7
 local hold = 'h:' .. execution
 local known = redis.call('HMGET', task, 'rule', 'life', 'cost', 'held_cost', hold, 'iterations')
 local mine = known[5]
@@ -26,6 +27,7 @@ if not known[1] then
     if state == 'in' then
       redis.call('PEXPIRE', marker, marker_keep_ms)
     end
+    over = over or only_first
   elseif not life then
     life, state = known[2], 'in'
     if not life then
