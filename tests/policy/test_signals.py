@@ -308,6 +308,15 @@ def test_a_stopped_task_is_reported_with_what_where_since_when_why_and_what_to_d
     )
 
 
+def test_an_alert_of_a_job_that_was_given_no_task_says_what_helps_that_job() -> None:
+    alert = signal_of(stopped(task_id="e11", tenant=None))
+    assert alert is not None
+    assert alert.text.endswith(
+        "To do: raise `agents.writer.guard`, or make the job smaller, and replay its dead letter; "
+        "`breakwater guards reset e11` resolves this."
+    )
+
+
 def test_a_guard_alert_carries_the_figures() -> None:
     alert = signal_of(stopped())
     assert alert is not None

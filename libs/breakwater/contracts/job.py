@@ -60,8 +60,8 @@ class Job(Message):
     tenant: Identifier | None = None
     task_id: Identifier | None = Field(
         default=None,
-        description="The run of which this call is one iteration. If absent, it is that of the parent; without a parent "
-        "the job is a task of its own.",
+        description="The run of which this call is one iteration. If absent, it is that of the parent; "
+        "without a parent the job is a task of its own.",
     )
     parent_execution_id: Identifier | None = Field(
         default=None, description="The execution that this job is a part of."

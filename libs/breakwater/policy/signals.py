@@ -178,10 +178,14 @@ def _stopped(event: GuardEvent) -> str:
     tenant = "" if event.tenant is None else f" of tenant {event.tenant}"
     reset = command("guards", "reset", event.task_id, tenant=event.tenant)
     iterations = f"{event.iterations:,} iteration{'' if event.iterations == 1 else 's'}"
+    to_do = f"look at the task's last executions; `{reset}` resumes it"
+    if event.task_id == event.execution_id:  # it was given no task
+        guard = f"agents.{event.agent}.guard"
+        to_do = f"raise `{guard}`, or make the job smaller, and replay its dead letter; `{reset}` resolves this"
     return (
         f"{sentence(event.reason)} Since {moment(event.at)} task {event.task_id}{tenant} makes no calls, "
         f"and its jobs fail; so far {iterations}, {event.tokens:,} tokens, {money_text(event.cost)}. "
-        f"To do: look at the task's last executions; `{reset}` resumes it."
+        f"To do: {to_do}."
     )
 
 

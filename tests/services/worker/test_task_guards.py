@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from breakwater.contracts import subjects
-from breakwater.contracts.types import usd_from_nano
+from breakwater.contracts.types import nano_from_usd, usd_from_nano
 from breakwater.policy.guard import Task
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer
@@ -346,3 +346,17 @@ async def test_a_parent_under_way_is_judged_with_its_children_from_its_next_call
         assert (await plane.result("first"))["reason"] == "guard_tripped"
         [event] = await events(plane)
         assert (event["execution_id"], event["task_id"], event["rule"]) == ("first", "first", "max_tokens")
+
+
+async def test_a_parent_that_another_worker_takes_over_is_counted_once(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "concurrency": 2}}
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 9})}, agents) as plane:
+        await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
+        await until(calling(plane), what="its call")
+        assert (await alone(plane, "child", parent_execution_id="first"))["status"] == "succeeded"
+        await plane.end()
+        plane.begin()
+        parent = await plane.result("first")
+        assert [attempt["outcome"] for attempt in parent["attempts"]] == ["worker_lost", "success"]
+        spent = COST_NANO + nano_from_usd(parent["total_cost"])
+        assert await counted(plane, "first") == Task(iterations=2, tokens=320, cost=spent)
