@@ -60,7 +60,8 @@ class Outcomes:
             attempt: as it is recorded.
             sequence: of its event.
         """
-        if job.agent.reserve == "observed" and attempt.output_tokens is not None:
+        # Not from what is estimated: a model may have thought more than it said.
+        if job.agent.reserve == "observed" and attempt.output_tokens is not None and attempt.cost_basis == "billed":
             self._outputs.setdefault((job.agent_name, attempt.model), deque(maxlen=OBSERVED)).append(
                 attempt.output_tokens
             )

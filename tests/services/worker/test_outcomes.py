@@ -246,3 +246,16 @@ async def test_a_stream_holds_its_worst_case_as_what_is_out_of_it_cannot_be_take
         await plane.run({"agent": "writer", "job_id": "first", "prompt": "x"})
         await plane.run({"agent": "writer", "job_id": "second", "prompt": "x", "stream": True})
     assert [call.params["max_tokens"] for call in provider.calls] == [1000, 1000]
+
+
+async def test_an_estimate_of_what_an_answer_used_teaches_nothing(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breakwater.policy.price.ENOUGH", 1)
+    provider = ScriptedProvider(*[Answer("yes", Usage(None, None))] * 2)
+    agents = agent("1", reserve="observed", max_tokens=1000)
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
+        await fill(plane)
+        for name in ("first", "second"):
+            await plane.run({"agent": "writer", "job_id": name, "prompt": "x"})
+    assert [call.params["max_tokens"] for call in provider.calls] == [1000, 1000]
