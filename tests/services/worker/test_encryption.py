@@ -11,6 +11,7 @@ import pytest
 
 from breakwater.encryption import LEFT_OUT, Cipher, new_key
 from breakwater.providers.base import Answer, Usage
+from breakwater.state.tasks import TaskKey
 from services.worker import attempts, handler
 from tests.flow.kit import model
 from tests.helpers import until
@@ -202,3 +203,24 @@ async def none_pending(plane: WorkerPlane) -> bool:
 
 def opened(plane: WorkerPlane, document: dict[str, Any]) -> dict[str, Any]:
     return json.loads(plane.worker.cipher.decrypt_document(json.dumps(document).encode()))
+
+
+async def test_the_task_of_a_parent_is_found_though_its_texts_are_encrypted(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    agents = {"writer": {"model": "sim/m", "concurrency": 2}}
+    slow = model({"requests": [1, 1], "hang_s": 1})
+    async with start_worker({"sim/m": slow}, agents, encryption=keys(tmp_path, new_key())) as plane:
+        await plane.publish({"agent": "writer", "job_id": "first", "prompt": PROMPT})
+
+        async def calling() -> bool:
+            return plane.sim.ledger.totals.in_progress == 1
+
+        await until(calling, what="its call")
+        job = {"agent": "writer", "prompt": PROMPT, "parent_execution_id": "first"}
+        while_it_runs = await plane.run({**job, "job_id": "second"})
+        await plane.result("first")
+        afterwards = await plane.run({**job, "job_id": "third"})
+        task, _ = await plane.worker.tasks.load(TaskKey(None, "first"))
+    assert [while_it_runs["task_id"], afterwards["task_id"]] == ["first", "first"]
+    assert (task.iterations, task.tokens) == (3, 480)
