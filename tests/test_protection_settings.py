@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import yaml
 
 from breakwater.config import Config, parse_config
 from breakwater.errors import ConfigError
+from breakwater.policy.classify import RETRYABLE_CLASSES
 
 
 def config(agent: dict[str, Any], defaults: dict[str, Any] | None = None, name: str = "a") -> Config:
@@ -115,3 +118,70 @@ def test_what_would_protect_nothing_or_work_otherwise_than_it_reads_is_refused(
     with pytest.raises(ConfigError) as error:
         config(agent)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("on", [["NotFoundError"], ["NotFound"], ["client", 404], ["BackendFailureError"]])
+def test_a_class_that_calls_end_with_may_be_retried(on: list[Any]) -> None:
+    assert config({"retry": {"on": on}}).agents["a"].retry.on == tuple(on)
+
+
+@pytest.mark.parametrize(
+    ("agent", "defaults", "said"),
+    [
+        ({"retry": {"on": [404, "NotFoundEror"]}}, {}, "agents.a.retry.on.1: 'NotFoundEror' is no error class that "),
+        ({"retry": {"on": ["NotFoundEror"]}}, {}, "; did you mean 'NotFoundError'? (line 5)"),
+        ({"retry": {"on": ["Zzz"]}}, {}, "; known are ActionNotSupportedError, "),
+        ({}, {"retry": {"on": ["NotFoundEror"]}}, "1 mistake\n  defaults.retry.on.0: 'NotFoundEror'"),
+    ],
+)
+def test_a_name_in_retry_on_that_is_no_known_class_is_a_config_error(
+    agent: dict[str, Any], defaults: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(agent, defaults)
+    assert said in str(error.value)
+
+
+def test_a_callable_may_raise_any_class_and_it_may_be_retried() -> None:
+    document: dict[str, Any] = {
+        "providers": {"p": {"base_url": "http://127.0.0.1:9/v1"}, "own": {"kind": "python", "callable": "json:dumps"}},
+        "defaults": {"retry": {"on": ["ReportNotReady"]}},
+        "agents": {"a": {"model": "p/m"}, "b": {"provider": "own", "retry": {"on": ["TooEarly"]}}},
+    }
+    assert parse_config(yaml.safe_dump(document)).agents["b"].retry.on == ("TooEarly",)
+    document["agents"]["a"]["retry"] = {"on": ["TooEarly"]}
+    with pytest.raises(ConfigError, match=r"agents\.a\.retry\.on\.0"):
+        parse_config(yaml.safe_dump(document))
+
+
+def test_the_classes_that_may_be_retried_are_all_that_providers_fail_with() -> None:
+    sources = [*Path("libs/breakwater/providers").glob("*.py"), Path("libs/breakwater/policy/classify.py")]
+    named = {name for path in sources for name in re.findall(r'"([A-Z]\w*Error)"', path.read_text())}
+    # aiohttp's, which are given other names, and what is recovered from in another way.
+    others = {"CancelledError", "ClientConnectorCertificateError", "ClientConnectorDNSError", "ClientPayloadError"}
+    assert named - others - {"ContextOverflowError", "OrphanToolCallsError", "ProviderError"} <= RETRYABLE_CLASSES
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ({"guard.max_iteration": 20}, "agents.a.overridable: 'guard.max_iteration' is no rule that a job can bring"),
+        ({"guard.max_iterations": 0}, "agents.a.overridable: max_iterations: should be greater than or equal to 1"),
+        ([], "agents.a.overridable: should be a valid dictionary"),
+    ],
+)
+def test_a_bound_of_what_jobs_may_override_is_checked_with_the_config(bounds: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config({"overridable": bounds})
+    assert said in str(error.value)
+
+
+def test_bounds_of_defaults_hold_for_each_agent_that_sets_none_of_its_own() -> None:
+    agent = config({"overridable": {"guard.max_tokens": "off"}}, {"overridable": {"guard.max_iterations": 20}})
+    assert agent.agents["a"].overridable == {"guard.max_iterations": 20, "guard.max_tokens": "off"}
+
+
+def test_a_preset_of_a_guard_wins_over_what_defaults_set() -> None:
+    guard = config({"guard": {"preset": "refactor"}}, {"guard": {"consecutive_failures": 9}}).agents["a"].guard
+    assert guard is not None
+    assert (guard.consecutive_failures, guard.same_error, guard.max_iterations) == (2, 3, 10)

@@ -26,6 +26,7 @@ from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import ambiguity, explain
 from breakwater.encryption import Undecryptable, may_be_encrypted
 from breakwater.policy.cost_tags import cost_tags
+from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ownership import job_digest
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.state.connection import StateUnavailable
@@ -189,10 +190,13 @@ class JobHandler:
             span.end(error=error, attributes={} if result is None else partial(job_ended, worker, assignment, result))
 
     def _assignment(self, asked: JobDelivery, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
+        rules = self._agent.rules_for(job)
+        assert isinstance(rules, JobRules)  # `objection` has refused others
+        own = {name: one for name, one in (("guard", rules.guard), ("retry", rules.retry)) if one is not None}
         return Assignment(
             execution_id=claim.execution_id,
             agent_name=self._agent_name,
-            agent=self._agent,
+            agent=self._agent.model_copy(update=own) if own else self._agent,
             job=job,
             chain=self._agent.chain_for(job),
             claim=claim,
@@ -277,7 +281,9 @@ class JobHandler:
                     cached.choices,
                 )
                 return found, cached.execution_id
-        return await Attempts(self._worker, job, checkpoint, progress, self._gates).run(resumed=resumed), None
+        # A job may have a guard that its agent has not.
+        gates = self._gates if job.agent is self._agent else gates_of(self._worker, job.agent)
+        return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
 
     async def _put_to_sleep(self, delivery: Delivery, job: Assignment, held: HeldClaim, sleeping: Sleeping) -> None:
         worker, agent = self._worker, self._agent_name

@@ -71,6 +71,25 @@ def test_every_option_has_its_field(sent: Sent) -> None:
     }
 
 
+def test_rules_of_the_job_are_flags_and_win_over_those_of_its_file(sent: Sent, tmp_path: Path) -> None:
+    options = "--preset migration-safety --breaker-consecutive 3 --set guard.max_iterations=5 --set breaker.errors=off"
+    job = sent("writer", "hi", *options.split())
+    assert job["breaker"] == {"preset": "migration-safety", "consecutive_failures": 3, "errors": "off"}
+    assert job["guard"] == {"max_iterations": 5}
+    assert "retry" not in job
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"agent": "writer", "prompt": "hi", "breaker": {"same_error": 2, "errors": 9}}))
+    job = sent("--job", str(file), "--breaker-same-error", "1", "--set", "retry.max_attempts=1")
+    assert (job["breaker"], job["retry"]) == ({"same_error": 1, "errors": 9}, {"max_attempts": 1})
+
+
+def test_what_is_set_must_be_a_rule(sent: Sent) -> None:
+    for rule in ("timeout_s=5", "guard=5", "budget.daily_usd=5"):
+        sent("writer", "hi", code=ExitCode.UNDECIDED)
+        with pytest.raises(AssertionError, match=r"is no rule.*guard\.max_iterations=5"):
+            sent("writer", "hi", "--set", rule)
+
+
 def test_every_job_gets_an_id_of_its_own(sent: Sent) -> None:
     assert sent("writer", "hi")["job_id"] != sent("writer", "hi")["job_id"]
 

@@ -80,6 +80,21 @@ def submit(
     total_timeout: Annotated[
         float | None, typer.Option("--total-timeout", metavar="SECONDS", help="Over all attempts and waits.")
     ] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", metavar="NAME", help="Rules of the task's breaker, such as refactor.")
+    ] = None,
+    breaker_consecutive: Annotated[
+        int | None,
+        typer.Option("--breaker-consecutive", metavar="N", help="Open that breaker at so many failures in a row."),
+    ] = None,
+    breaker_same_error: Annotated[
+        int | None,
+        typer.Option("--breaker-same-error", metavar="N", help="Open it when the same error has come so often."),
+    ] = None,
+    rules: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="RULE=JSON", help="Any rule, such as guard.max_iterations=5. Repeatable."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show which models would be called, at which worst-case cost; call none.")
     ] = False,
@@ -102,6 +117,8 @@ def submit(
 
         breakwater submit content-writer "How much?" --dry-run
 
+        breakwater submit content-writer "Once." --breaker-consecutive 1 --set retry.max_attempts=2
+
         breakwater submit --job job.json --via nats --no-wait
     """
     job = _job(
@@ -119,6 +136,8 @@ def submit(
             "dry_run": True if dry_run else None,
         },
     )
+    breaker = {"preset": preset, "consecutive_failures": breaker_consecutive, "same_error": breaker_same_error}
+    _add_rules(job, breaker, _pairs("--set", rules) or {})
     given_id = "job_id" in job
     # Made here, and not by the server: a job whose acknowledgement gets lost can then be asked for.
     job.setdefault("job_id", _new_id())
@@ -272,6 +291,17 @@ def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
             "there is no input for the agent", "Add a prompt, `-` to read one from stdin, --message-file or --job."
         )
     return job
+
+
+def _add_rules(job: dict[str, Any], breaker: dict[str, Any], rules: dict[str, Any]) -> None:
+    """Puts rules into the job, over those that its file has; breakers, guard and retry have such."""
+    given = {f"breaker.{name}": value for name, value in breaker.items() if value is not None} | rules
+    for path, value in given.items():
+        part, dot, name = path.partition(".")
+        if part not in {"breaker", "guard", "retry"} or not dot:
+            raise wrong_usage(f"--set {path}: is no rule", "Write it like --set guard.max_iterations=5.")
+        held = job.get(part)
+        job[part] = {**(cast(dict[str, Any], held) if isinstance(held, dict) else {}), name: value}
 
 
 def _job_in(file: str) -> dict[str, Any]:

@@ -26,16 +26,18 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import DUPLICATE_WINDOW_S
 from breakwater.contracts.types import NO_CONTROLS, Identifier, Message, ModelId, Off, UsdAmount
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, with_preset
+from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.policy.budget import Caps, CapTable
+from breakwater.policy.classify import RETRYABLE_CLASSES
 from breakwater.policy.cost_tags import MAX_TAGS
 from breakwater.policy.guard import GuardRules
+from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
 from breakwater.policy.output import OutputRules
 from breakwater.policy.price import MAX_OUTPUT_TOKENS, OUTPUT_LIMITS, Price
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
-from breakwater.policy.retry import RetryBudgetRules, RetryPolicy
+from breakwater.policy.retry import RetryBudgetRules, RetryPolicy, is_known
 from breakwater.policy.trace_links import TRACE_ID
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.secret_refs import EnvName, Secret
@@ -155,6 +157,11 @@ class AgentDefaults(Message):
     guard: Annotated[GuardRules | None, Off] = Field(
         default=GuardRules(), description="Caps on each task, that is a run of jobs or a single one, or `off`."
     )
+    overridable: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="How far a job's own breaker, guard and retry rules may be looser than the agent's: "
+        "`{guard.max_iterations: 20}`. By default not at all.",
+    )
     rate_limit: Annotated[RateLimit | None, Off] = Field(default=None, description="Limits of the agent, or `off`.")
     budget: Caps = Caps()
     reserve: Literal["worst_case", "observed"] = Field(
@@ -188,6 +195,14 @@ class AgentDefaults(Message):
             raise ValueError("is empty; give settings, write `off`, or leave it out")
         return value
 
+    @field_validator("overridable")
+    @classmethod
+    def _bounds_of_rules(cls, bounds: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        wrong = [problem for path, value in bounds.items() if (problem := bound_problem(path, value)) is not None]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return bounds
+
     @field_validator("params")
     @classmethod
     def _params_that_can_be_sent(cls, params: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -209,6 +224,13 @@ class Agent(AgentDefaults):
         """The models to try, in order, each once."""
         own = (self.model,) if self.model is not None else ()
         return tuple(dict.fromkeys((*own, *self.fallback_models)))
+
+    def rules_for(self, job: Job) -> JobRules | FieldError:
+        """The rules that a job brings, over the agent's; or why it can't bring these."""
+        own = job.own_rules
+        if not own:
+            return NO_JOB_RULES
+        return job_rules(own, {"breaker": self.breaker, "guard": self.guard, "retry": self.retry}, self.overridable)
 
     def chain_for(self, job: Job) -> tuple[ModelId, ...]:
         """The models to try for a job: its own wishes over the agent's, in order, each once."""
@@ -547,6 +569,7 @@ class Config(Message):
                 elif provider not in self.providers:
                     yield f"agents.{name}.provider: {provider!r} is not configured{hint(provider, self.providers)}"
         yield from self._shared_breaker_problems()
+        yield from self._retry_problems()
         for name, program in self.programs.items():
             for agent in program.agents:
                 if agent not in self.agents:
@@ -557,6 +580,20 @@ class Config(Message):
                     f"models.{model}.provider: {settings.provider!r} is not configured"
                     f"{hint(settings.provider, self.providers)}"
                 )
+
+    def _retry_problems(self) -> Iterable[str]:
+        """Classes of errors that no call ends with. Callables have classes of their own: those that they raise."""
+        inherited = self.defaults.retry.on
+        models = {f"agents.{name}": (*agent.chain, *agent.allowed_models) for name, agent in self.agents.items()}
+        for place, agent in (("defaults", self.defaults), *zip(models, self.agents.values(), strict=True)):
+            named = {self.provider_name(agent, model) for model in models.get(place, ())} or set(self.providers)
+            if any(name in self.providers and self.providers[name].kind == "python" for name in named):
+                continue
+            for number, wrong in enumerate(agent.retry.on):
+                own = place == "defaults" or wrong not in inherited
+                if own and isinstance(wrong, str) and not is_known(wrong):
+                    close = hint(wrong, RETRYABLE_CLASSES)
+                    yield f"{place}.retry.on.{number}: {wrong!r} is no error class that calls end with{close}"
 
     def _shared_breaker_problems(self) -> Iterable[str]:
         """Each outcome is judged by the rules of its agent: with windows of two lengths neither would be kept."""
@@ -575,7 +612,7 @@ class Config(Message):
                     )
                     break
 
-    def provider_name(self, agent: Agent, model: str) -> str | None:
+    def provider_name(self, agent: AgentDefaults, model: str) -> str | None:
         """Which provider serves a model of an agent; None where the config doesn't say.
 
         The one set for the model, the one that its id begins with (`provider/model`), the agent's, or the only one.
@@ -643,6 +680,8 @@ def objection(config: Config, job: Job) -> FieldError | None:
             return FieldError(path, f"{model!r} is a program, and has to be allowed by its name")
     if job.total_timeout_s is not None and job.total_timeout_s > agent.total_timeout_s:
         return FieldError("total_timeout_s", f"agent {job.agent!r} allows at most {agent.total_timeout_s:g}")
+    if isinstance(rules := agent.rules_for(job), FieldError):
+        return rules
     if job.input is not None:
         chain = agent.chain_for(job)
         if any(not config.is_local(config.provider_name(agent, model)) for model in chain):
@@ -658,9 +697,8 @@ def _local_providers(providers: object) -> set[str]:
 
 
 def _with_preset(agent: dict[str, Any]) -> dict[str, Any]:
-    """Settings whose breaker's preset is written out: a preset that an agent names wins over what `defaults` sets."""
-    breaker = agent.get("breaker")
-    return {**agent, "breaker": with_preset(cast(dict[str, Any], breaker))} if isinstance(breaker, dict) else agent
+    """Settings whose presets are written out: one that an agent names wins over what `defaults` sets."""
+    return agent | {name: take_preset(agent[name]) for name in ("breaker", "guard") if name in agent}
 
 
 def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from breakwater.contracts.events import (
     Window,
 )
 from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, ErrorKind, Execution, Reason, Status
-from breakwater.contracts.job import ChatMessage, TotalTimeout
+from breakwater.contracts.job import ChatMessage, OwnRules, TotalTimeout
 from breakwater.contracts.types import (
     NO_CONTROLS,
     NO_CONTROLS_OR_EMPTY,
@@ -151,6 +151,9 @@ class CallOptions(Message):
     parent_execution_id: Identifier | None = None
     fallback_models: list[ModelId] | None = None
     total_timeout_s: TotalTimeout | None = None
+    breaker: OwnRules = None
+    guard: OwnRules = None
+    retry: OwnRules = None
     dry_run: bool = False
     skip_cache: bool = False
     metadata: dict[str, JsonValue] = Field(default_factory=dict)

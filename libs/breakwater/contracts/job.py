@@ -13,6 +13,17 @@ ID_ENTROPY_BYTES = 10
 
 TotalTimeout = Annotated[float, Field(gt=0, le=86_400)]
 
+RulesPart = Literal["breaker", "guard", "retry"]
+
+OwnRules = Annotated[
+    dict[str, JsonValue] | None,
+    Field(
+        description="Rules of the job's own, over those of its agent: the same settings as in the config, and a "
+        "`preset`. Only as strict as the agent's or stricter, but for what its `overridable` allows.",
+        examples=[{"consecutive_failures": 1}],
+    ),
+]
+
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -69,6 +80,9 @@ class Job(Message):
     total_timeout_s: TotalTimeout | None = Field(
         default=None, description="Ceiling over all attempts and waits, counted from the first dispatch."
     )
+    breaker: OwnRules = None
+    guard: OwnRules = None
+    retry: OwnRules = None
     dry_run: bool = Field(
         default=False, description="Return what would be called and its worst-case cost, without calling anything."
     )
@@ -116,6 +130,12 @@ class Job(Message):
             found = " and ".join(given) if given else "none of them"
             raise ValueError(f"exactly one of prompt, messages and input is required; found {found}")
         return self
+
+    @property
+    def own_rules(self) -> dict[RulesPart, dict[str, JsonValue]]:
+        """The rules that it brings, by what they are of."""
+        rules: dict[RulesPart, OwnRules] = {"breaker": self.breaker, "guard": self.guard, "retry": self.retry}
+        return {part: settings for part, settings in rules.items() if settings is not None}
 
     def chat_messages(self) -> list[dict[str, JsonValue]]:
         """The conversation as plain JSON; a prompt becomes one user message. Empty for a job with `input`."""

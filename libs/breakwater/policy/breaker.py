@@ -28,22 +28,33 @@ ALL = "*"
 MAX_KEPT = 1000
 """Outcomes that are remembered one by one, the newest; no rule can ask for more."""
 
-Preset = Literal["feature", "tdd-red-green", "refactor", "incident-response", "migration-safety"]
+Preset = Literal[
+    "feature", "tdd-red-green", "refactor", "incident-response", "migration-safety", "debug", "review", "docs"
+]
+
+_STANDARD = {"consecutive_failures": 3, "same_error": 5}
 
 PRESETS: Mapping[str, Mapping[str, int]] = {
-    "feature": {"consecutive_failures": 3, "same_error": 5},
+    "feature": _STANDARD,
     # Red and green in turn look like failures; the same error over and over does not belong there.
     "tdd-red-green": {"consecutive_failures": 5, "same_error": 3},
     "refactor": {"consecutive_failures": 2, "same_error": 3},
     "incident-response": {"consecutive_failures": 2, "same_error": 2},
     "migration-safety": {"consecutive_failures": 1, "same_error": 2},
+    **dict.fromkeys(("debug", "review", "docs"), _STANDARD),
 }
+"""Of breakers and of guards."""
 
 
 def with_preset(rules: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as written, with those of the preset they name where they say nothing themselves."""
     preset = rules.get("preset")
     return {**(PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **rules}
+
+
+def take_preset(data: Any) -> Any:
+    """Of a model with a `preset`: applies it before the settings are checked."""
+    return with_preset(cast(dict[str, Any], data)) if isinstance(data, dict) else data
 
 
 class BreakerRules(Message):
@@ -85,10 +96,7 @@ class BreakerRules(Message):
         default=0.0, ge=0, le=1, description="Up to this share of the cool-down is added to it at random."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _take_preset(cls, data: Any) -> Any:
-        return with_preset(cast(dict[str, Any], data)) if isinstance(data, dict) else data
+    _take_preset = model_validator(mode="before")(take_preset)
 
     @model_validator(mode="after")
     def _some_rule(self) -> Self:

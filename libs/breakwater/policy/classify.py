@@ -362,6 +362,42 @@ _SERVER_CLASSES = {
     504: "GatewayTimeoutError",
     529: "OverloadedError",
 }
+RETRYABLE_CLASSES = frozenset(
+    {
+        *_CLIENT_CLASSES.values(),
+        *_SERVER_CLASSES.values(),
+        "ClientError",
+        "ContentFilteredError",
+        "OutputLimitError",
+        "QuotaExceededError",
+        "RateLimitError",
+        "WorkerLostError",
+        # Answers.
+        "AnswerTooLargeError",
+        "BrokenAnswerError",
+        "EmptyAnswerError",
+        "StreamStalledError",
+        "TruncatedAnswerError",
+        # The network.
+        "ClientConnectionError",
+        "ClientConnectorError",
+        "ClientOSError",
+        "ConnectionRefusedError",
+        "ConnectionResetError",
+        "DnsError",
+        "HostUnreachableError",
+        "IoError",
+        "ServerDisconnectedError",
+        "TimeoutError",
+        "TlsError",
+        # Programs.
+        "ActionNotSupportedError",
+        "BackendFailureError",
+        "InvalidRequestError",
+    }
+)
+"""All classes of errors after which a call may be repeated. Callables have others: they name what they raise."""
+
 _MAY_BE_OF_THE_CONVERSATION = frozenset({400, 413, 422})
 
 

@@ -19,6 +19,7 @@ from breakwater.contracts.events import GuardRule
 from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import Message, Off, UsdAmount
 from breakwater.policy.alert_texts import money_text
+from breakwater.policy.breaker import Preset, take_preset
 from breakwater.policy.budget import fits
 from breakwater.policy.output_text import NoJsonError, find_json
 
@@ -43,6 +44,9 @@ class ConfidenceRules(Message):
 class GuardRules(Message):
     """What one task may use before it is stopped. Each rule can be `off`."""
 
+    preset: Preset | None = Field(
+        default=None, description="A name for consecutive_failures and same_error; settings next to it override it."
+    )
     max_iterations: Annotated[int | None, Off] = Field(default=10, ge=1, le=1_000_000, description="Jobs of one task.")
     max_tokens: Annotated[int | None, Off] = Field(
         default=200_000, ge=1, le=10_000_000_000, description="Input and output, over all its calls."
@@ -59,6 +63,8 @@ class GuardRules(Message):
         default=5, ge=1, le=1000, description="Jobs that failed with the same error, even with successes in between."
     )
     confidence: Annotated[ConfidenceRules | None, Off] = None
+
+    _take_preset = model_validator(mode="before")(take_preset)
 
     @field_validator("max_cost_usd")
     @classmethod

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from breakwater.contracts.execution import Attempt, ErrorKind, Reason
 from breakwater.contracts.types import Message
-from breakwater.policy.classify import Classification
+from breakwater.policy.classify import RETRYABLE_CLASSES, Classification
 
 RetryableKind = Literal["client", "rate_limit", "server", "timeout", "network", "worker_lost"]
 
@@ -251,6 +251,11 @@ def _retries(kind: ErrorKind, policy: RetryPolicy, failures: Mapping[ErrorKind, 
         return max(failures.get(kind, 0) - 1, 0), own
     shared = sum(count for other, count in failures.items() if policy.max_retries(other) is None)
     return max(shared - 1, 0), policy.max_attempts - 1
+
+
+def is_known(name: str) -> bool:
+    """Whether something that `on` names is a kind or a class of failures that calls end with, callables aside."""
+    return name in get_args(RetryableKind) or f"{name.removesuffix('Error')}Error" in RETRYABLE_CLASSES
 
 
 def _check_retryable(name: int | str) -> None:

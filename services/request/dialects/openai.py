@@ -52,6 +52,7 @@ LONGEST_CALL_S = 90_000.0
 CLIENT_LEFT: Literal["client_disconnect"] = "client_disconnect"
 
 _OPTION = "x-breakwater-"
+_JSON_OPTIONS = frozenset({"fallback_models", "metadata", "breaker", "guard", "retry"})
 _REQUEST_ID = "breakwater.request_id"
 _NO_RETRY = {"x-should-retry": "false"}
 """Breakwater has retried already, as the agent wants it: the client's own retries would come on top."""
@@ -353,7 +354,7 @@ def options_of(headers: Headers, given: CallOptions | None) -> CallOptions:
     for header, value in headers.items():
         if header.startswith(_OPTION):
             name = header.removeprefix(_OPTION).replace("-", "_")
-            found[name] = _json(header, value) if name in {"fallback_models", "metadata"} else value
+            found[name] = _json(header, value) if name in _JSON_OPTIONS else value
     try:
         # Headers are texts.
         options = CallOptions.model_validate(found, strict=False)

@@ -186,6 +186,7 @@ async def test_a_stream_is_read_while_it_is_produced(plane: ClientPlane) -> None
 async def test_the_options_of_a_job_hold_when_it_is_streamed(plane: ClientPlane) -> None:
     async with plane.client() as client:
         more: dict[str, Any] = {"params": {"max_tokens": 30}, "tenant": "acme", "task_id": "t1", "metadata": {"a": 1}}
+        more["retry"] = {"max_attempts": 1}
         stream = client.stream(a_job("slow", model="sim/fast", **more))
         async for _ in stream:
             pass

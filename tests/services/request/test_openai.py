@@ -196,8 +196,10 @@ async def test_options_come_by_headers_and_by_the_body_which_comes_first(plane: 
         "x-breakwater-total-timeout-s": "20",
         "x-breakwater-skip-cache": "true",
         "x-breakwater-metadata": '{"a": 1}',
+        "x-breakwater-guard": '{"max_iterations": 2}',
     }
     options = {"task_id": "t2", "parent_execution_id": "e0", "metadata": {"b": 2}}
+    options |= {"breaker": {"consecutive_failures": 1}}
     asked = client(plane, default_headers=headers)
     await asked.chat.completions.create(model="writer", extra_body={"breakwater": options}, **ASK)
     [job] = plane.jobs
@@ -207,6 +209,8 @@ async def test_options_come_by_headers_and_by_the_body_which_comes_first(plane: 
         "parent_execution_id": "e0",
         "total_timeout_s": 20,
         "skip_cache": True,
+        "breaker": {"consecutive_failures": 1},
+        "guard": {"max_iterations": 2},
     }
     assert {name: job[name] for name in expected} == expected
     assert job["metadata"] == {"b": 2}
@@ -221,6 +225,11 @@ INVALID: list[tuple[dict[str, Any], str | None, str]] = [
     ({"n": 1000}, "n", "invalid_request"),
     ({"max_tokens": "many"}, "max_tokens", "invalid_request"),
     ({"service_tier": "flex"}, "service_tier", "invalid_request"),
+    (
+        {"extra_body": {"breakwater": {"guard": {"max_iterations": 11}}}},
+        "breakwater.guard.max_iterations",
+        "invalid_request",
+    ),
     ({"extra_body": {"breakwater": {"tennant": "x"}}}, "breakwater.tennant", "invalid_request"),
     (
         {"extra_body": {"breakwater": {"fallback_models": ["gpt-9"]}}},

@@ -92,6 +92,16 @@ NO_JOBS = [
     (b'{"agent": "writer", "prompt": "x", "total_timeout_s": 3600}', 422, "invalid_job", ["total_timeout_s"]),
     (b'{"agent": "writer", "messages": [{"role": 1}]}', 422, "invalid_job", ["messages.0.role"]),
     (b'{"agent": "writer", "input": {"a": 1}}', 422, "invalid_job", ["input"]),
+    (b'{"agent": "writer", "prompt": "x", "guard": 5}', 422, "invalid_job", ["guard"]),
+    (b'{"agent": "writer", "prompt": "x", "guard": {"max_cost": 1}}', 422, "invalid_job", ["guard.max_cost"]),
+    (b'{"agent": "writer", "prompt": "x", "guard": {"max_tokens": 1e9}}', 422, "invalid_job", ["guard.max_tokens"]),
+    (b'{"agent": "writer", "prompt": "x", "retry": {"on": [404]}}', 422, "invalid_job", ["retry.on"]),
+    (
+        b'{"agent": "writer", "prompt": "x", "breaker": {"preset": "tdd-red-green"}}',
+        422,
+        "invalid_job",
+        ["breaker.consecutive_failures"],
+    ),
     (b'{"agent": "writr", "prompt": "x"}', 404, "unknown_agent", ["agent"]),
 ]
 
@@ -101,6 +111,16 @@ async def test_what_is_no_job_is_refused_and_not_queued(api: HttpApi) -> None:
         answer = await api.post(body)
         assert (answer.status, answer.code, answer.paths) == (status, code, paths), body
     assert await api.queued() == 0
+
+
+async def test_a_job_may_bring_stricter_breaker_guard_and_retry_settings(api: HttpApi) -> None:
+    rules = {
+        "breaker": {"preset": "migration-safety", "same_error": 3},
+        "guard": {"max_iterations": 5, "max_cost_usd": "0.10"},
+        "retry": {"max_attempts": 1},
+    }
+    assert (await api.post(JOB | rules)).status == 202
+    assert json.loads((await api.last_job()).data).items() >= rules.items()
 
 
 async def test_an_unknown_agent_is_answered_with_the_known_ones(api: HttpApi) -> None:
