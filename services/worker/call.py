@@ -201,6 +201,7 @@ def attempt_of(
         refused_cap=refused and refused.refused_cap,
         refused_reason=refused and refused.reason,
         ends_chain=refused is not None and refused.ends_chain,
+        statistics=refused and refused.statistics,
         counts_for_breaker=counted,
         breaker_version=flight.breaker_version,
         cause=flight.cause,

@@ -87,6 +87,7 @@ def conclude(end: Conclusion) -> Result:
         wasted_by_cause=sums.wasted_by_cause,
         cost_basis=sums.cost_basis,
         output=output,
+        statistics=attempts[-1].statistics if attempts and finished.reason not in {None, "cancelled"} else None,
         finish_reason=finished.finish_reason,
         choices=finished.choices,
         error=error,

@@ -234,7 +234,7 @@ class JobHandler:
             )
             # Before it is decided: the task's next job may come as soon as this one is answered.
             if job.job.task_id is not None or held.has_children:
-                await self._count(job, result, end.output)
+                result = await self._count(job, result, end.output)
             await finish(worker, asked, result)
             if cache is not None and cached_from is None:
                 await cache.keep(end, job.execution_id)
@@ -388,14 +388,14 @@ class JobHandler:
         result = self._ended(asked, execution_id, reason, error, tuple(attempts))
         if asked.job is not None and attempts:
             # What it holds of its task's cap would be held for as long as the task lives.
-            await self._count(self._assignment(asked, asked.job, Claim(execution_id, ""), None), result, None)
+            result = await self._count(self._assignment(asked, asked.job, Claim(execution_id, ""), None), result, None)
         await finish(self._worker, asked, result)
 
     async def _recorded(self, execution_id: str, number: int) -> Attempt | None:
         return await recorded_attempt(self._worker, self._agent_name, execution_id, number)
 
-    async def _count(self, job: Assignment, result: Result, output: JsonValue) -> None:
-        await self._worker.outages.retry_while_unavailable(partial(count_job, self._worker, job, result, output))
+    async def _count(self, job: Assignment, result: Result, output: JsonValue) -> Result:
+        return await self._worker.outages.retry_while_unavailable(partial(count_job, self._worker, job, result, output))
 
     def _ended(
         self,

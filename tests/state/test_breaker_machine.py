@@ -177,7 +177,8 @@ class Fleet(RedisMachine):
             case "closed":
                 assert verdict == BreakerAdmitted(probe=False, version=self.model.version, became_half_open=False)
             case "isolated":
-                assert verdict == BreakerRefused(0, 0, probing=False)
+                assert isinstance(verdict, BreakerRefused)
+                assert (verdict.until_ms, verdict.wait_ms, verdict.probing) == (0, 0, False)
             case "open":
                 self.judge(verdict, self.model.open_until_ms, asked, after.now_ms)
             case "half_open":

@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Failure, Slice, isolate, reset
+from breakwater.contracts.execution import FailureStatistics
+from breakwater.policy.breaker import (
+    Breaker,
+    BreakerKey,
+    BreakerRules,
+    Failure,
+    Slice,
+    consecutive_failures,
+    isolate,
+    reset,
+)
 from breakwater.state.breakers import ALIVE_MS, KEEP_MS, BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis, StateUnavailable
 
@@ -127,7 +137,14 @@ async def test_one_that_was_forced_open_admits_nobody_until_it_is_reset(redis: R
     for state in (Breaker(), OPEN, FULL):
         forced, _ = isolate(state, by="ops", why="", rules=BreakerRules(), now_ms=1)
         await put(redis, forced)
-        assert await admit(redis, "one:1") == await admit(redis, "job/1:2") == BreakerRefused(0, 0, probing=False)
+        isolated = FailureStatistics(
+            consecutive_failures=consecutive_failures(forced),
+            total_failures=forced.total_failures,
+            unique_errors=len(forced.errors_seen),
+            reason="isolated by an operator",
+        )
+        refused = BreakerRefused(0, 0, probing=False, statistics=isolated)
+        assert await admit(redis, "one:1") == await admit(redis, "job/1:2") == refused
         assert (await load(redis)).breaker == forced
         after, _ = reset(forced, by="ops", why="", rules=BreakerRules(), now_ms=1)
         await put(redis, after)

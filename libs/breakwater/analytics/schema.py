@@ -82,6 +82,7 @@ EXECUTIONS = Table(
         "output": TEXT_OR_NULL,
         "finish_reason": WORD_OR_NULL,
         **_ERROR,
+        "statistics": TEXT_OR_NULL,
         "messages": TEXT_OR_NULL,
         "input": TEXT_OR_NULL,
         "params": TEXT_OR_NULL,

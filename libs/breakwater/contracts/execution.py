@@ -97,6 +97,15 @@ class ErrorInfo(Event):
     user_message: str | None = Field(default=None, description="A message that a parent agent or an end user may see.")
 
 
+class FailureStatistics(Event):
+    """How a task or a model fared that a guard or a breaker stopped. It names no limit and no threshold."""
+
+    consecutive_failures: Count
+    total_failures: Count
+    unique_errors: Count = Field(description="Different errors among them.")
+    reason: str = Field(description="Why it was stopped, in words: `3 consecutive failures`.")
+
+
 class Attempt(Event):
     """An attempt: one call of one model, or its refusal. Recorded once, on its own subject."""
 
@@ -157,6 +166,9 @@ class Attempt(Event):
     refused_reason: Reason | None = Field(
         default=None,
         description="For a refused call: the reason that the job ends with, unless another model succeeds.",
+    )
+    statistics: FailureStatistics | None = Field(
+        default=None, description="For a call that a guard or a breaker refused."
     )
     ends_chain: bool = Field(default=False, description="For a refused call: whether no other model is tried.")
     counts_for_breaker: bool = Field(default=False, description="Whether the breaker counts this failure.")
@@ -233,6 +245,11 @@ class Execution(Event):
     output: JsonValue = None
     finish_reason: FinishReason = None
     error: ErrorInfo | None = None
+    statistics: FailureStatistics | None = Field(
+        default=None,
+        description="If a guard or a breaker ended the job, or the job's failure stopped its task: of the task, or of "
+        "the breaker's model.",
+    )
     messages: list[dict[str, JsonValue]] | None = None
     input: JsonValue = Field(default=None, description="Input of a process or python agent.")
     params: dict[str, JsonValue] | None = Field(

@@ -9,8 +9,10 @@ from functools import lru_cache
 from typing import cast
 
 from breakwater.contracts.events import BreakerState
+from breakwater.contracts.execution import FailureStatistics
 from breakwater.contracts.subjects import decode_token
-from breakwater.policy.breaker import Breaker, BreakerKey, Failure, Slice
+from breakwater.policy.breaker import Breaker, BreakerKey, Failure, Slice, consecutive_failures
+from breakwater.policy.failure_statistics import of_breaker
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 KEEP_MS = 7 * 24 * 3_600_000
@@ -58,6 +60,8 @@ class BreakerRefused:
     """How long that is from now, by Redis' clock."""
     probing: bool
     """Another attempt holds the probe: its lease ends then, and its call mostly long before."""
+    statistics: FailureStatistics
+    """Why it opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,17 @@ class Breakers:
     @staticmethod
     def admission(answer: Sequence[object]) -> BreakerAdmitted | BreakerRefused:
         """Reads the answer to `admit_call`."""
-        verdict, until_ms, version, changed, wait_ms = answer
+        verdict, until_ms, version, changed, wait_ms, *why = answer
         if verdict in {"refused", "probing"}:
-            return BreakerRefused(int(cast(int, until_ms)), int(cast(int, wait_ms)), verdict == "probing")
+            reason, in_a_row, total, errors = (one or "" for one in cast(list[str | None], why[0]))
+            statistics = of_breaker(
+                reason,
+                consecutive_failures=int(in_a_row or 0),
+                total_failures=int(total or 0),
+                unique_errors=len(errors.split(",")) if errors else 0,
+            )
+            waits = int(cast(int, until_ms)), int(cast(int, wait_ms))
+            return BreakerRefused(*waits, verdict == "probing", statistics)
         return BreakerAdmitted(verdict == "probe", int(cast(int, version)), bool(changed))
 
     @staticmethod
@@ -223,6 +235,7 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
         "reason": breaker.reason,
         "failures": json.dumps([[one.sequence, one.at_ms, one.error] for one in breaker.failures]),
         "errors_seen": ",".join(breaker.errors_seen),
+        "consecutive_failures": consecutive_failures(breaker),  # for who is refused
         "slices": json.dumps([[one.number, one.calls, one.failed] for one in breaker.slices]),
         "counted": json.dumps(breaker.counted),
     }

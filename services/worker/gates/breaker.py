@@ -137,6 +137,7 @@ class BreakerGate(Gate):
                 retry_after_s=wait_s,
                 user_message=user_message,
             ),
+            statistics=refused.statistics,
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from breakwater.config import Agent
-from breakwater.contracts.execution import Attempt, ErrorInfo, Reason
+from breakwater.contracts.execution import Attempt, ErrorInfo, FailureStatistics, Reason
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
@@ -63,6 +63,8 @@ class Refused:
     """The hard cap that is used up, in nano-dollars."""
     ends_chain: bool = False
     """No other model is to be tried."""
+    statistics: FailureStatistics | None = None
+    """Of a guard or a breaker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
 from breakwater.encryption import Undecryptable
 from breakwater.policy.budget import spent_by
+from breakwater.policy.failure_statistics import of_task
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
@@ -93,7 +94,8 @@ class TaskGate(Gate):
         if request.job.agent.guard is None:
             return None
         if (shared := shared_task(self.worker, request.job)) is None:
-            return None if self._judged(_ALONE) is None else OWN_TASK_STOPPED
+            alone = self._judged(_ALONE)
+            return replace(OWN_TASK_STOPPED, statistics=alone.statistics) if isinstance(alone, Refused) else None
         rules, key = shared
         hold = spent_by(request.checkpoint.attempts) + (request.flight.reserved or 0)
         return self.worker.tasks.enter_call(
@@ -109,7 +111,7 @@ class TaskGate(Gate):
         assert rules is not None
         if entered.tripped is not None:
             self._stopped, self.announces = _Stopped(entered.tripped, entered.task), True
-            return TASK_STOPPED
+            return replace(TASK_STOPPED, statistics=of_task(entered.task, entered.tripped.trip))
         tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
         cost = spent_by(attempts)
         trip = before_call(
@@ -133,7 +135,7 @@ class TaskGate(Gate):
                     entered.task, iterations=done, tokens=entered.task.tokens + tokens, cost=entered.task.cost + cost
                 )
                 self._stopped, self.announces = _Stopped(trip, used), True
-                return TASK_STOPPED
+                return replace(TASK_STOPPED, statistics=of_task(used, trip))
 
     def give_back(self) -> ScriptCall | None:
         """Holds no more than what the job has cost."""
@@ -204,8 +206,10 @@ def release_hold(worker: WorkerContext, job: Assignment, at: Checkpoint) -> Scri
     return worker.tasks.shrink_call(shared[1], job.execution_id, spent=spent_by(at.attempts))
 
 
-async def count_job(worker: WorkerContext, job: Assignment, result: Result, answer: JsonValue) -> None:
+async def count_job(worker: WorkerContext, job: Assignment, result: Result, answer: JsonValue) -> Result:
     """Counts a job that is about to be decided for its task, and stops the task if that is due.
+
+    Returns the result; with the statistics of the task, if the job has stopped it.
 
     Args:
         worker: this one.
@@ -218,13 +222,15 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result, answ
     """
     shared = shared_task(worker, job)
     if shared is None:
-        return
+        return result
     rules, key = shared
     outcome = outcome_of(result, answer, rules)
     task = await worker.tasks.record(key, job.execution_id, outcome)
     trip = after_job(task, rules) if outcome.failed is not None else None
-    if trip is not None:
-        await _trip(worker, key, trip, task, job.agent_name, job.execution_id)
+    if trip is None:
+        return result
+    await _trip(worker, key, trip, task, job.agent_name, job.execution_id)
+    return result.model_copy(update={"statistics": of_task(task, trip)})
 
 
 async def _result_of(worker: WorkerContext, execution_id: str, tenant: str | None) -> Result | None:

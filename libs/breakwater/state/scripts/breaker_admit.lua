@@ -1,27 +1,31 @@
 -- May this attempt call? Closed: yes. Isolated: no. Open: no, until the cool-down is over. Half-open: one leased probe
 -- in the fleet.
 -- KEYS: breaker
--- Returns {verdict, until_ms, version, changed, wait_ms}: verdict is 'closed', 'probe', 'refused' or 'probing' (refused,
--- as another attempt holds the probe).
+-- Returns {verdict, until_ms, version, changed, wait_ms, why}: verdict is 'closed', 'probe', 'refused' or 'probing'
+-- (refused, as another attempt holds the probe). `why` comes with a refusal: the reason and the figures it opened for.
 local breaker, attempt_id = KEYS[1], ARGV[1]
 local probe_lease_ms = tonumber(ARGV[2]) -- '': only looks, and takes no probe
+local function refused(verdict, until_ms, version, wait_ms)
+  local why = redis.call('HMGET', breaker, 'reason', 'consecutive_failures', 'total_failures', 'errors_seen')
+  return {verdict, until_ms, version, 0, wait_ms, why}
+end
 local known = redis.call('HMGET', breaker, 'state', 'open_until_ms', 'probe', 'probe_until_ms', 'version')
 local state, version = known[1] or 'closed', tonumber(known[5] or '0')
 if state == 'closed' then
   return {'closed', 0, version, 0, 0}
 end
 if state == 'isolated' then
-  return {'refused', 0, version, 0, 0}
+  return refused('refused', 0, version, 0)
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if state == 'open' then
   local open_until = tonumber(known[2])
   if now < open_until then
-    return {'refused', open_until, version, 0, open_until - now}
+    return refused('refused', open_until, version, open_until - now)
   end
 elseif known[3] and known[3] ~= '' and known[3] ~= attempt_id and now < tonumber(known[4]) then
-  return {'probing', tonumber(known[4]), version, 0, tonumber(known[4]) - now}
+  return refused('probing', tonumber(known[4]), version, tonumber(known[4]) - now)
 end
 if not probe_lease_ms then
   return {'probe', now, version, 0, 0}
