@@ -50,7 +50,7 @@ def decide(key: BreakerKey, before: Loaded, seen: Sequence[Seen], jitter: float)
     breaker, transitions = before.breaker, list[BreakerTransition]()
     for one in seen:
         breaker, change = observe(breaker, one.observation, one.rules, before.now_ms, jitter)
-        if change is not None:
+        if change is not None and key.task is None:
             transitions.append(transition(key, change, one.rules, before.now_ms))
     if before.unpublished is not None and transitions:
         transitions = [*_TRANSITIONS.validate_json(before.unpublished), *transitions]

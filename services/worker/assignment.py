@@ -13,9 +13,11 @@ from breakwater.bus.delivery import Delivery
 from breakwater.config import Agent
 from breakwater.contracts.execution import Cancellation, Choice, ErrorInfo, Reason
 from breakwater.contracts.job import Job
+from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import InputSize, max_output_of, size_of_messages, size_of_params
 from breakwater.state.executions import Claim
+from breakwater.state.tasks import TaskKey
 from services.worker.checkpoint import Checkpoint
 
 
@@ -70,6 +72,8 @@ class Assignment:
     parameters: Parameters
     now: Callable[[], datetime]
     """The time of its run, which goes on evenly where the time of day is set: its deadline is counted by it."""
+    breaker: BreakerRules | None = None
+    """Of its task's breaker, where the job brings one. Its guard and retry rules are those of `agent` already."""
     output_guard: OutputGuard | None = None
     """What the agent's answers must satisfy."""
     submitted_by: str | None = None
@@ -82,6 +86,13 @@ class Assignment:
     def attempt_id(self, number: int) -> str:
         """The id of the job's attempt of that number, from 1."""
         return f"{self.execution_id}:{number}"
+
+    def task_breaker(self, model: str) -> BreakerKey | None:
+        """The breaker of its task for a model; None where the job brings none."""
+        if self.breaker is None:
+            return None
+        task = TaskKey(self.job.tenant, self.job.task_id or self.execution_id)
+        return BreakerKey(ALL, model, task.short_name)
 
     @cached_property
     def messages(self) -> list[dict[str, JsonValue]]:

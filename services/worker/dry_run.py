@@ -11,7 +11,7 @@ from services.worker.assignment import Assignment, Finished
 from services.worker.attempts import request_for
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import WorkerContext
-from services.worker.gates import look
+from services.worker.gates import ALL_GATES, look
 from services.worker.gates.gate import AdmissionRequest, Refused, WaitForCapacity
 
 
@@ -30,7 +30,7 @@ async def dry_run(worker: WorkerContext, job: Assignment) -> Finished:
 
 async def _planned(worker: WorkerContext, request: AdmissionRequest) -> dict[str, Any]:
     agent, worst = request.job.agent, request.flight.reserved
-    verdict = await worker.outages.retry_while_unavailable(lambda: look(worker, request))
+    verdict = await worker.outages.retry_while_unavailable(lambda: look(worker, request, ALL_GATES))
     return {
         "model": request.flight.model,
         "provider": request.flight.provider or None,

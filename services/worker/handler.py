@@ -39,7 +39,7 @@ from services.worker.checkpoint import Checkpoint
 from services.worker.conclude import Conclusion, answer, cancelled, conclude, decided, finish, refuse_id
 from services.worker.context import WorkerContext
 from services.worker.dry_run import dry_run
-from services.worker.gates import gates_of
+from services.worker.gates import ALL_GATES, gates_of
 from services.worker.gates.task import count_job, task_of_parent
 from services.worker.leases import HeldClaim
 from services.worker.progress import ProgressReporter
@@ -197,6 +197,7 @@ class JobHandler:
             execution_id=claim.execution_id,
             agent_name=self._agent_name,
             agent=self._agent.model_copy(update=own) if own else self._agent,
+            breaker=rules.breaker,
             job=job,
             chain=self._agent.chain_for(job),
             claim=claim,
@@ -281,8 +282,7 @@ class JobHandler:
                     cached.choices,
                 )
                 return found, cached.execution_id
-        # A job may have a guard that its agent has not.
-        gates = self._gates if job.agent is self._agent else gates_of(self._worker, job.agent)
+        gates = ALL_GATES if job.job.own_rules else self._gates
         return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
 
     async def _put_to_sleep(self, delivery: Delivery, job: Assignment, held: HeldClaim, sleeping: Sleeping) -> None:

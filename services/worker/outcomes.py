@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -74,8 +75,13 @@ class Outcomes:
             and not attempt.short_circuited
             and (attempt.counts_for_breaker or attempt.cause == "probe" or rules.failure_rate is not None)
         ):
-            seen = Seen(observation_of(sequence, AS_OF_NOW, attempt), rules)
-            self._unjudged.setdefault(key, []).append(seen)
+            self._unjudged.setdefault(key, []).append(Seen(observation_of(sequence, AS_OF_NOW, attempt), rules))
+            noting.add(self._begin(self._judge))
+        own = job.task_breaker(attempt.model)
+        if own is not None and job.breaker is not None and not attempt.short_circuited:
+            # The version that the attempt has is that of its agent's breaker.
+            seen = replace(observation_of(sequence, AS_OF_NOW, attempt), version=None)
+            self._unjudged.setdefault(own, []).append(Seen(seen, job.breaker))
             noting.add(self._begin(self._judge))
         if noting:
             await asyncio.wait(noting, timeout=NOTE_S)
@@ -87,11 +93,11 @@ class Outcomes:
             self._unjudged.clear()
             while waiting:
                 log, breakers = await self._breakers.load_with_log(list(waiting))
-                if log is None:
-                    return  # lost, and the breaker service makes them from the log, which has these outcomes, too
+                # Where those of the fleet are lost, the breaker service makes them from the log, which has these, too.
                 decided = [
                     decide(key, before, waiting[key], self._jitter())
                     for key, before in zip(waiting, breakers, strict=True)
+                    if log is not None or key.task is not None
                 ]
                 changed = [one for one in decided if one.after != one.before.breaker]
                 saved = await self._breakers.save(changed)

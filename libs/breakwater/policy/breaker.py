@@ -116,6 +116,8 @@ class BreakerKey:
 
     agent: str
     model: str
+    task: str | None = None
+    """Of a breaker that jobs of a task bring: whose. It is listed nowhere, and tells nobody of its transitions."""
 
     @classmethod
     def of(cls, scope: BreakerScope, agent: str, model: str, provider: str) -> BreakerKey:
@@ -130,8 +132,9 @@ class BreakerKey:
 
     @property
     def name(self) -> str:
-        """The breaker's name: `<agent>/<model>`, each encoded as a subject token."""
-        return f"{encode_token(self.agent)}/{encode_token(self.model)}"
+        """The breaker's name: `<agent>/<model>`, each encoded as a subject token; then the task, where it has one."""
+        name = f"{encode_token(self.agent)}/{encode_token(self.model)}"
+        return name if self.task is None else f"{name}/{self.task}"
 
 
 MAX_ERRORS_SEEN = 100

@@ -18,6 +18,9 @@ from breakwater.state.connection import Redis, Script, ScriptCall, translated
 KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""
 
+KEEP_OF_TASK_MS = 25 * 3_600_000
+"""The same of a task's breaker: longer than the longest cool-down."""
+
 INDEX = "bw:breakers"
 
 _FILLED = "bw:breakers:filled"
@@ -143,12 +146,13 @@ class Breakers:
         for change in changes:
             fields = _fields(change.after) | {"unpublished": change.unpublished or ""}
             flat = [part for pair in fields.items() for part in pair]
-            keep_ms = 0 if change.after.state == "isolated" else KEEP_MS
+            keep_ms = 0 if change.after.state == "isolated" else KEEP_MS if change.key.task is None else KEEP_OF_TASK_MS
             calls.append(ScriptCall(_SAVE, [_redis_key(change.key)], [change.before.revision, keep_ms, *flat]))
         # First, and each time: the list may name too many, but none that is there may be missing after a crash.
-        listed = ScriptCall(_LIST, [INDEX], [change.key.name for change in changes])
-        saved = [bool(answer) for answer in (await self._redis.run([listed, *calls]))[1:]]
-        made = [change.key.name for change in changes if change.before.revision == UNSAVED]
+        of_fleet = [change for change in changes if change.key.task is None]
+        listed = [ScriptCall(_LIST, [INDEX], [change.key.name for change in of_fleet])] if of_fleet else []
+        saved = [bool(answer) for answer in (await self._redis.run([*listed, *calls]))[len(listed) :]]
+        made = [change.key.name for change in of_fleet if change.before.revision == UNSAVED]
         if made:
             # Again: whoever found it not there yet may have taken it off the list.
             async with translated():

@@ -61,9 +61,14 @@ class TaskKey:
         return f"{'' if self.tenant is None else encode_token(self.tenant)}/{encode_token(self.task_id)}"
 
     @property
+    def short_name(self) -> str:
+        """Its name in keys of Redis, of a bounded size."""
+        return _short(self.name)
+
+    @property
     def redis_key(self) -> str:
-        """Its key in Redis, of a bounded size whatever the names."""
-        return f"bw:task:{{{_short(self.name)}}}"
+        """Its key in Redis."""
+        return f"bw:task:{{{self.short_name}}}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from breakwater.state.executions import ClaimLost
 from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
-from services.worker.gates.breaker import BreakerGate
+from services.worker.gates.breaker import BreakerGate, TaskBreakerGate
 from services.worker.gates.budget import BudgetGate
 from services.worker.gates.claim import ClaimGate
 from services.worker.gates.gate import (
@@ -41,6 +41,9 @@ GATES: Gates = (
     RetryBudgetGate,
 )
 """In the order in which their refusals take precedence."""
+
+ALL_GATES: Gates = (*GATES, TaskBreakerGate)
+"""For jobs that bring rules of their own, also such that their agents have not."""
 
 
 def gates_of(worker: WorkerContext, agent: Agent) -> Gates:

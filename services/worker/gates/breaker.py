@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from breakwater import background
 from breakwater.config import Agent
@@ -15,7 +15,7 @@ from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outage
-from breakwater.policy.breaker import BreakerKey
+from breakwater.policy.breaker import BreakerKey, BreakerRules
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.state.connection import ScriptCall, StateUnavailable
@@ -41,6 +41,9 @@ MISSING = (
 class BreakerGate(Gate):
     """Asks the breaker of the agent and the model."""
 
+    breaker: ClassVar[str] = "breaker"
+    whose: ClassVar[str] = "agent"
+
     _key: BreakerKey | None = None
     _admitted: BreakerAdmitted | None = None
 
@@ -60,9 +63,17 @@ class BreakerGate(Gate):
     def ask(self) -> ScriptCall | None:
         """None where the agent has its breakers switched off."""
         self._key = self.request.target.breaker
-        if self._key is None:
-            return None
-        return self.worker.breakers.admit_call(self._key, self.request.attempt_id, self.request.lease_ms)
+        return None if self._key is None else self._admit(self._key)
+
+    def _admit(self, key: BreakerKey) -> ScriptCall:
+        return self.worker.breakers.admit_call(key, self.request.attempt_id, self.request.lease_ms)
+
+    def _rules(self) -> BreakerRules | None:
+        return self.request.job.agent.breaker
+
+    def _note(self, admitted: BreakerAdmitted) -> None:
+        # For this version alone its outcome will count.
+        self.announces, self.noted["breaker_version"] = admitted.became_half_open, admitted.version
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refused while the breaker is open; while another call is its probe, after a short wait for that one's end."""
@@ -73,9 +84,8 @@ class BreakerGate(Gate):
                     return WaitForCapacity(PROBE_POLL_S * (1 + self.worker.jitter()), verdict)
                 return verdict
             case BreakerAdmitted() as admitted:
-                self._admitted, self.announces = admitted, admitted.became_half_open
-                # For this version alone its outcome will count.
-                self.noted["breaker_version"] = admitted.version
+                self._admitted = admitted
+                self._note(admitted)
                 if admitted.probe:
                     self.noted["cause"] = "probe"
                 return None
@@ -98,7 +108,7 @@ class BreakerGate(Gate):
     async def announce(self, verdict: Verdict | None) -> None:
         """Publishes that the breaker is half-open, whether or not the call is admitted."""
         del verdict
-        worker, rules = self.worker, self.request.job.agent.breaker
+        worker, rules = self.worker, self._rules()
         assert self._key is not None
         assert rules is not None
         [loaded] = await worker.breakers.load([self._key])
@@ -116,7 +126,7 @@ class BreakerGate(Gate):
         return at.model_index + 1 >= len(self.request.job.chain) and waited_s < PROBE_WAIT_S
 
     def _open(self, refused: BreakerRefused) -> Refused:
-        user_message, rules = "This agent is paused for now. Please try again later.", self.request.job.agent.breaker
+        user_message, rules = "This agent is paused for now. Please try again later.", self._rules()
         if refused.until_ms == 0:
             state, wait_s = "isolated until an operator resets it", None
         else:
@@ -127,18 +137,38 @@ class BreakerGate(Gate):
                 moment = format_time(self.worker.now() + timedelta(seconds=wait_s))
             state = "half-open, and its probe is in flight" if refused.probing else f"open until {moment}"
             why = "temporarily unavailable because of recent failures"
-            user_message = f"This agent is {why}. Please try again after {moment}."
+            user_message = f"This {self.whose} is {why}. Please try again after {moment}."
         return Refused(
             "breaker_open",
             ErrorInfo(
                 kind="breaker_open",
                 class_="CircuitBreakerOpenError",
-                message=f"the breaker for {self.request.flight.model} is {state}; no call was made",
+                message=f"the {self.breaker} for {self.request.flight.model} is {state}; no call was made",
                 retry_after_s=wait_s,
                 user_message=user_message,
             ),
             statistics=refused.statistics,
         )
+
+
+class TaskBreakerGate(BreakerGate):
+    """Asks the breaker of the job's task and the model, where the job brings one. The agent's own holds as well."""
+
+    breaker, whose = "task's breaker", "task"
+
+    def ask(self) -> ScriptCall | None:
+        """None where the job brings none."""
+        self._key = self.request.job.task_breaker(self.request.flight.model)
+        return None if self._key is None else self._admit(self._key)
+
+    def settle(self, attempt: Attempt) -> None:
+        """Outcomes judges all of them."""
+
+    def _rules(self) -> BreakerRules | None:
+        return self.request.job.breaker
+
+    def _note(self, admitted: BreakerAdmitted) -> None:
+        """Nobody listens to it, and the attempt has the version of the agent's."""
 
 
 class BreakerWatch:

@@ -11,6 +11,7 @@ from breakwater.policy.breaker import BreakerKey, Failure
 from breakwater.state.breakers import Saving
 from tests.flow.kit import Plane, model
 from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import WorkerPlane
 
 AGENT = {"model": "sim/m", "breaker": "off", "retry": {"max_attempts": 3, "base_s": 0.01, "max_delay_s": 0.01}}
 DOWN = model({"requests": [1, 99], "status": 500})
@@ -107,3 +108,76 @@ async def test_a_result_that_ended_by_a_breaker_has_the_statistics_and_no_thresh
         assert refused["reason"] == "breaker_open"
         assert statistics(refused) == (3, 5, 2, "3 consecutive failures")
         assert refused["attempts"][0]["statistics"] == refused["statistics"]
+
+
+async def redis_keys(plane: WorkerPlane) -> set[str]:
+    found: list[str] = [key async for key in plane.worker.redis.client.scan_iter("bw:breaker:*")]
+    return set(found)
+
+
+async def test_the_breaker_of_a_job_is_its_tasks_and_does_not_tighten_everyones(start_worker: StartWorker) -> None:
+    agents = {"writer": {**AGENT, "retry": {"max_attempts": 1}, "guard": "off", "breaker": {"consecutive_failures": 9}}}
+    once = {"consecutive_failures": 1, "cooldown_s": 600}
+    async with start_worker({"sim/m": DOWN}, agents) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        assert (await run(plane, "j1", task_id="t", breaker=once))["reason"] == "error"
+        refused = await run(plane, "j2", task_id="t", breaker=once)
+        assert (refused["reason"], refused["error"]["class"]) == ("breaker_open", "CircuitBreakerOpenError")
+        assert statistics(refused) == (1, 1, 1, "1 consecutive failure")
+        assert 500 < refused["error"]["retry_after_s"] <= 600
+        assert refused["error"]["user_message"].startswith("This task is temporarily unavailable")
+        assert plane.sim.ledger.totals.calls == 1
+        # Not that of another task, nor another tenant's, nor of whoever brings none.
+        for number, more in enumerate([{"task_id": "u"}, {"task_id": "t", "tenant": "acme"}, {}]):
+            assert (await run(plane, f"other{number}", breaker=once, **more))["reason"] == "error"
+        assert (await run(plane, "none", task_id="t"))["reason"] == "error"
+        # It is listed nowhere, and has an end.
+        assert [key.task for key, _ in await plane.worker.breakers.all()] == [None]
+        own = await redis_keys(plane) - {"bw:breaker:{writer/sim%2Fm}"}
+        assert len(own) == 4
+        assert all([0 < await plane.worker.redis.client.ttl(key) <= 25 * 3600 for key in own])
+        assert await plane.messages("EVENTS", "bw.breakers.>") == []
+
+
+async def test_a_job_s_own_retries_end_at_the_failure_that_opens_its_breaker(start_worker: StartWorker) -> None:
+    models = {"sim/m": DOWN, "sim/n": model()}
+    agents = {"writer": AGENT, "chain": {**AGENT, "fallback_models": ["sim/n"]}}
+    async with start_worker(models, agents) as plane:
+        result = await run(plane, "j", breaker={"preset": "migration-safety"})
+        assert [attempt["outcome"] for attempt in result["attempts"]] == ["error", "short_circuited"]
+        assert (result["reason"], result["error"]["status_code"]) == ("error", 500)
+        assert statistics(result) == (1, 1, 1, "1 consecutive failure")
+        # A success on another model says nothing about this one, and is one.
+        result = await run(plane, "k", agent="chain", breaker={"consecutive_failures": 1})
+        assert [attempt["outcome"] for attempt in result["attempts"]] == ["error", "short_circuited", "success"]
+        assert statistics(result) is None
+
+
+async def test_a_task_s_breaker_lets_one_probe_pass_and_closes_with_its_success(start_worker: StartWorker) -> None:
+    models = {"sim/m": model({"requests": [1, 1], "status": 500})}
+    agents = {"writer": {**AGENT, "retry": {"max_attempts": 1}}}
+    once = {"consecutive_failures": 1, "cooldown_s": 0.001}
+    async with start_worker(models, agents) as plane:
+        assert (await run(plane, "j1", task_id="t", breaker=once))["reason"] == "error"
+        probe = await run(plane, "j2", task_id="t", breaker=once)
+        assert (probe["status"], probe["attempts"][0]["cause"]) == ("succeeded", "probe")
+        after = await run(plane, "j3", task_id="t", breaker=once)
+        assert (after["status"], after["attempts"][0]["cause"]) == ("succeeded", "first")
+
+
+async def test_the_breaker_of_the_agent_holds_for_jobs_that_bring_their_own(start_worker: StartWorker) -> None:
+    agents = {"writer": {**AGENT, "breaker": {"consecutive_failures": 2}, "retry": {"max_attempts": 1}}}
+    async with start_worker({"sim/m": DOWN}, agents) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        own = {"consecutive_failures": 1}
+        for number in range(2):
+            assert (await run(plane, f"j{number}", task_id=f"t{number}", breaker=own))["reason"] == "error"
+        refused = await run(plane, "last", task_id="t2", breaker=own)
+        assert (refused["reason"], statistics(refused)) == ("breaker_open", (2, 2, 1, "2 consecutive failures"))
+        assert "the breaker for sim/m is open" in refused["error"]["message"]
+
+
+async def test_a_job_without_a_breaker_of_its_own_leaves_none(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, {"writer": {**AGENT, "breaker": {"consecutive_failures": 3}}}) as plane:
+        await run(plane, "j", task_id="t")
+        assert await redis_keys(plane) == set()
