@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from breakwater.analytics.breakdown import RefusalLine
 from breakwater.contracts.types import NANO_PER_USD, format_time
 from breakwater.policy import formats
-from breakwater.policy.formats import counted
+from breakwater.policy.formats import counted, failures_in_words
 
 DAY_S = 86_400
 
@@ -231,7 +231,8 @@ def refused_by(line: RefusalLine) -> str:
 
 
 _NAMED = (
-    ago, clock, code, cost_basis, count, counted, duration, finish_reason, local, money, outcome_colour, percent,
-    places, plainly, pretty, refused_by, rough_duration, segment, short_money, utc, waste_cause,
+    ago, clock, code, cost_basis, count, counted, duration, failures_in_words, finish_reason, local, money,
+    outcome_colour, percent, places, plainly, pretty, refused_by, rough_duration, segment, short_money, utc,
+    waste_cause,
 )  # fmt: skip
 FILTERS: Mapping[str, Callable[..., object]] = {"exact": formats.money} | {one.__name__: one for one in _NAMED}

@@ -13,7 +13,7 @@ from breakwater.analytics.schema import TABLES
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.audit import AuditEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
-from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
+from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, FailureStatistics
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -185,6 +185,9 @@ def full_execution(execution_id: str = "e-full") -> Execution:
         output={"text": 'fünf\n\t"quoted" 🙂 \u0000', "list": [1, 2.5, None, True, 10**30]},
         finish_reason="tool_calls",
         error=RATE_LIMITED,
+        statistics=FailureStatistics(
+            consecutive_failures=3, total_failures=5, unique_errors=2, reason="Same error repeated 5 times"
+        ),
         messages=[{"role": "user", "content": "Grüße"}, {"role": "assistant", "content": None}],
         input={"order": "Grüße", "lines": [1, 2.5]},
         params={"temperature": 0.2, "stop": ["\n"], "tools": []},

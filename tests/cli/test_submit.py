@@ -257,6 +257,22 @@ def test_an_answer_that_is_cut_off_is_reported(run: Run, monkeypatch: pytest.Mon
     assert ("cut off by its output limit" in ran.err) == (reason == "length")
 
 
+def test_what_stopped_a_job_is_said_with_its_statistics(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = dict.fromkeys(("queued_at", "dispatched_at", "completed_at"), datetime.now(UTC))
+    counts = {"consecutive_failures": 3, "total_failures": 5, "unique_errors": 2, "reason": "3 consecutive failures"}
+    known = {"job_id": "j", "execution_id": "j", "agent": "writer", "duration_ms": 9, **times}
+    refused = {"status": "dead_lettered", "reason": "guard_tripped", "statistics": counts}
+    decided = Result.model_validate(known | refused)
+
+    async def answer(_client: object, _job: dict[str, Any], *, wait_s: float) -> dict[str, Any]:
+        return {**decided.model_dump(mode="json"), "waited_s": wait_s}
+
+    monkeypatch.setattr("breakwater.cli.submit._send", answer)
+    monkeypatch.setenv("BREAKWATER_URL", "http://127.0.0.1:9")
+    ran = run("submit", "writer", "hi")
+    assert "stopped: 3 consecutive failures (5 in all, 2 different errors)" in ran.err
+
+
 def test_nothing_listening_is_said_with_its_address(run: Run) -> None:
     ran = run("submit", "writer", "hi", "--url", "http://127.0.0.1:9")
     assert ran.code == ExitCode.UNREACHABLE

@@ -181,6 +181,7 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
         ("status", output.state(execution.status)),
         ("reason", execution.reason),
         ("error", "" if error is None else f"{error.class_}: {error.message}"),
+        ("stopped", execution.statistics and formats.failures_in_words(execution.statistics)),
         ("model", execution.chosen_model),
         ("models to try", " > ".join(execution.fallback_chain)),
         ("tokens", f"{execution.input_tokens:,} in, {execution.output_tokens:,} out" if execution.total_tokens else ""),

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from breakwater.cli.errors import wrong_usage
-from breakwater.policy.formats import counted, dollars, duration, money
+from breakwater.policy.formats import counted, dollars, duration, failures_in_words, money
 
-__all__ = ["clock", "counted", "dollars", "duration", "money", "program", "since"]
+__all__ = ["clock", "counted", "dollars", "duration", "failures_in_words", "money", "program", "since"]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -49,6 +49,8 @@ def config_text(provider: StartingProvider, agent: StartingAgent, *, priced: boo
         agent: the agent.
         priced: whether the price of its model is known. A hard budget refuses calls of a model without a price.
     """
+    from breakwater.policy.breaker import PRESETS
+
     kind = f"    kind: {provider.kind}\n" if provider.kind != "openai" else ""
     key = f"    api_key: {{env: {provider.key_env}}}   # read from the environment; never write a key in here\n"
     free = f"""models:
@@ -63,7 +65,8 @@ def config_text(provider: StartingProvider, agent: StartingAgent, *, priced: boo
 """
     return f"""\
 # Breakwater's config. `breakwater config check` checks it, and shows what all else is set to by default: retries, a
-# circuit breaker, a guard on each task, redaction of secrets.
+# circuit breaker, a guard on each task, redaction of secrets. `preset` sets breaker and guard of an agent, as in
+# `breaker: {{preset: refactor}}`: {", ".join(PRESETS)}.
 providers:
   {_scalar(provider.name)}:
 {kind}    base_url: {_scalar(provider.base_url)}

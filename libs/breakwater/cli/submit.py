@@ -456,6 +456,10 @@ def _failure(result: dict[str, Any]) -> None:
         kind = f"{problem.get('kind', attempt['outcome'])}{f' {status}' if status else ''}"
         took = formats.duration(attempt["duration_ms"])
         output.write(f"  {attempt['number']}. {attempt['model']}: {kind}, {took}", stderr=True)
+    if (statistics := result.get("statistics")) is not None:
+        from breakwater.contracts.execution import FailureStatistics
+
+        output.note(f"stopped: {formats.failures_in_words(FailureStatistics.model_validate(statistics))}")
     output.note(_summary(result))
 
 

@@ -117,7 +117,7 @@ class BreakerKey:
     agent: str
     model: str
     task: str | None = None
-    """Of a breaker that jobs of a task bring: whose. It is listed nowhere, and tells nobody of its transitions."""
+    """Whose, if jobs of a task bring it. Such a breaker is listed nowhere, and its transitions are not published."""
 
     @classmethod
     def of(cls, scope: BreakerScope, agent: str, model: str, provider: str) -> BreakerKey:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from breakwater.contracts.execution import FailureStatistics
 
 _NANO_PLACES = 9
 
@@ -18,6 +22,12 @@ def dollars(usd: Decimal | str) -> str:
     whole, _, places = f"{Decimal(usd):.{_NANO_PLACES}f}".partition(".")
     sign = "-" if whole.startswith("-") else ""
     return f"{sign}${int(whole.lstrip('-')):,}.{places.rstrip('0').ljust(2, '0')}"
+
+
+def failures_in_words(statistics: FailureStatistics) -> str:
+    """Why something was stopped, and for which failures: `3 consecutive failures (5 in all, 2 different errors)`."""
+    total, different = statistics.total_failures, counted(statistics.unique_errors, "different error")
+    return f"{statistics.reason} ({f'{total:,} in all, {different}' if total else 'no failures'})"
 
 
 def counted(number: int, what: str) -> str:

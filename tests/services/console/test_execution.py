@@ -14,7 +14,7 @@ from yarl import URL
 
 from breakwater.analytics import rows, schema
 from breakwater.api_client import ApiClient, Query
-from breakwater.contracts.execution import Cancellation, Execution
+from breakwater.contracts.execution import Cancellation, Execution, FailureStatistics
 from breakwater.encryption import Cipher, new_key
 from breakwater.policy.cancellation import error_of
 from services.console.sessions import MOST_WATCHED
@@ -73,6 +73,15 @@ def refused(execution_id: str = "e1", **fields: Any) -> Execution:
         queued_at=NOON - timedelta(milliseconds=250),
         **fields,
     )
+
+
+async def test_what_stopped_a_job_is_said_with_its_statistics(console: Console):
+    statistics = FailureStatistics(
+        consecutive_failures=3, total_failures=5, unique_errors=2, reason="3 consecutive failures"
+    )
+    await store(console, execution("e1", status="dead_lettered", reason="guard_tripped", statistics=statistics))
+    page = await console.get("/executions/e1")
+    assert "3 consecutive failures (5 in all, 2 different errors)" in page.text
 
 
 async def test_every_attempt_is_reported_with_its_wait_its_cost_and_its_error(console: Console):
