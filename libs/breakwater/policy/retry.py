@@ -277,5 +277,5 @@ def _check_retryable(name: int | str) -> None:
         kinds = ", ".join(get_args(RetryableKind))
         hint = "; write a status code without quotes" if name.strip().isdecimal() else ""
         raise ValueError(
-            f"{name!r} is no status code (404), no kind ({kinds}) and no error class (NotFoundError){hint}"
+            f"{name[:100]!r} is no status code (404), no kind ({kinds}) and no error class (NotFoundError){hint}"
         )
