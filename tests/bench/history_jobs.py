@@ -308,6 +308,7 @@ class Jobs:
             basis,
             *((self._output(agent), "stop") if status == "succeeded" and not dry_run else (None, None)),
             *error,
+            None,  # statistics
             self._messages(agent) if agent.keeps_prompts else None,
             *(None, None),
             f'{{"ticket":{self._rng.randint(1_000, 99_999)}}}' if self._rng.random() < 0.3 else "{}",

@@ -12,7 +12,7 @@ from typing import Literal
 from breakwater.analytics.schema import ATTEMPTS, EXECUTIONS, Table
 from breakwater.contracts.types import ms_from_time
 
-_JSON_COLUMNS = frozenset({"output", "messages", "input", "params", "metadata"})
+_JSON_COLUMNS = frozenset({"output", "statistics", "messages", "input", "params", "metadata"})
 """Hold JSON as text."""
 
 _JSONL_SETTINGS: Mapping[str, object] = {
