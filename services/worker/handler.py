@@ -282,7 +282,8 @@ class JobHandler:
                     cached.choices,
                 )
                 return found, cached.execution_id
-        gates = ALL_GATES if job.job.own_rules else self._gates
+        brings_rules = job.breaker is not None or job.agent is not self._agent
+        gates = ALL_GATES if brings_rules else self._gates
         return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
 
     async def _put_to_sleep(self, delivery: Delivery, job: Assignment, held: HeldClaim, sleeping: Sleeping) -> None:
