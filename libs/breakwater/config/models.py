@@ -229,7 +229,9 @@ class Agent(AgentDefaults):
         """The rules that a job brings, over the agent's; or why it can't bring these."""
         if job.breaker is None and job.guard is None and job.retry is None:
             return NO_JOB_RULES
-        return job_rules(job.own_rules, {"breaker": self.breaker, "guard": self.guard, "retry": self.retry}, self.overridable)
+        return job_rules(
+            job.own_rules, {"breaker": self.breaker, "guard": self.guard, "retry": self.retry}, self.overridable
+        )
 
     def chain_for(self, job: Job) -> tuple[ModelId, ...]:
         """The models to try for a job: its own wishes over the agent's, in order, each once."""

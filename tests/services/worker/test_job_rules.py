@@ -89,6 +89,14 @@ async def test_a_cap_is_not_in_the_statistics_of_who_reached_it(start_worker: St
         assert "7" not in json.dumps({"reason": refused["statistics"], "error": refused["error"]})
 
 
+async def test_a_guard_that_a_job_brings_holds_for_it_alone_too(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, {"writer": {**AGENT, "guard": "off"}}) as plane:
+        refused = await run(plane, "j", guard={"max_cost_usd": "0.000001"})
+        assert refused["reason"] == "guard_tripped"
+        assert statistics(refused) == (0, 0, 0, "the task's money is used up, or too little for another call")
+        assert plane.sim.ledger.totals.calls == 0
+
+
 async def test_a_result_that_ended_by_a_breaker_has_the_statistics_and_no_threshold(start_worker: StartWorker) -> None:
     agents = {"writer": {**AGENT, "breaker": {"consecutive_failures": 3}}}
     async with start_worker({"sim/m": model()}, agents) as plane:
