@@ -18,8 +18,8 @@ from breakwater.state.connection import Redis, Script, ScriptCall, translated
 KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""
 
-KEEP_OF_TASK_MS = 25 * 3_600_000
-"""The same of a task's breaker: longer than the longest cool-down."""
+KEEP_OF_TASK_MS = 49 * 3_600_000
+"""The same of a task's breaker: longer than the longest cool-down with its jitter."""
 
 INDEX = "bw:breakers"
 
