@@ -21,7 +21,7 @@ from breakwater.outage import Outages, StoppedWaiting
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.price import OBSERVED
 from breakwater.state.breakers import Breakers
-from breakwater.state.connection import Redis, ScriptCall
+from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
 from services.worker.assignment import Assignment
 from services.worker.targets import Target
 
@@ -115,7 +115,7 @@ class Outcomes:
         """Does work whose failure is no failure of the job: the log has what is to be noted."""
         try:
             await work()
-        except StoppedWaiting:
-            return
+        except (StoppedWaiting, StateUnavailable):
+            return  # an outage is logged by those who wait for its end
         except Exception:  # noqa: BLE001  the services that read the log do the same again
             structlog.get_logger().exception("outcome_not_noted")

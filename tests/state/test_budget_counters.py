@@ -301,7 +301,7 @@ async def test_raised_caps_and_reported_thresholds_come_back_and_survive_a_filli
     await counters.announce(month, "agent:a@15@80")
     assert await counters.spent(day, "tenant:Zoë|:%") == (0, (15, 10))
     asked = [f"agent:a@{limit}@{percent}" for limit in (15, 16) for percent in (50, 80, 100)]
-    assert await counters.announced(month, asked) == [True, True, False, False, False, False]
+    assert await counters.announced(month, "global", asked) == (0, [True, True, False, False, False, False])
     found = await counters.snapshot((day, month))
     notes = {one.period.name: one.notes for one in found.periods}
     reported = frozenset({"agent:a@15@50", "agent:a@15@80"})
@@ -324,7 +324,7 @@ async def test_notes_stay_through_settlements_and_repairs_and_go_with_their_peri
     assert known is not None
     assert await counters.repair(known, [Repair(day, "spent:global", 2)], 1)
     assert await counters.spent(day, "global") == (42, (15, 10))
-    assert await counters.announced(day, ["global@15@50", "global@15@80"]) == [True, False]
+    assert await counters.announced(day, "global", ["global@15@50", "global@15@80"]) == (0, [True, False])
 
 
 @pytest.mark.parametrize("note", ["raise", "announce"])
