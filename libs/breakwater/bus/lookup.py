@@ -116,7 +116,7 @@ class Lookup:
 
         One answer names 100,000 subjects at most; this is for streams that have fewer.
         """
-        with _answered(stream):
+        with answered(stream):
             info = await self._jetstream.stream_info(stream.value, subjects_filter=subject_filter)
         return dict(info.state.subjects or {})
 
@@ -126,7 +126,7 @@ class Lookup:
         Raises:
             BusUnavailable: NATS does not answer, or has no such consumer.
         """
-        with _answered(durable):
+        with answered(durable):
             info = await self._jetstream.consumer_info(stream.value, durable)
         return info.ack_floor.stream_seq if info.ack_floor is not None else 0
 
@@ -139,11 +139,11 @@ class Lookup:
         return _identity(await self._info(stream))
 
     async def _info(self, stream: Stream) -> StreamInfo:
-        with _answered(stream):
+        with answered(stream):
             return await self._jetstream.stream_info(stream.value)
 
     async def _found(self, stream: Stream, asked: Coroutine[Any, Any, RawStreamMsg], what: str) -> Found | None:
-        with _answered(what):
+        with answered(what):
             try:
                 message = await asked
             except NotFoundError:
@@ -161,7 +161,8 @@ class Lookup:
 
 
 @contextmanager
-def _answered(what: str) -> Generator[None]:
+def answered(what: str) -> Generator[None]:
+    """Turns what a request of JetStream raises into BusUnavailable."""
     try:
         yield
     except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
@@ -188,7 +189,7 @@ async def backlog(connection: Connection, stream: Stream, durable: str) -> Backl
     Raises:
         BusUnavailable: NATS does not answer, or not to this user.
     """
-    with _answered(durable):
+    with answered(durable):
         try:
             info = await connection().jetstream(timeout=LOOKUP_TIMEOUT_S).consumer_info(stream.value, durable)
         except NotFoundError:

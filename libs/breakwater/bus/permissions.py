@@ -44,6 +44,7 @@ from breakwater.contracts.subjects import (
     CANCELS,
     CANCELS_BY_USER,
     CHANNEL_TESTS,
+    WORKERS,
     Stream,
     cancels_by,
     encode_token,
@@ -224,10 +225,13 @@ GRANTS = (
             *consumes(Stream.PARKED, PARKED_CONSUMER),
             "bw.jobs.>",
             *reads(Stream.EVENTS, Stream.RESULTS),
+            # What a worker had that has died.
+            *reads(Stream.JOBS),
             HEALTH,
         ),
-        sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}.>"),
-        subscribe=(CANCEL_ORDERS,),
+        # The last, to see whether another worker is connected.
+        sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}.>", WORKERS),
+        subscribe=(CANCEL_ORDERS, WORKERS),
     ),
     Grant(
         "breaker",

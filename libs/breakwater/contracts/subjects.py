@@ -212,6 +212,14 @@ CANCELS_BY_USER = "bw.cancel-by.*.*"
 """The same, with who asks."""
 
 
+def worker(worker_id: str) -> str:
+    """Where a worker listens as long as NATS has its connection; core NATS, and nothing is said there. Internal."""
+    return _subject("workers", worker_id)
+
+
+WORKERS = "bw.workers.*"
+
+
 def cancels_by(user: str) -> str:
     """What `CANCELS` of one user's own account become: who asks stands in the subject, where nobody can change it."""
     return f"bw.cancel-by.{encode_token(user)}.*"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import uuid4
@@ -28,6 +28,7 @@ MOST_UNSEEN = 10_000
 _CLAIM = Script.named("claim")
 _CHECKPOINT = Script.named("checkpoint")
 _FINISH = Script.named("finish")
+_FREE = Script.named("claim_free")
 _SAY = Script.named("say")
 _CANCEL = Script.named("cancel")
 _PARENT = Script.named("parent")
@@ -50,9 +51,9 @@ class Claim:
         object.__setattr__(self, "keys", keys)
 
     @classmethod
-    def new(cls, execution_id: str) -> Claim:
-        """One that nobody has had before."""
-        return cls(execution_id, uuid4().hex)
+    def new(cls, execution_id: str, worker: str = "") -> Claim:
+        """One that nobody has had before. `worker`: the id of the one that is to hold it."""
+        return cls(execution_id, f"{worker}/{uuid4().hex}")
 
     @property
     def key(self) -> str:
@@ -207,6 +208,15 @@ class Executions:
         call = ScriptCall(_PARENT, [Claim(execution_id, "").key], [tenant or "", int(look_only)])
         [(task_id, checkpoint)] = await self._redis.run([call])
         return task_id, checkpoint
+
+    async def free(self, worker: str, execution_ids: Sequence[str]) -> list[bool]:
+        """Ends the claims that a dead worker holds on some jobs. Raises StateUnavailable.
+
+        Returns:
+            Of each job whether nobody holds it now.
+        """
+        calls = [ScriptCall(_FREE, [Claim(one, "").key], [f"{worker}/"]) for one in execution_ids]
+        return [bool(free) for free in await self._redis.run(calls)]
 
     async def cancel(self, order: CancelOrder) -> CancelOrder:
         """Leaves an order to cancel a job, for whoever has it or takes it.

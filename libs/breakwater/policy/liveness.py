@@ -1,0 +1,44 @@
+"""Whether a worker is dead, so that its jobs may be taken over before its claims end.
+
+It must never be said of one that stands still or is cut off: its calls would be made a second time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MISSED_S = 3.0
+"""How long a worker may take to come back."""
+
+LATEST_S = 8.0
+"""When a missing connection is no evidence any more. From 10 s on, a NATS server closes that of a process that stands
+still, too, if it can't write to it; later, each side closes one on which nothing comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """What another worker knows of one whose heartbeat is late."""
+
+    silent_s: float
+    """Since its last heartbeat."""
+    runs: bool | None
+    """Whether its process runs; None where it is one of another machine."""
+    connected: bool | None
+    """Whether NATS has its connection; None where it had none at its last heartbeat, either."""
+    same_nats: bool
+    """Whether NATS knows what became of the connection that it had then: one that was started again does not."""
+    watched_s: float
+    """For how long whoever looks has had its own heartbeat answered. Before, Redis may have been away for everybody."""
+
+
+def is_dead(silence: Silence) -> bool:
+    """Whether a worker is dead for sure, and NATS sends it nothing more."""
+    if silence.runs is not None:
+        # NATS closes its connection a moment later, and may send jobs there until then.
+        return not silence.runs and (not silence.connected or silence.silent_s > LATEST_S)
+    return (
+        MISSED_S <= silence.silent_s <= LATEST_S
+        and silence.connected is False
+        and silence.same_nats
+        and silence.watched_s >= MISSED_S
+    )
