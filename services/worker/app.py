@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -17,9 +18,10 @@ from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.contracts.subjects import Stream
 from breakwater.settings import Settings
-from breakwater.state.connection import Redis
+from breakwater.state.connection import Redis, StateUnavailable
 from services.worker.cancelling import hear_orders
 from services.worker.context import context_for
+from services.worker.dead_workers import DeadWorkers
 from services.worker.gates import GATES
 from services.worker.generations import Generations, ProviderPool
 
@@ -48,6 +50,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         cipher=cipher,
     )
     generations = Generations(worker, pool, live)
+    dead_workers = DeadWorkers(worker, connection, lambda: generations.agents)
     queues: dict[str, Each] = {}
     beside: list[asyncio.Task[None]] = []
     app = ServiceApp(broker)
@@ -89,6 +92,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         serve()
         kept.extend((asyncio.create_task(worker.leases.run()), asyncio.create_task(restore())))
         kept.append(asyncio.create_task(hear_orders(connection, worker.leases.cancel)))
+        kept.append(asyncio.create_task(dead_workers.run()))
         await watch()
 
     @app.on_shutdown
@@ -99,6 +103,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     @app.after_shutdown
     async def close() -> None:
         await background.stop(*kept, *beside)
+        with suppress(StateUnavailable):
+            await dead_workers.leave()
         await pool.close_except(())
         await redis.close()
 

@@ -29,6 +29,7 @@ from breakwater.state.executions import Executions
 from breakwater.state.rate_limits import RateLimits
 from breakwater.state.retry_budget import RetryBudgets
 from breakwater.state.tasks import Tasks
+from services.worker import process
 from services.worker.leases import Leases
 from services.worker.outcomes import Outcomes
 from services.worker.targets import Targets
@@ -41,6 +42,8 @@ utc_now = partial(datetime.now, UTC)
 class WorkerContext:
     """Everything that running a job needs. Clock and randomness are here, so that the decisions stay pure."""
 
+    id: str
+    """Of the worker, as its claims have it."""
     config: Config
     config_version: str
     providers: Mapping[str, Provider]
@@ -101,6 +104,7 @@ def context_for(
     """The context of a worker, from its connections and what its config compiles to."""
     executions, breakers, outages = Executions(redis, cipher), Breakers(redis), Outages()
     return WorkerContext(
+        id=process.own_id(),
         **_compiled(config, redis),
         providers=providers,
         publisher=publisher,

@@ -130,7 +130,7 @@ class JobHandler:
 
     async def _run(self, asked: JobDelivery, job: Job, execution_id: str, *, maybe_seen: bool) -> None:
         worker, delivery = self._worker, asked.delivery
-        claim, asked_at = Claim.new(execution_id), monotonic()
+        claim, asked_at = Claim.new(execution_id, worker.id), monotonic()
         # A job that no guard counts is the first of no task.
         task_id = job.task_id or (execution_id if self._agent.guard is None else None)
         ask = partial(worker.executions.claim, claim, asked.digest, tenant=job.tenant, task_id=task_id)

@@ -172,12 +172,14 @@ async def redis_findings(plane: PlaneLocation) -> list[Finding]:
     from breakwater.state.breakers import Breakers
     from breakwater.state.budgets import Budgets
     from breakwater.state.inspect import inspect
+    from breakwater.state.workers import Workers
 
     url = plane.redis_url
     async with connect.state(url) as redis:
         facts = await inspect(redis)
         alive = await Breakers(redis).alive()
         filled = await Budgets(redis, ZoneInfo("UTC")).filled()
+        workers = await Workers(redis).running()
     answers = f"{connect.shown(url)} answers in {facts.ping_ms:.1f} ms ({facts.version})"
     findings = [
         Finding("redis", slow(facts.ping_ms), answers),
@@ -207,6 +209,19 @@ async def redis_findings(plane: PlaneLocation) -> list[Finding]:
             "Is the service `budget` running? It rebuilds them; its log says what it waits for.",
         ),
     ]
+    if workers:
+        unheard = sum(not heard_on for heard_on in workers.values())
+        findings.append(
+            judged(
+                "workers",
+                not unheard,
+                f"{formats.counted(len(workers), 'worker')}; if one dies, others take its jobs over within 5 s",
+                f"NATS does not show others {unheard} of {len(workers)} workers: if one of them dies, workers on other"
+                " machines miss it after 20 to 25 s only",
+                "Let the NATS user `worker` publish and subscribe to `bw.workers.*`, and restart the workers.",
+                verdict="warn",
+            )
+        )
     if facts.appendonly is None or facts.maxmemory_policy is None:
         remedy = "Make sure of appendonly (or its like) and of noeviction where it is managed."
         return [*findings, Finding("redis", "warn", "its settings are hidden", remedy)]

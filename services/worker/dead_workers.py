@@ -1,0 +1,128 @@
+"""Workers that have died: each worker sends a heartbeat, and takes over the jobs of those whose heartbeat stays away.
+
+Nothing of this is done for each job. What a dead worker held is found when it has died: all that NATS has delivered and
+nobody has acknowledged, if the claim of its execution is the dead worker's, or nobody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import aclosing
+from time import monotonic
+
+import structlog
+
+from breakwater import background
+from breakwater.bus.delivery import Delivery
+from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.held import held_deliveries
+from breakwater.bus.lookup import Connection
+from breakwater.bus.presence import Presence
+from breakwater.bus.topology import worker_consumer
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Stream
+from breakwater.encryption import Undecryptable, may_be_encrypted
+from breakwater.errors import Unavailable
+from breakwater.outage import Outage
+from breakwater.policy.liveness import Silence, is_dead
+from breakwater.state.workers import LateWorker, Workers
+from services.worker import process
+from services.worker.context import WorkerContext
+from services.worker.handler import execution_id_of
+
+BEAT_EVERY_S = 1.0
+GAP_S = 2.5
+"""A heartbeat that comes so long after the one before means that Redis or this process was away meanwhile."""
+
+RETRY_S = 1.0
+
+
+class DeadWorkers:
+    """Sends the heartbeat of one worker, and takes over the jobs of others."""
+
+    def __init__(
+        self,
+        worker: WorkerContext,
+        connection: Connection,
+        agents: Callable[[], Collection[str]],
+        *,
+        runs: Callable[[str], bool | None] = process.runs,
+    ) -> None:
+        """Takes its worker, and what gives the names of the agents that it serves."""
+        self._worker = worker
+        self._connection = connection
+        self._agents = agents
+        self._runs = runs
+        self._workers = Workers(worker.redis)
+        self._presence = Presence(connection, worker.id)
+        self._beaten_at = self._watched_from = monotonic()
+
+    async def run(self) -> None:
+        """Does so until it is cancelled."""
+        outage = Outage("heartbeat")
+
+        async def beat() -> None:
+            async with self._presence.listening():
+                while True:
+                    await outage.survived(self._beat, expected=Unavailable)
+                    await asyncio.sleep(background.to_next_turn(BEAT_EVERY_S))
+
+        await Outage("connections of workers").outlast(beat, on=BusUnavailable, retry_s=RETRY_S)
+
+    async def leave(self) -> None:
+        """Removes this worker, which stops in order and has given back what it had. Raises StateUnavailable."""
+        await self._workers.forget(self._worker.id)
+
+    async def _beat(self) -> None:
+        late = await self._workers.beat(self._worker.id, await self._presence.heard_on())
+        now = monotonic()
+        if now - self._beaten_at > GAP_S:
+            self._watched_from = now
+        self._beaten_at = now
+        for one in late:
+            if await self._is_dead(one):
+                await self._take_over(one)
+
+    async def _is_dead(self, late: LateWorker) -> bool:
+        runs = self._runs(late.id)
+        if runs:
+            return False
+        return is_dead(
+            Silence(
+                late.silent_s,
+                runs,
+                await self._presence.has(late.id) if late.heard_on else None,
+                self._presence.knows_since(late.heard_on, late.silent_s),
+                monotonic() - self._watched_from,
+            )
+        )
+
+    async def _take_over(self, dead: LateWorker) -> None:
+        """Several may do so at once: the second one finds less to do."""
+        jobs = sum(await asyncio.gather(*(self._free_jobs(dead.id, agent) for agent in self._agents())))
+        await self._workers.forget(dead.id)
+        structlog.get_logger().warning("worker_died", worker=dead.id, silent_s=dead.silent_s, jobs_taken_over=jobs)
+
+    async def _free_jobs(self, dead: str, agent: str) -> int:
+        """Has NATS deliver the jobs of an agent again that a dead worker had, and returns how many they are."""
+        held: dict[Delivery, str] = {}
+        deliveries = held_deliveries(self._connection, Stream.JOBS, worker_consumer(agent), subjects.job(agent))
+        async with aclosing(deliveries):
+            async for delivery in deliveries:
+                if (execution_id := self._execution_id(delivery)) is not None:
+                    held[delivery] = execution_id
+                delivery.data = b""
+        free = await self._worker.executions.free(dead, tuple(held.values()))
+        given_back = [one for one, is_free in zip(held, free, strict=True) if is_free]
+        for delivery in given_back:
+            await delivery.retry_in(0)
+        return len(given_back)
+
+    def _execution_id(self, delivery: Delivery) -> str | None:
+        if may_be_encrypted(delivery.data):
+            try:
+                delivery.data = self._worker.cipher.decrypt_document(delivery.data)
+            except Undecryptable:
+                return None  # nobody can have begun it
+        return execution_id_of(delivery, None)

@@ -1,0 +1,112 @@
+"""A worker that dies is missed in seconds; one that lives, however it stands still or is cut off, keeps its jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from nats.aio.msg import Msg
+
+from breakwater.state.connection import Redis
+from breakwater.state.workers import Workers
+from tests.flow.fixtures import StartPlane
+from tests.flow.kit import Plane, model
+from tests.helpers import until
+from tests.servers import RunningServer
+
+AGENTS = {"writer": {"model": "sim/m", "timeout_s": 60, "concurrency": 8, "retry": {"base_s": 0}}}
+HANGS = {"sim/m": model({"requests": [1, 8], "hang_s": 600})}
+"""The first calls hang, so that their worker dies in the middle of them."""
+
+MISSED_IN_S = 6.0
+
+
+async def registered(plane: Plane, workers: int) -> bool:
+    """Whether so many workers have sent a heartbeat, and NATS shows them to others."""
+    redis = Redis(plane.environment["BREAKWATER_REDIS_URL"])
+    try:
+        running = await Workers(redis).running()
+    finally:
+        await redis.close()
+    return len(running) == workers and all(running.values())
+
+
+async def calling(plane: Plane, calls: int) -> None:
+    await until(lambda: plane.sim.ledger.totals.in_progress >= calls, f"{calls} calls under way")
+
+
+@pytest.mark.long
+async def test_the_jobs_of_a_killed_worker_are_answered_by_another_within_six_seconds(start_plane: StartPlane) -> None:
+    async with start_plane(HANGS, AGENTS, services=("worker",)) as plane:
+        for number in range(8):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+        await calling(plane, 8)
+        plane.start("worker", "second")
+        await until(lambda: registered(plane, 2), "their heartbeats")
+        plane.kill("worker")
+        killed = asyncio.get_running_loop().time()
+        results = [await plane.result(f"j{number}") for number in range(8)]
+        assert asyncio.get_running_loop().time() - killed < MISSED_IN_S
+        for result in results:
+            assert [a["outcome"] for a in result["attempts"]] == ["worker_lost", "success"]
+
+
+async def test_a_streamed_answer_goes_on_within_six_seconds(start_plane: StartPlane) -> None:
+    models = {"sim/m": model(answer="one two three four " * 20, stream={"tokens_per_s": 10})}
+    agents = {"writer": AGENTS["writer"] | {"on_stream_break": "continue"}}
+    async with start_plane(models, agents, services=("worker",)) as plane:
+        chunks: list[float] = []
+
+        async def hear(_message: Msg) -> None:
+            chunks.append(asyncio.get_running_loop().time())
+
+        await plane.client.subscribe("bw.chunks.writer.j1", cb=hear)
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x", "stream": True})
+        await until(lambda: len(chunks) > 3, "some of the answer")
+        plane.start("worker", "second")
+        await until(lambda: registered(plane, 2), "their heartbeats")
+        plane.kill("worker")
+        killed, heard = asyncio.get_running_loop().time(), len(chunks)
+        await until(lambda: len(chunks) > heard, "more of the answer")
+        assert chunks[heard] - killed < MISSED_IN_S
+
+
+async def test_a_worker_that_is_alone_takes_its_own_jobs_over_when_it_is_started_again(start_plane: StartPlane) -> None:
+    async with start_plane(
+        {"sim/m": model({"requests": [1, 1], "hang_s": 600})}, AGENTS, services=("worker",)
+    ) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
+        await calling(plane, 1)
+        await until(lambda: registered(plane, 1), "its heartbeat")
+        plane.kill("worker")
+        killed = asyncio.get_running_loop().time()
+        plane.start("worker", "second")
+        result = await plane.result("j1")
+        assert asyncio.get_running_loop().time() - killed < MISSED_IN_S
+        assert [a["outcome"] for a in result["attempts"]] == ["worker_lost", "success"]
+
+
+@pytest.mark.long
+async def test_workers_that_live_keep_their_jobs_while_nats_is_started_again_or_they_stand_still(
+    start_plane: StartPlane, own_nats_server: RunningServer
+) -> None:
+    models = {"sim/m": model({"requests": [1, 8], "hang_s": 15})}
+    async with start_plane(models, AGENTS, services=()) as plane:
+        for name in ("worker", "second"):
+            plane.start("worker", name)
+            await plane.ready(name)
+        for number in range(8):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+        await calling(plane, 8)
+        await until(lambda: registered(plane, 2), "their heartbeats")
+        os.kill(plane.processes["worker"].pid, signal.SIGSTOP)
+        own_nats_server.kill()
+        await asyncio.sleep(1)
+        await own_nats_server.restart_async()
+        await asyncio.sleep(9)
+        os.kill(plane.processes["worker"].pid, signal.SIGCONT)
+        for number in range(8):
+            assert [a["outcome"] for a in (await plane.result(f"j{number}"))["attempts"]] == ["success"]
+        assert plane.sim.ledger.totals.calls == 8
