@@ -5,6 +5,7 @@
     python -m tests.chaos --random 20 --seed 7          scenarios of four faults each
     python -m tests.chaos --hours 8                     random ones for so long
     python -m tests.chaos streams                       what can happen to a streamed answer
+    python -m tests.chaos kills                         how long jobs take whose worker is killed
 
 A line of a table is printed for each. The exit code is 1 where anything is not as it must be: a job without a record, a
 call that no attempt stands for, a job that was called twice though its worker was well, records of spend that differ,
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from tests.chaos import streams
+from tests.chaos import kills, streams
 from tests.chaos.clock import JumpingClock, libfaketime
 from tests.chaos.faults import KINDS, LEADER, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
 from tests.chaos.plane import Outcome, chaos_plane
@@ -68,6 +69,19 @@ async def run_streams() -> int:
         servers.stop()
         shutil.rmtree(directory, ignore_errors=True)
     return failed
+
+
+async def run_kills() -> int:
+    """Prints how long jobs took. Returns how many lines are wrong."""
+    directory, new_directory = directories()
+    servers = EmbeddedServers(new_directory)
+    try:
+        rows = await kills.kill_rows(directory, servers)
+    finally:
+        servers.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+    print("\n".join((kills.HEADER, *rows)))
+    return sum(row.startswith("wrong") for row in rows)
 
 
 async def run(scenario: Scenario, jobs: int, per_s: float) -> Outcome:
@@ -147,10 +161,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, help="random scenarios for so long")
     parser.add_argument("--jobs", type=int, default=300, help="in each (default 300)")
     parser.add_argument("--per-s", type=float, default=50.0, help="jobs a second (default 50)")
-    parser.add_argument("what", nargs="?", choices=["streams"], help="what can happen to a streamed answer")
+    parser.add_argument("what", nargs="?", choices=["streams", "kills"], help="another table than that of faults")
     wanted = parser.parse_args(arguments)
     if wanted.what == "streams":
         return 1 if asyncio.run(run_streams()) else 0
+    if wanted.what == "kills":
+        return 1 if asyncio.run(run_kills()) else 0
     print(HEADER, flush=True)
     failed = left_out = 0
     for seed, scenario in scenarios(wanted):
