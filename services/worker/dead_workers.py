@@ -1,7 +1,7 @@
 """Workers that have died: each worker sends a heartbeat, and takes over the jobs of those whose heartbeat stays away.
 
 Nothing of this is done for each job. What a dead worker held is found when it has died: all that NATS has delivered and
-nobody has acknowledged, if the claim of its execution is the dead worker's, or nobody's.
+nobody has acknowledged, if the claim of its execution is the dead worker's, or nobody's for some seconds.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ from breakwater.state.workers import LateWorker, Workers
 from services.worker import process
 from services.worker.context import WorkerContext
 from services.worker.handler import execution_id_of
+from services.worker.leases import RENEW_EVERY_S
 
 BEAT_EVERY_S = 1.0
 GAP_S = 2.5
 """A heartbeat that comes so long after the one before means that Redis or this process was away meanwhile."""
+
+UNCLAIMED_S = RENEW_EVERY_S + 1.0
+"""How long a job stays unclaimed that nobody has. Until then, a claim that Redis has lost is written by its holder."""
 
 RETRY_S = 1.0
 
@@ -57,6 +61,8 @@ class DeadWorkers:
         self._workers = Workers(worker.redis)
         self._presence = Presence(connection, worker.id)
         self._beaten_at = self._watched_from = monotonic()
+        self._unclaimed: dict[str, tuple[float, set[int]]] = {}
+        """Of dead workers: when their jobs were freed, and the sequences of those that nobody had claimed then."""
 
     async def run(self) -> None:
         """Does so until it is cancelled."""
@@ -80,8 +86,10 @@ class DeadWorkers:
         if now - self._beaten_at > GAP_S:
             self._watched_from = now
         self._beaten_at = now
+        # Who is late no more lives, or another worker has taken over all that it had.
+        self._unclaimed = {one.id: self._unclaimed[one.id] for one in late if one.id in self._unclaimed}
         for one in late:
-            if await self._is_dead(one):
+            if one.id in self._unclaimed or await self._is_dead(one):
                 await self._take_over(one)
 
     async def _is_dead(self, late: LateWorker) -> bool:
@@ -100,12 +108,30 @@ class DeadWorkers:
 
     async def _take_over(self, dead: LateWorker) -> None:
         """Several may do so at once: the second one finds less to do."""
-        jobs = sum(await asyncio.gather(*(self._free_jobs(dead.id, agent) for agent in self._agents())))
-        await self._workers.forget(dead.id)
+        now = monotonic()
+        since, known = self._unclaimed.get(dead.id, (now, set[int]()))
+        if since < now < since + UNCLAIMED_S:
+            return
+        freed = await asyncio.gather(*(self._free_jobs(dead.id, agent, known) for agent in self._agents()))
+        unclaimed = {sequence for _, left in freed for sequence in left}
+        if dead.id not in self._unclaimed and unclaimed:
+            self._unclaimed[dead.id] = now, unclaimed
+        else:
+            await self._workers.forget(dead.id)
+        jobs = sum(count for count, _ in freed)
         structlog.get_logger().warning("worker_died", worker=dead.id, silent_s=dead.silent_s, jobs_taken_over=jobs)
 
-    async def _free_jobs(self, dead: str, agent: str) -> int:
-        """Has NATS deliver the jobs of an agent again that a dead worker had, and returns how many they are."""
+    async def _free_jobs(self, dead: str, agent: str, unclaimed: set[int]) -> tuple[int, set[int]]:
+        """Has NATS deliver the jobs of an agent again that a dead worker had.
+
+        Args:
+            dead: the worker.
+            agent: whose jobs.
+            unclaimed: the sequences of those that nobody had some time ago.
+
+        Returns:
+            How many they are, and the sequences of those that nobody has, and may not have had then.
+        """
         held: dict[Delivery, str] = {}
         deliveries = held_deliveries(self._connection, Stream.JOBS, worker_consumer(agent), subjects.job(agent))
         async with aclosing(deliveries):
@@ -113,11 +139,14 @@ class DeadWorkers:
                 if (execution_id := self._execution_id(delivery)) is not None:
                     held[delivery] = execution_id
                 delivery.data = b""
-        free = await self._worker.executions.free(dead, tuple(held.values()))
-        given_back = [one for one, is_free in zip(held, free, strict=True) if is_free]
+        states = dict(zip(held, await self._worker.executions.free(dead, tuple(held.values())), strict=True))
+        given_back = [
+            one for one, now in states.items() if now == "freed" or (now == "unclaimed" and one.sequence in unclaimed)
+        ]
         for delivery in given_back:
             await delivery.retry_in(0)
-        return len(given_back)
+        left = {one.sequence for one, now in states.items() if now == "unclaimed"} - unclaimed
+        return len(given_back), left
 
     def _execution_id(self, delivery: Delivery) -> str | None:
         if may_be_encrypted(delivery.data):

@@ -39,8 +39,8 @@ async def test_only_the_claims_of_a_dead_worker_are_ended_and_it_gets_none_back(
     for claim in (dead, longer, alive):
         await executions.claim(claim)
         await executions.checkpoint(claim, '{"so": "far"}')
-    assert await executions.free("w-1", ["e1", "e2", "e3", "e4"]) == [True, False, False, True]
+    assert await executions.free("w-1", ["e1", "e2", "e3", "e4"]) == ["freed", "held", "held", "unclaimed"]
     assert await executions.checkpoint(dead, "") is None, "a worker that was not dead after all has lost it"
     assert await executions.claim(Claim.new("e1", "w-2")) == Claimed('{"so": "far"}')
-    assert await executions.free("w-1", ["e1"]) == [False]
+    assert await executions.free("w-1", ["e1"]) == ["held"]
     assert isinstance(await executions.claim(Claim.new("e2", "w-2")), Taken)

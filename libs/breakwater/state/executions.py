@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 from uuid import uuid4
 
 from breakwater.contracts.execution import CancelOrder
@@ -209,14 +209,13 @@ class Executions:
         [(task_id, checkpoint)] = await self._redis.run([call])
         return task_id, checkpoint
 
-    async def free(self, worker: str, execution_ids: Sequence[str]) -> list[bool]:
-        """Ends the claims that a dead worker holds on some jobs. Raises StateUnavailable.
+    async def free(self, worker: str, execution_ids: Sequence[str]) -> list[Literal["freed", "unclaimed", "held"]]:
+        """Ends the claims that a dead worker holds on some jobs, and returns what became of each job.
 
-        Returns:
-            Of each job whether nobody holds it now.
+        Who holds an `unclaimed` one writes its claim again, if Redis has lost it. Raises StateUnavailable.
         """
         calls = [ScriptCall(_FREE, [Claim(one, "").key], [f"{worker}/"]) for one in execution_ids]
-        return [bool(free) for free in await self._redis.run(calls)]
+        return await self._redis.run(calls)
 
     async def cancel(self, order: CancelOrder) -> CancelOrder:
         """Leaves an order to cancel a job, for whoever has it or takes it.

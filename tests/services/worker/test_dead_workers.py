@@ -14,10 +14,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from breakwater import background
+from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.cli.doctor_checks import redis_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.embedded.ports import free_port
 from breakwater.policy.liveness import LATEST_S
+from breakwater.state.executions import Claim
 from breakwater.state.workers import Workers
 from services.worker.dead_workers import DeadWorkers
 from tests.chaos.network import Link
@@ -145,3 +147,40 @@ async def test_where_nats_shows_workers_to_nobody_todays_rule_holds_and_doctor_s
             assert "worker_died" not in plane.log("worker")
     finally:
         server.stop()
+
+
+async def test_a_job_whose_claim_redis_has_lost_is_not_taken_from_a_worker_that_lives(
+    start_worker: StartWorker,
+) -> None:
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 8})}, AGENTS) as plane:
+        workers = Workers(plane.worker.redis)
+        await workers.beat("dead-1-1", "")
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
+        await until(lambda: plane.sim.ledger.totals.in_progress == 1, "the call")
+        await plane.worker.redis.client.delete(Claim("j1", "").key)
+        others = DeadWorkers(plane.worker, lambda: plane.client, lambda: ["writer"], runs=lambda _: False)
+        watching = asyncio.create_task(others.run())
+        try:
+            await until(lambda: plane.log("worker").count("worker_died") == 2, "that it has looked twice")
+            assert [one["outcome"] for one in (await plane.result("j1"))["attempts"]] == ["success"]
+            assert plane.sim.ledger.totals.calls == 1
+        finally:
+            await background.stop(watching)
+
+
+async def test_a_job_that_was_delivered_to_a_dead_worker_and_never_claimed_is_delivered_again(
+    start_worker: StartWorker,
+) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS, begin=False) as plane:
+        await Workers(plane.worker.redis).beat("dead-1-1", "")
+        await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
+        await (await plane.jetstream.pull_subscribe_bind("worker-writer", "JOBS")).fetch(1, timeout=10)
+        others = DeadWorkers(plane.worker, lambda: plane.client, lambda: ["writer"], runs=lambda _: False)
+        watching = asyncio.create_task(others.run())
+        began = asyncio.get_running_loop().time()
+        plane.begin()
+        try:
+            await plane.result("j1")
+            assert asyncio.get_running_loop().time() - began < ACK_WAIT_S / 2
+        finally:
+            await background.stop(watching)
