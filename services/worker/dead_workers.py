@@ -112,7 +112,10 @@ class DeadWorkers:
         since, known = self._unclaimed.get(dead.id, (now, set[int]()))
         if since < now < since + UNCLAIMED_S:
             return
-        freed = await asyncio.gather(*(self._free_jobs(dead.id, agent, known) for agent in self._agents()))
+        sure = await self._workers.kept_for_s() > 2 * UNCLAIMED_S
+        freed = await asyncio.gather(
+            *(self._free_jobs(dead.id, agent, None if sure else known) for agent in self._agents())
+        )
         unclaimed = {sequence for _, left in freed for sequence in left}
         if dead.id not in self._unclaimed and unclaimed:
             self._unclaimed[dead.id] = now, unclaimed
@@ -121,13 +124,13 @@ class DeadWorkers:
         jobs = sum(count for count, _ in freed)
         structlog.get_logger().warning("worker_died", worker=dead.id, silent_s=dead.silent_s, jobs_taken_over=jobs)
 
-    async def _free_jobs(self, dead: str, agent: str, unclaimed: set[int]) -> tuple[int, set[int]]:
+    async def _free_jobs(self, dead: str, agent: str, unclaimed: set[int] | None) -> tuple[int, set[int]]:
         """Has NATS deliver the jobs of an agent again that a dead worker had.
 
         Args:
             dead: the worker.
             agent: whose jobs.
-            unclaimed: the sequences of those that nobody had some time ago.
+            unclaimed: the sequences of those that nobody had some time ago; None where no claim can be lost.
 
         Returns:
             How many they are, and the sequences of those that nobody has, and may not have had then.
@@ -141,12 +144,14 @@ class DeadWorkers:
                 delivery.data = b""
         states = dict(zip(held, await self._worker.executions.free(dead, tuple(held.values())), strict=True))
         given_back = [
-            one for one, now in states.items() if now == "freed" or (now == "unclaimed" and one.sequence in unclaimed)
+            one
+            for one, now in states.items()
+            if now == "freed" or (now == "unclaimed" and (unclaimed is None or one.sequence in unclaimed))
         ]
         for delivery in given_back:
             await delivery.retry_in(0)
-        left = {one.sequence for one, now in states.items() if now == "unclaimed"} - unclaimed
-        return len(given_back), left
+        left = {one.sequence for one, now in states.items() if now == "unclaimed"}
+        return len(given_back), left.difference(one.sequence for one in given_back)
 
     def _execution_id(self, delivery: Delivery) -> str | None:
         if may_be_encrypted(delivery.data):

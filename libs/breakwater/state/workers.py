@@ -44,6 +44,11 @@ class Workers:
         async with translated():
             await cast(Any, self._redis.client.hdel(_KEY, worker))
 
+    async def kept_for_s(self) -> float:
+        """For how long Redis has run, and so lost no claim. Raises StateUnavailable."""
+        async with translated():
+            return float((await self._redis.client.info("server"))["uptime_in_seconds"])
+
     async def running(self) -> dict[str, str]:
         """The workers whose heartbeat is not late, by id: the NATS server that each was heard on, or an empty text.
 

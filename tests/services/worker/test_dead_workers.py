@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock
 from urllib.parse import urlsplit
 
 import pytest
@@ -150,8 +151,9 @@ async def test_where_nats_shows_workers_to_nobody_todays_rule_holds_and_doctor_s
 
 
 async def test_a_job_whose_claim_redis_has_lost_is_not_taken_from_a_worker_that_lives(
-    start_worker: StartWorker,
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Workers, "kept_for_s", AsyncMock(return_value=0.5))
     async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 8})}, AGENTS) as plane:
         workers = Workers(plane.worker.redis)
         await workers.beat("dead-1-1", "")
