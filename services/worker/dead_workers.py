@@ -158,5 +158,5 @@ class DeadWorkers:
             try:
                 delivery.data = self._worker.cipher.decrypt_document(delivery.data)
             except Undecryptable:
-                return None  # nobody can have begun it
+                return None  # this worker could not run it, either: it is left to the ack wait
         return execution_id_of(delivery, None)
