@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -135,3 +135,5 @@ class Sleeping:
     """The job waits for longer than it may hold a slot."""
 
     due: datetime
+    over: Callable[[], Awaitable[bool]] | None = None
+    """Whether it need not wait any more: of one that is woken, too, perhaps a moment before it slept."""

@@ -71,6 +71,7 @@ def conclude(end: Conclusion) -> Result:
         tenant=job.tenant,
         task_id=job.task_id,
         parent_execution_id=job.parent_execution_id,
+        plan_id=job.plan_id,
         status=status_of(finished.reason),
         reason=finished.reason,
         requested_model=end.chain[0],

@@ -26,6 +26,7 @@ from breakwater.state.budgets import Budgets, LiveReservation
 from breakwater.state.cache import AnswerCache
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
+from breakwater.state.plans import Plans
 from breakwater.state.rate_limits import RateLimits
 from breakwater.state.retry_budget import RetryBudgets
 from breakwater.state.tasks import Tasks
@@ -62,6 +63,7 @@ class WorkerContext:
     outages: Outages
     metrics: WorkerMetrics
     tasks: Tasks
+    plans: Plans
     cipher: Cipher
     """Of the texts that are stored."""
     rate_limits: RateLimits
@@ -118,6 +120,7 @@ def context_for(
         outages=outages,
         outcomes=Outcomes(redis, breakers, outages, random.random),
         tasks=Tasks(redis),
+        plans=Plans(redis),
         rate_limits=RateLimits(),
         caps=caps,
     )

@@ -31,6 +31,7 @@ from breakwater.policy.ownership import job_digest
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.executions import Claim, Claimed, ClaimLost, Conflict, Taken
+from breakwater.state.plans import NotedJob
 from services.worker.assignment import Assignment, Finished, JobDelivery, Parameters, Sleeping
 from services.worker.attempts import Attempts
 from services.worker.call import recorded_attempt
@@ -38,6 +39,7 @@ from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import Checkpoint
 from services.worker.conclude import Conclusion, answer, cancelled, conclude, decided, finish, refuse_id
 from services.worker.context import WorkerContext
+from services.worker.dependencies import Dependencies, wake
 from services.worker.dry_run import dry_run
 from services.worker.gates import ALL_GATES, gates_of
 from services.worker.gates.task import count_job, task_of_parent
@@ -179,7 +181,14 @@ class JobHandler:
             now, total_s = assignment.now(), job.total_timeout_s or self._agent.total_timeout_s
             deadline = now + timedelta(seconds=total_s)
             checkpoint = Checkpoint(dispatched_at=now, deadline=deadline, config_version=worker.config_version)
+        if job.plan_id is not None and asked.submitted_by is None:
+            # Of what came over NATS, the plan does not know yet.
+            noted = {claim.execution_id: NotedJob(delivery.queued_at, self._agent_name, job.tenant, asked.owner)}
+            await worker.outages.retry_while_unavailable(partial(worker.plans.accept, job.plan_id, noted))
         resumed = text is not None or not delivery.is_first
+        if resumed and text is None and job.depends_on:
+            # It may have slept for the jobs that it depends on, and have called nobody.
+            resumed = await self._recorded(claim.execution_id, 1) is not None
         result: Result | None = None
         worker.metrics.began(self._agent_name)
         try:
@@ -224,7 +233,11 @@ class JobHandler:
         cache = None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)
         held.also = None if cache is None else cache.renew
         try:
-            end, cached_from = await self._attempt(job, checkpoint, cache, held, resumed=resumed)
+            end, cached_from = None, None
+            if job.job.depends_on and not resumed and held.cancel.cancellation is None:
+                end = await Dependencies(worker, asked, job).settle(checkpoint)
+            if end is None:
+                end, cached_from = await self._attempt(job, checkpoint, cache, held, resumed=resumed)
             if isinstance(end, Sleeping):
                 await self._put_to_sleep(asked.delivery, job, held, end)
                 return None
@@ -248,10 +261,12 @@ class JobHandler:
         return result
 
     async def _let_go(self, job: Assignment, held: HeldClaim, result: Result, output: JsonValue) -> None:
-        """Lets go of a job that is decided, and counts it for its task if it turns out to have children there."""
+        """Lets go of a job that is decided: wakes those that wait for it; counts it if it has children after all."""
         worker = self._worker
-        children = await worker.outages.retry_while_unavailable(partial(worker.executions.finish, job.claim))
-        if children and not held.has_children:
+        ended = await worker.outages.retry_while_unavailable(partial(worker.executions.finish, job.claim))
+        if ended.waiting:
+            await wake(worker, ended.waiting)
+        if ended.has_children and not held.has_children:
             held.has_children = True
             await self._count(job, result, output)
 
@@ -304,10 +319,10 @@ class JobHandler:
             await delivery.retry_in(max(0.0, (sleeping.due - job.now()).total_seconds()))
         else:
             worker.metrics.parked(agent)
-            if held.cancel.cancellation is None:
+            if held.cancel.cancellation is None and (sleeping.over is None or not await sleeping.over()):
                 await worker.publisher.acknowledge(delivery.ack_subject)
             else:
-                # Whoever wakes jobs that are cancelled may have looked before it slept.
+                # Whoever wakes it may have looked before it slept.
                 await delivery.retry_in(0)
 
     def _parse(self, delivery: Delivery) -> Job | str:

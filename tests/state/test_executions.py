@@ -304,7 +304,7 @@ async def test_a_parent_under_way_learns_that_it_has_children_in_its_task(redis:
     assert await executions.renew([claim]) == [ClaimKept(has_children=True)]
     await executions.cancel(order("deploy"))
     assert await executions.renew([claim]) == [ClaimKept((order("deploy"),), has_children=True)]
-    assert await executions.finish(claim)
+    assert (await executions.finish(claim)).has_children
     assert await executions.parent("j", "acme", look_only=False) == ("", "")
 
 
@@ -314,5 +314,5 @@ async def test_a_parent_with_a_task_tells_it_and_learns_nothing(redis: Redis) ->
     await executions.checkpoint(claim, "so far")
     assert await executions.parent("j", None, look_only=False) == ("t", "so far")
     assert await executions.renew([claim]) == [ClaimKept()]
-    assert not await executions.finish(claim)
+    assert not (await executions.finish(claim)).has_children
     assert await executions.parent("j", None, look_only=False) == ("t", "")

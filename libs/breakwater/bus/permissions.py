@@ -224,6 +224,8 @@ GRANTS = (
             "bw.parked.>",
             *consumes(Stream.PARKED, PARKED_CONSUMER),
             "bw.jobs.>",
+            # Or when the job that it waits for has ended.
+            f"$JS.API.DIRECT.GET.{Stream.PARKED}.>",
             *reads(Stream.EVENTS, Stream.RESULTS),
             # What a worker had that has died.
             *reads(Stream.JOBS),

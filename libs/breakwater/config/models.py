@@ -660,8 +660,8 @@ class Config(Message):
 def objection(config: Config, job: Job) -> FieldError | None:
     """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
     agent = config.agents[job.agent]
-    ids = (("job_id", job.job_id), ("tenant", job.tenant), ("task_id", job.task_id))
-    for path, name in (*ids, ("parent_execution_id", job.parent_execution_id)):
+    ids = [(name, getattr(job, name)) for name in ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")]
+    for path, name in (*ids, *(("depends_on", name) for name in job.depends_on)):
         if name is not None and holds_key(name):
             return FieldError(path, NO_KEY_IN_ID)
     if job.params and (problem := params_objection(job.params)) is not None:

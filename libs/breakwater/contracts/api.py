@@ -33,7 +33,7 @@ from breakwater.contracts.events import (
     Window,
 )
 from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, ErrorKind, Execution, Reason, Status
-from breakwater.contracts.job import ChatMessage, OwnRules, TotalTimeout
+from breakwater.contracts.job import MOST_DEPENDENCIES, ChatMessage, Job, OwnRules, TotalTimeout
 from breakwater.contracts.types import (
     NO_CONTROLS,
     NO_CONTROLS_OR_EMPTY,
@@ -138,6 +138,82 @@ class CancelledJob(Event):
     cancellation: Cancellation | None = Field(default=None, description="Who cancelled it first, and why.")
 
 
+# Plans
+
+PlanJobStatus = Literal["pending", "running"] | Status
+"""`pending`: no model was called for it yet. A job is that, too, while it waits for those that it depends on."""
+PlanState = Literal["draft", "pending", "running", "succeeded", "failed", "partial"]
+
+MOST_PLANNED = 1_000
+
+
+class PlanRequest(Message):
+    """A plan to submit: all of its jobs, or none yet."""
+
+    plan_id: Identifier | None = Field(default=None, description="The plan's id. If absent, it is generated.")
+    jobs: Annotated[list[Job], Field(max_length=MOST_PLANNED)] = Field(
+        default_factory=list[Job],
+        description="In any order. A job without `job_id` gets `<plan_id>.<its number, from 1>`. Without jobs, the "
+        "plan is a draft.",
+    )
+
+
+class AcceptedPlan(Event):
+    """A plan that was accepted: all of its jobs, or none yet."""
+
+    plan_id: Identifier
+    job_ids: tuple[Identifier, ...] = Field(description="In the order in which they were sent.")
+
+
+class PlanQuery(Message):
+    """Which plans to list."""
+
+    limit: Annotated[int, Field(ge=1, le=200, description="The most to list; the newest are listed.")] = 50
+
+
+class PlanJob(Event):
+    """A job of a plan."""
+
+    job_id: Identifier
+    agent: Identifier
+    status: PlanJobStatus
+    reason: Reason | None = None
+    total_cost: Money | None = Field(default=None, description="Null while it is unknown.")
+    wasted_cost: Money | None = None
+    cost_basis: CostBasis | None = None
+    queued_at: Timestamp
+    completed_at: Timestamp | None = None
+
+
+class PlanStatus(Event):
+    """A plan: its state follows from its jobs, without dry runs."""
+
+    plan_id: Identifier
+    state: PlanState = Field(
+        description="`draft`: no job was accepted; `pending`: none has started; `running`: some have not ended; "
+        "`succeeded`: all did; `partial`: all have ended, and some succeeded; `failed`: none did, or the plan was "
+        "refused."
+    )
+    refusal: str | None = Field(default=None, description="Why the plan was refused, if none of its jobs was accepted.")
+    jobs_by_status: dict[PlanJobStatus, Count]
+    total_cost: Money | None = Field(
+        default=None, description="Of the jobs that have ended; null when no part of it is known."
+    )
+    wasted_cost: Money | None = Field(
+        default=None, description="The cost of all attempts that did not produce a result."
+    )
+    cost_basis: CostBasis
+    first_queued_at: Timestamp | None = None
+    last_completed_at: Timestamp | None = None
+    jobs: tuple[PlanJob, ...] = Field(default=(), description="In the order of their ids; left out in lists.")
+
+
+class PlanList(Event):
+    """The newest plans, by what was queued or ended last."""
+
+    plans: tuple[PlanStatus, ...]
+
+
 # OpenAI's chat completions
 
 
@@ -149,6 +225,10 @@ class CallOptions(Message):
     tenant: Identifier | None = None
     task_id: Identifier | None = None
     parent_execution_id: Identifier | None = None
+    plan_id: Identifier | None = None
+    depends_on: Annotated[list[Identifier], Field(max_length=MOST_DEPENDENCIES)] = Field(
+        default_factory=list[Identifier]
+    )
     fallback_models: list[ModelId] | None = None
     total_timeout_s: TotalTimeout | None = None
     breaker: OwnRules = None
@@ -325,6 +405,7 @@ class ExecutionQuery(Message):
     )
     tenant: Identifier | None = Field(default=None, description="Only those of this tenant.")
     task_id: Identifier | None = Field(default=None, description="Only those of this task.")
+    plan_id: Identifier | None = Field(default=None, description="Only those of this plan.")
     error_kind: ErrorKind | None = Field(default=None, description="Only those that failed with an error of this kind.")
     text: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_CONTROLS)] | None = Field(
         default=None,
@@ -359,6 +440,7 @@ class ExecutionSummary(Event):
     agent: Identifier
     tenant: Identifier | None = None
     task_id: Identifier | None = None
+    plan_id: Identifier | None = None
     status: Status
     reason: Reason | None = None
     requested_model: ModelId | None = None

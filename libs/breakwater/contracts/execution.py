@@ -24,6 +24,7 @@ ErrorKind = Literal[
     "guard_tripped",
     "worker_lost",
     "invalid",
+    "dependency_failed",
     "cancelled",
 ]
 Outcome = Literal["success", "error", "short_circuited", "worker_lost", "cancelled"]
@@ -59,6 +60,7 @@ Reason = Literal[
     "rate_limited",
     "invalid",
     "worker_lost",
+    "dependency_failed",
     "cancelled",
 ]
 
@@ -223,6 +225,7 @@ class Execution(Event):
     tenant: Identifier | None = None
     task_id: Identifier | None = None
     parent_execution_id: Identifier | None = None
+    plan_id: Identifier | None = None
     status: Status
     reason: Reason | None = None
     requested_model: ModelId | None = None

@@ -10,6 +10,7 @@ from breakwater.contracts.subjects import is_reply_subject
 from breakwater.contracts.types import Identifier, Message, ModelId
 
 ID_ENTROPY_BYTES = 10
+MOST_DEPENDENCIES = 100
 
 TotalTimeout = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -77,8 +78,17 @@ class Job(Message):
     parent_execution_id: Identifier | None = Field(
         default=None, description="The execution that this job is a part of."
     )
+    plan_id: Identifier | None = Field(default=None, description="The plan of which this job is a part.")
+    depends_on: tuple[Identifier, ...] = Field(
+        default=(),
+        max_length=MOST_DEPENDENCIES,
+        description="Ids of jobs that must have succeeded before this one starts. If one of them fails, is cancelled "
+        "or never comes, this one is dead-lettered (`dependency_failed`) without a call.",
+    )
     total_timeout_s: TotalTimeout | None = Field(
-        default=None, description="Ceiling over all attempts and waits, counted from the first dispatch."
+        default=None,
+        description="Ceiling over all attempts and waits, counted from the first dispatch; with `depends_on`, from "
+        "when those jobs have succeeded.",
     )
     breaker: OwnRules = None
     guard: OwnRules = None
@@ -122,6 +132,12 @@ class Job(Message):
         if messages is not None and not any(message.says_something for message in messages):
             raise ValueError("all of them are empty")
         return messages
+
+    @model_validator(mode="after")
+    def _depends_on_others(self) -> Self:
+        if self.job_id is not None and self.job_id in self.depends_on:
+            raise ValueError("depends_on: a job can't depend on itself")
+        return self
 
     @model_validator(mode="after")
     def _one_kind_of_input(self) -> Self:

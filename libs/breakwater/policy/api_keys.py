@@ -28,6 +28,7 @@ _API = "/api/v1/"
 _OPENAI = "/v1/"
 _JOBS = "/api/v1/jobs"
 _JOB = f"{_JOBS}/"
+_PLANS = "/api/v1/plans"
 _PROGRESS = "/progress"
 _CANCEL = "/cancel"
 _SESSIONS = "/api/v1/sessions"
@@ -131,7 +132,7 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
         return ("read", "submit") if looks else ("submit",)
     if not path.startswith(_API) or (looks and path == "/api/v1/key"):
         return KEY_SCOPES
-    if method == "POST" and path == _JOBS:
+    if method == "POST" and path in (_JOBS, _PLANS):
         return ("submit",)
     if method == "POST" and path in (_SESSIONS, f"{_SESSIONS}/end"):
         return ("read",) if path == _SESSIONS else KEY_SCOPES
@@ -139,6 +140,8 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
         return ("approve", "operate")
     if not looks:
         return ("submit", "operate") if path.startswith(_JOB) and path.endswith(_CANCEL) else ("operate",)
+    if path.startswith(f"{_PLANS}/"):
+        return ("read", "submit")
     if not path.startswith(_JOB):
         return ("read",)
     # A job's answer is not redacted, so only who submits reads it; its progress is. A job may be called `progress`.

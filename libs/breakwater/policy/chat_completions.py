@@ -49,6 +49,7 @@ _ERRORS: Mapping[str, tuple[int, str]] = {
     "server": (502, "provider_error"),
     "logic": (502, "invalid_output"),
     "worker_lost": (502, "worker_lost"),
+    "dependency_failed": (409, "dependency_failed"),
     "cancelled": (409, "cancelled"),
 }
 """By why a job ended; where that is `error`, by the kind of the error that explains it."""

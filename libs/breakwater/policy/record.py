@@ -41,15 +41,13 @@ def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:
     called = [attempt for attempt in attempts if not attempt.short_circuited]
     # Only the last one can have given the answer: a success before it is one whose answer was lost with its worker.
     useful = called[-1] if answered and called else None
-    bases = {attempt.cost_basis for attempt in called}
-    basis: CostBasis = "unknown" if "unknown" in bases else "estimated" if "estimated" in bases else "billed"
     return ExecutionTotals(
         sum(attempt.input_tokens or 0 for attempt in called),
         sum(attempt.output_tokens or 0 for attempt in called),
         sum(attempt.cached_tokens or 0 for attempt in called),
-        _sum(attempt.cost for attempt in called),
-        _sum(attempt.cost for attempt in called if attempt is not useful),
-        basis,
+        sum_of_known(attempt.cost for attempt in called),
+        sum_of_known(attempt.cost for attempt in called if attempt is not useful),
+        weakest_basis(attempt.cost_basis for attempt in called),
         _wasted_by_cause(called, useful),
     )
 
@@ -78,12 +76,18 @@ def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
     return "retry" if following.model == attempt.model else "fallback"
 
 
-def _sum(costs: Iterable[int | None]) -> int | None:
-    """The sum of what is known; None where a part is not known, and nothing else has cost anything."""
+def sum_of_known(costs: Iterable[int | None]) -> int | None:
+    """The sum of what is known of costs; None where a part is not known, and nothing else has cost anything."""
     parts = list(costs)
     known = sum(cost for cost in parts if cost is not None)
     # Never 0 for what may have cost something.
     return known if known or None not in parts else None
+
+
+def weakest_basis(parts: Iterable[CostBasis | None]) -> CostBasis:
+    """What a sum of costs is based on."""
+    bases = set(parts)
+    return "unknown" if "unknown" in bases else "estimated" if "estimated" in bases else "billed"
 
 
 def without_figures(attempt: Attempt) -> Attempt:

@@ -34,7 +34,9 @@ _NOT_ENFORCED = "The cap is not enforced: calls continue."
 
 _CHANGES_IN_TEXT = 5
 
-_ALERTED_BY_OTHERS = frozenset({"breaker_open", "budget_exceeded", "guard_tripped", "rate_limited"})
+_ALERTED_BY_OTHERS = frozenset(
+    {"breaker_open", "budget_exceeded", "guard_tripped", "rate_limited", "dependency_failed"}
+)
 """Why jobs end without an answer that are no news: what caused it is an incident of its own, or meant."""
 
 

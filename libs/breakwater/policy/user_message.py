@@ -33,6 +33,10 @@ _KINDS: dict[ErrorKind, tuple[str, str]] = {
     ),
     "retry_budget": ("RetryBudget", f"Too many calls fail at the moment to repeat this one. {_LATER}"),
     "worker_lost": ("WorkerLost", f"The work was interrupted and its answer was lost. {_LATER}"),
+    "dependency_failed": (
+        "DependencyFailed",
+        "A request that this one was to follow did not succeed, so it was not run.",
+    ),
     "cancelled": ("Cancelled", "The request was cancelled before there was an answer."),
     "invalid": ("InvalidRequest", "The request was not valid and was not run. Please correct it."),
 }

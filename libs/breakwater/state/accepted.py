@@ -16,6 +16,7 @@ from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.outage import Outage
 from breakwater.state.connection import Redis, StateUnavailable, translated
 from breakwater.state.executions import Claim
+from breakwater.state.plans import note_planned
 
 KEEP_S = 24 * 3600
 SPAN_S = 4 * 3600
@@ -56,6 +57,8 @@ class Accepted:
         self._redis = redis
         self._outage = Outage("redis")
         self._unsaved: dict[str, str] = {}
+        self._plans: dict[str, str] = {}
+        """Of those that are part of one."""
         self._saving: asyncio.Task[None] | None = None
 
     def mark(
@@ -66,11 +69,16 @@ class Accepted:
         tenant: str | None = None,
         owner: str | None = None,
         digest: str | None = None,
+        plan_id: str | None = None,
     ) -> None:
         """Records that a job was accepted. Never waits and never fails: it is saved in the background."""
         self._unsaved[execution_id] = json.dumps([ms_from_time(datetime.now(UTC)), agent, tenant, owner, digest])
+        if plan_id is not None:
+            self._plans[execution_id] = plan_id
         if len(self._unsaved) > _MOST_UNSAVED:
-            del self._unsaved[next(iter(self._unsaved))]
+            oldest = next(iter(self._unsaved))
+            del self._unsaved[oldest]
+            self._plans.pop(oldest, None)
         if self._saving is None or self._saving.done():
             self._saving = asyncio.create_task(self._save_all())
 
@@ -137,12 +145,15 @@ class Accepted:
             self._outage.worked()
             for execution_id in batch:
                 self._unsaved.pop(execution_id, None)
+                self._plans.pop(execution_id, None)
 
     async def _save(self, notes: Mapping[str, str]) -> None:
         key = recent_keys(time.time())[0]
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
             pipe.hset(key, mapping=dict[Any, Any](notes))
             pipe.expire(key, KEEP_S + SPAN_S)
+            for execution_id in self._plans.keys() & notes.keys():
+                note_planned(pipe, self._plans[execution_id], {execution_id: notes[execution_id]})
             await pipe.execute()
 
 

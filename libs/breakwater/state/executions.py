@@ -33,6 +33,10 @@ _SAY = Script.named("say")
 _CANCEL = Script.named("cancel")
 _PARENT = Script.named("parent")
 _UNSEEN = Script.named("unseen_cancel")
+_WAIT = Script.of(
+    "redis.call('HSET', KEYS[1], 'waits/' .. ARGV[1], '~' .. ARGV[1]) return redis.call('PEXPIRE', KEYS[1], ARGV[2])"
+)
+_NOTICES = Script.of("return redis.call('HVALS', KEYS[1])")
 _SAID = Script.of("return redis.call('HMGET', KEYS[1], 'said', 'messages')")
 
 
@@ -44,7 +48,8 @@ class Claim:
     token: str
     """Fences the handling off from any other, of whichever worker and delivery."""
     keys: tuple[str, str] = field(init=False, compare=False, repr=False)
-    """In Redis: the execution's, and that of the orders to cancel it; a job may be cancelled that nobody has begun."""
+    """In Redis: the execution's, and that of the notices for whoever has it: orders to cancel it, and which jobs wait
+    for it. Both may come before anybody has begun it."""
 
     def __post_init__(self) -> None:
         keys = (f"bw:execution:{{{self.execution_id}}}", f"bw:cancel:{{{self.execution_id}}}")
@@ -91,6 +96,16 @@ class Taken:
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """The id is that of another job."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimEnded:
+    """The claim is let go of."""
+
+    has_children: bool
+    """Which belong to its task, as it was given none."""
+    waiting: tuple[str, ...]
+    """The jobs that wait for it; they are returned once."""
 
 
 class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
@@ -183,14 +198,11 @@ class Executions:
         [answer] = await self._redis.run([self.checkpoint_call(claim, "", lease_ms=0)])
         return self.kept(answer)
 
-    async def finish(self, claim: Claim) -> bool:
-        """Lets go of a job whose record stands; a moment later it is forgotten. Raises StateUnavailable.
-
-        Returns:
-            Whether it has children that belong to its task, as it was given none.
-        """
+    async def finish(self, claim: Claim) -> ClaimEnded:
+        """Lets go of a job whose record stands; a moment later it is forgotten. Raises StateUnavailable."""
         [answer] = await self._redis.run([ScriptCall(_FINISH, claim.keys, [claim.token, LINGER_MS])])
-        return int(answer) == 2
+        notices = cast(list[str], answer) if isinstance(answer, list) else []
+        return ClaimEnded(has_children="" in notices, waiting=_waiting(notices))
 
     async def parent(self, execution_id: str, tenant: str | None, *, look_only: bool) -> tuple[str, str]:
         """The task and the checkpoint of a job, for a child of the same tenant; each empty for none.
@@ -216,6 +228,17 @@ class Executions:
         """
         calls = [ScriptCall(_FREE, [Claim(one, "").key], [f"{worker}/"]) for one in execution_ids]
         return await self._redis.run(calls)
+
+    async def wait_for(self, execution_ids: Iterable[str], waiting: str) -> None:
+        """Leaves word for whoever ends one of the executions that a job waits for it. Raises StateUnavailable."""
+        keys = (Claim(one, "").keys[1:] for one in execution_ids)
+        await self._redis.run([ScriptCall(_WAIT, key, [waiting, KEEP_MS]) for key in keys])
+
+    async def waiting_for(self, execution_ids: Iterable[str]) -> set[str]:
+        """The jobs that wait for one of the executions. Raises StateUnavailable."""
+        keys = (Claim(one, "").keys[1:] for one in execution_ids)
+        notices: list[list[str]] = await self._redis.run([ScriptCall(_NOTICES, key, []) for key in keys])
+        return {job_id for texts in notices for job_id in _waiting(texts)}
 
     async def cancel(self, order: CancelOrder) -> CancelOrder:
         """Leaves an order to cancel a job, for whoever has it or takes it.
@@ -257,4 +280,8 @@ _KEPT = ClaimKept()
 
 
 def _orders(texts: Iterable[str]) -> tuple[CancelOrder, ...]:
-    return tuple(map(CancelOrder.model_validate_json, texts))
+    return tuple(CancelOrder.model_validate_json(text) for text in texts if not text.startswith("~"))
+
+
+def _waiting(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(text[1:] for text in texts if text.startswith("~"))

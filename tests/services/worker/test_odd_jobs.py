@@ -88,7 +88,7 @@ async def test_an_id_with_the_form_of_a_key_is_refused_and_stands_nowhere_but_in
 ) -> None:
     key = "sk-proj-" + "made-up-" * 4
     async with start_worker({"sim/m": model(), "sim/big": model()}, AGENTS) as plane:
-        for field in ("job_id", "tenant", "task_id", "parent_execution_id"):
+        for field in ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id"):
             replies = await plane.client.subscribe(f"bw.replies.{field}")
             await plane.publish({"agent": "plain", "prompt": "x", field: key, "reply_to": f"bw.replies.{field}"})
             refused = json.loads((await replies.next_msg(timeout=60)).data)

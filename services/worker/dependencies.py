@@ -1,0 +1,114 @@
+"""Jobs that start only when others have succeeded (`depends_on`). While they wait, they hold no slot."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from functools import partial
+
+import structlog
+from pydantic_core import from_json
+
+from breakwater.bus.delivery import wake_early
+from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.records import is_result_of
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import ErrorInfo
+from breakwater.contracts.subjects import Stream
+from breakwater.policy.plans import Dependency, dependency_failure, look_again_in
+from breakwater.state.accepted import Accepted
+from services.worker.assignment import Assignment, Finished, JobDelivery, Sleeping
+from services.worker.checkpoint import Checkpoint
+from services.worker.context import WorkerContext
+from services.worker.progress import ProgressReporter
+
+
+class Dependencies:
+    """What one job depends on."""
+
+    def __init__(self, worker: WorkerContext, asked: JobDelivery, job: Assignment) -> None:
+        self._worker = worker
+        self._asked = asked
+        self._job = job
+        self._whose = (job.job.tenant, asked.owner)
+        self._again = worker.outages.retry_while_unavailable
+
+    async def settle(self, at: Checkpoint) -> Finished | Sleeping | None:
+        """How the job ends without a call, or until when it waits; None where it may start."""
+        found = await self._look()
+        open_ones = [job_id for job_id, stands in found.items() if stands != "succeeded"]
+        if not open_ones:
+            return None
+        worker, job = self._worker, self._job
+        waited_s = (worker.now() - self._asked.delivery.queued_at).total_seconds()
+        at_most_s = job.job.total_timeout_s or job.agent.total_timeout_s
+        why = dependency_failure(found, waited_s, at_most_s)
+        if why is None:
+            # Whoever decides one of them wakes this job from now on.
+            await self._again(partial(worker.executions.wait_for, open_ones, job.execution_id))
+            why = await self._circle(open_ones)
+        if why is not None:
+            error = ErrorInfo(kind="dependency_failed", class_="DependencyFailedError", message=why)
+            return Finished(at, None, None, "dependency_failed", error)
+        progress = ProgressReporter(worker, job.agent_name, job.execution_id, job.job.parent_execution_id)
+        await progress.report("waiting", detail=f"depends on {', '.join(open_ones)}")
+        delay_s = look_again_in(waited_s)
+        if "unknown" in found.values():
+            delay_s = min(delay_s, max(at_most_s - waited_s, 0.1))
+        return Sleeping(worker.now() + timedelta(seconds=delay_s), self.have_changed)
+
+    async def have_changed(self) -> bool:
+        """Whether one of them has ended since: whoever decided it may have looked for this job before it slept."""
+        found = await self._look()
+        values = set(found.values())
+        return values == {"succeeded"} or not values.isdisjoint({"dead_lettered", "cancelled"})
+
+    async def _look(self) -> dict[str, Dependency]:
+        ids = self._job.job.depends_on
+        found = await asyncio.gather(*(self._again(partial(self._standing, job_id)) for job_id in ids))
+        return dict(zip(ids, found, strict=True))
+
+    async def _standing(self, job_id: str) -> Dependency:
+        lookup, token = self._worker.lookup, subjects.encode_token(job_id)
+        for stream, subject in (
+            (Stream.RESULTS, subjects.result(job_id)),
+            (Stream.EVENTS, f"bw.executions.*.{token}"),
+        ):
+            stored = await lookup.last(stream, subject)
+            if stored is not None and is_result_of(stored.data, job_id):
+                of = from_json(stored.data)
+                # What became of another's job is nobody else's business.
+                return of["status"] if self._is_ours(of.get("tenant"), of.get("owner")) else "unknown"
+        standing = await Accepted(self._worker.redis).standing(job_id, just_now=False)
+        known = standing is not None and self._is_ours(
+            # Of one that came over NATS nothing is known but that it is under way.
+            self._job.job.tenant if standing.agent is None else standing.tenant,
+            standing.owner,
+        )
+        return "undecided" if known else "unknown"
+
+    def _is_ours(self, tenant: str | None, owner: str | None) -> bool:
+        return (tenant, owner) == self._whose
+
+    async def _circle(self, open_ones: list[str]) -> str | None:
+        """Why the job would wait for ever: one that it depends on waits for it, through others perhaps."""
+        executions, own = self._worker.executions, self._job.execution_id
+        seen, level = {own}, {own}
+        while level:
+            level = await self._again(partial(executions.waiting_for, level)) - seen
+            if (both := sorted(level.intersection(open_ones))) or own in open_ones:
+                return f"the job {(both or [own])[0]!r}, which this one depends on, depends on this one in turn"
+            seen |= level
+        return None
+
+
+async def wake(worker: WorkerContext, waiting: tuple[str, ...]) -> None:
+    """Puts jobs back into their queues that waited for one that has ended."""
+    for one in await asyncio.gather(
+        *(wake_early(worker.publisher, worker.lookup, job_id) for job_id in waiting), return_exceptions=True
+    ):
+        if isinstance(one, BusUnavailable | PublishRefused):
+            # They look again by themselves.
+            structlog.get_logger().info("waiting_jobs_not_woken", error=str(one))
+        elif isinstance(one, BaseException):
+            raise one
