@@ -41,16 +41,20 @@ from breakwater.api_client import (
 )
 from breakwater.contracts.api import (
     AcceptedJob,
+    AcceptedPlan,
     CallOptions,
     CancelledJob,
     ExecutionList,
     ExecutionQuery,
     ExecutionSummary,
+    PlanRequest,
+    PlanStatus,
 )
 from breakwater.contracts.execution import Execution, Result
 from breakwater.contracts.job import ID_ENTROPY_BYTES, ChatMessage, Job, new_job_id
 
 __all__ = [
+    "AcceptedPlan",
     "ApiError",
     "ApiKeyRefused",
     "ApiRefused",
@@ -70,6 +74,8 @@ __all__ = [
     "JobBatch",
     "JobFailed",
     "JobStream",
+    "PlanRequest",
+    "PlanStatus",
     "Result",
     "UnexpectedResponse",
 ]
@@ -243,6 +249,16 @@ class AsyncClient:
     async def execution(self, execution_id: str) -> Execution:
         """The record of an execution, with its attempts. Raises ApiError; with status 404 it is not recorded."""
         return await self._read(Execution, f"executions/{quote(execution_id, safe='')}", {})
+
+    async def submit_plan(self, plan: PlanRequest) -> AcceptedPlan:
+        """Submits the jobs of a plan, all or none. Raises ApiError: not all of them were accepted."""
+        body = _body(plan.model_copy(update={"plan_id": plan.plan_id or _new_id()}))
+        response = await self._repeating(lambda: self._api.request("POST", "plans", body=body, timeout_s=ACT_TIMEOUT_S))
+        return parse(AcceptedPlan, response.document)
+
+    async def plan(self, plan_id: str) -> PlanStatus:
+        """A plan as it stands now, with its jobs. Raises ApiError."""
+        return await self._read(PlanStatus, f"plans/{quote(plan_id, safe='')}", {})
 
     async def _read(self, form: type[T], path: str, query: dict[str, Any]) -> T:
         response = await self._repeating(lambda: self._api.request("GET", path, query=query, timeout_s=_WAIT_S))
@@ -443,6 +459,14 @@ class Client:
         """The record of an execution, with its attempts, as `AsyncClient.execution`."""
         return self._call(self._client.execution(execution_id))
 
+    def submit_plan(self, plan: PlanRequest) -> AcceptedPlan:
+        """Submits the jobs of a plan, all or none, as `AsyncClient.submit_plan`."""
+        return self._call(self._client.submit_plan(plan))
+
+    def plan(self, plan_id: str) -> PlanStatus:
+        """A plan as it stands now, with its jobs. Raises ApiError."""
+        return self._call(self._client.plan(plan_id))
+
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -541,14 +565,15 @@ def _seconds(text: str | None) -> float:
 
 def _named(job: Job) -> Job:
     """The job with an id, by which it stays the same however often it is sent."""
-    if job.job_id is not None:
-        return job
-    made = new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
-    return job.model_copy(update={"job_id": made})
+    return job if job.job_id is not None else job.model_copy(update={"job_id": _new_id()})
 
 
-def _body(job: Job) -> dict[str, Any]:
-    return job.model_dump(mode="json", exclude_unset=True)
+def _new_id() -> str:
+    return new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
+
+
+def _body(form: Job | PlanRequest) -> dict[str, Any]:
+    return form.model_dump(mode="json", exclude_unset=True)
 
 
 def _chat_request(job: Job) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from services.console import (
     execution,
     executions,
     overview,
+    plans,
 )
 from services.console.auth import OPENID, RequireSignIn, SignIn, to_sign_in
 from services.console.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
@@ -45,7 +46,7 @@ from services.console.operator_actions import FormRefused
 from services.console.pages import HEADERS, PageContext, PageRenderer
 from services.console.sessions import KnownSessions
 
-PAGES = (overview, agents, executions, execution, breakers, budgets, costs, alerts, dead_letters, audit)
+PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
 ANSWER_TIMEOUT_S = 20.0
 """The longest time that a query may take."""
 DRAIN_S = 0.5

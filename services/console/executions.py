@@ -36,7 +36,7 @@ SAVED_AT_ONCE = 1_000
 MOST_SAVED = 200_000
 """Executions in a CSV; `breakwater executions export` has no limit."""
 
-_NAMES = ("agent", "status", "reason", "model", "tenant", "task_id", "error_kind", "text", "min_cost")
+_NAMES = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "error_kind", "text", "min_cost")
 
 
 COLUMNS: tuple[TableColumn[ListedExecution], ...] = (
@@ -47,6 +47,7 @@ COLUMNS: tuple[TableColumn[ListedExecution], ...] = (
     TableColumn("model", "Model", lambda line: line.model, sortable=False),
     TableColumn("tenant", "", lambda line: line.tenant),
     TableColumn("task", "", lambda line: line.task_id),
+    TableColumn("plan", "", lambda line: line.plan_id),
     TableColumn("attempts_count", ">Attempts", lambda line: line.attempts_count, largest_first=True),
     TableColumn("total_tokens", ">Tokens", lambda line: line.total_tokens, largest_first=True),
     TableColumn("total_cost", ">Cost", lambda line: line.total_cost, usd=True, largest_first=True),

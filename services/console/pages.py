@@ -44,6 +44,7 @@ NAVIGATION = (
     ("/", "Overview"),
     ("/agents", "Agents"),
     ("/executions", "Executions"),
+    ("/plans", "Plans"),
     ("/breakers", "Breakers"),
     ("/budgets", "Budgets"),
     ("/costs", "Costs"),

@@ -49,14 +49,16 @@ class Agents:
     def _unaffordable(self) -> frozenset[str]:
         return frozenset(name for name in self._config.agents if unaffordable(self._config, name))
 
-    async def refusal(self, job: Job) -> Problem | None:
+    async def refusal(self, job: Job, *, of_plan: bool = False) -> Problem | None:
         """Why a job is refused at once, as its agent wants it (`refuse_when_open`); None where it may be accepted.
+
+        A whole plan (`of_plan`) is refused whatever its agents want.
 
         Takes no probe and changes nothing: of the jobs that come once a cool-down is over, the worker lets one probe.
         While that is under way, it waits a moment for its end.
         """
         agent = self._config.agents[job.agent]
-        if not agent.refuse_when_open or agent.breaker is None or job.dry_run:
+        if not (agent.refuse_when_open or of_plan) or agent.breaker is None or job.dry_run:
             return None
         chain = agent.chain_for(job)
         keys = [key for model in chain if (key := breaker_of(self._config, job.agent, model)) is not None]

@@ -47,6 +47,7 @@ from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
 from breakwater.state.health import Healths
+from breakwater.state.plans import Plans
 from breakwater.state.sessions import PersonSession, Sessions
 from breakwater.state.tasks import Tasks
 from breakwater.state.unanswered import Unanswered
@@ -74,6 +75,7 @@ from services.request.observe import show_metrics
 from services.request.openapi import documentation
 from services.request.openid import OpenIdRoutes
 from services.request.operations import OPERATIONS
+from services.request.plans import PlanRoutes
 from services.request.problems import Problem, unavailable
 from services.request.progress import ProgressStreams, Sources
 from services.request.queue_shares import QueueShares
@@ -197,6 +199,7 @@ class RequestService:
 
         sessions = SessionRoutes(self._sessions, audit, end_at_provider)
         jobs = Jobs(config, queue, self._results, self._waiters, self._accepted, agents)
+        plans = PlanRoutes(config, jobs, agents, Plans(self._redis), self._analytics, connection)
         openai = OpenAIRoutes(config, jobs, Unanswered(self._redis), self._connection, self._cancels)
         executions = ExecutionRoutes(self._analytics, self._cipher)
         progress = ProgressStreams(
@@ -205,6 +208,8 @@ class RequestService:
         handlers: dict[str, Handler] = {
             "list_executions": executions.show,
             "show_execution": executions.show_one,
+            "list_plans": plans.show,
+            "show_plan": plans.show_one,
             "list_agents": agents.show,
             "list_breakers": breakers.show,
             "isolate_breaker": breakers.isolate,
@@ -235,6 +240,7 @@ class RequestService:
         }
         endpoints: dict[str, Endpoint] = {
             "submit_job": jobs.submit,
+            "submit_plan": plans.submit,
             "cancel_job": CancelRoute(self._cancels, redactor, audit).cancel,
             "show_job": jobs.show,
             "create_chat_completion": openai.complete,

@@ -313,7 +313,14 @@ class Replays:
     async def _put(self, kept: Kept, job: Job, by: By) -> Literal["replayed", "already"]:
         again = replay_of(kept, job)
         duplicate = await self._queue.put(again, None)
-        self._accepted.mark(again.job_id, job.agent, tenant=job.tenant, owner=again.owner, digest=again.digest)
+        self._accepted.mark(
+            again.job_id,
+            job.agent,
+            tenant=job.tenant,
+            owner=again.owner,
+            digest=again.digest,
+            plan_id=job.plan_id,
+        )
         if not duplicate:
             await self._queue.announce_queued(again)
         note = ReplayNote(

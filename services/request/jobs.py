@@ -158,7 +158,7 @@ class Jobs:
         trace.of(sent.job.agent, sent.job_id)
         if wait_s is None:
             await self._refuse_when_open(sent)
-            return await self._accept(sent, trace.traceparent)
+            return await self.accept(sent, trace.traceparent)
         acceptance, result = await self.run(request, sent, trace.traceparent, wait_s)
         return acceptance if result is None else Response(result, media_type=_JSON)
 
@@ -212,7 +212,7 @@ class Jobs:
                 answer = await waiting.enter_async_context(self._waiters.listening(subjects.result(sent.job_id)))
             except BusUnavailable as error:
                 raise unavailable("unavailable", f"the job was not accepted: {error}") from error
-            acceptance = await self._accept(sent, traceparent)
+            acceptance = await self.accept(sent, traceparent)
             left = asyncio.ensure_future(_disconnected(request))
             deciding = asyncio.create_task(self._decided(sent, answer, left, deadline))
             try:
@@ -262,21 +262,23 @@ class Jobs:
             raise unknown_job(job_id)
         return found
 
-    async def _accept(self, sent: Submission, traceparent: str | None) -> Response:
+    async def accept(self, sent: Submission, traceparent: str | None) -> Response:
+        """Publishes a job. Raises Problem: 409 or 503, it was not accepted."""
         if not sent.id_made_here:
             # JetStream knows an id for ten minutes, and on the subject of one agent. Where nothing can be looked up,
             # the job is accepted, and the worker compares.
             with suppress(BusUnavailable, StateUnavailable, TimeoutError):
                 async with asyncio.timeout(LOOK_UP_S):
-                    await self._refuse_other_job(sent, just_now=False)
+                    await self.refuse_other_job(sent, just_now=False)
         duplicate = await self._queue.put(sent, traceparent)
         if duplicate:
             try:
-                await self._refuse_other_job(sent, just_now=True)
+                await self.refuse_other_job(sent, just_now=True)
             except (BusUnavailable, StateUnavailable) as error:
                 raise unavailable("unavailable", f"whether this is the same job cannot be read now: {error}") from error
         digest = None if sent.id_made_here else sent.digest
-        self._accepted.mark(sent.job_id, sent.job.agent, tenant=sent.job.tenant, owner=sent.owner, digest=digest)
+        job, plan_id = sent.job, None if sent.job.dry_run else sent.job.plan_id
+        self._accepted.mark(sent.job_id, job.agent, tenant=job.tenant, owner=sent.owner, digest=digest, plan_id=plan_id)
         if not duplicate:
             await self._queue.announce_queued(sent)
         body = {"job_id": sent.job_id, "execution_id": sent.job_id, "status": "accepted", "duplicate": duplicate}
@@ -285,10 +287,10 @@ class Jobs:
 
     async def _refuse_when_open(self, sent: Submission) -> None:
         refusal = await self._agents.refusal(sent.job)
-        if refusal is not None and not await self._is_repeated(sent):
+        if refusal is not None and not await self.is_repeated(sent):
             raise refusal
 
-    async def _is_repeated(self, sent: Submission) -> bool:
+    async def is_repeated(self, sent: Submission) -> bool:
         """Whether the job was accepted before: its sender gets its status, whatever state its agent is in."""
         if sent.id_made_here:
             return False
@@ -297,7 +299,7 @@ class Jobs:
         except (BusUnavailable, StateUnavailable):
             return False
 
-    async def _refuse_other_job(self, sent: Submission, *, just_now: bool) -> None:
+    async def refuse_other_job(self, sent: Submission, *, just_now: bool) -> None:
         """Raises Problem: 409, the id is that of another job.
 
         Args:

@@ -128,7 +128,7 @@ class _Writer:
             errors[422] = "A parameter is wrong (`invalid_query`)."
         if operation.body is not None:
             errors |= _ERRORS_OF_BODIES
-        if operation.method == "POST" and operation.tag not in ("jobs", "openai", "openid"):
+        if operation.method == "POST" and operation.tag not in ("jobs", "plans", "openai", "openid"):
             description.append("The action is recorded under the name of the API key.")
         if is_guarded(operation.path):
             openai = is_openai(operation.path)

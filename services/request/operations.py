@@ -134,6 +134,49 @@ OPERATIONS = (
         },
     ),
     Operation(
+        id="submit_plan",
+        method="POST",
+        path="/api/v1/plans",
+        tag="plans",
+        summary="Submit a plan",
+        description="Its jobs, all or none: each is validated before one is accepted. Sending the same plan again "
+        "accepts nothing twice, and further jobs join it. While the breakers of all models of one of its agents are "
+        "open, the plan is refused whatever `refuse_when_open` says, and has failed.",
+        headers={"traceparent": "W3C trace context that the jobs become a part of."},
+        body=api.PlanRequest,
+        results={202: ("Accepted, or a draft. `Location` is where its state is.", api.AcceptedPlan)},
+        errors={
+            404: "An agent is not configured (`unknown_agent`).",
+            409: "A job id is that of another job, or of another key's (`id_conflict`).",
+            422: "The body is not a plan (`invalid_request`), or a job in it is invalid (`invalid_job`).",
+            503: "The plan was refused (`agent_unavailable`). Or NATS or Redis is unavailable (`unavailable`), or NATS "
+            "is full (`refused`): some of the jobs may have been accepted, and sending the plan again adds the others.",
+        },
+    ),
+    Operation(
+        id="list_plans",
+        path="/api/v1/plans",
+        tag="plans",
+        summary="Plans",
+        description="Without their jobs. Those of which a job has ended are listed for 30 days, others for 72 hours. "
+        "Of jobs submitted over NATS, those count that a worker has taken.",
+        query=api.PlanQuery,
+        results={200: ("The newest first.", api.PlanList)},
+        errors={503: "ClickHouse, Redis or NATS is unavailable (`unavailable`); the message says which."},
+    ),
+    Operation(
+        id="show_plan",
+        path="/api/v1/plans/{plan_id}",
+        tag="plans",
+        summary="One plan, with its jobs",
+        description="A key without the scope `read` sees its own jobs of a plan.",
+        results={200: ("The plan as it stands now.", api.PlanStatus)},
+        errors={
+            404: "There is no such plan (`unknown_plan`).",
+            503: "ClickHouse, Redis or NATS is unavailable (`unavailable`); the message says which.",
+        },
+    ),
+    Operation(
         id="create_chat_completion",
         method="POST",
         path="/v1/chat/completions",
@@ -621,6 +664,10 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "execution_id": {
         "description": "The job's id. Slashes in it may be percent-encoded.",
         "schema": {"type": "string", "examples": ["019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
+    },
+    "plan_id": {
+        "description": "Slashes in it may be percent-encoded.",
+        "schema": {"type": "string", "examples": ["report-47"]},
     },
     "model": {
         "description": "It may hold slashes.",

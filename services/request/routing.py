@@ -124,7 +124,7 @@ async def show_key(asked: ApiRequest[Message]) -> KeyDetails:
 def route(operation: Operation, respond: Endpoint) -> Route:
     """The route of an operation."""
     # Ids of jobs and names of models may hold slashes.
-    path = re.sub(r"\{(job_id|execution_id|model)\}", r"{\1:path}", operation.path)
+    path = re.sub(r"\{(job_id|execution_id|model|plan_id)\}", r"{\1:path}", operation.path)
     kind = ProgressRoute if path.endswith(PROGRESS) else Route
     return kind(path, respond, methods=[operation.method])
 

@@ -169,6 +169,7 @@ def full_execution(execution_id: str = "e-full") -> Execution:
         tenant="acme",
         task_id="task-7",
         parent_execution_id="e-parent",
+        plan_id="report-47",
         status="dead_lettered",
         reason="error",
         chosen_model="gpt-4.1-mini",

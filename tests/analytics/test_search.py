@@ -133,6 +133,7 @@ async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made
             agent=record.agent,
             tenant=record.tenant,
             task_id=record.task_id,
+            plan_id=record.plan_id,
             status=record.status,
             reason=record.reason,
             chosen_model=record.chosen_model,

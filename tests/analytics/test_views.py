@@ -224,6 +224,39 @@ async def granules(analytics: Analytics, sql: str) -> int:
     return sum(row["marks"] for row in (await analytics.query(f"EXPLAIN ESTIMATE {sql}")).named())
 
 
+async def test_a_plan_is_one_row_with_its_cost_and_waste_however_often_its_jobs_are_stored(
+    analytics: Analytics,
+) -> None:
+    costs = {"total_cost": 30, "wasted_cost": 10, "total_tokens": 5}
+    jobs = [
+        samples.execution("a", plan_id="p", **costs),
+        samples.execution("b", plan_id="p", status="dead_lettered", cost_basis="estimated", **costs),
+        samples.execution(
+            "c", plan_id="p", status="cancelled", total_cost=None, cost_basis="unknown", attempts_count=0
+        ),
+        samples.execution("dry", plan_id="p", dry_run=True),
+        samples.execution("d", plan_id="q", completed_at=MIDNIGHT, **costs),
+        samples.execution("alone"),
+    ]
+    await store_twice(analytics, schema.EXECUTIONS, [rows.execution_row(one, n) for n, one in enumerate(jobs)])
+    found = await figures_of(analytics, "plans", 2)
+    assert found.keys() == {("p", "partial"), ("q", "succeeded")}
+    assert found["p", "partial"] == {
+        "jobs": 3,
+        "succeeded": 1,
+        "dead_lettered": 1,
+        "cancelled": 1,
+        "attempts": 2,
+        "tokens": 10,
+        "cost": view_figures.usd(60),
+        "wasted_cost": view_figures.usd(20),
+        "jobs_of_unknown_cost": 1,
+        "jobs_of_estimated_cost": 1,
+        "first_queued_at": jobs[0].queued_at,
+        "last_completed_at": jobs[0].completed_at,
+    }
+
+
 Story = list[tuple[str, str, str | None]]
 """Of a breaker: what it became, why, and by which rule."""
 
@@ -309,7 +342,7 @@ async def test_what_a_breaker_does_until_it_closes_is_one_opening(analytics: Ana
 
 
 def test_every_view_is_tested() -> None:
-    assert VIEWS.keys() == TIMES.keys() | {"incidents", "breaker_openings"}
+    assert VIEWS.keys() == TIMES.keys() | {"incidents", "breaker_openings", "plans"}
 
 
 async def test_a_condition_on_the_minute_skips_what_lies_within_the_same_month(analytics: Analytics) -> None:

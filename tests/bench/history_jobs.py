@@ -294,7 +294,7 @@ class Jobs:
             error = _GUARDED if reason == "guard_tripped" else _last_error(course)
         completed_ms = course.at_ms
         row: Row = (
-            *(execution_id, agent.name, job.tenant, job.task_id, job.parent, status),
+            *(execution_id, agent.name, job.tenant, job.task_id, job.parent, None, status),
             None if reason == "cancelled" else reason,
             *(agent.chain[0].name, None if answered_by is None else answered_by.name),
             tuple(model.name for model in agent.chain),

@@ -26,6 +26,7 @@ PAGES = {
     "executions": "/executions",
     "executions-found": "/executions?status=dead_lettered&window=7d",
     "execution": "/executions/demo-0001",
+    "plans": "/plans",
     "breakers": "/breakers",
     "budgets": "/budgets",
     "costs": "/costs?by=model",
@@ -99,6 +100,17 @@ def talk(plane: RunningPlane) -> None:
     """A conversation with tools, of a job in a trace."""
     job = {"agent": "content-writer", "job_id": TALK, "messages": MESSAGES, "params": {"temperature": 0.25}}
     plane.ask("POST", "/api/v1/jobs?wait_s=60", job | {"stream": True}, traceparent=f"00-{TRACE_ID}-{'1' * 16}-01")
+    jobs = [
+        {"agent": "content-writer", "job_id": "report-draft", "prompt": "Draft a report."},
+        {
+            "agent": "content-writer",
+            "job_id": "report-title",
+            "prompt": "Find a title.",
+            "depends_on": ["report-draft"],
+        },
+    ]
+    for plan_id, of_plan in (("report-47", jobs), ("report-48", [])):
+        plane.ask("POST", "/api/v1/plans", {"plan_id": plan_id, "jobs": of_plan})
     until = time.monotonic() + 60
     while True:
         try:

@@ -90,6 +90,13 @@ def test_the_jobs_of_the_page_succeeded(checkout: Checkout) -> None:
         assert (status, result["status"], result["attempts_count"]) == (200, "succeeded", 1), path
 
 
+def test_the_plan_of_the_page_succeeded(checkout: Checkout) -> None:
+    for block in runnable(ROOT / "docs" / "jobs.md"):
+        if "report-47" in block.text:
+            run_block(checkout, block, f"jobs.md, line {block.line}")
+    wait_until(lambda: checkout.get("/api/v1/plans/report-47")[1]["state"] == "succeeded", "the plan's end")
+
+
 def test_every_example_that_the_page_starts_submits_and_prints_the_answer(checkout: Checkout) -> None:
     (block,) = [one for one in blocks(ROOT / "docs" / "jobs.md") if one.text.startswith("python examples/")]
     http, nats, curl = checkout.commands(block.text)

@@ -63,6 +63,7 @@ EXECUTIONS = Table(
         "tenant": WORD_OR_NULL,
         "task_id": TEXT_OR_NULL,
         "parent_execution_id": TEXT_OR_NULL,
+        "plan_id": TEXT_OR_NULL,
         "status": WORD,
         "reason": WORD_OR_NULL,
         "requested_model": WORD_OR_NULL,
@@ -104,7 +105,7 @@ EXECUTIONS = Table(
     order_by=("toStartOfHour(completed_at)", "agent", "completed_at", "execution_id"),
     time="completed_at",
     monthly=True,
-    find_by=("execution_id", "parent_execution_id"),
+    find_by=("execution_id", "parent_execution_id", "plan_id"),
     # For what is asked by its minute or its day, as views are: the key has hours only.
     ranges={"completed_at": "completed_at"},
 )

@@ -26,6 +26,7 @@ _EQUAL = {
     "model": "ifNull(chosen_model, requested_model)",
     "tenant": "tenant",
     "task_id": "task_id",
+    "plan_id": "plan_id",
     "error_kind": "error_kind",
 }
 _LAST_MS = 4_291_747_199_999
@@ -45,6 +46,7 @@ class Filters:
     """The one that answered, or was asked for where none did."""
     tenant: str | None = None
     task_id: str | None = None
+    plan_id: str | None = None
     error_kind: str | None = None
     text: str | None = None
     """An id: whole, which finds it whenever it ended; or its beginning. Or words of an error's message, an output or a
@@ -153,6 +155,7 @@ class ListedExecution:
     agent: str
     tenant: str | None
     task_id: str | None
+    plan_id: str | None
     status: str
     reason: str | None
     chosen_model: str | None

@@ -56,6 +56,7 @@ def executions(
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Of this agent only.")] = None,
     status: Annotated[Status | None, typer.Option("--status", help="That ended so.")] = None,
+    plan: Annotated[str | None, typer.Option("--plan", help="Of this plan only.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="AGO", help="That ended since: 10m, 2h, 7d, a time.")
     ] = None,
@@ -95,7 +96,7 @@ def executions(
             _show_execution(_decrypted(found, PlaneLocation(data)), as_json=as_json)
         return
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
-    lines = run(_list(url, agent, status, begin, limit))
+    lines = run(_list(url, agent, status, plan, begin, limit))
     if as_json:
         output.json_document([_line_json(line) for line in lines])
     else:
@@ -136,11 +137,11 @@ def _decrypted(found: Execution, plane: PlaneLocation) -> Execution:
 
 
 async def _list(
-    url: str, agent: str | None, status: Status | None, since: datetime | None, limit: int
+    url: str, agent: str | None, status: Status | None, plan: str | None, since: datetime | None, limit: int
 ) -> tuple[ListedExecution, ...]:
     from breakwater.analytics.search import Filters, search
 
-    filters = Filters(agent=agent, status=None if status is None else status.value, since=since)
+    filters = Filters(agent=agent, status=None if status is None else status.value, plan_id=plan, since=since)
     async with connect.analytics(url) as analytics:
         return (await search(analytics, filters, limit=limit)).lines
 
@@ -196,6 +197,7 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
         ("tenant", execution.tenant),
         ("task", execution.task_id),
         ("parent", execution.parent_execution_id),
+        ("plan", execution.plan_id),
         ("dry run", "yes" if execution.dry_run else ""),
         ("config", execution.config_version),
         ("answer", execution.output if isinstance(execution.output, str) else None),

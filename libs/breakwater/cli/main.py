@@ -27,6 +27,7 @@ from breakwater.cli import (
     init,
     keys,
     logs,
+    plans,
     query,
     setup,
     submit,
@@ -55,6 +56,7 @@ app.command(rich_help_panel="Look")(tail.tail)
 app.command(rich_help_panel="Look")(logs.logs)
 app.add_typer(agents.app, name="agents", rich_help_panel="Look")
 app.add_typer(executions.app, name="executions", rich_help_panel="Look")
+app.add_typer(plans.app, name="plans", rich_help_panel="Look")
 app.command(rich_help_panel="Look")(query.query)
 app.add_typer(breakers.app, name="breakers", rich_help_panel="Look")
 app.add_typer(guards.app, name="guards", rich_help_panel="Look")

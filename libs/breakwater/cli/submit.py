@@ -73,6 +73,11 @@ def submit(
     ] = None,
     tenant: Annotated[str | None, typer.Option("--tenant", help="On whose behalf.")] = None,
     task_id: Annotated[str | None, typer.Option("--task-id", help="The run this call is one iteration of.")] = None,
+    plan_id: Annotated[str | None, typer.Option("--plan", help="The plan that this job is a part of.")] = None,
+    depends_on: Annotated[
+        list[str] | None,
+        typer.Option("--depends-on", metavar="JOB_ID", help="Starts when this job has succeeded. Repeatable."),
+    ] = None,
     metadata: Annotated[
         list[str] | None,
         typer.Option("--metadata", metavar="KEY=JSON", help="Your own data; stored with the execution. Repeatable."),
@@ -131,6 +136,8 @@ def submit(
             "params": _pairs("--param", param),
             "tenant": tenant,
             "task_id": task_id,
+            "plan_id": plan_id,
+            "depends_on": depends_on or None,
             "metadata": _pairs("--metadata", metadata),
             "total_timeout_s": total_timeout,
             "dry_run": True if dry_run else None,

@@ -52,7 +52,7 @@ LONGEST_CALL_S = 90_000.0
 CLIENT_LEFT: Literal["client_disconnect"] = "client_disconnect"
 
 _OPTION = "x-breakwater-"
-_JSON_OPTIONS = frozenset({"fallback_models", "metadata", "breaker", "guard", "retry"})
+_JSON_OPTIONS = frozenset({"fallback_models", "depends_on", "metadata", "breaker", "guard", "retry"})
 _REQUEST_ID = "breakwater.request_id"
 _NO_RETRY = {"x-should-retry": "false"}
 """Breakwater has retried already, as the agent wants it: the client's own retries would come on top."""

@@ -42,13 +42,13 @@ RIGHTS: Mapping[str, set[str]] = {
     **dict.fromkeys(("follow_job", "follow_events"), ALL),
     **dict.fromkeys(("list_executions", "show_execution", "list_agents", "list_breakers", "list_stopped_tasks"), ALL),
     **dict.fromkeys(("list_budgets", "reconcile_budgets", "show_costs", "export_costs", "list_queues"), ALL),
-    **dict.fromkeys(("list_incidents", "show_incident", "list_undelivered_alerts"), ALL),
+    **dict.fromkeys(("list_plans", "show_plan", "list_incidents", "show_incident", "list_undelivered_alerts"), ALL),
     **dict.fromkeys(("list_dead_letters", "show_dead_letter"), ALL),
     **dict.fromkeys(("acknowledge_incident", "resolve_incident", "reset_task", "raise_cap"), APPROVE),
     **dict.fromkeys(("isolate_breaker", "reset_breaker", "test_channel", "cancel_job"), OPERATE),
     **dict.fromkeys(("replay_alerts", "replay_dead_letters"), OPERATE),
     # What a model has answered is not redacted there.
-    **dict.fromkeys(("submit_job", "show_job", "create_chat_completion"), ADMIN),
+    **dict.fromkeys(("submit_job", "submit_plan", "show_job", "create_chat_completion"), ADMIN),
 }
 """Which roles an operation takes. `sign_out` is missing: it takes any, and nobody has one after it."""
 
@@ -112,7 +112,12 @@ async def test_each_role_may_do_what_the_table_says_and_nothing_else(api: HttpAp
                 continue
             found.add(operation["operationId"])
             asked = path.format(
-                job_id=new_id(), incident_id="inc_3f9a1c07", dead_letter_id=1, model="writer", execution_id="x"
+                job_id=new_id(),
+                incident_id="inc_3f9a1c07",
+                dead_letter_id=1,
+                model="writer",
+                execution_id="x",
+                plan_id="p",
             )
             for sub, (roles, sent) in people.items():
                 async with api.http.request(method, api.url + asked, headers=sent, data=b"") as response:

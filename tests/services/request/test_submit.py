@@ -68,7 +68,7 @@ async def test_an_agent_name_of_any_form_is_accepted(api: HttpApi) -> None:
 KEY = "sk-proj-" + "made-up-" * 4
 
 
-@pytest.mark.parametrize("field", ["job_id", "tenant", "task_id", "parent_execution_id"])
+@pytest.mark.parametrize("field", ["job_id", "tenant", "task_id", "parent_execution_id", "plan_id"])
 async def test_an_id_with_the_form_of_a_key_is_refused_and_not_repeated(api: HttpApi, field: str) -> None:
     refusal = await api.post(JOB | {field: f"order {KEY}"})
     assert (refusal.status, refusal.json["error"]["code"]) == (422, "invalid_job")

@@ -1,0 +1,214 @@
+"""`/api/v1/plans`: submitting the jobs of a plan together, and looking up how plans stand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.plans import ended_jobs, newest_plans
+from breakwater.bus.errors import BusError
+from breakwater.bus.lookup import Connection
+from breakwater.bus.scan import last_on
+from breakwater.config import Config
+from breakwater.contracts import subjects
+from breakwater.contracts.api import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
+from breakwater.contracts.subjects import Stream
+from breakwater.contracts.types import Message
+from breakwater.contracts.validation import FieldError
+from breakwater.policy.callers import Caller
+from breakwater.policy.ownership import may_see
+from breakwater.policy.plans import circle_among, plan_of
+from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
+from breakwater.state.connection import StateUnavailable
+from breakwater.state.plans import KnownPlan, NotedJob, Plans
+from services.request.agents import Agents
+from services.request.auth import caller_of
+from services.request.clickhouse import answered
+from services.request.jobs import Jobs, make_job_id
+from services.request.observe import submitting
+from services.request.parsing import Submission, invalid_job, read_body, read_command
+from services.request.problems import Problem, not_done
+from services.request.routing import ApiRequest
+
+AT_ONCE = 50
+"""Jobs of one plan that are looked up or published at the same time."""
+
+_TOO_LARGE = "a plan may have at most {limit:,} bytes (limits.max_body_bytes in Breakwater's config), as a job"
+
+
+class PlanRoutes:
+    """What may be asked of plans."""
+
+    def __init__(
+        self, config: Config, jobs: Jobs, agents: Agents, plans: Plans, analytics: Analytics, connection: Connection
+    ) -> None:
+        self._limit = config.limits.max_body_bytes
+        self._jobs = jobs
+        self._agents = agents
+        self._plans = plans
+        self._analytics = analytics
+        self._connection = connection
+
+    async def submit(self, request: Request) -> Response:
+        """POST: 202 once all jobs are safe on the bus. None is accepted where one is invalid, or refused."""
+        with submitting(request, "/api/v1/plans") as trace:
+            caller, body = caller_of(request), await read_body(request, self._limit, _TOO_LARGE)
+            plan_id, submissions = self._prepare(caller, read_command(body, PlanRequest))
+            try:
+                if submissions:
+                    await self._accept(caller, plan_id, submissions, trace.traceparent)
+                else:
+                    await self._plans.announce(plan_id, caller.name)
+            except (BusError, StateUnavailable) as error:
+                raise not_done(error) from error
+            trace.answered(202)
+        accepted = AcceptedPlan(plan_id=plan_id, job_ids=tuple(sent.job_id for sent in submissions))
+        headers = {"Location": f"/api/v1/plans/{quote(plan_id, safe='')}"}
+        return Response(accepted.json_bytes(), 202, headers, "application/json")
+
+    async def show(self, asked: ApiRequest[PlanQuery]) -> PlanList:
+        """The newest plans."""
+        limit = asked.form.limit
+        noted = await self._plans.newest(limit)
+        ended = await answered(newest_plans(self._analytics, limit))
+        latest = {
+            plan_id: max(at for of in (noted, ended) if (at := of.get(plan_id))) for plan_id in {**noted, **ended}
+        }
+        newest = sorted(latest, key=lambda plan_id: latest[plan_id], reverse=True)[:limit]
+        return PlanList(plans=tuple(await self._read(asked.caller, newest)))
+
+    async def show_one(self, asked: ApiRequest[Message]) -> PlanStatus:
+        """One plan, with its jobs. Raises Problem: 404."""
+        plan_id = asked.path["plan_id"]
+        for plan in await self._read(asked.caller, [plan_id], with_jobs=True):
+            return plan
+        raise Problem(404, "unknown_plan", f"there is no plan {plan_id!r}, or none that this key may see")
+
+    def _prepare(self, caller: Caller, plan: PlanRequest) -> tuple[str, list[Submission]]:
+        plan_id = plan.plan_id or make_job_id()
+        if holds_key(plan_id):
+            raise invalid_job([FieldError(path="plan_id", message=NO_KEY_IN_ID)])
+        sent: list[Submission] = []
+        for number, job in enumerate(plan.jobs):
+            own_id = f"{plan_id}.{number + 1}"
+            try:
+                if job.plan_id not in (None, plan_id):
+                    raise invalid_job([FieldError(path="plan_id", message=f"is not that of the plan, {plan_id!r}")])
+                job = job.model_copy(update={"plan_id": plan_id})
+                body = job.model_dump_json(exclude_unset=True).encode()
+                sent.append(self._jobs.prepare(caller, job, body, own_id if plan.plan_id else None, own_id))
+            except Problem as problem:
+                raise _of_job(number, problem) from None
+        depends_on = {one.job_id: one.job.depends_on for one in sent}
+        if len(depends_on) < len(sent):
+            raise invalid_job([FieldError(path="jobs", message="two of them have the same job_id")])
+        if circle := circle_among(depends_on):
+            message = f"they depend on one another in a circle: {' on '.join(map(repr, circle))}"
+            raise invalid_job([FieldError(path="jobs", message=message)])
+        return plan_id, sent
+
+    async def _accept(
+        self, caller: Caller, plan_id: str, submissions: Sequence[Submission], traceparent: str | None
+    ) -> None:
+        for number, sent in enumerate(submissions):
+            if not sent.id_made_here:
+                try:
+                    await self._jobs.refuse_other_job(sent, just_now=False)
+                except Problem as problem:
+                    raise _of_job(number, problem) from None
+        await self._refuse_when_open(caller, plan_id, submissions)
+        # All are known before one of them can end: a plan must not look as if it had fewer.
+        at, before = datetime.now(UTC), (await self._plans.known([plan_id]))[plan_id].jobs
+        noted = {
+            sent.job_id: NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner)
+            for sent in submissions
+            if sent.job_id not in before and not sent.job.dry_run
+        }
+        await self._plans.accept(plan_id, noted, caller.name)
+        missing = set(noted)
+        try:
+            for start in range(0, len(submissions), AT_ONCE):
+                batch = submissions[start : start + AT_ONCE]
+                done = await asyncio.gather(
+                    *(self._jobs.accept(sent, traceparent) for sent in batch), return_exceptions=True
+                )
+                missing.difference_update(
+                    sent.job_id for sent, one in zip(batch, done, strict=True) if not isinstance(one, BaseException)
+                )
+                for one in done:
+                    if isinstance(one, BaseException):
+                        raise one
+        finally:
+            if missing:
+                await self._plans.withdraw(plan_id, missing)
+
+    async def _refuse_when_open(self, caller: Caller, plan_id: str, submissions: Sequence[Submission]) -> None:
+        """Raises Problem: 503, no model of an agent may be called now. The plan has failed with it."""
+        found: dict[tuple[str, ...], Problem | None] = {}
+        for sent in submissions:
+            models = (sent.job.agent, str(sent.job.model), str(sent.job.fallback_models))
+            if models not in found:
+                found[models] = await self._agents.refusal(sent.job, of_plan=True)
+            if (refusal := found[models]) is not None and not await self._jobs.is_repeated(sent):
+                await self._plans.announce(plan_id, caller.name, refusal.message)
+                refusal.message += f": the plan {plan_id!r} has failed, and none of its jobs was accepted"
+                raise refusal
+
+    async def _read(self, caller: Caller, plan_ids: Sequence[str], *, with_jobs: bool = False) -> list[PlanStatus]:
+        """Those of some plans that a caller may see, in the order given."""
+        known = await self._plans.known(plan_ids)
+        ended = await answered(ended_jobs(self._analytics, plan_ids))
+        recorded = {job.job_id for jobs in ended.values() for job in jobs}
+        undecided = {job_id: job for plan in known.values() for job_id, job in plan.jobs.items()}
+        decided = await self._decided(undecided.keys() - recorded)
+        begun = await self._plans.begun(undecided.keys() - recorded - decided.keys())
+        shown: list[PlanStatus] = []
+        for plan_id in plan_ids:
+            visible = _visible(caller, known[plan_id])
+            jobs = {job.job_id: job for job in ended[plan_id] if visible is None or job.job_id in visible.jobs}
+            for job_id, job in (visible or known[plan_id]).jobs.items():
+                if job_id not in jobs:
+                    jobs[job_id] = decided.get(job_id) or PlanJob(
+                        job_id=job_id,
+                        agent=job.agent,
+                        status="running" if job_id in begun else "pending",
+                        queued_at=job.accepted_at,
+                    )
+            announced = (visible or known[plan_id]).announced
+            if jobs or announced:
+                refusal = None if jobs else next(filter(None, announced.values()), None)
+                shown.append(plan_of(plan_id, jobs.values(), refusal, with_jobs=with_jobs))
+        return shown
+
+    async def _decided(self, job_ids: Collection[str]) -> dict[str, PlanJob]:
+        found: dict[str, PlanJob] = {}
+        async with aclosing(last_on(self._connection, Stream.RESULTS, list(map(subjects.result, job_ids)))) as stored:
+            async for message in stored:
+                if (job := message.read(PlanJob)) is not None:
+                    found[job.job_id] = job
+        return found
+
+
+def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:
+    """What a caller may see of a plan; None for all of it."""
+    if caller.may(("read", "operate")):
+        return None
+    jobs = {
+        job_id: job
+        for job_id, job in plan.jobs.items()
+        if may_see(caller, agent=job.agent, tenant=job.tenant, owner=job.owner)
+    }
+    return KnownPlan(jobs, {by: why for by, why in plan.announced.items() if by == caller.name})
+
+
+def _of_job(number: int, problem: Problem) -> Problem:
+    """What is wrong with one job, as what is wrong with its plan."""
+    details = [FieldError(f"jobs.{number}.{one.path}", one.message) for one in problem.details]
+    return Problem(problem.status, problem.code, f"jobs.{number}: {problem.message}", details, problem.headers)

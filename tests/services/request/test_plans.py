@@ -1,0 +1,230 @@
+"""Plans over HTTP: submitted as a whole, and looked up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from breakwater.analytics import rows, schema
+from breakwater.analytics.client import Analytics
+from breakwater.api_keys import create_key
+from breakwater.bus.provision import provision
+from breakwater.cli.setup import bus_plan
+from breakwater.config import parse_config
+from breakwater.policy.breaker import Breaker
+from breakwater.state.accepted import LINGER_S
+from breakwater.state.connection import Redis
+from breakwater.state.executions import Claim, Executions
+from tests.analytics import samples
+from tests.helpers import until
+from tests.server_sources import RunningServer, Servers
+from tests.services.request.conftest import (
+    GOVERNED,
+    Answer,
+    HttpApi,
+    new_id,
+    publish_result,
+    put_breaker,
+    redis_ms,
+    result_of,
+    running,
+    settings_for,
+)
+from tests.services.request.test_ownership import key
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """The API of a plane with ClickHouse."""
+
+    api: HttpApi
+    analytics: Analytics
+
+    async def submit(self, *jobs: dict[str, Any], headers: dict[str, str] | None = None, **plan: Any) -> Answer:
+        body = json.dumps({**plan, "jobs": list(jobs)}).encode()
+        return await self.api.ask("POST", "/api/v1/plans", data=body, headers=headers or {})
+
+    async def show(self, plan_id: str, **headers: str) -> Answer:
+        return await self.api.ask("GET", f"/api/v1/plans/{plan_id}", headers=headers)
+
+    async def state(self, plan_id: str) -> tuple[str, dict[str, int]]:
+        plan = (await self.show(plan_id)).json
+        return plan["state"], plan["jobs_by_status"]
+
+    async def record(self, job_id: str, **fields: Any) -> None:
+        await self.analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.execution(job_id, **fields), 1)])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def planning(
+    servers: Servers,
+    redis_server: RunningServer,
+    clickhouse_server: RunningServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncGenerator[Planning]:
+    nats, config = servers.nats(), parse_config(GOVERNED)
+    await provision(nats.url, bus_plan(config))
+    settings = settings_for(nats.url, redis_server.url, tmp_path_factory.mktemp("plans"))
+    keys = create_key(settings.api_keys_file, "tests")
+    async with samples.new_database(clickhouse_server.url) as analytics:
+        url = f"{clickhouse_server.url.rstrip('/')}/{analytics.database}"
+        fields = settings.model_dump() | {"clickhouse_url": url}
+        async with running(type(settings).model_validate(fields), config, keys) as api:
+            yield Planning(api, analytics)
+    nats.stop()
+
+
+def job(job_id: str | None = None, *depends_on: str, agent: str = "patient", **more: Any) -> dict[str, Any]:
+    ids = {} if job_id is None else {"job_id": job_id}
+    return {"agent": agent, "prompt": "x", **ids, **({"depends_on": depends_on} if depends_on else {}), **more}
+
+
+async def test_a_plan_goes_from_draft_over_pending_and_running_to_its_end(planning: Planning, redis: Redis) -> None:
+    plan, a, b = new_id(), new_id(), new_id()
+    drafted = await planning.submit(plan_id=plan)
+    assert (drafted.status, drafted.json) == (202, {"plan_id": plan, "job_ids": []})
+    assert drafted.headers["Location"] == f"/api/v1/plans/{plan}"
+    assert await planning.state(plan) == ("draft", {})
+    accepted = await planning.submit(job(a), job(b, a), plan_id=plan)
+    assert (accepted.status, accepted.json["job_ids"]) == (202, [a, b])
+    assert await planning.state(plan) == ("pending", {"pending": 2})
+    assert json.loads((await planning.api.last_job("patient")).data)["plan_id"] == plan
+
+    # A worker calls for the first one.
+    executions, claim = Executions(redis), Claim.new(a)
+    await executions.claim(claim, "digest")
+    assert (await planning.state(plan))[0] == "pending"
+    await executions.checkpoint(claim, "{}")
+    assert await planning.state(plan) == ("running", {"running": 1, "pending": 1})
+    cost = {"total_cost": 3, "wasted_cost": 1, "cost_basis": "billed", "plan_id": plan}
+    await publish_result(planning.api.bus, result_of(a, "patient").model_copy(update=cost))
+    assert await planning.state(plan) == ("running", {"succeeded": 1, "pending": 1})
+    failed = cost | {"status": "dead_lettered", "reason": "error", "cost_basis": "estimated"}
+    await publish_result(planning.api.bus, result_of(b, "patient").model_copy(update=failed))
+    for _ in ("by its results", "by the record"):
+        shown = (await planning.show(plan)).json
+        assert (shown["state"], shown["jobs_by_status"]) == ("partial", {"succeeded": 1, "dead_lettered": 1})
+        assert (shown["total_cost"], shown["wasted_cost"]) == ("0.000000006", "0.000000002")
+        assert (shown["cost_basis"], [one["job_id"] for one in shown["jobs"]]) == ("estimated", sorted((a, b)))
+        for job_id, fields in ((a, cost), (b, failed)):
+            await planning.record(job_id, agent="patient", completed_at=datetime.now(UTC), **fields)
+
+
+async def test_a_plan_is_accepted_as_a_whole_or_not_at_all(planning: Planning, redis: Redis) -> None:
+    before, plan = await planning.api.queued(), new_id()
+    taken = new_id()
+    await publish_result(planning.api.bus, result_of(taken, "reader"))
+    for jobs, status, code, path in (
+        ((job(), job(agent="riter")), 404, "unknown_agent", "jobs.1.agent"),
+        ((job(), job(model="not-allowed")), 422, "invalid_job", "jobs.1.model"),
+        ((job("a", "b"), job("b", "a")), 422, "invalid_job", "jobs"),
+        ((job("a"), job("a")), 422, "invalid_job", "jobs"),
+        ((job(plan_id="another"),), 422, "invalid_job", "jobs.0.plan_id"),
+        ((job(), {"agent": "patient"}), 422, "invalid_request", "jobs.1"),
+        ((job(), job(taken)), 409, "id_conflict", "jobs.1.job_id"),
+    ):
+        refused = await planning.submit(*jobs, plan_id=plan)
+        assert (refused.status, refused.code, refused.paths) == (status, code, [path]), refused.body
+    assert await planning.api.queued() == before
+    assert (await planning.show(plan)).status == 404
+
+
+async def test_sending_a_plan_again_changes_nothing_and_further_jobs_join_it(planning: Planning, redis: Redis) -> None:
+    before, plan = await planning.api.queued(), new_id()
+    first = await planning.submit(job(), job(None, f"{plan}.1"), plan_id=plan)
+    assert first.json["job_ids"] == [f"{plan}.1", f"{plan}.2"]
+    again = await planning.submit(job(), job(None, f"{plan}.1"), plan_id=plan)
+    assert again.json == first.json
+    assert await planning.api.queued() == before + 2
+    changed = await planning.submit(job(prompt="another"), plan_id=plan)
+    assert (changed.status, changed.code) == (409, "id_conflict")
+    more = await planning.submit(job(f"{plan}.last"), plan_id=plan)
+    assert (more.status, await planning.state(plan)) == (202, ("pending", {"pending": 3}))
+
+
+async def test_a_refusal_by_an_unhealthy_agent_fails_the_plan_at_once_without_spawning_anything(
+    planning: Planning, redis: Redis
+) -> None:
+    before, plan = await planning.api.queued(), new_id()
+    # `patient` does not refuse single jobs.
+    until_ms = await redis_ms(redis) + 60_000
+    await put_breaker(redis, "patient", "m", Breaker(state="open", open_until_ms=until_ms, version=1))
+    jobs = [job(agent="unguarded"), job(None, f"{plan}.1")]
+    refused = await planning.submit(*jobs, plan_id=plan)
+    assert (refused.status, refused.code) == (503, "agent_unavailable")
+    assert 50 <= int(refused.headers["Retry-After"]) <= 60
+    why = "agent 'patient' is temporarily unavailable due to recent failures"
+    assert refused.message == f"{why}: the plan {plan!r} has failed, and none of its jobs was accepted"
+    shown = (await planning.show(plan)).json
+    assert (shown["state"], shown["refusal"], shown["jobs"]) == ("failed", why, [])
+    assert await planning.api.queued() == before
+    # Once the agent is well, the same plan is accepted.
+    await redis.client.flushall()
+    assert (await planning.submit(*jobs, plan_id=plan)).status == 202
+    assert await planning.state(plan) == ("pending", {"pending": 2})
+
+
+async def test_jobs_that_the_bus_did_not_take_are_not_of_the_plan(planning: Planning, redis: Redis) -> None:
+    plan, nats_url = new_id(), planning.api.settings.nats_url.get_secret_value()
+    await planning.submit(job(), plan_id=plan)
+    await planning.api.bus.jetstream().delete_stream("JOBS")
+    try:
+        refused = await planning.submit(job(), job(), plan_id=plan)
+        unknown = await planning.submit(job(), plan_id=plan + "-2")
+    finally:
+        await provision(nats_url, bus_plan(parse_config(GOVERNED)))
+    assert (refused.status, unknown.status) == (503, 503)
+    assert await planning.state(plan) == ("pending", {"pending": 1})
+    assert (await planning.show(plan + "-2")).status == 404
+
+
+async def test_jobs_submitted_one_by_one_are_of_the_plan_that_they_name(planning: Planning, redis: Redis) -> None:
+    plan = new_id()
+    for _ in range(2):
+        assert (await planning.api.post(job(plan_id=plan))).status == 202
+    await planning.api.post(job(plan_id=plan, dry_run=True))
+    await until(lambda: _is(planning, plan, ("pending", {"pending": 2})), timeout_s=50 * LINGER_S)
+
+
+async def _is(planning: Planning, plan: str, state: Any) -> bool:
+    answer = await planning.show(plan)
+    return answer.status == 200 and (answer.json["state"], answer.json["jobs_by_status"]) == state
+
+
+async def test_the_newest_plans_are_listed_whether_they_have_ended_or_not(planning: Planning, redis: Redis) -> None:
+    old, ended, waiting, draft = (new_id() for _ in range(4))
+    await planning.record(new_id(), plan_id=old)
+    await planning.record(new_id(), plan_id=ended, completed_at=datetime.now(UTC))
+    await planning.submit(job(), plan_id=waiting)
+    await planning.submit(plan_id=draft)
+    listed = (await planning.api.ask("GET", "/api/v1/plans?limit=3")).json["plans"]
+    assert [(one["plan_id"], one["state"]) for one in listed] == [
+        (draft, "draft"),
+        (waiting, "pending"),
+        (ended, "succeeded"),
+    ]
+    assert not any(one["jobs"] for one in listed)
+
+
+async def test_a_key_sees_its_own_jobs_of_a_plan_and_one_that_may_read_sees_all(
+    planning: Planning, redis: Redis
+) -> None:
+    plan, api = new_id(), planning.api
+    one, other, third = key(api, "one"), key(api, "other"), key(api, "third")
+    reader = key(api, "reader", scopes=("read",))
+    assert (await planning.submit(job(f"{plan}-1"), plan_id=plan, headers=one)).status == 202
+    assert (await planning.submit(job(f"{plan}-2"), plan_id=plan, headers=other)).status == 202
+    for headers, jobs in ((one, [f"{plan}-1"]), (other, [f"{plan}-2"]), (reader, [f"{plan}-1", f"{plan}-2"])):
+        assert [job["job_id"] for job in (await planning.show(plan, **headers)).json["jobs"]] == jobs
+    hidden, unknown = await planning.show(plan, **third), await planning.show("unknown", **third)
+    assert (hidden.status, hidden.code) == (404, "unknown_plan")
+    assert hidden.message.replace(plan, "unknown") == unknown.message
+    draft = new_id()
+    assert (await planning.submit(plan_id=draft, headers=one)).status == 202
+    assert [(await planning.show(draft, **headers)).status for headers in (one, other, reader)] == [200, 404, 200]
