@@ -102,6 +102,8 @@ async def call(
         stream: where it goes while it is produced.
     """
     started_at = job.now()
+    if stream is not None:
+        stream.called()  # after that: a call's first token does not come later than its end
     guard, target = job.output_guard, worker.targets.of(job.agent_name, flight.model)
     span = tracing.begin(
         f"chat {target.name}",

@@ -132,6 +132,10 @@ class AttemptStream:
             # All that is out is of this attempt then, and need not be put together twice.
             stream.answer = self.streaming.answer
 
+    def called(self) -> None:
+        """The call begins: its first token is timed from now on."""
+        self._began_at = monotonic()
+
     @property
     def begun(self) -> bool:
         """Whether some of its answer is out."""

@@ -74,6 +74,7 @@ def history() -> Iterator[tuple[str, bytes]]:
                 wasted_by_cause={"retry": wasted} if known and wasted else {},
                 cost_basis="billed" if known else "unknown",
                 cache_hit=number % 7 == 0,
+                plan_id=f"plan-{number % 5}",
             )
         )
     yield subjects.breaker("writer", "gpt-4.1"), samples.transition(1).json_bytes()

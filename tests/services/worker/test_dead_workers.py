@@ -163,7 +163,7 @@ async def test_a_job_whose_claim_redis_has_lost_is_not_taken_from_a_worker_that_
         others = DeadWorkers(plane.worker, lambda: plane.client, lambda: ["writer"], runs=lambda _: False)
         watching = asyncio.create_task(others.run())
         try:
-            await until(lambda: plane.log("worker").count("worker_died") == 2, "that it has looked twice")
+            await until(lambda: "worker_died" in plane.log("worker"), "that it has looked")
             assert [one["outcome"] for one in (await plane.result("j1"))["attempts"]] == ["success"]
             assert plane.sim.ledger.totals.calls == 1
         finally:
