@@ -196,7 +196,9 @@ class Attempts:
         By the time the job's result is out, Redis has what its calls have cost and what they mean for the breaker.
         """
         worker, job = self._worker, self._job
-        held = [call for gate in gates if gate.settles and (call := gate.settle(attempt)) is not None]
+        held = [
+            (gate.settles_surely, call) for gate in gates if gate.settles and (call := gate.settle(attempt)) is not None
+        ]
         settling = worker.outcomes.settle(held)
         sequence = await self._credited(partial(record, worker, job, attempt))
         target = worker.targets.of(job.agent_name, attempt.model)

@@ -43,11 +43,24 @@ class Outcomes:
         """The output tokens of the latest calls of an agent that holds what it has observed; none at the start."""
         return self._outputs.get((agent, model), ())
 
-    def settle(self, calls: Sequence[ScriptCall]) -> asyncio.Task[None] | None:
-        """Begins to end what the gates hold for a call that has ended; None where that is nothing."""
-        if not calls:
+    def settle(self, calls: Sequence[tuple[bool, ScriptCall]]) -> asyncio.Task[None] | None:
+        """Begins to end what the gates hold for a call that has ended.
+
+        What the services settle as well, from the log, takes no round trip of its own: the job's next one, and any that
+        asks for an admission here, has it in front.
+
+        Args:
+            calls: each with whether nobody else settles it.
+
+        Returns:
+            The settling, where it is to be waited for.
+        """
+        scripts = [call for _, call in calls]
+        if not any(surely for surely, _ in calls):
+            if scripts:
+                self._redis.run_with_next(scripts)
             return None
-        return self._begin(partial(self._outages.retry_while_unavailable, partial(self._redis.run, calls)))
+        return self._begin(partial(self._outages.retry_while_unavailable, partial(self._redis.run, scripts)))
 
     async def noted(
         self, settling: asyncio.Task[None] | None, job: Assignment, target: Target, attempt: Attempt, sequence: int

@@ -232,7 +232,8 @@ class Budgets:
             cost: what the call has cost, in nano-dollars, which is charged until its event settles it; None: it was
                 never made.
         """
-        periods = periods_at(at, self._zone)
+        known = self._known
+        periods = known if known is not None and known.day.holds(ms_from_time(at)) else periods_at(at, self._zone)
         keys = [RESERVATIONS, LEASES, *(period_key(window, periods.of(window).name) for window in WINDOWS)]
         arguments = [attempt_id, periods.day.name, periods.month.name, "" if cost is None else cost]
         return ScriptCall(_RELEASE, keys, [*arguments, *scope_keys(agent, tenant)])

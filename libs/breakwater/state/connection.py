@@ -155,6 +155,15 @@ class Redis:
             self._sending = loop.create_task(self._send())
         return await request.answers
 
+    def run_with_next(self, calls: Sequence[ScriptCall]) -> None:
+        """Has scripts run in the next round trip, whoever makes it, before all that is asked for later.
+
+        For what may be lost: if Redis does not answer, they are not repeated.
+        """
+        answers = asyncio.get_running_loop().create_future()
+        answers.add_done_callback(lambda future: None if future.cancelled() else future.exception())
+        self._waiting.append(_Request(calls, answers))
+
     async def _send(self) -> None:
         """Sends what waits, and then what has come meanwhile, until nothing waits any more."""
         while self._waiting:

@@ -33,6 +33,9 @@ IDLE_LOOK_EVERY = 5
 REBUILDING_POLL_S = 0.5
 """How often at most it is asked again whether the budgets are rebuilt; up to as much again is added at random."""
 
+FIRST_POLL_S = 0.02
+"""How soon a call that waits for reservations asks again at first."""
+
 RETRY_HELD_S = 5.0
 """When it is worth asking again for what calls in flight hold: as it comes free whenever one of them ends, soon."""
 
@@ -91,7 +94,10 @@ class BudgetGate(Gate):
                 self.noted["reserved_at"], self.lease = at, self._live(at)
                 return None
             case OverBudget(by_reservations=True) as over:
-                return WaitForCapacity(POLL_S * (1 + self.worker.jitter()), self._held(over))
+                # A call that has just ended on another worker may be charged a moment later.
+                waited_s = self.request.waited.get("budget_exceeded", 0.0)
+                delay_s = min(POLL_S, max(FIRST_POLL_S, waited_s))
+                return WaitForCapacity(delay_s * (1 + self.worker.jitter()), self._held(over))
             case OverBudget() as over:
                 return self._over_budget(over)
             case CountersLost():
@@ -107,9 +113,12 @@ class BudgetGate(Gate):
         return self.worker.budgets.release_call(attempt_id, job.agent_name, job.job.tenant, self._reserved_at)
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
-        """Charges what the call has cost in place of its reservation, until the budget service settles its event."""
-        at = attempt.reserved_at
-        if at is None:
+        """Charges what the call has cost in place of its reservation, until the budget service settles its event.
+
+        Not where no cap refuses calls: nobody waits for what is left.
+        """
+        at, counters = attempt.reserved_at, self.worker.caps().counters(attempt.agent, attempt.tenant)
+        if at is None or all(counter.hard_limit is None for counter in counters):
             return None
         spent = figures_of(attempt).spent
         return self.worker.budgets.release_call(attempt.attempt_id, attempt.agent, attempt.tenant, at, spent)

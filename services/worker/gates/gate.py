@@ -99,6 +99,8 @@ class Gate:
 
     settles: ClassVar[bool] = False
     """Whether the gate has a `settle` of its own; of the others it is not called."""
+    settles_surely: ClassVar[bool] = False
+    """Whether nobody else settles it where Redis does not answer: it is repeated until Redis does."""
 
     def __init_subclass__(cls) -> None:
         cls.settles = cls.settle is not Gate.settle

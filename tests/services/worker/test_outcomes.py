@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +13,6 @@ from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters
-from breakwater.state.connection import ScriptCall
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -190,29 +189,22 @@ async def test_a_rate_is_judged_with_the_successes_that_it_is_of(start_worker: S
         assert reasons == [None] * 3 + ["error"] * 3 + ["breaker_open"] * 2
 
 
-async def test_an_answer_is_not_kept_from_its_submitter_while_redis_does_not_answer(
+async def test_a_result_is_not_kept_from_its_submitter_while_redis_does_not_answer(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.worker.outcomes.NOTE_S", 0.1)
-    async with start_worker({"sim/m": model()}, agent("1")) as plane:
-        await fill(plane)
-        never = asyncio.Event()
-        run = plane.worker.redis.run
+    async with start_worker({"sim/m": model(FAILS)}, {"writer": {"model": "sim/m", **ONE_TRY}}) as plane:
+        asked, answers = asyncio.Event(), asyncio.Event()
 
-        async def hangs(calls: Sequence[ScriptCall]) -> list[Any]:
-            if any("charges what the call has cost" in call.script.text for call in calls):
-                await never.wait()
-            return await run(calls)
+        async def hangs(_: object) -> tuple[None, list[Any]]:
+            asked.set()
+            await answers.wait()
+            return None, []
 
-        monkeypatch.setattr(plane.worker.redis, "run", hangs)
+        monkeypatch.setattr(plane.worker.breakers, "load_with_log", hangs)
         result = await plane.run({"agent": "writer", "job_id": "j", "prompt": "x"})
-        assert result["status"] == "succeeded"
-        never.set()
-
-        async def charged() -> bool:
-            return (await today(plane)).reserved["agent:writer"] == 0
-
-        await until(charged, "the call to be charged")
+        assert (result["reason"], asked.is_set()) == ("error", True)
+        answers.set()
 
 
 async def test_what_answers_have_used_is_held_instead_of_the_worst_case_and_no_call_uses_more(
