@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from urllib.parse import quote
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -152,13 +153,13 @@ class PlanRoutes:
     async def _refuse_when_open(self, caller: Caller, plan_id: str, submissions: Sequence[Submission]) -> None:
         """Raises Problem: 503, no model of an agent may be called now. The plan has failed with it."""
         found: dict[tuple[str, ...], Problem | None] = {}
-        for sent in submissions:
+        for sent in (one for one in submissions if not one.job.dry_run):
             models = (sent.job.agent, str(sent.job.model), str(sent.job.fallback_models))
             if models not in found:
                 found[models] = await self._agents.refusal(sent.job, of_plan=True)
             if (refusal := found[models]) is not None and not await self._jobs.is_repeated(sent):
                 await self._plans.announce(plan_id, caller.name, refusal.message)
-                refusal.message += f": the plan {plan_id!r} has failed, and none of its jobs was accepted"
+                refusal.message += f": no job was accepted for the plan {plan_id!r}, failed if it has no others"
                 raise refusal
 
     async def _read(self, caller: Caller, plan_ids: Sequence[str], *, with_jobs: bool = False) -> list[PlanStatus]:
@@ -166,8 +167,8 @@ class PlanRoutes:
         known = await self._plans.known(plan_ids)
         ended = await answered(ended_jobs(self._analytics, plan_ids))
         recorded = {job.job_id for jobs in ended.values() for job in jobs}
-        undecided = {job_id: job for plan in known.values() for job_id, job in plan.jobs.items()}
-        decided = await self._decided(undecided.keys() - recorded)
+        undecided = {job_id: (plan_id, job) for plan_id, plan in known.items() for job_id, job in plan.jobs.items()}
+        decided = await self._decided({job_id: one for job_id, one in undecided.items() if job_id not in recorded})
         begun = await self._plans.begun(undecided.keys() - recorded - decided.keys())
         shown: list[PlanStatus] = []
         for plan_id in plan_ids:
@@ -187,12 +188,16 @@ class PlanRoutes:
                 shown.append(plan_of(plan_id, jobs.values(), refusal, with_jobs=with_jobs))
         return shown
 
-    async def _decided(self, job_ids: Collection[str]) -> dict[str, PlanJob]:
+    async def _decided(self, noted: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
+        """Those of some jobs that have results. Another's job may have got the id first: it is none of the plan's."""
         found: dict[str, PlanJob] = {}
-        async with aclosing(last_on(self._connection, Stream.RESULTS, list(map(subjects.result, job_ids)))) as stored:
+        async with aclosing(last_on(self._connection, Stream.RESULTS, list(map(subjects.result, noted)))) as stored:
             async for message in stored:
-                if (job := message.read(PlanJob)) is not None:
-                    found[job.job_id] = job
+                if (job := message.read(PlanJob)) is not None and job.job_id in noted:
+                    plan_id, one = noted[job.job_id]
+                    of: dict[str, object] = orjson.loads(message.data)
+                    if (plan_id, one.tenant, one.owner) == (of.get("plan_id"), of.get("tenant"), of.get("owner")):
+                        found[job.job_id] = job
         return found
 
 

@@ -117,7 +117,7 @@ class Attempts:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
             # A wait that took longer than planned ends as one for which there was no time.
-            return Stop("timeout") if self._waits_for is None else await self._refused(*self._waits_for)
+            return Stop("timeout") if self._waits_for is None else await self._refused(*self._waits_for, is_over=True)
         messages: Sequence[Message] = self._job.messages
         dropped = 0
         if self._at.repairs is not None:
@@ -174,15 +174,17 @@ class Attempts:
         if kept is None:
             raise ClaimLost(self._job.execution_id)
         self._cancel.hear(kept.orders)
+        self._worker.leases.claims[self._job.claim].has_children |= kept.has_children
 
-    async def _refused(self, flight: InFlight, refused: Refused) -> Step:
+    async def _refused(self, flight: InFlight, refused: Refused, *, is_over: bool = False) -> Step:
+        """Records a refusal. `is_over`: the job has waited for as long as it may, and has no time for another model."""
         await self._record(attempt_of(self._job, flight, self._job.now(), "short_circuited", refused=refused))
-        return Stop(refused.reason) if refused.ends_chain or self._is_last_model() else NextModel()
+        return Stop(refused.reason) if refused.ends_chain or is_over or self._is_last_model() else NextModel()
 
     async def _wait_for_capacity(self, flight: InFlight, wait: WaitForCapacity) -> Step:
         slack_s = LONG_WAIT_SLACK_S if wait.delay_s >= LONG_WAIT_S else 0.0
         if wait.delay_s + slack_s >= self._remaining_s():
-            return await self._refused(flight, wait.refused)
+            return await self._refused(flight, wait.refused, is_over=wait.refused.reason in self._waited)
         if wait.delay_s >= POLL_S * 2:
             await self._progress.waits(wait.delay_s)
         reason = wait.refused.reason
@@ -193,7 +195,7 @@ class Attempts:
     async def _record(self, attempt: Attempt, gates: Iterable[Gate] = ()) -> None:
         """Records an attempt in the log, and then here; `gates` are those that its call has passed. Raises ClaimLost.
 
-        By the time the job's result is out, Redis has what its calls have cost and what they mean for the breaker.
+        When this returns, Redis has what a failure means for the breaker; what the call has cost goes there next.
         """
         worker, job = self._worker, self._job
         held = [
@@ -346,7 +348,8 @@ class Attempts:
         if last.short_circuited:
             ends = last.ends_chain or self._is_last_model()
             return Stop(last.refused_reason or "error") if ends else NextModel()
-        return await self._after_failure(Ended(last, classification_of(last, self._job.now())))
+        cut_off = last.error is not None and last.error.class_ == "OutputCutOffError"
+        return await self._after_failure(Ended(last, classification_of(last, self._job.now()), lowered=cut_off))
 
 
 def request_for(

@@ -25,7 +25,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.encryption import Undecryptable, may_be_encrypted
 from breakwater.errors import Unavailable
 from breakwater.outage import Outage
-from breakwater.policy.liveness import Silence, is_dead
+from breakwater.policy.liveness import LATEST_S, MISSED_S, Silence, is_dead
 from breakwater.state.workers import LateWorker, Workers
 from services.worker import process
 from services.worker.context import WorkerContext
@@ -88,13 +88,15 @@ class DeadWorkers:
         self._beaten_at = now
         # Who is late no more lives, or another worker has taken over all that it had.
         self._unclaimed = {one.id: self._unclaimed[one.id] for one in late if one.id in self._unclaimed}
-        for one in late:
-            if one.id in self._unclaimed or await self._is_dead(one):
+        # All at the same time: who does not answer takes half a second, and the next heartbeat must not wait for many.
+        dead = await asyncio.gather(*(self._is_dead(one) for one in late))
+        for one, is_dead_now in zip(late, dead, strict=True):
+            if one.id in self._unclaimed or is_dead_now:
                 await self._take_over(one)
 
     async def _is_dead(self, late: LateWorker) -> bool:
         runs = self._runs(late.id)
-        if runs:
+        if runs or (runs is None and not MISSED_S <= late.silent_s <= LATEST_S):
             return False
         return is_dead(
             Silence(

@@ -78,7 +78,8 @@ class Dependencies:
             if stored is not None and is_result_of(stored.data, job_id):
                 of = from_json(stored.data)
                 # What became of another's job is nobody else's business.
-                return of["status"] if self._is_ours(of.get("tenant"), of.get("owner")) else "unknown"
+                is_ours = self._is_ours(of.get("tenant"), of.get("owner")) and not of.get("dry_run")
+                return of["status"] if is_ours else "unknown"
         standing = await Accepted(self._worker.redis).standing(job_id, just_now=False)
         known = standing is not None and self._is_ours(
             # Of one that came over NATS nothing is known but that it is under way.

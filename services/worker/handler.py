@@ -373,8 +373,6 @@ class JobHandler:
             return
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
         asked = self._asked(delivery, self._parse(delivery))
-        if asked.job is not None and asked.job.parent_execution_id is not None:
-            asked = replace(asked, job=await self._with_task(asked.job, asked.job.parent_execution_id))
         await self._dead_end(asked, execution_id_of(delivery, asked.job), "error", info)
         del self._crashes[delivery.sequence]
 

@@ -123,6 +123,8 @@ class Leases:
                 held.sure_until = asked_at if kept is None else asked_at + CLAIM_LEASE_MS / 1000
                 if kept is not None and kept.orders:
                     held.cancel.hear(kept.orders)
+                if kept is not None and kept.has_children:
+                    held.has_children = True
 
 
 async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:

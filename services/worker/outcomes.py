@@ -81,15 +81,14 @@ class Outcomes:
             )
         noting = set[asyncio.Task[None]]() if settling is None else {settling}
         key, rules = target.breaker, job.agent.breaker
-        # A success under a closed breaker is noted as the call is settled, unless rates are to be judged.
-        if (
-            key is not None
-            and rules is not None
-            and not attempt.short_circuited
-            and (attempt.counts_for_breaker or attempt.cause == "probe" or rules.failure_rate is not None)
-        ):
-            self._unjudged.setdefault(key, []).append(Seen(observation_of(sequence, AS_OF_NOW, attempt), rules))
-            noting.add(self._begin(self._judge))
+        if key is not None and rules is not None and not attempt.short_circuited:
+            if attempt.counts_for_breaker or attempt.cause == "probe" or rules.failure_rate is not None:
+                self._unjudged.setdefault(key, []).append(Seen(observation_of(sequence, AS_OF_NOW, attempt), rules))
+                noting.add(self._begin(self._judge))
+            elif attempt.outcome == "success" and attempt.breaker_version is not None:
+                # All else that it changes is left to the breaker service.
+                success = self._breakers.succeeded_call(key, attempt.breaker_version, sequence)
+                self._redis.run_with_next([success])
         own = job.task_breaker(attempt.model)
         if own is not None and job.breaker is not None and not attempt.short_circuited:
             # The version that the attempt has is that of its agent's breaker.

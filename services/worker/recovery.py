@@ -7,8 +7,9 @@ from datetime import datetime
 
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.classify import WORKER_LOST, Classification
+from breakwater.state.budgets import Reservation
 from services.worker.assignment import Assignment
-from services.worker.call import attempt_of, recorded_attempt, spent_at_most
+from services.worker.call import CallCost, attempt_of, recorded_attempt, spent_at_most
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.context import WorkerContext
 from services.worker.repairs import Repairs
@@ -38,8 +39,11 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
     flight = checkpoint.in_flight
     if flight is None or flight.number != number:
         return Recovered(checkpoint, last, None)
-    flight = flight.model_copy(update={"reserved_at": await _reserved_at(worker, job, flight)})
-    spent, error = spent_at_most(flight), WORKER_LOST.error_info()
+    held = await _held(worker, job, flight)
+    flight = flight.model_copy(update={"reserved_at": None if held is None else held.at})
+    # Its worker may have died after it had charged what the call cost: the rest is free since, and may be spent.
+    spent = spent_at_most(flight) if held is None or not held.charged else CallCost(held.amount, "estimated")
+    error = WORKER_LOST.error_info()
     lost = attempt_of(job, flight, flight.started_at, "worker_lost", spent=spent, error=error)
     return Recovered(checkpoint, last, (flight, lost))
 
@@ -68,8 +72,8 @@ def _with_recorded(job: Assignment, at: Checkpoint, attempt: Attempt) -> Checkpo
     return at.after(attempt)
 
 
-async def _reserved_at(worker: WorkerContext, job: Assignment, flight: InFlight) -> datetime | None:
-    """When a lost call was reserved, which its checkpoint could not say yet."""
+async def _held(worker: WorkerContext, job: Assignment, flight: InFlight) -> Reservation | None:
+    """What is held for a lost call, or was charged for it: its checkpoint could not say when it was reserved."""
     attempt_id = job.attempt_id(flight.number)
     [held] = await worker.outages.retry_while_unavailable(lambda: worker.budgets.reservations([attempt_id]))
-    return None if held is None else held.at
+    return held

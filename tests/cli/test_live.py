@@ -196,7 +196,9 @@ async def test_agents_shows_health_runs_and_spend_as_they_are_now(run: Run, plan
             (one["figures"] or {}).get(name) for one in (breaking, spender) for name in ("executions", "attempts")
         ]
         settled = counts[0] == 2 and all(counts) and spender["spent_today"] != NOTHING
-        return agents if breaking["health"] == "unhealthy" and settled else None
+        # The breaker opens as the call ends; health is noted from the log.
+        noted = breaking["health"] == "unhealthy" and breaking["models"][0]["consecutive_failures"] == 2
+        return agents if noted and settled else None
 
     agents = await until(opened, what="the breaker to open, the spend to be settled, the rows to be there")
     planned = await in_thread(run, "submit", "breaking", "x", "--dry-run")

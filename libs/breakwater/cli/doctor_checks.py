@@ -215,7 +215,9 @@ async def redis_findings(plane: PlaneLocation) -> list[Finding]:
             judged(
                 "workers",
                 not unheard,
-                f"{formats.counted(len(workers), 'worker')}; if one dies, others take its jobs over within 5 s",
+                f"{formats.counted(len(workers), 'worker')}; if one dies, "
+                f"{'others take' if len(workers) > 1 else 'it takes'} its jobs over within 5 s"
+                f"{'' if len(workers) > 1 else ' of its restart'}",
                 f"NATS does not show others {unheard} of {len(workers)} workers: if one of them dies, workers on other"
                 " machines miss it after 20 to 25 s only",
                 "Let the NATS user `worker` publish and subscribe to `bw.workers.*`, and restart the workers.",

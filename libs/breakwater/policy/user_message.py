@@ -1,8 +1,8 @@
 """Errors as parent agents and end users see them: type, status, what the provider said, and what can be done.
 
 What a provider said may hold keys, paths, hosts, limits or the request. So a sentence of it is shown only where each of
-its words is known to be harmless: plain English, a parameter's name, the model that was called. The rest is left out,
-and so is a class name that is not ours.
+its words looks like one of plain English, or is a parameter's name or the model that was called, and where nothing in
+it introduces a name, a quotation or a number. The rest is left out, and so is a class name that is not ours.
 """
 
 from __future__ import annotations
@@ -84,6 +84,14 @@ _NAMED = re.compile(
     re.I,
 )
 """What may have a name that looks like any other word: a customer, a machine, a key."""
+_NEVER = re.compile(
+    r"(?:^|[\s(:])['\"`\u2018\u201c]\w+\s|\b(?:prompt|bearer|said|says|connection|hundred|thousand|million|"
+    r"billion|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|"
+    r"thirty|forty|fifty|sixty|seventy|eighty|ninety|you gave)\b",
+    re.I,
+)
+"""What quotes the request, names a machine or a key, or says a limit in words."""
+
 _IS_NO_NAME = re.compile(
     r"(?:\s+(?:and|billing|but|can|cannot|could|did|do|does|has|have|if|lacks|may|must|needs|or|provided|quota|should|"
     r"tied|will|you|your|(?:is|are|was|were)\s+(?:disabled|expired|invalid|missing|not|required|revoked|suspended))"
@@ -115,6 +123,7 @@ def _is_harmless(sentence: str, names: Collection[str]) -> bool:
     words = sentence.split()
     return (
         len(words) > 1
+        and _NEVER.search(sentence) is None
         and all(
             word in names or word in _PARAMETERS or _WORD.fullmatch(word) or _PLACE.fullmatch(word)
             for word in (word.strip(_AROUND) for word in words)

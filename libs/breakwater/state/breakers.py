@@ -121,9 +121,9 @@ class Breakers:
         return ScriptCall(_RETURN_PROBE, [_redis_key(key)], [attempt_id])
 
     @staticmethod
-    def succeeded_call(key: BreakerKey, version: int) -> ScriptCall:
-        """Notes that a call has succeeded which that version of a breaker let pass; answers nothing."""
-        return ScriptCall(_SUCCEEDED, [_redis_key(key)], [version])
+    def succeeded_call(key: BreakerKey, version: int, sequence: int) -> ScriptCall:
+        """Notes that a call has succeeded which that version of a breaker let pass, by the sequence of its event."""
+        return ScriptCall(_SUCCEEDED, [_redis_key(key)], [version, sequence])
 
     async def load(self, keys: Sequence[BreakerKey]) -> list[Loaded]:
         """Reads breakers in one round trip. Raises StateUnavailable."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from breakwater import background
 from breakwater.config import Agent
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, ErrorInfo
+from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outage
@@ -96,15 +96,6 @@ class BreakerGate(Gate):
             return None
         return self.worker.breakers.return_probe_call(self._key, self.request.attempt_id)
 
-    def settle(self, attempt: Attempt) -> ScriptCall | None:
-        """Notes a success, so that failures before it are no longer the latest in a row. Outcomes judges all others."""
-        key, version, rules = self.request.target.breaker, attempt.breaker_version, self.request.job.agent.breaker
-        if key is None or version is None or rules is None or rules.failure_rate is not None:
-            return None
-        if attempt.outcome != "success" or attempt.cause == "probe":
-            return None
-        return self.worker.breakers.succeeded_call(key, version)
-
     async def announce(self, verdict: Verdict | None) -> None:
         """Publishes that the breaker is half-open, whether or not the call is admitted."""
         del verdict
@@ -160,9 +151,6 @@ class TaskBreakerGate(BreakerGate):
         """None where the job brings none."""
         self._key = self.request.job.task_breaker(self.request.flight.model)
         return None if self._key is None else self._admit(self._key)
-
-    def settle(self, attempt: Attempt) -> None:
-        """Outcomes judges all of them."""
 
     def _rules(self) -> BreakerRules | None:
         return self.request.job.breaker

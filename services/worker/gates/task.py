@@ -95,7 +95,14 @@ class TaskGate(Gate):
             return None
         if (shared := shared_task(self.worker, request.job)) is None:
             alone = self._judged(_ALONE)
-            return replace(OWN_TASK_STOPPED, statistics=alone.statistics) if isinstance(alone, Refused) else None
+            if not isinstance(alone, Refused):
+                return None
+            # Another model may cost less: only the last one's refusal stops the task, which is this job.
+            is_last = request.checkpoint.model_index + 1 >= len(request.job.chain)
+            why = None if self._stopped is None else self._stopped.why
+            tries_next = isinstance(why, Trip) and why.rule == "max_cost" and not is_last
+            self.announces = not tries_next
+            return replace(OWN_TASK_STOPPED, statistics=alone.statistics, ends_chain=not tries_next)
         rules, key = shared
         hold = spent_by(request.checkpoint.attempts) + (request.flight.reserved or 0)
         return self.worker.tasks.enter_call(

@@ -155,12 +155,12 @@ async def test_a_refusal_by_an_unhealthy_agent_fails_the_plan_at_once_without_sp
     # `patient` does not refuse single jobs.
     until_ms = await redis_ms(redis) + 60_000
     await put_breaker(redis, "patient", "m", Breaker(state="open", open_until_ms=until_ms, version=1))
-    jobs = [job(agent="unguarded"), job(None, f"{plan}.1")]
+    jobs = [job(dry_run=True), job(agent="unguarded"), job(None, f"{plan}.1")]
     refused = await planning.submit(*jobs, plan_id=plan)
     assert (refused.status, refused.code) == (503, "agent_unavailable")
     assert 50 <= int(refused.headers["Retry-After"]) <= 60
     why = "agent 'patient' is temporarily unavailable due to recent failures"
-    assert refused.message == f"{why}: the plan {plan!r} has failed, and none of its jobs was accepted"
+    assert refused.message == f"{why}: no job was accepted for the plan {plan!r}, failed if it has no others"
     shown = (await planning.show(plan)).json
     assert (shown["state"], shown["refusal"], shown["jobs"]) == ("failed", why, [])
     assert await planning.api.queued() == before

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -13,6 +14,8 @@ from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters
+from breakwater.state.executions import Claim, ClaimLost
+from services.worker.attempts import Attempts
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -251,3 +254,70 @@ async def test_an_estimate_of_what_an_answer_used_teaches_nothing(
         for name in ("first", "second"):
             await plane.run({"agent": "writer", "job_id": name, "prompt": "x"})
     assert [call.params["max_tokens"] for call in provider.calls] == [1000, 1000]
+
+
+async def test_a_call_whose_worker_died_after_it_was_charged_is_recorded_at_that_cost(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has not used of its worst case is free since then, and may be spent by others."""
+    async with start_worker({"sim/m": model()}, agent("0.003"), begin=False) as plane:
+        await fill(plane)
+        dies = AsyncMock(side_effect=ClaimLost("j"))
+        with monkeypatch.context() as patch:
+            patch.setattr("services.worker.attempts.record", dies)
+            plane.begin()
+            await plane.publish({"agent": "writer", "job_id": "j", "prompt": "x"})
+            await until(lambda: dies.called, "the end of the call")
+            await plane.end()
+        await plane.worker.redis.run([])
+        await plane.worker.redis.run([plane.worker.executions.checkpoint_call(Claim("none", "t"), "")])
+        plane.begin()
+        [lost, *_] = (await plane.result("j"))["attempts"]
+        assert (lost["outcome"], lost["cost"], lost["cost_basis"]) == ("worker_lost", "0.000042000", "estimated")
+
+
+async def test_a_success_does_not_hide_failures_that_came_after_it(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", **ONE_TRY}}
+    async with start_worker({"sim/m": model(FAILS)}, agents) as plane:
+        breakers, key = plane.worker.breakers, BreakerKey("writer", "sim/m")
+        await breakers.mark_filled("log")
+        for number in range(2):
+            await plane.run({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+        [before] = await breakers.load([key])
+        # Of a call on another worker, which ended before these two and notes that only now.
+        earlier = before.breaker.failures[0].sequence - 1
+        await plane.worker.redis.run([breakers.succeeded_call(key, before.breaker.version, earlier)])
+        await plane.run({"agent": "writer", "job_id": "j2", "prompt": "x"})
+        [after] = await breakers.load([key])
+        assert after.breaker.state == "open"
+
+
+async def test_an_answer_that_was_cut_off_is_asked_for_again_though_its_worker_died(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breakwater.policy.price.ENOUGH", 1)
+    provider = ScriptedProvider(said(40), said(80, "length"), said(300))
+    agents = agent("1", reserve="observed", max_tokens=1000)
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
+        await fill(plane)
+        await plane.run({"agent": "writer", "job_id": "first", "prompt": "x"})
+        with monkeypatch.context() as patch:
+            dies = AsyncMock(side_effect=ClaimLost("second"))
+            patch.setattr(Attempts, "_after_failure", dies)
+            await plane.publish({"agent": "writer", "job_id": "second", "prompt": "x"})
+            await until(lambda: dies.called, "the end of the call")
+            await plane.end()
+        plane.begin()
+        result = await plane.result("second")
+    assert (result["status"], [one["cause"] for one in result["attempts"]]) == ("succeeded", ["first", "output_limit"])
+
+
+async def test_a_job_whose_time_ends_while_it_waits_calls_no_other_model_without_time(
+    start_worker: StartWorker,
+) -> None:
+    agents = agent("0.003", fallback_models=["sim/n"])
+    models = {"sim/m": model({"requests": [1, 1], "hang_s": 3}), "sim/n": model()}
+    async with start_worker(models, agents) as plane:
+        refused = await held(plane)
+        assert (refused["reason"], refused["error"]["class"]) == ("budget_exceeded", "BudgetHeldError")
+        assert [attempt["outcome"] for attempt in refused["attempts"]] == ["short_circuited"]

@@ -360,3 +360,16 @@ async def test_a_parent_that_another_worker_takes_over_is_counted_once(start_wor
         assert [attempt["outcome"] for attempt in parent["attempts"]] == ["worker_lost", "success"]
         spent = COST_NANO + nano_from_usd(parent["total_cost"])
         assert await counted(plane, "first") == Task(iterations=2, tokens=320, cost=spent)
+
+
+async def test_a_job_alone_in_its_task_tries_a_model_that_fits_under_the_cap_and_stops_nothing(
+    start_worker: StartWorker,
+) -> None:
+    agents = {"writer": {"model": "sim/dear", "fallback_models": ["sim/m"], "guard": {"max_cost_usd": "0.01"}}}
+    dear = {"sim/dear": {"price": {"input_usd_per_mtok": "1", "output_usd_per_mtok": "100"}}}
+    async with start_worker({"sim/m": model(), "sim/dear": model()}, agents, more_models=dear) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j", "prompt": "x"})
+        result = await plane.result("j")
+        assert (result["status"], result["chosen_model"]) == ("succeeded", "sim/m")
+        assert [attempt["refused_reason"] for attempt in result["attempts"]] == ["guard_tripped", None]
+        assert await events(plane) == []
