@@ -69,7 +69,7 @@ class Dependencies:
         return dict(zip(ids, found, strict=True))
 
     async def _standing(self, job_id: str) -> Dependency:
-        lookup, token = self._worker.lookup, subjects.encode_token(job_id)
+        lookup, token = self._worker.lookup.as_stored(), subjects.encode_token(job_id)
         for stream, subject in (
             (Stream.RESULTS, subjects.result(job_id)),
             (Stream.EVENTS, f"bw.executions.*.{token}"),

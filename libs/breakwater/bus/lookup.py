@@ -90,6 +90,10 @@ class Lookup:
         self._connection = connection
         self._cipher = cipher
 
+    def as_stored(self) -> Lookup:
+        """The same without decrypting, for those who need no texts."""
+        return Lookup(self._connection)
+
     async def last(self, stream: Stream, subject: str) -> Found | None:
         """The last message on a subject, or None.
 

@@ -33,11 +33,18 @@ _SAY = Script.named("say")
 _CANCEL = Script.named("cancel")
 _PARENT = Script.named("parent")
 _UNSEEN = Script.named("unseen_cancel")
-_WAIT = Script.of(
-    "redis.call('HSET', KEYS[1], 'waits/' .. ARGV[1], '~' .. ARGV[1]) return redis.call('PEXPIRE', KEYS[1], ARGV[2])"
-)
+_WAIT = Script.of("""
+if redis.call('HLEN', KEYS[1]) < tonumber(ARGV[3]) then -- who leaves no word looks again by itself
+  redis.call('HSET', KEYS[1], 'waits/' .. ARGV[1], '~' .. ARGV[1])
+end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+""")
 _NOTICES = Script.of("return redis.call('HVALS', KEYS[1])")
 _SAID = Script.of("return redis.call('HMGET', KEYS[1], 'said', 'messages')")
+
+
+MOST_WAITING = 200
+"""Jobs that are woken when one ends: its holder reads who they are each time that it renews its claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +239,7 @@ class Executions:
     async def wait_for(self, execution_ids: Iterable[str], waiting: str) -> None:
         """Leaves word for whoever ends one of the executions that a job waits for it. Raises StateUnavailable."""
         keys = (Claim(one, "").keys[1:] for one in execution_ids)
-        await self._redis.run([ScriptCall(_WAIT, key, [waiting, KEEP_MS]) for key in keys])
+        await self._redis.run([ScriptCall(_WAIT, key, [waiting, KEEP_MS, MOST_WAITING]) for key in keys])
 
     async def waiting_for(self, execution_ids: Iterable[str]) -> set[str]:
         """The jobs that wait for one of the executions. Raises StateUnavailable."""

@@ -337,7 +337,7 @@ async def test_a_parent_under_way_counts_as_an_iteration_with_what_it_holds_and_
 
 async def test_a_parent_under_way_is_judged_with_its_children_from_its_next_call_on(start_worker: StartWorker) -> None:
     guard, retry = {"max_tokens": 300, **NO_COUNT}, {"base_s": 0.01}
-    agents = {"writer": {"model": "sim/m", "concurrency": 2, "timeout_s": 1, "guard": guard, "retry": retry}}
+    agents = {"writer": {"model": "sim/m", "concurrency": 2, "timeout_s": 3, "guard": guard, "retry": retry}}
     async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 9})}, agents) as plane:
         await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
         await until(calling(plane), what="its call")
