@@ -1,4 +1,4 @@
-"""How calls have ended, noted in Redis before the job goes on: so the next admission on any worker sees it.
+"""How calls have ended, noted in Redis for the next admission: a failure before its job goes on, all else right after.
 
 The event of an attempt remains the truth. What is noted here is what the budget and the breaker service make of that
 event a moment later, and they find it done.
@@ -18,7 +18,7 @@ import structlog
 from breakwater.breaker_events import AS_OF_NOW, Seen, decide, observation_of
 from breakwater.contracts.execution import Attempt
 from breakwater.outage import Outages, StoppedWaiting
-from breakwater.policy.breaker import BreakerKey
+from breakwater.policy.breaker import BreakerKey, BreakerRules
 from breakwater.policy.price import OBSERVED
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
@@ -81,19 +81,23 @@ class Outcomes:
             )
         noting = set[asyncio.Task[None]]() if settling is None else {settling}
         key, rules = target.breaker, job.agent.breaker
+        judged: dict[BreakerKey, BreakerRules] = {}
         if key is not None and rules is not None and not attempt.short_circuited:
             if attempt.counts_for_breaker or attempt.cause == "probe" or rules.failure_rate is not None:
-                self._unjudged.setdefault(key, []).append(Seen(observation_of(sequence, AS_OF_NOW, attempt), rules))
-                noting.add(self._begin(self._judge))
+                judged[key] = rules
             elif attempt.outcome == "success" and attempt.breaker_version is not None:
                 # All else that it changes is left to the breaker service.
                 success = self._breakers.succeeded_call(key, attempt.breaker_version, sequence)
                 self._redis.run_with_next([success])
         own = job.task_breaker(attempt.model)
         if own is not None and job.breaker is not None and not attempt.short_circuited:
-            # The version that the attempt has is that of its agent's breaker.
-            seen = replace(observation_of(sequence, AS_OF_NOW, attempt), version=None)
-            self._unjudged.setdefault(own, []).append(Seen(seen, job.breaker))
+            judged[own] = job.breaker
+        if judged:
+            seen = observation_of(sequence, AS_OF_NOW, attempt)
+            for one, its_rules in judged.items():
+                # The version that the attempt has is that of its agent's breaker.
+                observed = seen if one.task is None else replace(seen, version=None)
+                self._unjudged.setdefault(one, []).append(Seen(observed, its_rules))
             noting.add(self._begin(self._judge))
         if noting:
             await asyncio.wait(noting, timeout=NOTE_S)

@@ -232,8 +232,7 @@ class Budgets:
             cost: what the call has cost, in nano-dollars, which is charged until its event settles it; None: it was
                 never made.
         """
-        known = self._known
-        periods = known if known is not None and known.day.holds(ms_from_time(at)) else periods_at(at, self._zone)
+        periods = self._periods(at)
         keys = [RESERVATIONS, LEASES, *(period_key(window, periods.of(window).name) for window in WINDOWS)]
         arguments = [attempt_id, periods.day.name, periods.month.name, "" if cost is None else cost]
         return ScriptCall(_RELEASE, keys, [*arguments, *scope_keys(agent, tenant)])
@@ -340,11 +339,15 @@ class Budgets:
             return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
 
     def _current(self, now: datetime) -> Periods:
-        # Calendar arithmetic once a day, not once a call.
-        moment = now + self._behind
-        if self._known is None or not self._known.day.holds(ms_from_time(moment)):  # and so does its month
-            self._known = periods_at(moment, self._zone)
+        self._known = self._periods(now + self._behind)
         return self._known
+
+    def _periods(self, moment: datetime) -> Periods:
+        """Those of a moment, without calendar arithmetic where it is today."""
+        known = self._known
+        if known is not None and known.day.holds(ms_from_time(moment)):  # and so does its month
+            return known
+        return periods_at(moment, self._zone)
 
 
 def reservation(attempt_id: str, text: str) -> Reservation:

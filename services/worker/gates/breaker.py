@@ -113,8 +113,7 @@ class BreakerGate(Gate):
 
     def _may_wait(self) -> bool:
         """Not where another model can be tried at once."""
-        at, waited_s = self.request.checkpoint, self.request.waited.get("breaker_open", 0.0)
-        return at.model_index + 1 >= len(self.request.job.chain) and waited_s < PROBE_WAIT_S
+        return self.request.is_last_model and self.request.waited.get("breaker_open", 0.0) < PROBE_WAIT_S
 
     def _open(self, refused: BreakerRefused) -> Refused:
         user_message, rules = "This agent is paused for now. Please try again later.", self._rules()

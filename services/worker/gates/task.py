@@ -98,9 +98,8 @@ class TaskGate(Gate):
             if not isinstance(alone, Refused):
                 return None
             # Another model may cost less: only the last one's refusal stops the task, which is this job.
-            is_last = request.checkpoint.model_index + 1 >= len(request.job.chain)
             why = None if self._stopped is None else self._stopped.why
-            tries_next = isinstance(why, Trip) and why.rule == "max_cost" and not is_last
+            tries_next = isinstance(why, Trip) and why.rule == "max_cost" and not request.is_last_model
             self.announces = not tries_next
             return replace(OWN_TASK_STOPPED, statistics=alone.statistics, ends_chain=not tries_next)
         rules, key = shared
