@@ -24,7 +24,16 @@ from breakwater.contracts.subjects import Header, decode_token
 from breakwater.outage import Outage
 from breakwater.policy.alert_rules import AnomalyRules, began_with
 from breakwater.policy.incidents import IncidentRules, due, due_at
-from breakwater.policy.signals import Firing, Resolved, Signal, key_of, of_dead_letter, of_execution, signals_of
+from breakwater.policy.signals import (
+    Firing,
+    Resolved,
+    Signal,
+    key_of,
+    of_dead_letter,
+    of_execution,
+    of_quotas,
+    signals_of,
+)
 from services.alerter.baselines import Baselines
 from services.alerter.cut_off import CutOffAnswers
 
@@ -93,7 +102,7 @@ class _Unrecorded:
 class _Group:
     """The signals of one incident that are recorded together."""
 
-    signal: Firing
+    signal: Signal
     since: float
     events: list[_Unrecorded] = field(default_factory=list[_Unrecorded])
 
@@ -114,7 +123,7 @@ class Grouping:
         self._beaten, self._busy = clock(), False
         self._outage = Outage("recording incidents")
 
-    async def run(self, signals: Callable[[Delivery], Sequence[Firing]]) -> None:
+    async def run(self, signals: Callable[[Delivery], Sequence[Signal]]) -> None:
         """Fetches events, and records their signals, until cancelled.
 
         Args:
@@ -136,7 +145,7 @@ class Grouping:
         finally:
             await self._pull.close()
 
-    async def _group(self, deliveries: Sequence[Delivery], signals: Callable[[Delivery], Sequence[Firing]]) -> None:
+    async def _group(self, deliveries: Sequence[Delivery], signals: Callable[[Delivery], Sequence[Signal]]) -> None:
         for delivery in deliveries:
             known = self._held.get(delivery.sequence)
             if known is not None:
@@ -154,8 +163,10 @@ class Grouping:
                 group = self._groups.get(signal.key)
                 if group is None:
                     group = self._groups[signal.key] = _Group(signal, self._clock())
-                else:
+                elif isinstance(signal, Firing) and isinstance(group.signal, Firing):
                     group.signal = signal.after(group.signal)
+                else:
+                    group.signal = signal  # what has come last is how it is
                 group.events.append(event)
             if not firing or len(self._held) >= MOST_GROUPED:
                 # Beyond what memory is for, a count is lost with this process, and not the incident.
@@ -180,16 +191,20 @@ class Grouping:
                     self._held.pop(event.delivery.sequence, None)
                     await event.delivery.ack()
 
-    async def _record(self, signal: Firing) -> None:
+    async def _record(self, signal: Signal) -> None:
         try:
             await self._log.apply(signal, self._rules)
         except ValidationError as error:
             # What an event names may be longer than an alert's names: better one alert less than none after it.
             structlog.get_logger().error("alert_impossible", key=signal.key, error=error.title)
 
-    async def _inhibited(self, signal: Firing) -> bool:
+    async def _inhibited(self, signal: Signal) -> bool:
         """Whether it only says that jobs of an agent fail whose breaker is open: that is an incident already."""
-        if signal.event not in {"retries_exhausted", "job_dead_lettered"} or not signal.model:
+        if (
+            not isinstance(signal, Firing)
+            or signal.event not in {"retries_exhausted", "job_dead_lettered"}
+            or not signal.model
+        ):
             return False
         provider = f"{signal.model.partition('/')[0]}/*"
         places = ((signal.agent, signal.model), ("*", signal.model), ("*", provider))
@@ -204,18 +219,19 @@ class Grouping:
 
 
 def of_executions(
-    baselines: Baselines, rules: AnomalyRules, now: Callable[[], datetime]
-) -> Callable[[Delivery], Sequence[Firing]]:
+    baselines: Baselines, rules: AnomalyRules, now: Callable[[], datetime], newest: Callable[[str], Alert | None]
+) -> Callable[[Delivery], Sequence[Signal]]:
     """What the end of a job signals; it is also counted for the baseline of its agent, and among its answers."""
     long_ms = None if rules.execution_duration_s is None else int(rules.execution_duration_s * 1000)
     answers = CutOffAnswers(rules.cut_off_share)
 
-    def signals(delivery: Delivery) -> Sequence[Firing]:
+    def signals(delivery: Delivery) -> Sequence[Signal]:
         execution = read_record(delivery, Execution)
         if execution is None:
             return ()
         baselines.add(execution, now())
-        return (*of_execution(execution, rules.execution_cost_usd, long_ms), *answers.add(execution))
+        alone = of_execution(execution, rules.execution_cost_usd, long_ms)
+        return (*alone, *of_quotas(execution, newest), *answers.add(execution))
 
     return signals
 

@@ -76,7 +76,7 @@ class LeaderTasks:
         """Runs all tasks until it is cancelled."""
         baselines = Baselines(self._alerts.anomalies)
         notifiers = {channel.name: self._notifier(channel) for channel in self._channels}
-        signals = of_executions(baselines, self._alerts.anomalies, self._now)
+        signals = of_executions(baselines, self._alerts.anomalies, self._now, self._newest)
         # Nothing is done before that: what is not known here would be saved over what is.
         for agent, saved in (await self._outage.outlast(self._saved.all, on=BusError, retry_s=RETRY_S)).items():
             baselines.restore(agent, saved)
@@ -89,6 +89,9 @@ class LeaderTasks:
             "baselines": lambda: self._save(baselines),
         }
         await background.run_together(*(_lasting(name, part) for name, part in parts.items()))
+
+    def _newest(self, key: str) -> Alert | None:
+        return self._log.incidents.of(key)
 
     def _notifier(self, channel: AlertSender) -> Notifier:
         bus = self._bus

@@ -36,7 +36,7 @@ from services.worker.gates.retry_budget import retry_budget_spent
 from services.worker.gates.task import release_hold
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover
-from services.worker.repairs import Message, Repaired, Repairs
+from services.worker.repairs import NO_REPAIRS, Message, Repaired
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
 
 WORTH_CREDITING_S = 1.0
@@ -145,7 +145,8 @@ class Attempts:
         await self._credited(partial(self._worker.leases.confirm, self._job.claim))
         stream = None if self._stream is None else self._attempt_stream(self._stream, flight)
         with admitted.under_way():
-            ended = await call(self._worker, self._job, flight, messages, timeout_s, stream)
+            repairs = self._at.repairs or NO_REPAIRS
+            ended = await call(self._worker, self._job, flight, messages, timeout_s, repairs, stream)
             await self._record(ended.attempt, admitted.gates)
         if ended.attempt.outcome == "cancelled":
             self._cancel.check()
@@ -243,7 +244,7 @@ class Attempts:
         return step
 
     async def _repaired(self, ended: Ended) -> Repaired | None:
-        agent, repairs, failure = self._job.agent, self._at.repairs or Repairs(), ended.failure
+        agent, repairs, failure = self._job.agent, self._at.repairs or NO_REPAIRS, ended.failure
         assert failure is not None
         repaired = repairs.after(
             failure,
@@ -254,6 +255,8 @@ class Attempts:
             lowered=ended.lowered,
         )
         if repaired is not None:
+            if repaired.cause == "parameter":
+                self._worker.left_out.setdefault(ended.attempt.model, set()).update(repaired.repairs.left_out)
             if repaired.event is not None:
                 await self._progress.repaired(repaired.event, ended.attempt, repaired.count)
             return repaired

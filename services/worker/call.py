@@ -31,7 +31,7 @@ from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Refused
-from services.worker.repairs import Correction, Message
+from services.worker.repairs import Correction, Message, Repairs
 from services.worker.spans import call_began, call_ended
 from services.worker.streaming import AttemptStream
 from services.worker.targets import Target
@@ -89,6 +89,7 @@ async def call(
     flight: InFlight,
     messages: Sequence[Message],
     timeout_s: float,
+    repairs: Repairs,
     stream: AttemptStream | None = None,
 ) -> Ended:
     """Calls once. What it returns is not yet recorded.
@@ -99,12 +100,16 @@ async def call(
         flight: the attempt.
         messages: the conversation as it is sent.
         timeout_s: for the answer; of one that is streamed, until it begins.
+        repairs: what else is sent otherwise than the job says.
         stream: where it goes while it is produced.
     """
     started_at = job.now()
     if stream is not None:
         stream.called()  # after that: a call's first token does not come later than its end
     guard, target = job.output_guard, worker.targets.of(job.agent_name, flight.model)
+    most = min((limit for limit in (flight.max_tokens, repairs.output_limit) if limit is not None), default=None)
+    left_out = {*repairs.left_out, *worker.left_out.get(flight.model, ())}
+    native = guard is not None and guard.rules.native and left_out.isdisjoint({"response_format", "output_config"})
     span = tracing.begin(
         f"chat {target.name}",
         parent=job.traceparent,
@@ -115,7 +120,7 @@ async def call(
         job.attempt_id(flight.number),
         target.name,
         messages,
-        job.parameters.values if flight.max_tokens is None else limited(job.parameters.values, flight.max_tokens),
+        job.parameters.values if most is None else limited(job.parameters.values, most),
         timeout_s,
         span.traceparent,
         agent=job.agent_name,
@@ -123,9 +128,10 @@ async def call(
         tenant=job.job.tenant,
         task_id=job.job.task_id,
         input=job.job.input,
-        output_schema=guard.schema if guard is not None and guard.rules.native else None,
+        output_schema=guard.schema if guard is not None and native else None,
         strict_output=guard is not None and guard.rules.strict and guard.fits_strict_mode,
         streaming=None if stream is None else stream.streaming,
+        left_out=left_out,
     )
     sent, answer = False, None
     try:

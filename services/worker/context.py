@@ -73,6 +73,8 @@ class WorkerContext:
     """Returns the caps that hold now."""
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
     """Of the calls under way, by attempt."""
+    left_out: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """Parameters of the plane's own that a model was found not to know, by model."""
     now: Callable[[], datetime] = utc_now
     clock: Callable[[], float] = monotonic
     """Seconds, whatever is done to the time of day meanwhile."""

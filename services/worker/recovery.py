@@ -56,7 +56,8 @@ def classification_of(attempt: Attempt, now: datetime) -> Classification:
         return WORKER_LOST
     waited_s = (now - attempt.completed_at).total_seconds()
     asked_s = None if error.retry_after_s is None else max(0.0, error.retry_after_s - waited_s)
-    return Classification(error.kind, error.class_, error.message, error.status_code, error.retryable, False, asked_s)
+    found = error.kind, error.class_, error.message, error.status_code, error.retryable, False, asked_s
+    return Classification(*found, error.param)
 
 
 def _with_recorded(job: Assignment, at: Checkpoint, attempt: Attempt) -> Checkpoint:

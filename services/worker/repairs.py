@@ -13,8 +13,8 @@ from pydantic import JsonValue
 
 from breakwater.contracts.execution import Attempt, Cause, Notification
 from breakwater.contracts.types import Count, Event
-from breakwater.policy.classify import UNFAMILIAR, Classification
-from breakwater.policy.conversation import keep_ratio_from, prune_orphans, trim
+from breakwater.policy.classify import UNFAMILIAR, UNSUPPORTED, Classification
+from breakwater.policy.conversation import keep_ratio_from, output_limit_from, prune_orphans, trim
 from breakwater.policy.output import correction_message
 from breakwater.policy.price import InputSize, size_of_messages
 
@@ -59,6 +59,10 @@ class Repairs(Event):
     credential_refreshed: bool = False
     full_output: bool = False
     """An answer was cut off where budgets held no more for it: the job's own limit holds from then on."""
+    output_limit: Count | None = None
+    """The output was limited to this, as it did not fit into the model's window beside the conversation."""
+    left_out: tuple[str, ...] = ()
+    """Parameters of the plane's own that the model does not know."""
 
     def for_next_model(self) -> Repairs:
         """What holds for the next model, too."""
@@ -93,8 +97,10 @@ class Repairs(Event):
                 return self.model_copy(update={"corrections": (*self.corrections, Correction(answer=None))})
             case "credential_refresh":
                 return self.model_copy(update={"credential_refreshed": True})
-            case "output_limit":
-                return self.model_copy(update={"full_output": True})
+            case "output_limit" | "parameter" if attempts and (error := attempts[-1].error) is not None:
+                if error.class_ in CUT_OFF:
+                    return self.model_copy(update={"full_output": True})
+                return self.leave_out(error.param) or self.limit_output(error.message) or self
             case _:
                 return self
 
@@ -120,6 +126,10 @@ class Repairs(Event):
         """
         if lowered and failure.class_name in CUT_OFF:
             return Repaired("output_limit", self.model_copy(update={"full_output": True}))
+        if failure.class_name == UNSUPPORTED and (without := self.leave_out(failure.param)) is not None:
+            return Repaired("parameter", without)
+        if failure.kind == "context_overflow" and (limited := self.limit_output(failure.message)) is not None:
+            return Repaired("output_limit", limited)
         # Providers word it in many ways. A 400 that nobody has seen yet may be about the orphans, where there are any.
         may_be_orphans = failure.kind == "orphan_tool_calls" or failure.class_name == UNFAMILIAR
         if may_be_orphans and (pruned := self.prune(messages)) is not None:
@@ -131,9 +141,26 @@ class Repairs(Event):
             repairs, count = shorter
             return Repaired("context_trim", repairs, "context_trimmed", count)
         if failure.kind == "logic":
-            corrected = self.correct(correction or Correction(answer=None), max_corrections)
+            # An answer that its provider did not pass on is asked for once more.
+            most = max_corrections if failure.status_code is None else 1
+            corrected = self.correct(correction or Correction(answer=None), most)
             return None if corrected is None else Repaired("self_correction", corrected)
         return None
+
+    def leave_out(self, param: str | None) -> Repairs | None:
+        """Sends no such parameter, or its older or newer name. None where that was done before."""
+        if param is None or param in self.left_out:
+            return None
+        return self.model_copy(update={"left_out": (*self.left_out, param)})
+
+    def limit_output(self, complaint: str) -> Repairs | None:
+        """Leaves the answer the room that is left. None where that was done before, or there is none.
+
+        Args:
+            complaint: what the provider said, which names its limit, and what was asked for.
+        """
+        limit = output_limit_from(complaint) if self.output_limit is None else None
+        return None if limit is None else self.model_copy(update={"output_limit": limit})
 
     def prune(self, messages: Sequence[Message]) -> tuple[Repairs, int] | None:
         """Takes orphaned tool calls out. None where that was done before, or there are none."""
@@ -163,6 +190,9 @@ class Repairs(Event):
         if len(self.corrections) >= most:
             return None
         return self.model_copy(update={"corrections": (*self.corrections, correction)})
+
+
+NO_REPAIRS = Repairs()
 
 
 def _dialogue(corrections: Sequence[Correction]) -> list[Message]:

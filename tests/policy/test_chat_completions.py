@@ -121,7 +121,7 @@ def test_a_wait_that_the_provider_asks_for_and_the_job_has_no_time_for_is_passed
 
 
 def test_a_providers_empty_account_is_a_spent_quota() -> None:
-    error = {"kind": "client", "class": "QuotaExceededError", "message": "m", "status_code": 429}
+    error = {"kind": "quota", "class": "QuotaExceededError", "message": "m", "status_code": 402}
     found = error_of({"status": "dead_lettered", "reason": "error", "error": error})
     assert (found.status, found.code) == (429, "insufficient_quota")
 

@@ -26,18 +26,20 @@ ROWS: list[Row] = [
     (HttpFailure(301, "moved"), "client", "ClientError", False, False),
     (HttpFailure(400, "Invalid value for 'temperature'."), "client", "BadRequestError", False, False),
     (HttpFailure(401, "Incorrect API key provided."), "client", "UnauthorizedError", False, False),
-    (HttpFailure(402, "Insufficient Balance"), "client", "PaymentRequiredError", False, False),
+    (HttpFailure(402, "Insufficient Balance"), "quota", "QuotaExceededError", False, False),
     (HttpFailure(403, "Country not supported"), "client", "ForbiddenError", False, False),
     (HttpFailure(404, "model: no-such-model"), "client", "NotFoundError", False, False),
-    (HttpFailure(408, "Request Timeout"), "client", "ClientError", False, False),
-    (HttpFailure(409, "conflict"), "client", "ClientError", False, False),
+    (HttpFailure(408, "Request Timeout"), "transient", "RequestTimeoutError", True, True),
+    (HttpFailure(409, "conflict"), "transient", "ConflictError", True, True),
     (HttpFailure(413, "Request exceeds the maximum size"), "client", "RequestTooLargeError", False, False),
     (HttpFailure(418, "I'm a teapot"), "client", "ClientError", False, False),
+    (HttpFailure(425, "too early"), "transient", "TooEarlyError", True, True),
+    (HttpFailure(499, "client closed the request"), "transient", "ClientClosedRequestError", True, True),
     (HttpFailure(422, "max_tokens: not an integer"), "client", "UnprocessableEntityError", False, False),
     (HttpFailure(429, "Rate limit reached"), "rate_limit", "RateLimitError", True, True),
-    (HttpFailure(429, EMPTY_ACCOUNT, "insufficient_quota"), "client", "QuotaExceededError", False, False),
-    (HttpFailure(429, EMPTY_ACCOUNT, type="insufficient_quota"), "client", "QuotaExceededError", False, False),
-    (HttpFailure(429, "not active", "billing_not_active"), "client", "QuotaExceededError", False, False),
+    (HttpFailure(429, EMPTY_ACCOUNT, "insufficient_quota"), "quota", "QuotaExceededError", False, False),
+    (HttpFailure(429, EMPTY_ACCOUNT, type="insufficient_quota"), "quota", "QuotaExceededError", False, False),
+    (HttpFailure(429, "not active", "billing_not_active"), "quota", "QuotaExceededError", False, False),
     (HttpFailure(451, "unavailable for legal reasons"), "client", "ClientError", False, False),
     (HttpFailure(500, "oops"), "server", "ServerError", True, True),
     (HttpFailure(501, "not implemented"), "server", "ServerError", True, True),
@@ -152,6 +154,89 @@ def test_a_conversation_that_is_too_long_is_an_overflow(status: int, code: str |
 @pytest.mark.parametrize(
     "message",
     [
+        "The prompt exceeds the maximum allowed input length of 32768 tokens.",
+        "Your request exceeds the maximum allowed input length of 131,072 tokens",
+        "Input length 5000 exceeds maximum length 4096 tokens",
+        "input (5000 tokens) is longer than the model's context length (4096 tokens)",
+        "The number of tokens in the prompt exceeds the limit of 4096",
+        "Prompt exceeds max length",
+        "tokens in request more than max tokens allowed",
+        "The total number of input tokens is greater than the model limit",
+        "Total tokens of image and text exceed max message tokens",
+        "Prompt is longer than the model's maximum sequence length",
+        "Your input is too large for the model's token limit",
+        "context window exceeds limit",
+        "token limit exceeded",
+        "exceeded max context length by 812 tokens",
+        "The conversation is too long for the model: 9000 tokens",
+        "Input text is larger than the model's input limit",
+        "prompt has 40000 tokens, but the configured context size is 32768 tokens",
+        "The input sequence exceeds the maximum sequence length of 2048",
+        "Requested token count exceeds the model's maximum context length of 131072 tokens. You requested a "
+        "total of 135224 tokens: 127032 tokens from the input messages and 8192 tokens for the completion.",
+        "This model's maximum context length is 262144 tokens. However, you requested 128000 output tokens "
+        "and your prompt contains at least 134145 input tokens, for a total of at least 262145 tokens.",
+        "messages exceed the maximum number of tokens",
+        "Request has 210000 input tokens, which is over the maximum of 200000 tokens",
+        "The input is over the token limit",
+        "Number of prompt tokens (9000) exceeds model maximum of 8192 tokens",
+        "The text you sent is longer than the maximum number of tokens",
+        "input exceeds the model's input size limit",
+        "Message too long: the prompt is above the input token maximum",
+    ],
+)
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_an_overflow_in_words_that_nobody_has_seen_is_known_by_its_grammar(status: int, message: str) -> None:
+    assert classify(HttpFailure(status, message), NOW).kind == "context_overflow"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "max_tokens: 100000 > 8192, which is the maximum allowed number of output tokens for claude",
+        "max_tokens is too large: 32000. This model supports at most 16384 completion tokens, whereas you "
+        "provided 32000.",
+        "The maximum tokens you requested exceeds the model limit of 4096. Try again with a maximum tokens "
+        "value lower than 4096.",
+        "Invalid max_tokens value, the valid range of max_tokens is [1, 8192]",
+        "Invalid 'user': string too long. Expected a string with maximum length 64, but got a string with "
+        "length 80 instead.",
+        "messages.0.content.1.image.source.base64: image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes",
+        "Too many images: the maximum is 20",
+        "Invalid 'tools': array too long. Expected an array with maximum length 128, but got an array with "
+        "length 130 instead.",
+        "Invalid 'stop': array too long. Expected an array with maximum length 4",
+        "The audio input is longer than the maximum length of 25 minutes",
+        "PDF pages exceed the maximum of 100 pages",
+        "Input should be less than or equal to 2",
+        "temperature: Input should be less than or equal to 1",
+        "`thinking.budget_tokens` must be less than `max_tokens`",
+        "The number of tools exceeds the maximum of 64",
+        "Unknown parameter: 'context_window'.",
+        "Invalid value for 'n': must be no more than 8",
+        "The text of the system prompt must not be empty",
+        "messages: at least one message is required",
+        "messages: roles must alternate, more than one user message in a row",
+        "metadata: the value is longer than the maximum length of 512",
+        "The function name exceeds the maximum length of 64 characters",
+        "file input is larger than the maximum size of 50 MB",
+        "top_logprobs must be less than or equal to 20",
+        "logit_bias: more than 300 tokens are not allowed",
+        "The input contains more than one system message",
+        "Input video is too long: the maximum length is 60 s",
+        "reasoning tokens exceed the maximum",
+        "`max_tokens` must be less than or equal to `8192`, the maximum value for `max_tokens` is less than "
+        "the `context_window` for this model",
+    ],
+)
+@pytest.mark.parametrize("status", [400, 422])
+def test_what_else_is_too_long_or_too_many_is_no_overflow(status: int, message: str) -> None:
+    assert classify(HttpFailure(status, message), NOW).kind == "client"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
         "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
         "The following tool_call_ids did not have response messages: call_1",
         "Invalid parameter: messages with role 'tool' must be a response to a preceeding message with 'tool_calls'.",
@@ -227,7 +312,7 @@ def test_what_is_retried_waits_as_the_provider_says(status: int) -> None:
 def test_no_answer_is_beyond_it(status: int, message: str, code: str | None, headers: dict[str, str]) -> None:
     verdict = classify(HttpFailure(status, message, code, code, headers), NOW)
     assert verdict.message == message
-    assert verdict.retryable == (verdict.kind in {"rate_limit", "server"}) == verdict.counts_for_breaker
+    assert verdict.retryable == (verdict.kind in {"rate_limit", "transient", "server"}) == verdict.counts_for_breaker
 
 
 def test_an_errors_class_and_text_are_its_identity() -> None:

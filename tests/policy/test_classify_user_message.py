@@ -20,10 +20,11 @@ KINDS = get_args(ErrorKind)
     [
         (400, "BadRequest", "request format may be invalid"),
         (401, "Unauthorized", "check your API credentials"),
-        (402, "PaymentRequired", "check your account billing status"),
+        (402, "QuotaExceeded", "check your account billing status"),
         (403, "Forbidden", "may not have permission"),
         (404, "NotFound", "does not exist or is not available"),
         (418, "Client", "review the error"),
+        (409, "Transient", "try again later"),
         (422, "UnprocessableEntity", "parameter's value"),
         (429, "RateLimit", "try again later"),
         (500, "Server", "try again later"),
@@ -36,7 +37,7 @@ def test_it_names_type_status_and_advice(status: int, type_: str, advice: str) -
     assert f"**Error Type:** {type_}\n" in message
     assert f"**Status Code:** {status}\n" in message
     assert advice in message
-    assert ("cannot be recovered automatically" in message) == (status < 429)
+    assert ("cannot be recovered automatically" in message) == (status < 429 and status != 409)
 
 
 @pytest.mark.parametrize("kind", KINDS)

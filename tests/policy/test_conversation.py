@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakwater.policy.conversation import Message, keep_ratio_from, prune_orphans, trim
+from breakwater.policy.conversation import Message, keep_ratio_from, output_limit_from, prune_orphans, trim
 
 IDS = st.sampled_from(["a", "b", "c"])
 
@@ -413,7 +413,7 @@ def test_text_that_is_no_unicode_has_a_size_too() -> None:
         (
             "You passed 8000 input tokens and requested 100 output tokens. However, the model's context length is only "
             "4000 tokens, resulting in a maximum input length of 3900 tokens.",
-            0.45,
+            3900 / 8000 * 0.9,
         ),
         ("prompt token count of 8000 exceeds the limit of 4000", 0.45),
         ("prompt is too long: 200001 tokens > 200000 maximum", 200000 / 200001 * 0.9),
@@ -435,3 +435,54 @@ def test_what_fits_is_read_from_the_providers_text(said: str, ratio: float | Non
 def test_a_ratio_is_within_bounds_whatever_the_text(before: str, limit: int, used: int) -> None:
     ratio = keep_ratio_from(f"{before} prompt is too long: {used} tokens > {limit} maximum")
     assert ratio is None or 0.1 <= ratio <= 0.9
+
+
+@pytest.mark.parametrize(
+    ("said", "limit"),
+    [
+        (
+            "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens (5000 in the "
+            "messages, 4000 in the completion). Please reduce the length of the messages or completion.",
+            3192,
+        ),
+        (
+            "This endpoint's maximum context length is 131072 tokens. However, you requested about 140000 tokens "
+            "(9000 of text input, 131000 in the output). Please reduce the length of either one.",
+            122072,
+        ),
+        ("input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease input length", 11760),
+        (
+            "'max_tokens' or 'max_completion_tokens' is too large: 32000. This model's maximum context length is 16384 "
+            "tokens and your request has 2000 input tokens (32000 > 16384 - 2000).",
+            14384,
+        ),
+        (
+            "You passed 3000 input tokens and requested 2000 output tokens. However, the model's context length is "
+            "only 4096 tokens, resulting in a maximum input length of 2096 tokens.",
+            1096,
+        ),
+        (
+            "Requested token count exceeds the model's maximum context length of 131072 tokens. You requested a total "
+            "of 135224 tokens: 127032 tokens from the input messages and 8192 tokens for the completion.",
+            4040,
+        ),
+        (
+            "`inputs` tokens + `max_new_tokens` must be <= 8193. Given: 6000 `inputs` tokens and 2194 `max_new_tokens`",
+            2193,
+        ),
+        (
+            # It has counted no further than it had to.
+            "This model's maximum context length is 131072 tokens. However, you requested 128000 output tokens and "
+            "your prompt contains at least 3073 input tokens, for a total of at least 131073 tokens.",
+            64000,
+        ),
+        # The conversation does not fit even alone, or beside nothing worth saying.
+        ("input length and `max_tokens` exceed context limit: 200001 + 20 > 200000", None),
+        ("input length and `max_tokens` exceed context limit: 199990 + 20000 > 200000", None),
+        ("prompt is too long: 210000 tokens > 200000 maximum", None),
+        ("This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.", None),
+        ("", None),
+    ],
+)
+def test_the_room_that_is_left_for_an_answer_is_read_from_the_providers_text(said: str, limit: int | None) -> None:
+    assert output_limit_from(said) == limit

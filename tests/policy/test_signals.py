@@ -1,16 +1,27 @@
 """What events say of incidents, and in which words."""
 
 import shlex
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerState, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
-from breakwater.contracts.execution import Execution
+from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.types import nano_from_usd
-from breakwater.policy.alert_texts import money_text
-from breakwater.policy.signals import Firing, Resolved, channel_works, of_dead_letter, of_execution, signals_of
+from breakwater.policy.alert_rules import Reminders
+from breakwater.policy.alert_texts import moment, money_text
+from breakwater.policy.incidents import IncidentRules, decide
+from breakwater.policy.signals import (
+    Firing,
+    Resolved,
+    channel_works,
+    of_dead_letter,
+    of_execution,
+    of_quotas,
+    signals_of,
+)
 from tests.analytics.samples import attempt
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
@@ -517,6 +528,53 @@ def test_usage_that_is_not_credible_is_an_anomaly_of_the_agent() -> None:
     )
     assert (said.key, said.event, said.fades) == ("agent_anomaly/writer/reported_usage", "agent_anomaly", True)
     assert f"Job e11 of writer: {problem}, so its cost is estimated" in said.text
+
+
+SPENT = {"kind": "quota", "class": "QuotaExceededError", "message": "acct-1 is empty", "status_code": 429}
+
+
+def of_attempts(*attempts: Attempt, known: Alert | None = None) -> tuple[Firing | Resolved, ...]:
+    return of_quotas(ended(attempts=attempts), lambda key: known if known is not None and key == known.key else None)
+
+
+def test_a_spent_account_is_one_incident_of_its_provider_that_names_the_reset() -> None:
+    spent = [
+        attempt("e11", number, outcome="error", provider="zhipu", model=f"zhipu/glm-{number}", error={**SPENT, **more})
+        for number, more in enumerate(({}, {"retry_after_s": 86_400}), 1)
+    ]
+    [said] = of_attempts(*spent)
+    assert isinstance(said, Firing)
+    assert (said.key, said.event, said.agent) == ("quota_exhausted/zhipu", "quota_exhausted", "*")
+    at = spent[1].completed_at
+    assert said.ends_at == at + timedelta(days=1)
+    assert f"It resets at {moment(said.ends_at)}." in said.text
+    assert "HTTP 429" in said.text
+    assert "acct-1" not in str(said)
+    assert said.payload["model_id"] == "zhipu/glm-2"
+    [silent] = of_attempts(spent[0])
+    assert isinstance(silent, Firing)
+    assert "It does not say when that changes." in silent.text
+    assert silent.ends_at is None
+    assert of_execution(ended(error=SPENT), None, None) == (), "the provider's incident says it"
+
+
+def test_a_spent_account_serves_again_once_a_call_of_the_same_model_succeeds() -> None:
+    failed = attempt("e11", outcome="error", error=SPENT)
+    [said] = of_attempts(failed)
+    rules = IncidentRules(on_events={"quota_exhausted"}, quiet_s=600, escalate=(), reminders=Reminders())
+    known = decide(said, None, rules)
+    assert known is not None
+    later = {"completed_at": failed.completed_at + timedelta(seconds=9)}
+    [over] = of_attempts(attempt("e12", **later), known=known)
+    assert isinstance(over, Resolved)
+    ended_incident = decide(over, known, rules)
+    assert ended_incident is not None
+    assert (ended_incident.change, ended_incident.status) == ("resolved", "resolved")
+    assert of_attempts(attempt("e12", **later), known=ended_incident) == ()
+    assert of_attempts(attempt("e12", **later, model="openai/other"), known=known) == ()
+    assert of_attempts(attempt("e12", **later, provider="other"), known=known) == ()
+    assert of_attempts(attempt("e12", completed_at=failed.completed_at), known=known) == ()
+    assert of_attempts(attempt("e12", **later)) == ()
 
 
 def dead_letter(**fields: Any) -> DeadLetter:

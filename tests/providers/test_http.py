@@ -80,11 +80,30 @@ async def test_a_200_that_cannot_be_used_may_have_been_billed(kind: str, fault: 
     assert failed.usage == (REPORTED[kind] if fault == "no_choices" else None)
 
 
-async def test_a_200_that_carries_an_error_may_have_been_billed(kind: str) -> None:
+async def test_a_200_that_carries_an_error_was_not_billed(kind: str) -> None:
     failed = await failing(kind, {"kind": "error_in_200", "error": {"message": "Sorry."}})
     assert isinstance(failed.failure, BrokenAnswer | HttpFailure)
     assert "Sorry." in failed.failure.message
-    assert failed.maybe_billed
+    assert not failed.maybe_billed
+
+
+@pytest.mark.parametrize(
+    ("said", "maybe_billed"),
+    [
+        ({}, False),
+        ({"choices": [], "content": []}, False),
+        ({"choices": [{"message": {"content": None}}], "content": None}, False),
+        ({"usage": {"prompt_tokens": 9, "input_tokens": 9}}, False),
+        ({"choices": [{"message": {"content": "hal"}}], "content": [{"type": "text", "text": "hal"}]}, True),
+    ],
+)
+async def test_only_an_answer_that_had_begun_may_have_been_billed_with_an_error(
+    kind: str, said: dict[str, Any], maybe_billed: bool
+) -> None:
+    async with saying({"error": {"message": "Sorry.", "code": 429}, **said}) as origin:
+        failed = await failure(settings(kind, origin))
+    assert isinstance(failed.failure, HttpFailure)
+    assert (failed.failure.status, failed.maybe_billed) == (429, maybe_billed)
 
 
 async def test_a_connection_that_is_reset_may_have_been_billed(kind: str) -> None:

@@ -9,7 +9,7 @@ from aiohttp import web
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid
 from breakwater.policy.price import Usage
-from breakwater.providers.base import Answer
+from breakwater.providers.base import Answer, Streaming
 from breakwater.providers.openai import ChatCompletions, OpenAISettings
 from breakwater.secret_refs import SecretRef
 from tests.flow.kit import USAGE, model
@@ -162,6 +162,29 @@ def test_the_output_limit_has_the_name_that_the_server_knows() -> None:
     assert "max_tokens" not in asked
     both = ChatCompletions("https://api.openai.com/v1").body(call(params={"max_tokens": 7, "max_completion_tokens": 9}))
     assert (both["max_completion_tokens"], "max_tokens" in both) == (9, False)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "params", "sent"),
+    [
+        (("max_tokens",), {"max_tokens": 7}, {"max_completion_tokens": 7}),
+        (("max_completion_tokens",), {"max_completion_tokens": 7}, {"max_tokens": 7}),
+        (("max_tokens", "max_completion_tokens"), {"max_tokens": 7}, {"max_tokens": 7}),
+        (("max_tokens",), {"max_completion_tokens": 7}, {"max_completion_tokens": 7}),
+        (("stream_options",), {"max_tokens": 7}, {"max_tokens": 7}),
+    ],
+)
+def test_what_a_model_was_found_not_to_know_is_not_sent(
+    left_out: tuple[str, ...], params: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    async def take(_: object) -> None:
+        pass
+
+    for streaming in (None, Streaming(take, 1, 1)):
+        body = ChatCompletions("http://x/v1").body(call(params=params, left_out=left_out, streaming=streaming))
+        options = {"stream_options": {"include_usage": True}} if "stream_options" not in left_out else {}
+        more = {} if streaming is None else {"stream": True, **options}
+        assert {name: value for name, value in body.items() if name not in ("model", "messages")} == {**sent, **more}
 
 
 async def test_a_call_is_sent_with_its_key_and_its_params() -> None:

@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -15,7 +16,7 @@ from aiohttp import web
 
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.policy.chat_chunks import Chunk
-from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure
+from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, Call, CallFailed, Streaming
 from breakwater.providers.process import ProcessSettings
@@ -158,6 +159,19 @@ async def test_what_came_of_a_broken_answer_is_freed_with_the_failure(fault: Any
 async def test_the_mark_of_the_end_may_be_missing(kind: str) -> None:
     async with scripted({"stream": "no_end"}) as sim:
         assert (await streamed(kind, sim, Streamed())).output == ANSWER
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("after_chunks", "maybe_billed"), [(0, False), (1, True)])
+async def test_an_error_in_a_stream_is_billed_only_where_some_of_an_answer_came_before_it(
+    kind: str, after_chunks: int, maybe_billed: bool
+) -> None:
+    throttled = {"type": "invalid_request_error", "message": "Too many requests, please wait before trying again."}
+    async with scripted({"stream": "error", "after_chunks": after_chunks, "error": throttled}) as sim:
+        failed = await broken(kind, sim, Streamed())
+    assert isinstance(failed.failure, HttpFailure)
+    assert classify(failed.failure, datetime.now(UTC)).kind == "rate_limit"
+    assert failed.maybe_billed == maybe_billed
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,6 +13,7 @@ AlertEvent = Literal[
     "breaker_closed",
     "budget_soft_cap",
     "budget_hard_cap",
+    "quota_exhausted",
     "agent_anomaly",
     "guard_tripped",
     "retries_exhausted",

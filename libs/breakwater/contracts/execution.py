@@ -11,7 +11,9 @@ from breakwater.contracts.types import Count, Event, Identifier, ModelId, Money,
 
 ErrorKind = Literal[
     "client",
+    "quota",
     "rate_limit",
+    "transient",
     "server",
     "timeout",
     "network",
@@ -37,9 +39,10 @@ Cause = Literal[
     "context_trim",
     "credential_refresh",
     "output_limit",
+    "parameter",
     "probe",
 ]
-"""Why an attempt was made. The last six are not counted as tries of their model."""
+"""Why an attempt was made. Those from `orphan_recovery` on are not counted as tries of their model."""
 Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
 """Why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
 CostBasis = Literal["billed", "estimated", "unknown"]

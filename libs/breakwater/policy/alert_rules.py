@@ -19,6 +19,7 @@ SEVERITY_OF: Mapping[str, Severity] = {
     "breaker_open": "critical",
     "budget_soft_cap": "warning",
     "budget_hard_cap": "critical",
+    "quota_exhausted": "critical",
     "agent_anomaly": "warning",
     "guard_tripped": "critical",
     "retries_exhausted": "warning",

@@ -38,6 +38,7 @@ _ERRORS: Mapping[str, tuple[int, str]] = {
     "budget_exceeded": (429, "insufficient_quota"),
     "rate_limited": (429, "rate_limit_exceeded"),
     "rate_limit": (429, "rate_limit_exceeded"),
+    "quota": (429, "insufficient_quota"),
     "breaker_open": (503, "breaker_open"),
     "retry_budget": (503, "retry_budget_exceeded"),
     "guard_tripped": (403, "guard_tripped"),
@@ -47,6 +48,7 @@ _ERRORS: Mapping[str, tuple[int, str]] = {
     "timeout": (504, "timeout"),
     "network": (502, "provider_unreachable"),
     "server": (502, "provider_error"),
+    "transient": (502, "provider_error"),
     "logic": (502, "invalid_output"),
     "worker_lost": (502, "worker_lost"),
     "dependency_failed": (409, "dependency_failed"),
@@ -60,7 +62,6 @@ _OVERLOADED = frozenset({503, 529})
 
 
 _OF_ANSWERS: Mapping[str, tuple[int, str]] = {
-    "QuotaExceededError": (429, "insufficient_quota"),
     "ContentFilteredError": (400, "content_filter"),
     "OutputLimitError": (400, "max_tokens_reached"),
 }

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from breakwater.contracts.execution import ErrorInfo, ErrorKind
-from breakwater.policy.delays import retry_after_s
+from breakwater.policy.delays import latest_reset_s, retry_after_s
 from breakwater.policy.user_message import user_message
 
 MAX_LENGTH = 500
@@ -156,6 +156,7 @@ _OVERFLOW_CODES = frozenset(
         "exceed_context_size_error",  # llama.cpp
         "model_context_window_exceeded",
         "tokens_limit_reached",  # GitHub
+        "1261",  # Zhipu
     }
 )
 _OVERFLOW = re.compile(
@@ -174,7 +175,8 @@ _OVERFLOW = re.compile(
             r"range of input length should be",  # Alibaba
             r"tokens to keep from the initial prompt is greater",  # LM Studio
             r"too many (input )?tokens",  # Cohere
-            r"exceeds? the (available )?context",  # llama.cpp
+            r"exceed max message tokens",  # ByteDance
+            r"exceeds? the (available )?context|but the configured context size",  # llama.cpp
             r"`inputs`( tokens \+ `max_new_tokens`)? must (be|have)",  # Text Generation Inference
         )
     ),
@@ -185,6 +187,29 @@ _TOO_MUCH = re.compile(
     r"exceed|maximum|too (long|large|many|big)|longer than|larger than|overflow|reduce the length", re.I
 )
 """A text that only names the context window may be about a parameter of that name."""
+_OF_OUTPUT = re.compile(r"max_(completion_)?tokens\W+must be", re.I)
+"""Groq compares a model's output limit with its window."""
+
+_SENT = r"(?:inputs?|prompts?|messages|conversation|history|sequence|text|tokens?)"
+_MEASURE = r"(?:length|size|limit|window|count|tokens?)"
+_OVER = (
+    r"(?:exceed\w*|(?:is|are|was) over|above|beyond|too (?:long|large|big)|(?:longer|larger|greater|bigger|more) than)"
+)
+_WIDE_OVERFLOW = re.compile(
+    rf"\b{_SENT}\b[^.;]{{0,80}}\b{_OVER}\b[^.;]{{0,60}}"
+    rf"\b(?:(?:input|prompt|sequence|token|message|model)(?:'?s)?[ _-](?:\w+[ _-]){{0,2}}{_MEASURE}|tokens)\b"
+    rf"|\bexceed\w*[^.;]{{0,40}}\b(?:input|prompt|sequence)[ _-](?:\w+ )?{_MEASURE}\b"
+    r"|\btoken limit exceeded|\bprompt exceeds\b",
+    re.I,
+)
+"""What was sent, that it is more, and than what: the grammar of words that nobody has seen yet."""
+_OTHER_LIMITS = re.compile(
+    r"max_(?:completion_|output_|new_)?tokens|maximum tokens you requested|(?:output|completion|thinking|reasoning)[ _]"
+    r"tokens|budget|\b(?:image|audio|video|file|page|pdf|document|tool|function|stop|metadata|user|name|id|n|string)s?\b"
+    r"|per (?:second|minute|hour|day)|\brate\b",
+    re.I,
+)
+"""What else may be too long or too many, of which a shorter conversation has no less."""
 
 _Q = r"['`\"\u2018\u2019\u201c\u201d]?"
 _ORPHANS = re.compile(
@@ -211,17 +236,102 @@ _ORPHANS = re.compile(
 _NEVER_FITS = re.compile(r"request too large for .{1,200}\btokens per min", re.I)
 """OpenAI's rate limit for a request that is over a whole minute's tokens: it says no other minute would do."""
 
+_NOT_IN_PLAN = re.compile(r"extra usage[^.]{0,40}long context|long context[^.]{0,60}not (yet )?available", re.I)
+"""Anthropic's 429 for a conversation that is longer than the account's plan allows: no wait would make it fit."""
+
 _FILTERED = frozenset({"content_filter", "content_policy_violation"})
 """Codes of Azure and OpenAI for a prompt that their filters refuse."""
 
-_EMPTY_ACCOUNT = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
+_MALFORMED = re.compile(r"tool_use_failed|output_parse_failed|json_validate_failed", re.I)
+_MALFORMED_WORDS = re.compile(r"'failed_generation'|model produced invalid", re.I)
+"""Groq's and Bedrock's words for an answer that they do not pass on, as it has not the form that it should have."""
+
+_THROTTLED = re.compile(r"throttl|rate_?limit|too_?many_?requests|limit_(requests|burst|tokens)", re.I)
+_THROTTLED_WORDS = re.compile(
+    r"too many (concurrent |parallel )?requests|\bthrottl(ed|ing)\b|rate[ -]?limit(ed| (is |was |has been )?"
+    r"(exceeded|reached|hit))|(exceed\w*|reached|hit)( \w+['’]?s?){0,5} rate[ -]limit|"
+    r"wait (a \w+ )?before (trying|retry|sending|making)|\bslow down\b|"
+    r"requests? (rate|frequency) (is )?too|请求过于频繁|速率限制",
+    re.I,
+)
+"""A rate limit, whatever its type and its status say."""
+
+_SPENT = frozenset(
+    {
+        "insufficient_quota",  # OpenAI
+        "billing_not_active",
+        "billing_hard_limit_reached",
+        "billing_error",  # Anthropic
+        "usage_limit_reached",
+        "exceeded_current_quota_error",  # Moonshot
+        "1113",  # Zhipu: the account, then limits of its plans
+        "1304",
+        "1308",
+        "1310",
+        "arrearage",  # Alibaba
+        "allocationquota.freetieronly",
+        "accountoverdueerror",  # ByteDance
+        "insufficient_balance",  # gateways
+        "insufficient_balance_error",  # MiniMax
+        "insufficient_user_quota",
+        "insufficient_credits",
+        "quota_exhausted",
+    }
+)
+_LIMIT = r"(usage|spend(ing)?|billing|budget|credit|plan|daily|weekly|monthly|weekly/monthly)"
+_CAP = r"(limits?|cap|quota|allowance)"
+_SPENT_WORDS = re.compile(
+    "|".join(
+        (
+            r"\b(insufficient|not enough) (account |user |remaining |paid )?(balance|credits?|funds|quota)",
+            r"\b(balance|credits?|funds|quota) (is|are|has been) "
+            r"(too low|insufficient|not enough|exhausted|depleted|used up)",
+            r"\bno (credits?|balance|quota|funds) (left|remaining)|\brequires? more credits",
+            r"\b(out of|used( up)? all( of)?( your| its| the)?( available| remaining)?)( \w+)? "
+            r"(credits?|funds|quota|usage)\b",
+            rf"\b{_LIMIT}( hard)? {_CAP}( \w+){{0,4}} (reached|exceeded|exhausted)",
+            rf"\b(reached|exceeded|exhausted|hit)( [\w-]+){{0,4}} {_LIMIT}( \w+)? {_CAP}",
+            r"\bin arrears\b|\barrearage\b|\bplease (recharge|top up)\b|\bpurchase (more )?credits\b",
+            r"\bfree (tier|quota|trial)\b[^.]{0,40}\b(exhausted|used up|expired)",
+            r"余额不足|欠费|额度不足|额度已用|请充值",
+        )
+    ),
+    re.I,
+)
+_SPENT_OR_LIMITED = re.compile(r"exceeded (your )?current quota", re.I)
+"""OpenAI says so of an account without credit, and Gemini of any limit: then with a wait."""
+
+_LONG_WINDOW = re.compile(
+    r"(?<![a-z])(?:per|a|/)[ _-]?(?:day|week|month)\b|\b(?:daily|weekly|monthly)\b|(?:Per|By)(?:Day|Week|Month)|_daily|"
+    r"per 86400s|\blimit: 0\b",
+    re.I,
+)
+_SHORT_WINDOW = re.compile(
+    r"(?<![a-z])(?:per|a|/)[ _-]?(?:sec(?:ond)?|min(?:ute)?)\b|(?:Per|By)(?:Second|Minute)", re.I
+)
+
+FAR_S = 3_600.0
+"""A limit that is reset later than this is no rate limit: nobody waits for it."""
+
+ADDED = ("max_completion_tokens", "max_tokens", "stream_options", "response_format", "output_config")
+"""Parameters that the plane itself gives a request, or names as a model's maker does."""
+_REFUSED = re.compile(
+    r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|not permitted|not allowed|extra (fields|inputs)|"
+    r"unavailable|deprecated|extra_forbidden|unknown_parameter",
+    re.I,
+)
+_INSTEAD = re.compile(r"\buse\b\W*\w+", re.I)
 
 
 def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
     """Whether the conversation did not fit into the model's context window."""
     if code in _OVERFLOW_CODES or type_ in _OVERFLOW_CODES:
         return True
-    return bool(_OVERFLOW.search(text) or (_CONTEXT.search(text) and _TOO_MUCH.search(text)))
+    if _OVERFLOW.search(text):
+        return True
+    if _CONTEXT.search(text) and _TOO_MUCH.search(text):
+        return not _OF_OUTPUT.search(text)
+    return bool(_WIDE_OVERFLOW.search(text)) and not _OTHER_LIMITS.search(text)
 
 
 def has_orphan_tool_calls(text: str) -> bool:
@@ -229,9 +339,29 @@ def has_orphan_tool_calls(text: str) -> bool:
     return bool(_ORPHANS.search(text))
 
 
-def is_empty_account(code: str | None, type_: str | None) -> bool:
-    """Whether the account is out of credit, which OpenAI answers with the status of a rate limit."""
-    return code in _EMPTY_ACCOUNT or type_ in _EMPTY_ACCOUNT
+def refused_parameter(param: str | None, text: str) -> str | None:
+    """Which of the parameters in `ADDED` a model does not know; not one whose value it refuses."""
+    if not _REFUSED.search(text):
+        return None
+    if param is not None:
+        return param if param in ADDED else None
+    # It names another one, too, that is to be used instead.
+    found = re.search(rf"\b({'|'.join(ADDED)})\b", _INSTEAD.sub("", text.replace("response format", "response_format")))
+    return None if found is None else found[1]
+
+
+def status_in_words(code: str | None, type_: str | None, text: str) -> int | None:
+    """The HTTP status of an error that does not say which it is, or only that a request was not taken."""
+    names = _names(code, type_)
+    if names & _SPENT or _SPENT_WORDS.search(text):
+        return 402
+    if _THROTTLED.search(" ".join(names)) or _THROTTLED_WORDS.search(text):
+        return 429
+    return 400 if is_context_overflow(code, type_, text) or has_orphan_tool_calls(text) else None
+
+
+def _names(code: str | None, type_: str | None) -> frozenset[str]:
+    return frozenset(name.lower() for name in (code, type_) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +378,10 @@ class HttpFailure:
     """The wait that the body names."""
     param: str | None = None
     """The field of the request at fault, by its name alone."""
+    limits: tuple[str, ...] = ()
+    """The names of the limits that were reached, where the body has them."""
+    resets_at: datetime | None = None
+    """When a limit is reset, as the body says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,15 +479,24 @@ WORKER_LOST = Classification(
 
 UNFAMILIAR = "BadRequestError"
 """The class of a 400 whose words say nothing that is known here."""
+UNSUPPORTED = "UnsupportedParameterError"
+"""The class of a request that was refused for a parameter of `ADDED`."""
+MALFORMED = "InvalidOutputError"
+"""The class of an answer without the form that it should have."""
 
 _CLIENT_CLASSES = {
     400: UNFAMILIAR,
     401: "UnauthorizedError",
-    402: "PaymentRequiredError",
     403: "ForbiddenError",
     404: "NotFoundError",
     413: "RequestTooLargeError",
     422: "UnprocessableEntityError",
+}
+_TRANSIENT_CLASSES = {
+    408: "RequestTimeoutError",
+    409: "ConflictError",
+    425: "TooEarlyError",
+    499: "ClientClosedRequestError",
 }
 _SERVER_CLASSES = {
     500: "ServerError",
@@ -366,11 +509,13 @@ RETRYABLE_CLASSES = frozenset(
     {
         *_CLIENT_CLASSES.values(),
         *_SERVER_CLASSES.values(),
+        *_TRANSIENT_CLASSES.values(),
         "ClientError",
         "ContentFilteredError",
         "OutputLimitError",
         "QuotaExceededError",
         "RateLimitError",
+        UNSUPPORTED,
         "WorkerLostError",
         # Answers.
         "AnswerTooLargeError",
@@ -444,24 +589,70 @@ def without_text(verdict: Classification, failure: Failure) -> Classification:
 
 
 def _classify_status(failure: HttpFailure, now: datetime) -> Classification:
+    verdict = _by_status(failure, now)
+    match failure.headers.get("x-should-retry", "").strip().lower():
+        case "false":
+            return replace(verdict, retryable=False)
+        case "true" if verdict.kind == "client":
+            return replace(verdict, kind="transient", retryable=True, counts_for_breaker=True)
+        case _:
+            return verdict
+
+
+def _by_status(failure: HttpFailure, now: datetime) -> Classification:
     status, message = failure.status, failure.message
-    if status == 429 and is_empty_account(failure.code, failure.type):
-        # No limit that resets: the account has no credit, and repeating the call only delays the next model.
-        return Classification("client", "QuotaExceededError", message, status, False, False)
-    if status == 429 and _NEVER_FITS.search(message):
-        return Classification("context_overflow", "ContextOverflowError", message, status, False, False)
-    if status == 429 or 500 <= status <= 599:
-        wait = retry_after_s(failure.headers, now, failure.retry_delay_s)
-        if status == 429:
-            return Classification("rate_limit", "RateLimitError", message, status, True, True, wait)
-        return Classification("server", _SERVER_CLASSES.get(status, "ServerError"), message, status, True, True, wait)
+
+    def fails(kind: ErrorKind, class_name: str, *, after_s: float | None = None) -> Classification:
+        again = kind in {"rate_limit", "transient", "server"}
+        param = failure.param if kind == "client" else None
+        return Classification(kind, class_name, message, status, again, again, after_s, param)
+
+    wait_s = retry_after_s(failure.headers, now, failure.retry_delay_s)
+    reset_s = None if failure.resets_at is None else max(0.0, (failure.resets_at - now).total_seconds())
+    throttled = status == 429 or (
+        status in {400, 403}
+        and bool(_THROTTLED.search(f"{failure.code} {failure.type}") or _THROTTLED_WORDS.search(message))
+    )
+    if throttled and (_NEVER_FITS.search(message) or _NOT_IN_PLAN.search(message)):
+        return fails("context_overflow", "ContextOverflowError")
+    known = [given for given in (reset_s, latest_reset_s(failure.headers, now), wait_s) if given is not None]
+    if _is_spent(failure, max(known, default=0.0), throttled=throttled):
+        far_s = max((given for given in known if given >= FAR_S), default=None)
+        return fails("quota", "QuotaExceededError", after_s=far_s if reset_s is None else reset_s)
+    if throttled:
+        return fails("rate_limit", "RateLimitError", after_s=reset_s if wait_s is None else wait_s)
+    if 500 <= status <= 599:
+        return fails("server", _SERVER_CLASSES.get(status, "ServerError"), after_s=wait_s)
+    if status in _TRANSIENT_CLASSES:
+        return fails("transient", _TRANSIENT_CLASSES[status], after_s=wait_s)
     if status in _MAY_BE_OF_THE_CONVERSATION:
         if is_context_overflow(failure.code, failure.type, message):
-            return Classification("context_overflow", "ContextOverflowError", message, status, False, False)
+            return fails("context_overflow", "ContextOverflowError")
         if status != 413 and has_orphan_tool_calls(message):
-            return Classification("orphan_tool_calls", "OrphanToolCallsError", message, status, False, False)
+            return fails("orphan_tool_calls", "OrphanToolCallsError")
         if failure.code in _FILTERED:
-            return Classification("client", "ContentFilteredError", message, status, False, False)
+            return fails("client", "ContentFilteredError")
+        if _MALFORMED.search(f"{failure.code} {failure.type}") or _MALFORMED_WORDS.search(message):
+            return fails("logic", MALFORMED)
+        if (refused := refused_parameter(failure.param, message)) is not None:
+            return replace(fails("client", UNSUPPORTED), param=refused)
     # An unknown status is handled as the caller's mistake: repeating what nobody understands helps nobody.
-    class_name = _CLIENT_CLASSES.get(status, "ClientError")
-    return Classification("client", class_name, message, status, False, False, param=failure.param)
+    return fails("client", _CLIENT_CLASSES.get(status, "ClientError"))
+
+
+def _is_spent(failure: HttpFailure, latest_s: float, *, throttled: bool) -> bool:
+    """Whether an account or a quota is used up for long. What details say counts before words do."""
+    message = failure.message
+    if failure.status == 402 or _names(failure.code, failure.type) & _SPENT:
+        return True
+    if throttled and failure.limits:
+        return any(_LONG_WINDOW.search(name) for name in failure.limits)
+    if _SPENT_WORDS.search(message):
+        return True
+    if not throttled:
+        return bool(_SPENT_OR_LIMITED.search(message))
+    return (
+        latest_s >= FAR_S
+        or (_LONG_WINDOW.search(message) is not None and not _SHORT_WINDOW.search(message))
+        or (_SPENT_OR_LIMITED.search(message) is not None and not latest_s)
+    )

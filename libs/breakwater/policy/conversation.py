@@ -211,6 +211,10 @@ _OVERFLOWS = tuple(
         rf"maximum context length is {_LIMIT} tokens.{{1,80}}?requested (about )?\d[\d,]* tokens"
         rf" \({_INPUT} (of text input|in (the|your) \w+)[,;] {_OUTPUT} (in|for) ",
         rf"maximum context length is {_LIMIT} tokens.{{1,80}}?(resulted in|requested) (about )?{_USED} tokens",
+        rf"maximum context length is {_LIMIT} tokens.{{1,40}}?requested {_OUTPUT} output tokens"
+        rf" and your prompt contains (?P<least>at least )?{_INPUT} input",
+        rf"context length of {_LIMIT} tokens.{{1,40}}?tokens: {_INPUT} tokens .{{1,40}}? and {_OUTPUT} tokens for",
+        rf"passed {_INPUT} input tokens and requested {_OUTPUT} output tokens.{{1,80}}?length is only {_LIMIT} tokens",
         rf"too large: {_OUTPUT}\. .{{1,40}}?context length is {_LIMIT} tokens and your request has {_INPUT} input",
         rf"limit of {_LIMIT} tokens.{{1,80}}?resulted in {_USED} tokens",
         # Groq, OpenAI
@@ -247,11 +251,35 @@ def keep_ratio_from(message: str) -> float | None:
     Returns:
         A part for `trim`, from 0.1 to 0.9 and with something to spare; None where the text has no such numbers.
     """
+    numbers = _numbers(message)
+    # What the answer may take of the window is no room for the conversation.
+    room = numbers.get("limit", 0) - numbers.get("output", 0)
+    used = numbers.get("input", numbers.get("used", 0))
+    return min(max(room / used * _SAFETY, _LEAST), _MOST) if used else None
+
+
+LEAST_OUTPUT = 16
+"""Tokens; an answer of fewer is none."""
+
+
+def output_limit_from(message: str) -> int | None:
+    """The output limit for which a provider's refusal leaves room beside the conversation.
+
+    Returns:
+        Tokens; None where the text has no such numbers, or the conversation fits not even alone.
+    """
+    numbers = _numbers(message)
+    if "output" not in numbers:
+        return None
+    room = numbers["limit"] - numbers["input"]
+    if "least" in numbers:
+        room = min(room, numbers["output"] // 2)  # it has not counted to the end
+    return room if room >= LEAST_OUTPUT else None
+
+
+def _numbers(message: str) -> dict[str, int]:
     for pattern in _OVERFLOWS:
         if (found := pattern.search(message[:_READ])) is not None:
-            numbers = {name: int(text.replace(",", "")) for name, text in found.groupdict().items()}
-            # What the answer may take of the window is no room for the conversation.
-            room = numbers["limit"] - numbers.get("output", 0)
-            used = numbers.get("input", numbers.get("used", 0))
-            return min(max(room / used * _SAFETY, _LEAST), _MOST) if used else None
-    return None
+            named = {name: text for name, text in found.groupdict().items() if text is not None}
+            return {name: int(text.replace(",", "")) if text[0].isdigit() else 1 for name, text in named.items()}
+    return {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 MAX_DELAY_S = 31 * 86_400.0
 """Limits are set by the month at most; what is longer is no delay but, say, a moment since the epoch."""
@@ -14,10 +15,18 @@ _MAX_TEXT = 100
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _PART = re.compile(rf"({_NUMBER.pattern})(ns|us|µs|μs|ms|s|m|h|d)")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_WORDS = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h"}
-_SPOKEN = re.compile(r"\b(?:try again|retry) (?:in|after) ([0-9.]+) ?([0-9.a-zµμ]+)", re.I)
+_WORDS = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}
+_SPOKEN = re.compile(
+    r"\b(?:(?:try again|retry|resets?|available(?: again)?) (?:in|after)|wait(?: for)?) ([0-9.]+) ?([0-9.a-zµμ]+)", re.I
+)
+_AGAIN = re.compile(r"\b(?:resets?|renews?|regain|again|retry|until)\b|重置", re.I)
+_MOMENT = re.compile(
+    r"\b(\d{4}-\d\d-\d\d)(?:(?:T| | at )(\d\d:\d\d(?::\d\d)?)(?:\.\d+)?)? ?(Z|UTC|GMT|[+-]\d\d:?\d\d)?", re.I
+)
+_EPOCH_S, _EPOCH_MS = 1e9, 1e12
 
 _OPENAI_LIMITS = ("requests", "tokens")
+_RESETS = ("x-ratelimit-reset", "ratelimit-reset", "anthropic-ratelimit-unified-reset")
 _ANTHROPIC_LIMITS = ("requests", "tokens", "input-tokens", "output-tokens")
 
 
@@ -42,6 +51,11 @@ def retry_after_s(headers: Mapping[str, str], now: datetime, in_body: float | No
     delay = _sane(in_body)
     if delay is not None:
         return delay
+    return latest_reset_s(headers, now)
+
+
+def latest_reset_s(headers: Mapping[str, str], now: datetime) -> float | None:
+    """Seconds until the last of the limits that are used up is reset; None where no header says so."""
     return max(_resets(headers, now), default=None)
 
 
@@ -73,6 +87,31 @@ def spoken_delay_s(text: str) -> float | None:
         return None
     unit = found[2].lower().rstrip(".")
     return duration_s(found[1] + _WORDS.get(unit.removesuffix("s"), unit))
+
+
+def moment_in(said: Any, zone: tzinfo = UTC) -> datetime | None:
+    """When a limit is reset: seconds or milliseconds since the epoch, or a sentence that names a moment; else None.
+
+    Args:
+        said: such as 1772180859, or `You will regain access on 2026-04-01 at 00:00 UTC.`
+        zone: of a moment that names none.
+    """
+    if isinstance(said, int | float):
+        return _since_epoch(float(said))
+    found = _MOMENT.search(said) if isinstance(said, str) and _AGAIN.search(said) else None
+    if found is None:
+        return None
+    offset = "+00:00" if (found[3] or "").upper() in {"Z", "UTC", "GMT"} else found[3] or ""
+    try:
+        moment = datetime.fromisoformat(f"{found[1]}T{found[2] or '00:00'}{offset}")
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=zone)
+
+
+def _since_epoch(number: float) -> datetime | None:
+    seconds = number / 1000 if number >= _EPOCH_MS else number
+    return datetime.fromtimestamp(seconds, UTC) if _EPOCH_S <= seconds < _EPOCH_MS / 100 else None
 
 
 def _number(text: str) -> float | None:
@@ -110,7 +149,15 @@ def _resets(headers: Mapping[str, str], now: datetime) -> list[float]:
     for limit in _ANTHROPIC_LIMITS:
         if _number(headers.get(f"anthropic-ratelimit-{limit}-remaining", "")) == 0:
             delays.append(_until_rfc3339(headers.get(f"anthropic-ratelimit-{limit}-reset", ""), now))
+    if _number(headers.get("x-ratelimit-remaining", "0")) == 0:
+        delays += [_until_reset(headers.get(name, ""), now) for name in _RESETS]
     return [delay for delay in delays if delay is not None]
+
+
+def _until_reset(text: str, now: datetime) -> float | None:
+    """Some send a moment, as seconds or milliseconds since the epoch, and some a duration."""
+    moment = _since_epoch(_number(text) or 0.0)
+    return duration_s(text) if moment is None else _until(moment, now)
 
 
 def _until_rfc3339(text: str, now: datetime) -> float | None:

@@ -145,12 +145,15 @@ def observed_limit(params: Mapping[str, JsonValue], default: int, outputs: Seque
 
 
 def limited(params: Mapping[str, JsonValue], limit: int) -> dict[str, JsonValue]:
-    """The request's parameters with a lower output limit."""
-    return {name: limit if name in OUTPUT_LIMITS else value for name, value in params.items()}
+    """The request's parameters with an output limit of at most that."""
+    return {
+        name: min(_positive(value) or limit, limit) if name in OUTPUT_LIMITS else value
+        for name, value in params.items()
+    }
 
 
 _THINKING = (("thinking", "budget_tokens"), ("reasoning", "max_tokens"))
-OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens")
+OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 MAX_OUTPUT_TOKENS = 10_000_000
 
 

@@ -10,14 +10,15 @@ from typing import Any, Literal, Self, cast, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from breakwater.contracts.execution import Attempt, ErrorKind, Reason
+from breakwater.contracts.execution import Attempt, Cause, ErrorKind, Reason
 from breakwater.contracts.types import Message
 from breakwater.policy.classify import RETRYABLE_CLASSES, Classification
 
-RetryableKind = Literal["client", "rate_limit", "server", "timeout", "network", "worker_lost"]
+RetryableKind = Literal["client", "quota", "rate_limit", "transient", "server", "timeout", "network", "worker_lost"]
 
 _RECOVERED_FROM: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls"})
 """Repeating the call would fail again: what is sent must change first, which is no retry."""
+_MENDED: frozenset[Cause] = frozenset({"credential_refresh", "orphan_recovery", "output_limit", "parameter"})
 _RECOVERED_FROM_CLASSES = frozenset({"ContextOverflow", "OrphanToolCalls"})
 _CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
 
@@ -54,7 +55,7 @@ class RetryPolicy(Message):
     )
     on: tuple[int | str, ...] = Field(
         default=(),
-        description="What is retried besides rate limits, server errors, timeouts and network errors: "
+        description="What is retried besides rate limits, transient and server errors, timeouts and network errors: "
         "status codes (404), kinds (client) or error classes (NotFoundError).",
     )
     per_kind: dict[RetryableKind, KindPolicy] = Field(
@@ -178,7 +179,7 @@ def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, i
     mended = {
         before.attempt_id
         for before, after in pairwise(of_job)
-        if after.cause in {"credential_refresh", "orphan_recovery", "output_limit"} and after.model == before.model
+        if after.cause in _MENDED and after.model == before.model
     }
     failures: dict[ErrorKind, int] = {}
     for attempt in of_job:

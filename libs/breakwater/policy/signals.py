@@ -12,16 +12,17 @@ stands in them.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pydantic import BaseModel, JsonValue
 
-from breakwater.contracts.alerts import AlertEvent
+from breakwater.contracts.alerts import Alert, AlertEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, Enforcement, GuardEvent
-from breakwater.contracts.execution import Execution
+from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.contracts.subjects import Header, encode_token
-from breakwater.contracts.types import is_identifier
+from breakwater.contracts.types import format_time, is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.alert_texts import moment, money_text, sentence
 from breakwater.policy.budget import NEVER_FITS
@@ -259,6 +260,56 @@ def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
     )
 
 
+def of_quotas(execution: Execution, newest: Callable[[str], Alert | None]) -> tuple[Signal, ...]:
+    """What a job's calls say of the accounts at providers: one has nothing left, or serves the same model again.
+
+    Args:
+        execution: its record.
+        newest: the newest alert of the newest incident with a key.
+    """
+    found: dict[str, Signal] = {}
+    for attempt in execution.attempts:
+        error, key = attempt.error, key_of("quota_exhausted", attempt.provider)
+        if error is not None and error.kind == "quota":
+            found[key] = _quota_exhausted(key, attempt, error)
+        elif (
+            attempt.outcome == "success"
+            and (known := newest(key)) is not None
+            and known.status != "resolved"
+            # Quotas may be of one model each.
+            and known.payload.get("model_id") == attempt.model
+            and known.last_at < attempt.completed_at
+        ):
+            text = f"{attempt.model} has answered a call of {attempt.agent}. Nothing to do."
+            source, why = f"{attempt.attempt_id}/served", "a call was answered"
+            title = f"Quota available: {attempt.provider}"
+            found[key] = Resolved(
+                key, "quota_exhausted", title, text, source, attempt.completed_at, known.payload, reason=why
+            )
+    return tuple(found.values())
+
+
+def _quota_exhausted(key: str, attempt: Attempt, error: ErrorInfo) -> Firing:
+    at = attempt.completed_at
+    ends_at = None if error.retry_after_s is None else at + timedelta(seconds=error.retry_after_s)
+    resets = "It does not say when that changes." if ends_at is None else f"It resets at {moment(ends_at)}."
+    figures = _figures(attempt, "agent", "provider", "execution_id", model_id="model", timestamp="completed_at")
+    return Firing(
+        key=key,
+        event="quota_exhausted",
+        title=f"Quota exhausted: {attempt.provider}",
+        text=f"{attempt.provider} answers calls of {attempt.model} that the account or its quota is used up"
+        f"{'' if error.status_code is None else f' (HTTP {error.status_code})'}. {resets} Jobs go on to their next "
+        "model, or fail if there is none. To do: check the account's billing and limits at the provider.",
+        source_id=f"{attempt.attempt_id}/quota",
+        at=at,
+        payload=figures | {"resets_at": None if ends_at is None else format_time(ends_at)},
+        agent="*",  # an account is every agent's
+        model=attempt.model,
+        ends_at=ends_at,
+    )
+
+
 def of_execution(execution: Execution, costly: int | None, long_ms: int | None) -> tuple[Firing, ...]:
     """What the end of a job says: that it got no answer, or that its cost or duration is above the limit.
 
@@ -273,11 +324,12 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
         return ()
     found: list[Firing] = []
     never_fits = execution.error is not None and execution.error.class_ in NEVER_FITS
-    if execution.status == "dead_lettered" and (never_fits or execution.reason not in _ALERTED_BY_OTHERS):
+    spent = execution.error is not None and execution.error.kind == "quota"
+    if execution.status == "dead_lettered" and not spent and (never_fits or execution.reason not in _ALERTED_BY_OTHERS):
         found.append(_failed(execution))
     if costly is not None and (execution.total_cost or 0) > costly:
-        spent = money_text(execution.total_cost or 0)
-        found.append(_unusual(execution, "execution_cost", f" cost {spent}, more than {money_text(costly)}"))
+        cost = money_text(execution.total_cost or 0)
+        found.append(_unusual(execution, "execution_cost", f" cost {cost}, more than {money_text(costly)}"))
     if long_ms is not None and execution.duration_ms > long_ms:
         took = f" took {execution.duration_ms / 1000:,.1f} s, more than {long_ms / 1000:,.1f} s"
         found.append(_unusual(execution, "execution_duration", took))

@@ -15,7 +15,9 @@ from breakwater.contracts.execution import ErrorInfo, ErrorKind
 _LATER = "This is usually temporary. Please try again later."
 _KINDS: dict[ErrorKind, tuple[str, str]] = {
     "client": ("Client", "Please review the error and try again."),
+    "quota": ("QuotaExceeded", "Please check your account billing status."),
     "rate_limit": ("RateLimit", f"The model's provider limits how often it is called. {_LATER}"),
+    "transient": ("Transient", f"The model's provider could not take the request just now. {_LATER}"),
     "server": ("Server", f"The model's provider has a problem of its own. {_LATER}"),
     "timeout": ("Timeout", f"No answer came in time. {_LATER}"),
     "network": ("Network", f"The model's provider could not be reached. {_LATER}"),
@@ -43,8 +45,6 @@ _KINDS: dict[ErrorKind, tuple[str, str]] = {
 _CLASSES = {
     "BadRequestError": "The request format may be invalid.",
     "UnauthorizedError": "Please check your API credentials.",
-    "PaymentRequiredError": "Please check your account billing status.",
-    "QuotaExceededError": "Please check your account billing status.",
     "ForbiddenError": "You may not have permission to access this resource.",
     "NotFoundError": "The model or resource does not exist or is not available to you.",
     "RequestTooLargeError": "The request is too large; please send less.",
@@ -56,7 +56,9 @@ _CLASSES = {
     "ServiceUnavailableError": f"The model's provider is not available. {_LATER}",
     "OverloadedError": f"The model's provider is overloaded. {_LATER}",
 }
-_PERMANENT: frozenset[ErrorKind] = frozenset({"client", "context_overflow", "orphan_tool_calls", "logic", "invalid"})
+_PERMANENT: frozenset[ErrorKind] = frozenset(
+    {"client", "quota", "context_overflow", "orphan_tool_calls", "logic", "invalid"}
+)
 
 
 _LONGEST = 300

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Annotated, Any, ClassVar, Protocol
@@ -59,6 +59,8 @@ class Call:
         output_schema: the JSON schema that the answer must satisfy, for providers that can be held to one.
         strict_output: whether the provider should be held to it strictly.
         streaming: where the answer goes while it is produced, where that is wanted.
+        left_out: parameters that the model does not know: what the provider adds itself is not added, and the output
+            limit has its other name.
     """
 
     attempt_id: str
@@ -75,6 +77,7 @@ class Call:
     output_schema: Mapping[str, JsonValue] | None = None
     strict_output: bool = False
     streaming: Streaming | None = None
+    left_out: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

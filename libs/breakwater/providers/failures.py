@@ -8,13 +8,15 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, timedelta, timezone
 from typing import Any, cast
 
 import orjson
 
-from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure
-from breakwater.policy.delays import duration_s, spoken_delay_s
+from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
+from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
 
 MAX_ERROR_TEXT = 16_000
 """Characters; cut only after redaction could see the whole, and records cut it further."""
@@ -50,7 +52,13 @@ _STATUS_BY_NAME = {
     "model_not_found": 404,
     "rate_limit_exceeded": 429,
     "insufficient_quota": 429,
+    # Bedrock's
+    "ValidationException": 400,
+    "ThrottlingException": 429,
+    "InternalServerException": 500,
+    "ServiceUnavailableException": 503,
 }
+_BEIJING = timezone(timedelta(hours=8))
 
 # HTTP
 
@@ -70,15 +78,48 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
     error = _error_of(_parsed(payload))
     if error is None:
         text = _plain_text(payload)
-        return HttpFailure(status, text or f"HTTP {status} without a text", None, None, lowered, spoken_delay_s(text))
-    message = _text(error.get("message")) or f"HTTP {status} without a text"
-    code, delay_s = _name(error, "code"), _delay_s(error, message)
-    return HttpFailure(status, message, code, _type(error), lowered, delay_s, _param(error))
+        return HttpFailure(
+            status,
+            text or f"HTTP {status} without a text",
+            headers=lowered,
+            retry_delay_s=spoken_delay_s(text),
+            resets_at=moment_in(text),
+        )
+    return _failure(status, error, lowered, f"HTTP {status} without a text")
+
+
+def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], silent: str) -> HttpFailure:
+    message, code = _text(error.get("message")) or silent, _name(error, "code")
+    upstream = _upstream(error)
+    limits = dict.fromkeys(name for name in _limits(error.get("details")) if name)
+    if isinstance(source := _object(error.get("metadata")).get("limit_source"), str):
+        limits[source] = None
+    if upstream is not None:
+        message = f"{message}: {_text(upstream.get('message'))}"
+    zone = _BEIJING if (code or "").startswith("13") else UTC  # Zhipu names the hour on its own clock
+    reset = next((error[name] for name in ("resets_at", "reset_at", "resetTime") if error.get(name)), None)
+    return HttpFailure(
+        status,
+        message,
+        code,
+        _type(error),
+        {**headers, **_passed_on(error)},
+        _delay_s(error, message),
+        _param(error),
+        tuple(limits),
+        moment_in(reset if isinstance(reset, int | float) else f"until {reset}" if reset else message, zone),
+    )
 
 
 def carries_error(body: Mapping[str, Any]) -> bool:
     """Whether the body of a 2xx, or an event of it, is an error."""
-    return bool(body.get("error")) or "error" in (body.get("type"), body.get("object"))
+    if body.get("error") or body.get("type") == "error" or body.get("object") in ("error", "Error"):
+        return True
+    if body.get("choices") or body.get("content"):
+        return False
+    # As gateways send it that wrap what they pass on, and MiniMax.
+    said = body.get("message") or body.get("msg")
+    return (bool(body.get("code")) and isinstance(said, str)) or bool(_object(body.get("base_resp")).get("status_code"))
 
 
 def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | BrokenAnswer:
@@ -92,11 +133,13 @@ def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | 
         answered: its status.
     """
     error = _error_of(body) or {}
-    message = _text(error.get("message")) or "an error without a text"
+    failure = _failure(answered, error, {}, "an error without a text")
     status = _status(error)
     if status is None:
-        return BrokenAnswer(f"a {answered} that carries an error: {message}"[:MAX_ERROR_TEXT], answered)
-    return HttpFailure(status, message, _name(error, "code"), _type(error), retry_delay_s=_delay_s(error, message))
+        status = status_in_words(failure.code, failure.type, failure.message)
+    if status is None:
+        return BrokenAnswer(f"a {answered} that carries an error: {failure.message}"[:MAX_ERROR_TEXT], answered)
+    return replace(failure, status=status)
 
 
 def read_json(payload: bytes) -> Any:
@@ -135,11 +178,39 @@ def _error_of(body: Any) -> dict[str, Any] | None:
     if isinstance(nested, dict):
         error = cast(dict[str, Any], nested)
         return {**error, "message": _first(error, "message", "msg", "type", "code", "status")}
-    message = nested if isinstance(nested, str) and nested else _first(top, "message", "detail", "errors")
+    if base := _object(top.get("base_resp")):
+        return {"code": base.get("status_code"), "message": base.get("status_msg")}
+    message = nested if isinstance(nested, str) and nested else _first(top, "message", "msg", "detail", "errors")
     if message is None and top.get("object") != "error":
         return None
     status = top.get("statusCode")
     return {"code": status, **top, "message": message}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _upstream(error: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What OpenRouter was answered itself, where it says no more of it than that."""
+    raw = _object(error.get("metadata")).get("raw")
+    found = _error_of(_parsed(raw.encode(errors="replace"))) if isinstance(raw, str) else None
+    return found or ({"message": raw} if isinstance(raw, str) and raw else None)
+
+
+def _passed_on(error: Mapping[str, Any]) -> dict[str, str]:
+    """The headers that OpenRouter puts into the body."""
+    headers = _object(_object(error.get("metadata")).get("headers"))
+    return {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
+
+
+def _limits(details: Any) -> Iterator[str]:
+    """The names of the limits that Google's details list."""
+    for detail in map(_object, cast(list[Any], details) if isinstance(details, list) else ()):
+        violations = detail.get("violations")
+        for one in map(_object, cast(list[Any], violations) if isinstance(violations, list) else ()):
+            yield str(one.get("quotaId") or "")
+        yield str(_object(detail.get("metadata")).get("quota_limit") or "")
 
 
 def _first(values: Mapping[str, Any], *names: str) -> Any:
@@ -173,9 +244,18 @@ def _name(error: Mapping[str, Any], field: str) -> str | None:
 
 
 def _param(error: Mapping[str, Any]) -> str | None:
-    """OpenAI's `param`, where it is a place in the request, and no words."""
-    param = _name(error, "param") or ""
+    """OpenAI's `param`, or the place that FastAPI names, where it is a place in the request, and no words."""
+    param = _name(error, "param") or _located(error.get("message")) or ""
     return param if _PLACE.fullmatch(param) else None
+
+
+def _located(message: Any) -> str:
+    """`loc` of the first thing that is wrong, below the body."""
+    if isinstance(message, dict):
+        message = _object(message).get("detail")
+    first = _object(cast(list[Any], message)[0]) if isinstance(message, list) and message else {}
+    place = first.get("loc")
+    return ".".join(str(part) for part in cast(list[Any], place) if part != "body") if isinstance(place, list) else ""
 
 
 def _type(error: Mapping[str, Any]) -> str | None:
@@ -194,6 +274,8 @@ def _status(error: Mapping[str, Any]) -> int | None:
 
 def _delay_s(error: Mapping[str, Any], message: str) -> float | None:
     """The wait in Gemini's RetryInfo, or in the words of the message."""
+    if isinstance(seconds := error.get("resets_in_seconds"), int | float):
+        return duration_s(str(seconds))
     details = error.get("details")
     for detail in cast(list[Any], details) if isinstance(details, list) else []:
         named = cast(dict[str, Any], detail).get("retryDelay") if isinstance(detail, dict) else None

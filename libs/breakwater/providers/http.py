@@ -7,7 +7,8 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from breakwater.providers.base import (
     Streaming,
     UnusableAnswerError,
     Wire,
+    fields,
 )
 from breakwater.providers.failures import carries_error, error_in_answer, http_failure, read_json, transport_failure
 from breakwater.providers.http_stream import StreamBroken, receive, silence
@@ -213,7 +215,8 @@ class HttpProvider:
             _release(error)
             failure, maybe_billed, cause = transport_failure(error), course.sent, error
         except StreamBroken as broken:
-            failure, maybe_billed, cause = broken.failure, True, broken
+            begun = streaming.answer.length > 0 or self._begun(reader.answer())
+            failure, maybe_billed, cause = broken.failure, begun, broken
         except UnusableAnswerError as error:
             failure, maybe_billed, cause = BrokenAnswer(str(error)), True, error
         raise CallFailed(failure, maybe_billed=maybe_billed, usage=self._wire.usage(reader.answer())) from cause
@@ -247,11 +250,24 @@ class HttpProvider:
         body = _parsed(reply)
         usage = self._wire.usage(body)
         if carries_error(body):
-            raise CallFailed(error_in_answer(body, status), maybe_billed=True, usage=usage)
+            raise CallFailed(error_in_answer(body, status), maybe_billed=self._begun(body), usage=usage)
         try:
             return self._answer(body, status, usage)
         except UnusableAnswerError as error:
             raise _broken(status, str(error), usage) from error
+
+    def _begun(self, body: dict[str, Any]) -> bool:
+        """Whether a model has said something before it failed: only then its provider may bill for it."""
+        blocks = body.get("content")
+        if isinstance(blocks, list):  # of Anthropic, perhaps of thinking alone
+            said = (
+                value for block in cast(list[Any], blocks) for name, value in fields(block).items() if name != "type"
+            )
+            return any(said)
+        try:
+            return any(choice.output for choice in self._wire.choices(body))
+        except UnusableAnswerError:
+            return False
 
     def _answer(self, body: dict[str, Any], status: int, usage: Usage | None) -> Answer:
         """The answer that a body holds. Raises UnusableAnswerError, CallFailed."""
@@ -324,7 +340,7 @@ def _without(key: str | None, failure: Failure) -> Failure:
     """The failure without the key, which a provider may repeat when it complains of it."""
     if key is None or len(key) < MIN_KEY or key not in str(failure):
         return failure
-    return replace(failure, **{item.name: _hidden(key, getattr(failure, item.name)) for item in fields(failure)})
+    return replace(failure, **{item.name: _hidden(key, getattr(failure, item.name)) for item in fields_of(failure)})
 
 
 def _hidden(key: str, value: Any) -> Any:

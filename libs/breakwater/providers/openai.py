@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue
 from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.finish import finish_reason
-from breakwater.policy.price import Usage
+from breakwater.policy.price import OUTPUT_LIMITS, Usage
 from breakwater.providers.base import (
     URL,
     ApiVersion,
@@ -63,12 +63,16 @@ class ChatCompletions:
         if call.output_schema is not None and "response_format" not in call.params:
             schema = {"name": "answer", "schema": call.output_schema, "strict": call.strict_output}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if self._is_openai and "max_tokens" in body:
-            # Its reasoning models refuse the old name, which other servers know alone; it knows the new for all.
-            limit = body.pop("max_tokens")
-            body.setdefault("max_completion_tokens", limit)
+        # OpenAI's reasoning models refuse the old name, which other servers know alone; it knows the new for all.
+        unknown = {*call.left_out, *(("max_tokens",) if self._is_openai else ())}
+        for refused, known in (OUTPUT_LIMITS, reversed(OUTPUT_LIMITS)):
+            if refused in body and refused in unknown and known not in unknown:
+                limit = body.pop(refused)
+                body.setdefault(known, limit)
         if call.streaming is not None:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            body["stream"] = True
+            if "stream_options" not in call.left_out:
+                body["stream_options"] = {"include_usage": True}
         return body
 
     def stream_reader(self, answer: Assembly) -> StreamReader:

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -339,3 +339,21 @@ async def test_jobs_that_fail_by_what_has_opened_a_breaker_are_no_second_inciden
         ("breaker_open", "gpt-4.1"),
         ("retries_exhausted", "another"),
     ]
+
+
+async def test_a_spent_account_is_one_incident_until_a_call_there_succeeds(own_nats_server: RunningServer) -> None:
+    config, now = config_of(), datetime.now(UTC)
+    spent = {"kind": "quota", "class": "QuotaExceededError", "message": "no", "status_code": 402}
+    jobs = [
+        ended(number, error=spent, attempts=(attempt(f"e{number}", outcome="error", error=spent, completed_at=now),))
+        for number in range(3)
+    ]
+    served = attempt("e9", completed_at=now + timedelta(seconds=1))
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
+        await publish_executions(bus, *jobs)
+        await bus.finished("EVENTS", "alerter-executions", 3)
+        [opened_alert] = await bus.alerts()
+        assert (opened_alert.key, opened_alert.count) == (f"quota_exhausted/{served.provider}", 3)
+        await publish_executions(bus, ended(9, status="succeeded", reason=None, error=None, attempts=(served,)))
+        await bus.finished("EVENTS", "alerter-executions", 4)
+        assert [alert.change for alert in await bus.alerts()] == ["opened", "resolved"]

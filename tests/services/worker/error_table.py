@@ -26,6 +26,7 @@ class Row:
         retried: whether the same model is tried again.
         counted: whether the breaker counts it.
         cost: of each call: `nothing`, `estimated` where it may have been billed, `billed` where the answer reports.
+        repair: the cause of the one further call that is made instead of a retry.
         fault: what the simulated provider does; None where it is never reached.
         endpoint: where the call goes instead: `refused`, `unknown_host` or `plain_port`.
     """
@@ -38,11 +39,32 @@ class Row:
     cost: Literal["nothing", "estimated", "billed"] = "nothing"
     fault: Mapping[str, Any] = field(default_factory=dict[str, Any])
     endpoint: str | None = None
+    repair: str | None = None
 
     @property
     def calls(self) -> int:
         """How many attempts are made on the model."""
-        return MAX_ATTEMPTS if self.retried else 1
+        return len(self.causes)
+
+    @property
+    def causes(self) -> list[str]:
+        """Of these attempts."""
+        if self.repair is not None:
+            return ["first", self.repair]
+        return ["first", *["retry"] * (MAX_ATTEMPTS - 1 if self.retried else 0)]
+
+    @property
+    def again(self) -> str:
+        """Whether the same model is called again, in a word."""
+        return "once" if self.repair is not None else "yes" if self.retried else "no"
+
+
+def error(name: str, kind: str, class_name: str, message: str, repair: str | None = None, **fault: Any) -> Row:
+    """An error by what it says, or by its headers; `fault` may have a `code` and a `param` besides."""
+    again = kind in {"rate_limit", "transient"}
+    text = {"message": message, **{field: fault.pop(field) for field in ("code", "param") if field in fault}}
+    given = {"status": int(name[:3]), "error": text} | fault
+    return Row(name, kind, class_name, retried=again, counted=again, fault=given, repair=repair)
 
 
 def client(status: int, class_name: str) -> Row:
@@ -53,7 +75,7 @@ def server(status: int, class_name: str) -> Row:
     return Row(str(status), "server", class_name, retried=True, counted=True, fault={"status": status})
 
 
-def broken(name: str, kind: str, cost: Literal["estimated", "billed"] = "estimated") -> Row:
+def broken(name: str, kind: str, cost: Literal["nothing", "estimated", "billed"] = "estimated") -> Row:
     return Row(name, "server", "BrokenAnswerError", retried=True, counted=True, cost=cost, fault={"kind": kind})
 
 
@@ -90,12 +112,47 @@ ROWS = (
             },
         },
     ),
+    error(
+        "400, overflow by the output limit",
+        "context_overflow",
+        "ContextOverflowError",
+        "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens (8142 in the messages, "
+        "858 in the completion). Please reduce the length of the messages or completion.",
+        "output_limit",
+    ),
+    error(
+        "400, `max_tokens` not known",
+        "client",
+        "UnsupportedParameterError",
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+        "parameter",
+        param="max_tokens",
+    ),
+    error(
+        "400, `tool_use_failed`",
+        "logic",
+        "InvalidOutputError",
+        "Failed to call a function. Please adjust your prompt. See 'failed_generation' for more details.",
+        "self_correction",
+        code="tool_use_failed",
+    ),
+    error(
+        "400, account without credit",
+        "quota",
+        "QuotaExceededError",
+        "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade.",
+    ),
+    error("400, throttled", "rate_limit", "RateLimitError", "Too many requests, please wait before trying again."),
+    error("400, `x-should-retry: true`", "transient", "BadRequestError", "no", headers={"x-should-retry": "true"}),
     client(401, "UnauthorizedError"),
-    client(402, "PaymentRequiredError"),
+    error("402", "quota", "QuotaExceededError", "Insufficient Balance"),
     client(403, "ForbiddenError"),
     client(404, "NotFoundError"),
+    error("408", "transient", "RequestTimeoutError", "no"),
+    error("409", "transient", "ConflictError", "no"),
     client(418, "ClientError"),
     client(422, "UnprocessableEntityError"),
+    error("425", "transient", "TooEarlyError", "no"),
     Row(
         "429",
         "rate_limit",
@@ -104,7 +161,30 @@ ROWS = (
         counted=True,
         fault={"status": 429, "retry_after_s": 0.05},
     ),
+    error("429, reset in over an hour", "quota", "QuotaExceededError", "no", retry_after_s=86_400),
+    error(
+        "429, quota by the day, week or month",
+        "quota",
+        "QuotaExceededError",
+        "Rate limit reached on requests per day (RPD): Limit 200, Used 200. Please try again in 36s.",
+    ),
+    error("429, account without credit", "quota", "QuotaExceededError", "no", code="insufficient_quota"),
+    error(
+        "429, long context not in the plan",
+        "context_overflow",
+        "ContextOverflowError",
+        "Extra usage is required for long context requests.",
+    ),
+    error("499", "transient", "ClientClosedRequestError", "no"),
     server(500, "ServerError"),
+    Row(
+        "500, `x-should-retry: false`",
+        "server",
+        "ServerError",
+        retried=False,
+        counted=True,
+        fault={"status": 500, "headers": {"x-should-retry": "false"}},
+    ),
     server(502, "ServiceUnavailableError"),
     server(503, "ServiceUnavailableError"),
     server(504, "GatewayTimeoutError"),
@@ -124,7 +204,18 @@ ROWS = (
     Row("read timeout", "timeout", "TimeoutError", retried=True, counted=True, cost="estimated", fault={"hang_s": 60}),
     broken("empty body", "empty_body"),
     broken("malformed JSON", "malformed_json"),
-    broken("200 with an error in it", "error_in_200"),
+    broken("200 with an error in it", "error_in_200", "nothing"),
+    Row(
+        "200 with a rate limit in it",
+        "rate_limit",
+        "RateLimitError",
+        retried=True,
+        counted=True,
+        fault={
+            "kind": "error_in_200",
+            "error": {"type": "invalid_request_error", "message": "Too many requests, please slow down."},
+        },
+    ),
     broken("200 without choices", "no_choices", "billed"),
     broken("truncated body", "truncated"),
     silent("no text, `content_filter`", "client", "ContentFilteredError", "content_filter"),

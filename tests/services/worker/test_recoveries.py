@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
 
 from breakwater.contracts import subjects
+from breakwater.policy.classify import HttpFailure
+from breakwater.policy.price import Usage
+from breakwater.providers.base import Answer, CallFailed
+from breakwater.state.executions import ClaimLost
+from services.worker.attempts import Attempts
 from tests.flow.kit import COST, Plane, model
+from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.error_table import CONTEXT_OVERFLOW
+from tests.services.worker.harness import ScriptedProvider
 
 AGENT = {"retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0.01}, "breaker": "off", "max_tokens": 100}
 
@@ -208,3 +219,125 @@ async def test_what_happens_is_reported_while_it_happens(start_worker: StartWork
         403,
         False,
     )
+
+
+def refusing(status: int, message: str, **fields: Any) -> CallFailed:
+    return CallFailed(HttpFailure(status, message, **fields), maybe_billed=False)
+
+
+def causes(result: Mapping[str, Any]) -> list[str]:
+    return [attempt["cause"] for attempt in result["attempts"]]
+
+
+ANSWER = Answer("yes", Usage(10, 10))
+NO_MAX_TOKENS = refusing(
+    400,
+    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+    param="max_tokens",
+)
+ONE_TRY: dict[str, Any] = {"model": "sim/m", "breaker": "off", "retry": {"max_attempts": 1}}
+
+
+async def test_a_parameter_that_a_model_does_not_know_is_left_out_at_once_and_from_then_on(
+    start_worker: StartWorker,
+) -> None:
+    no_options = refusing(422, "Extra inputs are not permitted", param="stream_options")
+    provider = ScriptedProvider(NO_MAX_TOKENS, no_options, ANSWER, ANSWER)
+    async with start_worker({"sim/m": model()}, {"writer": ONE_TRY}, providers={"sim": provider}) as plane:
+        first = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x"})
+        second = await plane.run({"agent": "writer", "job_id": "j2", "prompt": "x"})
+    assert (first["status"], causes(first), causes(second)) == (
+        "succeeded",
+        ["first", "parameter", "parameter"],
+        ["first"],
+    )
+    both = {"max_tokens", "stream_options"}
+    assert [set(asked.left_out) for asked in provider.calls] == [set(), {"max_tokens"}, both, both]
+    assert {attempt["cost"] for attempt in first["attempts"][:2]} == {"0.000000000"}
+
+
+async def test_a_parameter_that_is_refused_all_the_same_is_the_requests_fault(start_worker: StartWorker) -> None:
+    provider = ScriptedProvider(NO_MAX_TOKENS, NO_MAX_TOKENS)
+    async with start_worker({"sim/m": model()}, {"writer": ONE_TRY}, providers={"sim": provider}) as plane:
+        result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x"})
+    assert (result["error"]["class"], causes(result)) == ("UnsupportedParameterError", ["first", "parameter"])
+
+
+async def test_a_schema_that_a_model_can_not_be_held_to_is_only_checked(start_worker: StartWorker) -> None:
+    decision = '{"action": "refund", "reasoning": "it broke", "confidence": 0.9}'
+    provider = ScriptedProvider(
+        refusing(400, "This response_format type is unavailable now"), Answer(decision, Usage(10, 10))
+    )
+    agents = {"writer": {**ONE_TRY, "output": {"schema": "agent_decision"}}}
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
+        result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x"})
+    assert (result["output"]["action"], causes(result)) == ("refund", ["first", "parameter"])
+    assert [asked.output_schema is None for asked in provider.calls] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("failure", "repaired"),
+    [
+        (NO_MAX_TOKENS, "parameter"),
+        (refusing(400, "input length and `max_tokens` exceed context limit: 100 + 4096 > 1000"), "output_limit"),
+        (refusing(400, "no", code="tool_use_failed"), "self_correction"),
+    ],
+)
+async def test_a_repair_is_made_though_the_worker_died_before_it(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, failure: CallFailed, repaired: str
+) -> None:
+    provider = ScriptedProvider(failure, ANSWER)
+    async with start_worker({"sim/m": model()}, {"writer": ONE_TRY}, providers={"sim": provider}) as plane:
+        with monkeypatch.context() as patch:
+            dies = AsyncMock(side_effect=ClaimLost("j1"))
+            patch.setattr(Attempts, "_after_failure", dies)
+            await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
+            await until(lambda: dies.called, "the end of the call")
+            await plane.end()
+        plane.begin()
+        result = await plane.result("j1")
+    assert (result["status"], causes(result)) == ("succeeded", ["first", repaired])
+    asked = provider.calls[1]
+    assert set(asked.left_out) == ({"max_tokens"} if repaired == "parameter" else set())
+    assert asked.params["max_tokens"] == (900 if repaired == "output_limit" else 4096)
+
+
+async def test_the_output_limit_is_lowered_before_turns_are_dropped(start_worker: StartWorker) -> None:
+    def too_long(output: int) -> CallFailed:
+        return refusing(400, f"input length and `max_tokens` exceed context limit: 600 + {output} > 1000")
+
+    provider = ScriptedProvider(too_long(4096), too_long(400), ANSWER)
+    agents = {"writer": {**ONE_TRY, "on_context_overflow": "trim"}}
+    turns = [{"role": role, "content": "x" * 400} for _ in range(5) for role in ("user", "assistant")]
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
+        job = {"agent": "writer", "job_id": "j1", "messages": [*turns, {"role": "user", "content": "now?"}]}
+        result = await plane.run(job)
+    assert (result["status"], causes(result)) == ("succeeded", ["first", "output_limit", "context_trim"])
+    assert [asked.params["max_tokens"] for asked in provider.calls] == [4096, 400, 400]
+    assert [attempt["dropped_messages"] > 0 for attempt in result["attempts"]] == [False, False, True]
+
+
+async def test_an_answer_that_the_provider_did_not_pass_on_is_sampled_again_once(start_worker: StartWorker) -> None:
+    failed = refusing(400, "Failed to call a function. See 'failed_generation' for more details.")
+    first, second = ScriptedProvider(failed, failed), ScriptedProvider(ANSWER)
+    agents = {"writer": {**ONE_TRY, "fallback_models": ["other/n"], "retry": {"max_attempts": 5}}}
+    providers = {"other": {"base_url": "http://127.0.0.1:9/v1"}}
+    async with start_worker(
+        {"sim/m": model(), "other/n": model()},
+        agents,
+        more_providers=providers,
+        providers={"sim": first, "other": second},
+    ) as plane:
+        result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x"})
+    assert (result["chosen_model"], causes(result)) == ("other/n", ["first", "self_correction", "fallback"])
+    assert not any(attempt["counts_for_breaker"] for attempt in result["attempts"])
+
+
+async def test_a_spent_account_is_called_once_and_the_next_model_answers(start_worker: StartWorker) -> None:
+    spent = {"status": 429, "retry_after_s": 36, "error": {"code": "1113", "message": "Insufficient balance."}}
+    agents = {"writer": {**AGENT, "model": "sim/a", "fallback_models": ["sim/b"]}}
+    async with start_worker({"sim/a": model(spent), "sim/b": model()}, agents) as plane:
+        result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x"})
+        assert plane.clock.slept == []
+    assert [attempt["model"] for attempt in result["attempts"]] == ["sim/a", "sim/b"]
+    assert result["attempts"][0]["error"]["kind"] == "quota"

@@ -368,7 +368,7 @@ async def deliver(
     if decision.status is None:
         return await _reset_connection(request)
     if decision.status >= 300:
-        headers |= dialect.error_headers(decision.status, decision.retry_after_s)
+        headers |= {**dialect.error_headers(decision.status, decision.retry_after_s), **decision.headers}
         body = dialect.write_error(decision.status, decision.error)
         return web.Response(status=decision.status, body=body, headers=headers, content_type=JSON)
     body = _body(call, decision, dialect)

@@ -189,7 +189,8 @@ def _fail(fault: Fault, plan: ModelPlan, number: int, request: ChatRequest) -> D
         return replace(
             whole, status=None if fault.kind == "reset" else 200, broken=fault.kind, billed=billed, error=error
         )
-    return replace(whole, status=fault.status, billed=billed, error=error, retry_after_s=fault.retry_after_s)
+    sent = {"error": error, "retry_after_s": fault.retry_after_s, "headers": fault.headers}
+    return replace(whole, status=fault.status, billed=billed, **sent)
 
 
 def _name(fault: Fault) -> str:

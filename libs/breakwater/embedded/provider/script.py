@@ -189,6 +189,7 @@ class Fault(_Part):
             order, but without what would follow (`no_end`); an error comes as an event, and is the last (`error`).
         after_chunks: null means after the last one; with `no_end`, that only the mark of the end is missing.
         retry_after_s: sent with `status` as `Retry-After`.
+        headers: sent with `status` besides.
         error: the error body sent with `status` or `error_in_200`.
         reports: tokens that the answer reports instead of those that are billed.
         finish_reason: why the model says that it stopped; with `kind: no_content` or any answer.
@@ -213,6 +214,7 @@ class Fault(_Part):
     after_chunks: Annotated[int, Field(ge=0)] | None = None
     stall_s: Annotated[float, Field(gt=0)] | None = None
     retry_after_s: Annotated[float, Field(ge=0)] | None = None
+    headers: dict[str, str] = {}
     error: ErrorText | None = None
     reports: dict[Literal["input_tokens", "output_tokens", "cached_tokens"], _Tokens] | None = None
     finish_reason: str | None = None
@@ -227,8 +229,8 @@ class Fault(_Part):
         if len(given) != 1:
             raise ValueError(f"needs exactly one of {', '.join(effects)}; it has {' and '.join(given) or 'none'}")
         fails = self.status is not None and self.status >= 300
-        if self.retry_after_s is not None and not fails:
-            raise ValueError("retry_after_s is sent with an error: it needs status of 300 or more")
+        if (self.retry_after_s is not None or self.headers) and not fails:
+            raise ValueError("retry_after_s or headers, sent with an error, needs status of 300 or more")
         if self.error is not None and not fails and "error" not in (self.kind or self.stream or ""):
             raise ValueError("error needs status of 300 or more, kind: error_in_200, or stream: error")
         if (self.after_chunks, self.stall_s) != (None, None) and self.stream is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import orjson
@@ -89,6 +89,7 @@ class Decision:
         reported: the usage that it carries, where that is not what is billed.
         broken: the way in which a 200 is broken.
         error: the body's error, for the status or for `error_in_200`.
+        headers: sent with the error besides.
         price: what tokens cost, for a stream that ends early.
         streamed: the answer is sent in chunks, at this pace.
         stream_usage: the stream carries its usage.
@@ -116,6 +117,7 @@ class Decision:
     broken: BrokenKind | None = None
     error: ErrorText | None = None
     retry_after_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
     price: ScriptedPrice | None = None
     streamed: Pace | None = None
     stream_usage: bool = False
