@@ -94,6 +94,13 @@ class Assignment:
         task = TaskKey(self.job.tenant, self.job.task_id or self.execution_id)
         return BreakerKey(ALL, model, task.short_name)
 
+    def adds(self, param: str | None) -> bool:
+        """Whether a parameter of `ADDED` is the plane's, or has a name that the plane may change; not the job's own."""
+        guard = self.output_guard
+        if param not in {"response_format", "output_config"}:
+            return True
+        return guard is not None and guard.rules.native and param not in self.parameters.values
+
     @cached_property
     def messages(self) -> list[dict[str, JsonValue]]:
         """The conversation, under the agent's system prompt where it brings none of its own."""

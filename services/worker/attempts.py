@@ -253,6 +253,7 @@ class Attempts:
             may_trim=agent.on_context_overflow == "trim",
             max_corrections=0 if agent.output is None else agent.output.max_corrections,
             lowered=ended.lowered,
+            may_leave_out=self._job.adds(failure.param),
         )
         if repaired is not None:
             if repaired.cause == "parameter":

@@ -113,6 +113,7 @@ class Repairs(Event):
         may_trim: bool,
         max_corrections: int,
         lowered: bool = False,
+        may_leave_out: bool = True,
     ) -> Repaired | None:
         """What can be mended after a failed attempt; None where nothing can.
 
@@ -123,11 +124,12 @@ class Repairs(Event):
             may_trim: whether a conversation that is too long may lose its oldest turns.
             max_corrections: how often a model is sent feedback on an invalid answer.
             lowered: whether the call's output limit was lower than the job's.
+            may_leave_out: whether the parameter that the model does not know is the plane's own.
         """
         if lowered and failure.class_name in CUT_OFF:
             return Repaired("output_limit", self.model_copy(update={"full_output": True}))
-        if failure.class_name == UNSUPPORTED and (without := self.leave_out(failure.param)) is not None:
-            return Repaired("parameter", without)
+        if failure.class_name == UNSUPPORTED and may_leave_out and (rest := self.leave_out(failure.param)) is not None:
+            return Repaired("parameter", rest)
         if failure.kind == "context_overflow" and (limited := self.limit_output(failure.message)) is not None:
             return Repaired("output_limit", limited)
         # Providers word it in many ways. A 400 that nobody has seen yet may be about the orphans, where there are any.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome
-from breakwater.policy.classify import Classification
+from breakwater.policy.classify import Classification, HttpFailure, classify
 from breakwater.policy.retry import (
     NextModel,
     Retry,
@@ -283,6 +283,17 @@ def test_agents_may_name_more_that_is_retried(on: int | str) -> None:
     assert step(NOT_FOUND, policy=policy) == Retry(0.5)
     assert step(NOT_FOUND, {"client": 3}, policy=policy) == NextModel(exhausted=True)
     assert is_retryable(CLIENT, policy) == (on == "client")
+
+
+def test_a_status_that_is_retried_is_not_where_that_is_in_vain() -> None:
+    policy = RetryPolicy(on=(402, 429, 500))
+    for failure in (
+        HttpFailure(402, "no"),
+        HttpFailure(429, "no", "1113"),
+        HttpFailure(500, "no", headers={"x-should-retry": "false"}),
+    ):
+        assert not is_retryable(classify(failure, NOW), policy)
+    assert is_retryable(classify(HttpFailure(402, "no"), NOW), RetryPolicy(on=("quota",)))
 
 
 def test_what_has_a_recovery_of_its_own_is_not_retried_even_where_its_status_is_named() -> None:

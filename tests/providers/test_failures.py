@@ -21,7 +21,14 @@ from hypothesis import strategies as st
 
 from breakwater.embedded.ports import free_port
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
-from breakwater.providers.failures import MAX_ERROR_TEXT, error_in_answer, http_failure, read_json, transport_failure
+from breakwater.providers.failures import (
+    MAX_ERROR_TEXT,
+    carries_error,
+    error_in_answer,
+    http_failure,
+    read_json,
+    transport_failure,
+)
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
@@ -198,7 +205,32 @@ JSON = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["error", "message", "code", "type", "status", "details", "retryDelay", "detail", "object"]
+                [
+                    "error",
+                    "message",
+                    "code",
+                    "type",
+                    "status",
+                    "details",
+                    "retryDelay",
+                    "detail",
+                    "object",
+                    "metadata",
+                    "raw",
+                    "headers",
+                    "violations",
+                    "quotaId",
+                    "resets_at",
+                    "resets_in_seconds",
+                    "loc",
+                    "base_resp",
+                    "status_code",
+                    "status_msg",
+                    "msg",
+                    "limit_source",
+                    "choices",
+                    "content",
+                ]
             ),
             inner,
             max_size=5,
@@ -216,6 +248,7 @@ def test_no_body_breaks_the_reading(body: Any, status: int) -> None:
     assert failure.message
     assert isinstance(classify(failure, NOW).message, str)
     if isinstance(body, dict):
+        assert isinstance(carries_error(body), bool)
         error_in_answer(body)
 
 
@@ -225,7 +258,25 @@ def test_no_bytes_break_the_reading(payload: bytes) -> None:
     assert http_failure(500, payload, {}).message
 
 
-@pytest.mark.parametrize("unit", ["<title", "<script>", "<!--", "<", "&lt;", "try again in 1", "[", '{"error":'])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<title",
+        "<script>",
+        "<!--",
+        "<",
+        "&lt;",
+        "try again in 1",
+        "[",
+        '{"error":',
+        "exceeded ",
+        "prompt exceeds ",
+        "usage limit a ",
+        "rate a ",
+        "hit a-",
+        "until 2026-01-01 ",
+    ],
+)
 def test_a_hostile_page_is_read_in_no_time(unit: str) -> None:
     payload = ("<html>" + unit * 400_000).encode()
     started = time.process_time()

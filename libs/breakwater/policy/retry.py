@@ -206,7 +206,12 @@ def is_retryable(verdict: Classification, policy: RetryPolicy) -> bool:
     """Whether a failure is one that the same model is tried again for: by its nature, or because `on` names it."""
     if verdict.kind in _RECOVERED_FROM:
         return False
-    if verdict.retryable or verdict.kind in policy.on or verdict.status_code in policy.on:
+    # By its status only what is final by that: not a spent quota, nor what the provider says not to repeat.
+    if (
+        verdict.retryable
+        or verdict.kind in policy.on
+        or (verdict.kind == "client" and verdict.status_code in policy.on)
+    ):
         return True
     name = verdict.class_name.removesuffix("Error")
     return any(isinstance(named, str) and named.removesuffix("Error") == name for named in policy.on)

@@ -58,6 +58,7 @@ _STATUS_BY_NAME = {
     "InternalServerException": 500,
     "ServiceUnavailableException": 503,
 }
+_NO_ERROR = frozenset({"none", "0", "200", "ok", "success"})
 _BEIJING = timezone(timedelta(hours=8))
 
 # HTTP
@@ -119,7 +120,8 @@ def carries_error(body: Mapping[str, Any]) -> bool:
         return False
     # As gateways send it that wrap what they pass on, and MiniMax.
     said = body.get("message") or body.get("msg")
-    return (bool(body.get("code")) and isinstance(said, str)) or bool(_object(body.get("base_resp")).get("status_code"))
+    failed = str(body.get("code")).lower() not in _NO_ERROR and isinstance(said, str)
+    return failed or bool(_object(body.get("base_resp")).get("status_code"))
 
 
 def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | BrokenAnswer:

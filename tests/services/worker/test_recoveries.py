@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -12,11 +13,14 @@ from unittest.mock import AsyncMock
 import pytest
 
 from breakwater.contracts import subjects
-from breakwater.policy.classify import HttpFailure
+from breakwater.policy.classify import HttpFailure, classify
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, CallFailed
 from breakwater.state.executions import ClaimLost
 from services.worker.attempts import Attempts
+from services.worker.recovery import classification_of
+from services.worker.repairs import Repairs
+from tests.analytics.samples import NOON, attempt
 from tests.flow.kit import COST, Plane, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -244,7 +248,7 @@ async def test_a_parameter_that_a_model_does_not_know_is_left_out_at_once_and_fr
     no_options = refusing(422, "Extra inputs are not permitted", param="stream_options")
     provider = ScriptedProvider(NO_MAX_TOKENS, no_options, ANSWER, ANSWER)
     async with start_worker({"sim/m": model()}, {"writer": ONE_TRY}, providers={"sim": provider}) as plane:
-        first = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x"})
+        first = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x", "stream": True})
         second = await plane.run({"agent": "writer", "job_id": "j2", "prompt": "x"})
     assert (first["status"], causes(first), causes(second)) == (
         "succeeded",
@@ -263,6 +267,14 @@ async def test_a_parameter_that_is_refused_all_the_same_is_the_requests_fault(st
     assert (result["error"]["class"], causes(result)) == ("UnsupportedParameterError", ["first", "parameter"])
 
 
+@pytest.mark.parametrize("param", ["response_format", "temperature"])
+async def test_a_parameter_of_the_jobs_own_is_not_taken_away(start_worker: StartWorker, param: str) -> None:
+    provider = ScriptedProvider(refusing(400, f"'{param}' is not supported with this model.", param=param))
+    async with start_worker({"sim/m": model()}, {"writer": ONE_TRY}, providers={"sim": provider}) as plane:
+        result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x", "params": {param: {}}})
+    assert (result["status"], causes(result), result["error"]["param"]) == ("dead_lettered", ["first"], param)
+
+
 async def test_a_schema_that_a_model_can_not_be_held_to_is_only_checked(start_worker: StartWorker) -> None:
     decision = '{"action": "refund", "reasoning": "it broke", "confidence": 0.9}'
     provider = ScriptedProvider(
@@ -275,18 +287,11 @@ async def test_a_schema_that_a_model_can_not_be_held_to_is_only_checked(start_wo
     assert [asked.output_schema is None for asked in provider.calls] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("failure", "repaired"),
-    [
-        (NO_MAX_TOKENS, "parameter"),
-        (refusing(400, "input length and `max_tokens` exceed context limit: 100 + 4096 > 1000"), "output_limit"),
-        (refusing(400, "no", code="tool_use_failed"), "self_correction"),
-    ],
-)
+@pytest.mark.long
 async def test_a_repair_is_made_though_the_worker_died_before_it(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, failure: CallFailed, repaired: str
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider = ScriptedProvider(failure, ANSWER)
+    provider = ScriptedProvider(NO_MAX_TOKENS, ANSWER)
     async with start_worker({"sim/m": model()}, {"writer": ONE_TRY}, providers={"sim": provider}) as plane:
         with monkeypatch.context() as patch:
             dies = AsyncMock(side_effect=ClaimLost("j1"))
@@ -296,10 +301,28 @@ async def test_a_repair_is_made_though_the_worker_died_before_it(
             await plane.end()
         plane.begin()
         result = await plane.result("j1")
-    assert (result["status"], causes(result)) == ("succeeded", ["first", repaired])
-    asked = provider.calls[1]
-    assert set(asked.left_out) == ({"max_tokens"} if repaired == "parameter" else set())
-    assert asked.params["max_tokens"] == (900 if repaired == "output_limit" else 4096)
+    assert (result["status"], causes(result)) == ("succeeded", ["first", "parameter"])
+    assert set(provider.calls[1].left_out) == {"max_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "repaired"),
+    [
+        (NO_MAX_TOKENS, "parameter"),
+        (refusing(400, "input length and `max_tokens` exceed context limit: 100 + 4096 > 1000"), "output_limit"),
+        (refusing(400, "no", code="tool_use_failed"), "self_correction"),
+    ],
+)
+def test_a_repair_is_derived_again_from_what_was_recorded(failure: CallFailed, repaired: str) -> None:
+    verdict = classify(failure.failure, NOON)
+    recorded = attempt("e1", outcome="error", error=verdict.error_info(), completed_at=NOON)
+    assert replace(classification_of(recorded, NOON), counts_for_breaker=False) == verdict
+    made = Repairs().after(verdict, [], None, may_trim=False, max_corrections=0)
+    assert made is not None
+    assert made.cause == repaired
+    again = Repairs().replayed(made.cause, [], [recorded])
+    assert again == made.repairs
+    assert again.after(verdict, [], None, may_trim=False, max_corrections=0) is None, "once"
 
 
 async def test_the_output_limit_is_lowered_before_turns_are_dropped(start_worker: StartWorker) -> None:
