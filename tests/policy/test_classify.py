@@ -155,6 +155,7 @@ def test_a_conversation_that_is_too_long_is_an_overflow(status: int, code: str |
     "message",
     [
         "The prompt exceeds the maximum allowed input length of 32768 tokens.",
+        "The total length of messages and tools exceeds the model's maximum input length (request id: 20260825)",
         "Your request exceeds the maximum allowed input length of 131,072 tokens",
         "Input length 5000 exceeds maximum length 4096 tokens",
         "input (5000 tokens) is longer than the model's context length (4096 tokens)",

@@ -102,6 +102,15 @@ SPENT: list[tuple[str, int, Any]] = [
     ("Copilot", 402, says("You have exceeded your monthly quota")),
     ("Cohere", 429, {"message": "You are using a Trial key, which is limited to 1000 API calls / month."}),
     ("Mistral", 429, {"object": "error", "message": "Monthly quota exceeded", "type": "rate_limited"}),
+    ("Fireworks", 412, says("Account x is suspended, possibly due to reaching the monthly spending limit.")),
+    ("Cerebras", 429, says("Tokens per day limit exceeded - too many tokens processed.", "token_quota_exceeded")),
+    ("ByteDance", 429, says("Your account 2 has exhausted its free trial quota for the model.", "QuotaExceeded")),
+    ("Vertex", 429, says("Quota exceeded for aiplatform.googleapis.com/requests_per_day_per_project", 429)),
+    ("Cloudflare", 429, says("you have used up your daily free allocation of 10,000 neurons")),
+    ("Anthropic", 429, says("Number of request tokens has exceeded your daily rate limit", None, "rate_limit_error")),
+    ("Azure", 429, says("Requests have exceeded token rate limit of your current pricing tier. Please retry after "
+                        "86400 seconds.", "429")),
+    ("Baidu", 429, says("Open api daily request limit reached", 17)),
     ("one-api", 403, says("user quota is not enough", "insufficient_user_quota", "new_api_error")),
     ("sub2api", 403, {"code": "INSUFFICIENT_BALANCE", "message": "Insufficient account balance"}),
 ]  # fmt: skip
@@ -135,6 +144,12 @@ LIMITED: list[tuple[str, int, Any]] = [
     ("Mistral", 429, {"object": "error", "message": "Requests rate limit exceeded", "code": "1300"}),
     ("Alibaba", 429, says("Requests rate limit exceeded, please try again later.", "limit_requests")),
     ("Bedrock", 429, {"message": "Too many tokens, please wait before trying again."}),
+    ("Azure", 429, says("Requests have exceeded call rate limit of your current OpenAI S0 pricing tier. Please retry "
+                        "after 6 seconds.", "429")),
+    ("Cerebras", 429, says("Requests per minute limit exceeded - too many requests sent.", "request_quota_exceeded")),
+    ("Vertex", 429, says("Quota exceeded for aiplatform.googleapis.com/requests_per_minute_per_project", 429)),
+    ("Mistral", 429, says("Service tier capacity exceeded for this model.", "3505")),
+    ("Together", 429, says("You have reached the rate limit specific to this model.")),
     ("AWS", 400, {"__type": "ThrottlingException", "message": "Rate exceeded", "code": "ThrottlingException"}),
     ("a gateway", 400, says("Too many requests, please slow down.", None, "invalid_request_error")),
 ]  # fmt: skip
@@ -288,6 +303,13 @@ def test_what_only_sounds_like_a_limit_is_the_callers_mistake(status: int, messa
         (400, says("Validation error at #/stream_options: Extra inputs are not permitted"), "stream_options"),
         (400, says("Unrecognized request argument supplied: stream_options"), "stream_options"),
         (400, says("This model does not support response format `json_schema`."), "response_format"),
+        (400, says("This model requires max_completion_tokens instead of max_tokens."), "max_tokens"),
+        (400, says("max_tokens is deprecated in favor of max_completion_tokens"), "max_tokens"),
+        (400, {"error": {"message": "Bad request.", "param": "max_tokens", "code": "unsupported_parameter"}},
+         "max_tokens"),
+        (400, {"error": 'json: unknown field "stream_options"'}, "stream_options"),
+        (422, {"detail": [{"loc": ["body", "stream_options", "include_usage"], "msg": "Field required"}]},
+         "stream_options"),
         (400, says("This response_format type is unavailable now"), "response_format"),
     ],
 )  # fmt: skip

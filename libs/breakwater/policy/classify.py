@@ -205,11 +205,12 @@ _WIDE_OVERFLOW = re.compile(
 """What was sent, that it is more, and than what: the grammar of words that nobody has seen yet."""
 _OTHER_LIMITS = re.compile(
     r"max_(?:completion_|output_|new_)?tokens|maximum tokens you requested|(?:output|completion|thinking|reasoning)[ _]"
-    r"tokens|budget|\b(?:image|audio|video|file|page|pdf|document|tool|function|stop|metadata|user|name|id|n|string)s?\b"
-    r"|per (?:second|minute|hour|day)|\brate\b",
+    r"tokens|budget|\b(?:image|audio|video|file|page|pdf|document|metadata|logit_bias)s?\b|per (?:second|minute|hour|day)",
     re.I,
 )
 """What else may be too long or too many, of which a shorter conversation has no less."""
+_BEFORE = 40
+"""Characters before an overflow's words that say what it is of."""
 
 _Q = r"['`\"\u2018\u2019\u201c\u201d]?"
 _ORPHANS = re.compile(
@@ -275,6 +276,8 @@ _SPENT = frozenset(
         "insufficient_balance_error",  # MiniMax
         "insufficient_user_quota",
         "insufficient_credits",
+        "quota_exceeded",
+        "quotaexceeded",
         "quota_exhausted",
     }
 )
@@ -289,8 +292,9 @@ _SPENT_WORDS = re.compile(
             r"\bno (credits?|balance|quota|funds) (left|remaining)|\brequires? more credits",
             r"\b(out of|used( up)? all( of)?( your| its| the)?( available| remaining)?)( \w+)? "
             r"(credits?|funds|quota|usage)\b",
-            rf"\b{_LIMIT}( hard)? {_CAP}( \w+){{0,4}} (reached|exceeded|exhausted)",
-            rf"\b(reached|exceeded|exhausted|hit)( [\w-]+){{0,4}} {_LIMIT}( \w+)? {_CAP}",
+            rf"\b{_LIMIT}( \w+)? {_CAP}( \w+){{0,4}} (reached|exceeded|exhausted)",
+            rf"\b(reached|reaching|exceeded|exhausted|hit)( [\w-]+){{0,4}} {_LIMIT}( \w+)? {_CAP}",
+            r"\bexhausted( \w+){0,3} (quota|credits?|balance)",
             r"\bin arrears\b|\barrearage\b|\bplease (recharge|top up)\b|\bpurchase (more )?credits\b",
             r"\bfree (tier|quota|trial)\b[^.]{0,40}\b(exhausted|used up|expired)",
             r"余额不足|欠费|额度不足|额度已用|请充值",
@@ -302,25 +306,25 @@ _SPENT_OR_LIMITED = re.compile(r"exceeded (your )?current quota", re.I)
 """OpenAI says so of an account without credit, and Gemini of any limit: then with a wait."""
 
 _LONG_WINDOW = re.compile(
-    r"(?<![a-z])(?:per|a|/)[ _-]?(?:day|week|month)\b|\b(?:daily|weekly|monthly)\b|(?:Per|By)(?:Day|Week|Month)|_daily|"
-    r"per 86400s|\blimit: 0\b",
+    r"(?<![a-z])(?:per|a|/)[ _-]?(?:day|week|month)(?![a-z])|\b(?:daily|weekly|monthly)\b|"
+    r"(?:Per|By)(?:Day|Week|Month)|_daily|per 86400s|\blimit: 0\b",
     re.I,
 )
 _SHORT_WINDOW = re.compile(
-    r"(?<![a-z])(?:per|a|/)[ _-]?(?:sec(?:ond)?|min(?:ute)?)\b|(?:Per|By)(?:Second|Minute)", re.I
+    r"(?<![a-z])(?:per|a|/)[ _-]?(?:sec(?:ond)?|min(?:ute)?)(?![a-z])|(?:Per|By)(?:Second|Minute)", re.I
 )
 
 FAR_S = 3_600.0
 """A limit that is reset later than this is no rate limit: nobody waits for it."""
 
-ADDED = ("max_completion_tokens", "max_tokens", "stream_options", "response_format", "output_config")
+ADDED = re.compile(r"\b(?:max_(?:completion_)?tokens|stream_options|response[ _]format|output_config)\b", re.I)
 """Parameters that the plane itself gives a request, or names as a model's maker does."""
 _REFUSED = re.compile(
     r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|not permitted|not allowed|extra (fields|inputs)|"
-    r"unavailable|deprecated|extra_forbidden|unknown_parameter",
+    r"unavailable|deprecated|instead|extra_forbidden",
     re.I,
 )
-_INSTEAD = re.compile(r"\buse\b\W*\w+", re.I)
+_INSTEAD = re.compile(r"\b(?:use|requires?|in favou?r of|replaced (?:by|with))\b\W*\w+", re.I)
 
 
 def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
@@ -331,7 +335,8 @@ def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
         return True
     if _CONTEXT.search(text) and _TOO_MUCH.search(text):
         return not _OF_OUTPUT.search(text)
-    return bool(_WIDE_OVERFLOW.search(text)) and not _OTHER_LIMITS.search(text)
+    wide = _WIDE_OVERFLOW.search(text)
+    return wide is not None and not _OTHER_LIMITS.search(text, max(0, wide.start() - _BEFORE), wide.end())
 
 
 def has_orphan_tool_calls(text: str) -> bool:
@@ -339,15 +344,16 @@ def has_orphan_tool_calls(text: str) -> bool:
     return bool(_ORPHANS.search(text))
 
 
-def refused_parameter(param: str | None, text: str) -> str | None:
+def refused_parameter(code: str | None, param: str | None, text: str) -> str | None:
     """Which of the parameters in `ADDED` a model does not know; not one whose value it refuses."""
-    if not _REFUSED.search(text):
-        return None
-    if param is not None:
-        return param if param in ADDED else None
-    # It names another one, too, that is to be used instead.
-    found = re.search(rf"\b({'|'.join(ADDED)})\b", _INSTEAD.sub("", text.replace("response format", "response_format")))
-    return None if found is None else found[1]
+    if param is None:
+        # It names another one, too, that is to be used instead.
+        found = ADDED.search(_INSTEAD.sub("", text))
+        param = None if found is None else found[0].lower().replace(" ", "_")
+    param = None if param is None else param.partition(".")[0]
+    # The options of streams are the plane's alone, so whatever is wrong with them is mended so.
+    known = param is not None and ADDED.fullmatch(param) is not None
+    return param if param == "stream_options" or (known and _REFUSED.search(f"{code} {text}")) else None
 
 
 def status_in_words(code: str | None, type_: str | None, text: str) -> int | None:
@@ -634,7 +640,7 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
             return fails("client", "ContentFilteredError")
         if _MALFORMED.search(f"{failure.code} {failure.type}") or _MALFORMED_WORDS.search(message):
             return fails("logic", MALFORMED)
-        if (refused := refused_parameter(failure.param, message)) is not None:
+        if (refused := refused_parameter(failure.code, failure.param, message)) is not None:
             return replace(fails("client", UNSUPPORTED), param=refused)
     # An unknown status is handled as the caller's mistake: repeating what nobody understands helps nobody.
     return fails("client", _CLIENT_CLASSES.get(status, "ClientError"))
