@@ -205,7 +205,8 @@ _WIDE_OVERFLOW = re.compile(
 """What was sent, that it is more, and than what: the grammar of words that nobody has seen yet."""
 _OTHER_LIMITS = re.compile(
     r"max_(?:completion_|output_|new_)?tokens|maximum tokens you requested|(?:output|completion|thinking|reasoning)[ _]"
-    r"tokens|budget|\b(?:image|audio|video|file|page|pdf|document|metadata|logit_bias)s?\b|per (?:second|minute|hour|day)",
+    r"tokens|budget|\b(?:image|audio|video|file|page|pdf|document|metadata|logit_bias)s?\b|"
+    r"per (?:second|minute|hour|day)",
     re.I,
 )
 """What else may be too long or too many, of which a shorter conversation has no less."""
