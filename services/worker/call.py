@@ -107,9 +107,14 @@ async def call(
     if stream is not None:
         stream.called()  # after that: a call's first token does not come later than its end
     guard, target = job.output_guard, worker.targets.of(job.agent_name, flight.model)
-    most = min((limit for limit in (flight.max_tokens, repairs.output_limit) if limit is not None), default=None)
-    left_out = {*repairs.left_out, *worker.left_out.get(flight.model, ())}
-    native = guard is not None and guard.rules.native and left_out.isdisjoint({"response_format", "output_config"})
+    most, left_out = flight.max_tokens, worker.left_out.get(flight.model, ())
+    if repairs.output_limit is not None:
+        most = min(repairs.output_limit, most or repairs.output_limit)
+    if repairs.left_out:
+        left_out = {*left_out, *repairs.left_out}
+    native = (
+        guard is not None and guard.rules.native and not {"response_format", "output_config"}.intersection(left_out)
+    )
     span = tracing.begin(
         f"chat {target.name}",
         parent=job.traceparent,

@@ -64,8 +64,8 @@ class ChatCompletions:
             schema = {"name": "answer", "schema": call.output_schema, "strict": call.strict_output}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         # OpenAI's reasoning models refuse the old name, which other servers know alone; it knows the new for all.
-        unknown = {*call.left_out, *(("max_tokens",) if self._is_openai else ())}
-        for refused, known in (OUTPUT_LIMITS, reversed(OUTPUT_LIMITS)):
+        unknown = (*call.left_out, "max_tokens") if self._is_openai else call.left_out
+        for refused, known in (OUTPUT_LIMITS, OUTPUT_LIMITS[::-1]) if unknown else ():
             if refused in body and refused in unknown and known not in unknown:
                 limit = body.pop(refused)
                 body.setdefault(known, limit)
