@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from aiohttp import web
 
 from breakwater.contracts import subjects
 from breakwater.policy.classify import HttpFailure, classify
@@ -23,6 +24,7 @@ from services.worker.repairs import Repairs
 from tests.analytics.samples import NOON, attempt
 from tests.flow.kit import COST, Plane, model
 from tests.helpers import until
+from tests.providers.kit import answering
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.error_table import CONTEXT_OVERFLOW
 from tests.services.worker.harness import ScriptedProvider
@@ -245,18 +247,29 @@ ONE_TRY: dict[str, Any] = {"model": "sim/m", "breaker": "off", "retry": {"max_at
 async def test_a_parameter_that_a_model_does_not_know_is_left_out_at_once_and_from_then_on(
     start_worker: StartWorker,
 ) -> None:
-    no_options = refusing(422, "Extra inputs are not permitted", param="stream_options")
-    provider = ScriptedProvider(NO_MAX_TOKENS, no_options, ANSWER, ANSWER)
-    async with start_worker({"sim/m": model()}, {"writer": ONE_TRY}, providers={"sim": provider}) as plane:
-        first = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x", "stream": True})
-        second = await plane.run({"agent": "writer", "job_id": "j2", "prompt": "x"})
-    assert (first["status"], causes(first), causes(second)) == (
-        "succeeded",
-        ["first", "parameter", "parameter"],
-        ["first"],
-    )
-    both = {"max_tokens", "stream_options"}
-    assert [set(asked.left_out) for asked in provider.calls] == [set(), {"max_tokens"}, both, both]
+    asked: list[set[str]] = []
+
+    async def picky(request: web.BaseRequest) -> web.StreamResponse:
+        body: dict[str, Any] = json.loads(await request.read())
+        asked.append(body.keys() - {"model", "messages", "stream"})
+        if "max_tokens" in body:
+            text = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+            return web.json_response({"error": {"message": text, "param": "max_tokens"}}, status=400)
+        if "stream_options" in body:
+            wrong = {"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}
+            return web.json_response({"detail": [wrong]}, status=422)
+        said = b'data: {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}]}\n\n'
+        return web.Response(body=said + b"data: [DONE]\n\n", content_type="text/event-stream")
+
+    async with answering(picky) as origin:
+        providers = {"picky": {"base_url": f"{origin}/v1"}}
+        agents = {"writer": {**ONE_TRY, "model": "picky/m"}}
+        async with start_worker({"picky/m": model()}, agents, more_providers=providers) as plane:
+            first = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "x", "stream": True})
+            second = await plane.run({"agent": "writer", "job_id": "j2", "prompt": "x", "stream": True})
+    assert (first["output"], causes(first), causes(second)) == ("yes", ["first", "parameter", "parameter"], ["first"])
+    options, renamed = {"stream_options"}, {"max_completion_tokens"}
+    assert asked == [{"max_tokens"} | options, renamed | options, renamed, renamed]
     assert {attempt["cost"] for attempt in first["attempts"][:2]} == {"0.000000000"}
 
 
