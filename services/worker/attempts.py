@@ -400,6 +400,7 @@ def request_for(
         started_at=job.now(),
         backoff_ms=at.backoff_ms,
         reserved=None if target.pricing is None else target.pricing.worst_case(input_tokens, output_tokens),
+        input_tokens=None if worker.config.is_local(target.provider) else input_tokens,
         dropped_messages=dropped,
         max_tokens=limit,
     )

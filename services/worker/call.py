@@ -146,16 +146,16 @@ async def call(
                 answer = await worker.providers[flight.provider].perform(request)
         except CallFailed as failed:
             flight = flight if stream is None else stream.ended()
-            part = _part(job, target, messages, stream, failed.usage)
+            part = _part(flight, target, stream, failed.usage)
             ended = _failed(worker, job, flight, started_at, failed, timeout_s, part)
         except JobCancelled as cancelled:
             flight = flight if stream is None else stream.ended()
-            part = _part(job, target, messages, stream, None)
+            part = _part(flight, target, stream, None)
             ended = _aborted(worker, job, flight, started_at, cancelled.cancellation, part, sent=sent)
         else:
             if stream is not None:
                 answer, flight = await stream.whole(answer), stream.ended()
-            ended = _answered(worker, job, flight, started_at, messages, answer)
+            ended = _answered(worker, job, flight, started_at, answer)
     except BaseException as error:
         # The worker stops, or has a fault: there will be no attempt to record.
         span.end(error=type(error).__name__)
@@ -254,8 +254,9 @@ async def recorded_attempt(worker: WorkerContext, agent: str, execution_id: str,
 
 
 def spent_at_most(flight: InFlight) -> CallCost:
-    """What a call may have cost that nothing is known of: at most what was reserved for it."""
-    return CallCost(flight.reserved, "unknown" if flight.reserved is None else "estimated")
+    """What a call may have used that nothing is known of: its input, and at most what was reserved for it."""
+    basis: CostBasis = "unknown" if flight.reserved is None else "estimated"
+    return CallCost(flight.reserved, basis, _with_estimates(flight, None))
 
 
 def _spent(
@@ -287,12 +288,16 @@ def _spent(
         cost = pricing.cost(usage)
         if cost is not None and cost > MAX_COUNTED:
             problem, usage, cost = "more was reported than can be counted at the price of the model", None, None
+    if cost is None:
+        usage = part or usage
+    if maybe_billed:
+        usage = _with_estimates(flight, usage)
     if cost is not None:
         return CallCost(cost, "billed", usage, problem)
     if part is not None and pricing is not None and (estimate := pricing.cost(part)) is not None:
         cost = estimate if flight.reserved is None else min(estimate, flight.reserved)
         return CallCost(cost, "estimated", part, problem)
-    return replace(spent_at_most(flight) if maybe_billed else NO_COST, usage=part or usage, usage_problem=problem)
+    return replace(spent_at_most(flight) if maybe_billed else NO_COST, usage=usage, usage_problem=problem)
 
 
 def _answered(
@@ -300,19 +305,14 @@ def _answered(
     job: Assignment,
     flight: InFlight,
     started_at: datetime,
-    sent: Sequence[Message],
     answer: Answer,
 ) -> Ended:
     spent = _spent(worker, job, flight, answer.usage, answer.cost, maybe_billed=True)
-    used = spent.usage
-    # A program is no model: what it reads and writes need not have been tokens of one.
-    if (used is None or None in (used.input_tokens, used.output_tokens)) and not worker.config.is_local(
-        flight.provider
-    ):
+    if spent.usage is not None and spent.usage.output_tokens is None:
         target = worker.targets.of(job.agent_name, flight.model)
         said = [choice.output for choice in answer.choices] or [answer.output]
         # The cost stays what it may have been at most: a model may have thought more than it said.
-        spent = replace(spent, usage=_with_estimates(job, target, sent, said, used))
+        spent = replace(spent, usage=_with_estimates(flight, spent.usage, target, said))
 
     attempt = partial(attempt_of, job, flight, started_at, spent=spent, finish_reason=answer.finish_reason)
 
@@ -346,9 +346,7 @@ def _answered(
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
 
-def _part(
-    job: Assignment, target: Target, sent: Sequence[Message], stream: AttemptStream | None, reported: Usage | None
-) -> Usage | None:
+def _part(flight: InFlight, target: Target, stream: AttemptStream | None, reported: Usage | None) -> Usage | None:
     """What an answer has used that broke off: what is reported, and an estimate of what is not, by what came of it.
 
     None where nothing had come of one.
@@ -356,18 +354,33 @@ def _part(
     if stream is None or not stream.begun:
         return None
     said = stream.streaming.answer.messages().values()
-    return _with_estimates(job, target, sent, said, reported and replace(reported, output_tokens=None))
+    if reported is not None:
+        reported = None if usage_problem(reported) else replace(reported, output_tokens=None)
+    return _with_estimates(flight, reported, target, said)
 
 
 def _with_estimates(
-    job: Assignment, target: Target, sent: Sequence[Message], said: Iterable[JsonValue | Message], usage: Usage | None
-) -> Usage:
-    """What a call has used: as it was reported, and an estimate of what was not, by what was sent and said."""
+    flight: InFlight,
+    usage: Usage | None,
+    target: Target | None = None,
+    said: Iterable[JsonValue | Message] = (),
+) -> Usage | None:
+    """What a call has used: as it was reported, and an estimate of what was not.
+
+    A program is no model: what it reads and writes need not have been tokens of one.
+
+    Args:
+        flight: whose input was estimated before it was sent.
+        usage: as it was reported.
+        target: the model, where something has come of an answer.
+        said: all that came of it.
+    """
+    if flight.input_tokens is None:
+        return usage
     usage = usage or Usage(None, None)
     if usage.input_tokens is None:
-        tokens = estimate_input_tokens(job.size_of_call(sent), target.token_rules)
-        usage = replace(usage, input_tokens=tokens)
-    if usage.output_tokens is None:
+        usage = replace(usage, input_tokens=flight.input_tokens)
+    if usage.output_tokens is None and target is not None:
         size = size_of_messages(one if isinstance(one, Mapping) else {"content": one} for one in said)
         usage = replace(usage, output_tokens=estimate_input_tokens(size, target.token_rules))
     return usage

@@ -20,6 +20,8 @@ class InFlight(Event):
     backoff_ms: Count
     reserved: int | None
     """Worst-case cost in nano-dollars; None where the model has no price."""
+    input_tokens: Count | None = None
+    """A high estimate; None for a program, which is no model."""
     max_tokens: Count | None = None
     """The output limit of the call, where budgets hold less for it than the job's own limit."""
     reserved_at: Timestamp | None = None

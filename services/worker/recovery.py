@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.classify import WORKER_LOST, Classification
 from breakwater.state.budgets import Reservation
 from services.worker.assignment import Assignment
-from services.worker.call import CallCost, attempt_of, recorded_attempt, spent_at_most
+from services.worker.call import attempt_of, recorded_attempt, spent_at_most
 from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.context import WorkerContext
 from services.worker.repairs import Repairs
@@ -42,7 +42,9 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
     held = await _held(worker, job, flight)
     flight = flight.model_copy(update={"reserved_at": None if held is None else held.at})
     # Its worker may have died after it had charged what the call cost: the rest is free since, and may be spent.
-    spent = spent_at_most(flight) if held is None or not held.charged else CallCost(held.amount, "estimated")
+    spent = spent_at_most(flight)
+    if held is not None and held.charged:
+        spent = replace(spent, cost=held.amount, cost_basis="estimated")
     error = WORKER_LOST.error_info()
     lost = attempt_of(job, flight, flight.started_at, "worker_lost", spent=spent, error=error)
     return Recovered(checkpoint, last, (flight, lost))

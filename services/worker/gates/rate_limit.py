@@ -78,6 +78,7 @@ class RateLimitGate(Gate):
 
 def _tokens_used(attempt: Attempt) -> int | None:
     """What a call used; None where that is not known."""
-    if attempt.input_tokens is None and attempt.output_tokens is None:
-        return 0 if attempt.cost_basis == "billed" and not attempt.cost else None
-    return (attempt.input_tokens or 0) + (attempt.output_tokens or 0)
+    counts = attempt.input_tokens, attempt.output_tokens
+    reported = counts != (None, None) or not attempt.cost
+    known = reported if attempt.cost_basis == "billed" else None not in counts
+    return sum(count or 0 for count in counts) if known else None

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from breakwater.contracts import subjects
+from breakwater.contracts.execution import Cancellation, CancelOrder
 from breakwater.contracts.types import nano_from_usd, usd_from_nano
+from breakwater.policy.classify import TransportFailure
 from breakwater.policy.guard import Task
 from breakwater.policy.price import Usage
-from breakwater.providers.base import Answer
+from breakwater.providers.base import Answer, CallFailed
 from breakwater.state.tasks import TaskKey
 from tests.flow.kit import COST, COST_NANO, Plane, model
 from tests.helpers import until
@@ -168,14 +170,80 @@ async def test_what_is_sent_again_to_be_corrected_is_estimated_too(start_worker:
     assert sent == sorted(set(sent))
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "fault", [{"hang_s": 9}, {"kind": "reset"}, {"kind": "empty_body"}, {"kind": "malformed_json"}], ids=str
+)
+async def test_a_call_that_may_have_been_billed_counts_its_estimate_though_it_failed(
+    start_worker: StartWorker, fault: dict[str, Any], stream: bool
+) -> None:
+    agents = {"writer": {"model": "sim/m", "timeout_s": 0.5, "guard": {"max_tokens": 80, **NO_COUNT}, **ONE_TRY}}
+    async with start_worker({"sim/m": model({"requests": [1, 9], **fault})}, agents) as plane:
+        results = [await run(plane, f"j{number}", stream=stream) for number in range(3)]
+        [event] = await events(plane)
+    [attempt] = results[0]["attempts"]
+    # As the cost: it is what was held for the input, and what came of an answer.
+    assert (attempt["cost_basis"], attempt["cost"]) == ("estimated", attempt["reserved"])
+    assert 40 <= attempt["input_tokens"] < 80
+    assert attempt["output_tokens"] is None
+    assert [result["reason"] for result in results] == ["error", "error", "guard_tripped"]
+    assert (event["rule"], event["tokens"]) == ("max_tokens", 2 * attempt["input_tokens"])
+
+
+async def test_a_streamed_answer_that_broke_off_counts_what_came_of_it(start_worker: StartWorker) -> None:
+    fault = {"requests": [1, 9], "stream": "cut", "after_chunks": 5}
+    agents = {"writer": {"model": "sim/m", "guard": {"max_tokens": 80, **NO_COUNT}, **ONE_TRY}}
+    async with start_worker({"sim/m": model(fault)}, agents) as plane:
+        results = [await run(plane, f"j{number}", stream=True) for number in range(2)]
+    [attempt] = results[0]["attempts"]
+    assert min(attempt["input_tokens"], attempt["output_tokens"]) > 30
+    assert (attempt["cost_basis"], attempt["cost"] < attempt["reserved"]) == ("estimated", True)
+    assert results[1]["reason"] == "guard_tripped"
+
+
+async def test_a_call_that_was_refused_counts_no_tokens(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", **ONE_TRY}}
+    async with start_worker({"sim/m": model({"requests": [1, 9], "status": 503})}, agents) as plane:
+        [attempt] = (await run(plane, "j"))["attempts"]
+    assert (attempt["input_tokens"], attempt["cost_basis"], attempt["cost"]) == (None, "billed", "0.000000000")
+
+
+async def test_a_call_that_was_lost_with_its_worker_counts_its_estimate(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "retry": {"base_s": 0.01}}}
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 9})}, agents) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j", "prompt": "x", "task_id": "t"})
+        await until(calling(plane), what="its call")
+        await plane.end()
+        plane.begin()
+        lost, answered = (await plane.result("j"))["attempts"]
+        assert (lost["outcome"], lost["cost_basis"], lost["output_tokens"]) == ("worker_lost", "estimated", None)
+        assert 40 <= lost["input_tokens"] < 80
+        assert (await counted(plane, "t")).tokens == lost["input_tokens"] + 160
+        assert answered["outcome"] == "success"
+
+
+async def test_a_call_that_was_cancelled_counts_its_estimate(start_worker: StartWorker) -> None:
+    hangs = {"sim/m": model({"requests": [1, 1], "hang_s": 9})}
+    async with start_worker(hangs, {"writer": {"model": "sim/m"}}) as plane:
+        await plane.publish({"agent": "writer", "job_id": "j", "prompt": "x", "task_id": "t"})
+        await until(calling(plane), what="its call")
+        cancellation = Cancellation(by="program", at=plane.worker.now())
+        plane.worker.leases.cancel(CancelOrder(execution_id="j", cancellation=cancellation))
+        [attempt] = (await plane.result("j"))["attempts"]
+    assert (attempt["outcome"], attempt["cost_basis"]) == ("cancelled", "estimated")
+    assert 40 <= attempt["input_tokens"] < 80
+
+
 async def test_a_program_that_reports_no_tokens_has_used_none(start_worker: StartWorker) -> None:
     settings = {"kind": "python", "callable": "asyncio:sleep"}
-    program = ScriptedProvider(Answer("done", Usage(None, None)))
-    agents = {"writer": {"provider": "program"}}
+    failed = CallFailed(TransportFailure("timeout", "TimeoutError", "late"), maybe_billed=True)
+    program = ScriptedProvider(failed, Answer("done", Usage(None, None)))
+    agents = {"writer": {"provider": "program", "retry": {"base_s": 0}}}
     more: dict[str, Any] = {"more_providers": {"program": settings}, "providers": {"program": program}}
     async with start_worker({"sim/m": model()}, agents, **more) as plane:
         result = await run(plane, "j")
-    assert (result["attempts"][0]["input_tokens"], result["total_tokens"]) == (None, 0)
+    assert [attempt["input_tokens"] for attempt in result["attempts"]] == [None, None]
+    assert result["total_tokens"] == 0
 
 
 DEAR = {"more_models": {"sim/m": {"price": {"input_usd_per_mtok": "0", "output_usd_per_mtok": "600"}}}}
@@ -359,7 +427,8 @@ async def test_a_parent_that_another_worker_takes_over_is_counted_once(start_wor
         parent = await plane.result("first")
         assert [attempt["outcome"] for attempt in parent["attempts"]] == ["worker_lost", "success"]
         spent = COST_NANO + nano_from_usd(parent["total_cost"])
-        assert await counted(plane, "first") == Task(iterations=2, tokens=320, cost=spent)
+        tokens = 160 + parent["total_tokens"]
+        assert await counted(plane, "first") == Task(iterations=2, tokens=tokens, cost=spent)
 
 
 async def test_a_job_alone_in_its_task_tries_a_model_that_fits_under_the_cap_and_stops_nothing(
