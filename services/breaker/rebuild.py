@@ -168,7 +168,7 @@ class Rebuild:
         before_reset = last is not None and last.kind == "reset" and record.completed_at <= last.at
         if before_reset:
             return False
-        await self._tasks.record(key, record.execution_id, outcome_of(record, record.output, agent.guard))
+        await self._tasks.record(key, record.execution_id, outcome_of(record, agent.guard))
         return True
 
     async def _replay(self) -> int:

@@ -180,7 +180,8 @@ class Attempts:
     async def _refused(self, flight: InFlight, refused: Refused, *, is_over: bool = False) -> Step:
         """Records a refusal. `is_over`: the job has waited for as long as it may, and has no time for another model."""
         await self._record(attempt_of(self._job, flight, self._job.now(), "short_circuited", refused=refused))
-        return Stop(refused.reason) if refused.ends_chain or is_over or self._is_last_model() else NextModel()
+        ends = refused.ends_chain or is_over or self._at.is_last_of(self._job.chain)
+        return Stop(refused.reason) if ends else NextModel()
 
     async def _wait_for_capacity(self, flight: InFlight, wait: WaitForCapacity) -> Step:
         slack_s = LONG_WAIT_SLACK_S if wait.delay_s >= LONG_WAIT_S else 0.0
@@ -231,7 +232,7 @@ class Attempts:
             failure,
             policy=self._job.agent.retry,
             failures=failures_on(attempt.model, self._at.attempts),
-            is_last_model=self._is_last_model(),
+            is_last_model=self._at.is_last_of(self._job.chain),
             remaining_s=self._remaining_s(),
             jitter=self._worker.jitter(),
         )
@@ -285,9 +286,6 @@ class Attempts:
         return await self._refused(request.flight, retry_budget_spent(attempt.model))
 
     # Between attempts
-
-    def _is_last_model(self) -> bool:
-        return self._at.model_index + 1 >= len(self._job.chain)
 
     def _remaining_s(self) -> float:
         return (self._at.deadline - self._job.now()).total_seconds()
@@ -350,7 +348,7 @@ class Attempts:
             # Redis has lost the order; the log says that it was given.
             return Finished(self._at, None, None, "cancelled", last.error)
         if last.short_circuited:
-            ends = last.ends_chain or self._is_last_model()
+            ends = last.ends_chain or self._at.is_last_of(self._job.chain)
             return Stop(last.refused_reason or "error") if ends else NextModel()
         cut_off = last.error is not None and last.error.class_ == "OutputCutOffError"
         return await self._after_failure(Ended(last, classification_of(last, self._job.now()), lowered=cut_off))

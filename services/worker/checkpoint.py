@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from breakwater.contracts.execution import Attempt, Cause
@@ -64,6 +65,10 @@ class Checkpoint(Event):
     def tried(self, model: str) -> bool:
         """Whether the job has come to this model before, if only to be refused."""
         return any(attempt.model == model for attempt in self.attempts)
+
+    def is_last_of(self, chain: Sequence[str]) -> bool:
+        """Whether no other model of the chain is left to be tried."""
+        return self.model_index + 1 >= len(chain)
 
     def cause_of_next(self, model: str) -> Cause:
         """Why the next attempt is made."""

@@ -1,7 +1,8 @@
 """The end of a job: one result, one record, one acknowledgement, whatever crashes in between.
 
 The order makes it so. The result decides: its subject takes one message. The record is made from the result that
-stands there, so whoever comes second, or comes back after a crash, writes the same. Only then is the job acknowledged.
+stands there, so whoever comes second, or comes back after a crash, writes the same. Then whoever waits for the job is
+answered and woken, and its task let go of what it held. Only then is the job acknowledged.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import JsonValue
 
 from breakwater.bus.delivery import dead_letter
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
-from breakwater.bus.records import is_result_of, read_record
+from breakwater.bus.records import is_result_of
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
@@ -26,9 +27,13 @@ from breakwater.policy.cancellation import error_of
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.record import status_of, totals, without_figures
 from breakwater.policy.user_message import user_message_for
+from breakwater.state.executions import Claim
+from breakwater.state.tasks import TaskKey
 from services.worker.assignment import Finished, JobDelivery
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import WorkerContext
+from services.worker.dependencies import wake
+from services.worker.gates.task import count_ended
 from services.worker.progress import ProgressReporter
 
 
@@ -146,21 +151,6 @@ def stopped(at: Checkpoint, reason: Reason) -> Finished:
     return Finished(at, None, None, reason, error)
 
 
-async def decided(worker: WorkerContext, agent_name: str, execution_id: str) -> Result | None:
-    """What is stored of a job that is already decided: its result, or its record when the result has expired."""
-    result = await worker.outages.retry_while_unavailable(
-        lambda: worker.lookup.last(Stream.RESULTS, subjects.result(execution_id))
-    )
-    if result is not None and is_result_of(result.data, execution_id):
-        return Result.model_validate_json(result.data)
-    subject = subjects.execution(agent_name, execution_id)
-    record = await worker.outages.retry_while_unavailable(lambda: worker.lookup.last(Stream.EVENTS, subject))
-    execution = None if record is None else read_record(record, Execution)
-    if execution is None:
-        return None
-    return Result(job_id=execution_id, **vars(execution))
-
-
 async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) -> None:
     """Refuses a job whose id another execution has: dead-lettered and answered, but not recorded under that id."""
     await _keep_dead_letter(worker, asked, refusal)
@@ -169,12 +159,22 @@ async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) 
     await worker.publisher.acknowledge(asked.delivery.ack_subject)
 
 
-async def finish(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
-    """Decides a job, and answers it."""
+async def finish(
+    worker: WorkerContext, asked: JobDelivery, result: Result, held: Claim | None = None, *, counted: bool = False
+) -> None:
+    """Decides a job, and answers it.
+
+    Args:
+        worker: this one.
+        asked: the job.
+        result: what it is to end with.
+        held: the claim that it was run under.
+        counted: its task knows of its end already.
+    """
     if result.status == "dead_lettered":
         await _keep_dead_letter(worker, asked, result)
     standing = await worker.outages.retry_while_unavailable(partial(_decide, worker, asked, result))
-    await answer(worker, asked, standing)
+    await answer(worker, asked, standing, held, counted=counted)
 
 
 async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
@@ -193,13 +193,25 @@ async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: R
     )
 
 
-async def answer(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
-    """Makes sure that the record is stored, answers the callers that wait, and acknowledges the job."""
+async def answer(
+    worker: WorkerContext, asked: JobDelivery, result: Result, held: Claim | None = None, *, counted: bool = False
+) -> None:
+    """Makes sure that the record is stored, answers the callers that wait, lets go of the job, and acknowledges it.
+
+    Whoever comes back after a crash does all of it again.
+    """
     await worker.outages.retry_while_unavailable(partial(_record, worker, asked, result))
     if asked.reply_to is not None:
         await worker.publisher.transient(asked.reply_to, result)
     progress = ProgressReporter(worker, result.agent, result.execution_id, result.parent_execution_id)
     await progress.report(result.status, at=result.completed_at)
+    claim = held or Claim(result.execution_id, "")
+    ended = await worker.outages.retry_while_unavailable(partial(worker.executions.finish, claim))
+    if ended.waiting:
+        await wake(worker, ended.waiting)
+    if ended.task_id is not None and not counted:
+        key = TaskKey(ended.tenant or result.tenant, ended.task_id)
+        await worker.outages.retry_while_unavailable(partial(count_ended, worker, key, result, asked.agent))
     if not await worker.publisher.acknowledge(asked.delivery.ack_subject):
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 

@@ -7,14 +7,11 @@ from datetime import timedelta
 from functools import partial
 
 import structlog
-from pydantic_core import from_json
 
 from breakwater.bus.delivery import wake_early
 from breakwater.bus.errors import BusUnavailable, PublishRefused
-from breakwater.bus.records import is_result_of
-from breakwater.contracts import subjects
+from breakwater.bus.records import decided
 from breakwater.contracts.execution import ErrorInfo
-from breakwater.contracts.subjects import Stream
 from breakwater.policy.plans import Dependency, dependency_failure, look_again_in
 from breakwater.state.accepted import Accepted
 from services.worker.assignment import Assignment, Finished, JobDelivery, Sleeping
@@ -69,17 +66,10 @@ class Dependencies:
         return dict(zip(ids, found, strict=True))
 
     async def _standing(self, job_id: str) -> Dependency:
-        lookup, token = self._worker.lookup.as_stored(), subjects.encode_token(job_id)
-        for stream, subject in (
-            (Stream.RESULTS, subjects.result(job_id)),
-            (Stream.EVENTS, f"bw.executions.*.{token}"),
-        ):
-            stored = await lookup.last(stream, subject)
-            if stored is not None and is_result_of(stored.data, job_id):
-                of = from_json(stored.data)
-                # What became of another's job is nobody else's business.
-                is_ours = self._is_ours(of.get("tenant"), of.get("owner")) and not of.get("dry_run")
-                return of["status"] if is_ours else "unknown"
+        found = await decided(self._worker.lookup.as_stored(), job_id)
+        if found is not None:
+            # What became of another's job is nobody else's business.
+            return found.status if self._is_ours(found.tenant, found.owner) and not found.dry_run else "unknown"
         standing = await Accepted(self._worker.redis).standing(job_id, just_now=False)
         known = standing is not None and self._is_ours(
             # Of one that came over NATS nothing is known but that it is under way.

@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from breakwater import tracing
 from breakwater.bus.delivery import Delivery, park, parked_execution
 from breakwater.bus.errors import PublishRefused
+from breakwater.bus.records import decided
 from breakwater.config import Agent, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason, Result
@@ -37,9 +38,9 @@ from services.worker.attempts import Attempts
 from services.worker.call import recorded_attempt
 from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import Checkpoint
-from services.worker.conclude import Conclusion, answer, cancelled, conclude, decided, finish, refuse_id
+from services.worker.conclude import Conclusion, answer, cancelled, conclude, finish, refuse_id
 from services.worker.context import WorkerContext
-from services.worker.dependencies import Dependencies, wake
+from services.worker.dependencies import Dependencies
 from services.worker.dry_run import dry_run
 from services.worker.gates import ALL_GATES, gates_of
 from services.worker.gates.task import count_job, task_of_parent
@@ -107,7 +108,7 @@ class JobHandler:
             or Header.UNIQUE_ID.value not in delivery.headers
             or self._worker.leases.may_be_late()
         )
-        if maybe_seen and (known := await decided(self._worker, self._agent_name, execution_id)) is not None:
+        if maybe_seen and (known := await self._decided(execution_id)) is not None:
             await self._answer_known(asked, execution_id, known)
         elif isinstance(parsed, str):
             message = self._worker.redactor.text(parsed)
@@ -145,19 +146,18 @@ class JobHandler:
                 # it, this one is answered from the record.
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0, for_ms / 1000 + 0.05))
                 return
-            case Claimed(text, orders):
+            case Claimed(text, orders, has_children):
                 pass
         with worker.leases.keeping(claim, self._agent_name, asked_at) as held:
+            held.has_children = has_children
             if orders:
                 held.cancel.hear(orders)
             try:
                 # Looked for again now that the claim is held: the job may have been decided just before.
                 if (maybe_seen or text is not None or orders) and (
-                    known := await decided(worker, self._agent_name, execution_id)
+                    known := await self._decided(execution_id)
                 ) is not None:
                     await self._answer_known(asked, execution_id, known)
-                    ended = self._assignment(asked, job, claim, None)
-                    await self._let_go(ended, held, known, known.output)
                 else:
                     await self._run_claimed(asked, job, claim, held, text)
             except BaseException:
@@ -247,9 +247,12 @@ class JobHandler:
                 asked, job.execution_id, end, job.now(), cached_from=cached_from, trace_id=job.trace_id
             )
             # Before it is decided: the task's next job may come as soon as this one is answered.
-            if job.job.task_id is not None or held.has_children:
-                result = await self._count(job, result, end.output)
-            await finish(worker, asked, result)
+            if counted := job.job.task_id is not None or held.has_children:
+                again = worker.outages.retry_while_unavailable
+                result = await again(partial(count_job, worker, job, result))
+            if job.agent is not asked.agent:
+                asked = replace(asked, agent=job.agent)
+            await finish(worker, asked, result, job.claim, counted=counted)
             if cache is not None and cached_from is None:
                 await cache.keep(end, job.execution_id)
         finally:
@@ -257,18 +260,7 @@ class JobHandler:
             if cache is not None:
                 await cache.leave()
         worker.metrics.job(result, tracing.recorded_trace_id(job.traceparent))
-        await self._let_go(job, held, result, end.output)
         return result
-
-    async def _let_go(self, job: Assignment, held: HeldClaim, result: Result, output: JsonValue) -> None:
-        """Lets go of a job that is decided: wakes those that wait for it; counts it if it has children after all."""
-        worker = self._worker
-        ended = await worker.outages.retry_while_unavailable(partial(worker.executions.finish, job.claim))
-        if ended.waiting:
-            await wake(worker, ended.waiting)
-        if ended.has_children and not held.has_children:
-            held.has_children = True
-            await self._count(job, result, output)
 
     async def _attempt(
         self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, held: HeldClaim, *, resumed: bool
@@ -399,17 +391,17 @@ class JobHandler:
         attempts: list[Attempt] = []
         while again and (attempt := await self._recorded(execution_id, len(attempts) + 1)) is not None:
             attempts.append(attempt)
-        result = self._ended(asked, execution_id, reason, error, tuple(attempts))
         if asked.job is not None and attempts:
-            # What it holds of its task's cap would be held for as long as the task lives.
-            result = await self._count(self._assignment(asked, asked.job, Claim(execution_id, ""), None), result, None)
-        await finish(self._worker, asked, result)
+            # That of its parent perhaps, which the job does not name.
+            asked = replace(asked, job=asked.job.model_copy(update={"task_id": attempts[0].task_id}))
+        await finish(self._worker, asked, self._ended(asked, execution_id, reason, error, tuple(attempts)))
+
+    async def _decided(self, execution_id: str) -> Result | None:
+        look = partial(decided, self._worker.lookup, execution_id, self._agent_name)
+        return await self._worker.outages.retry_while_unavailable(look)
 
     async def _recorded(self, execution_id: str, number: int) -> Attempt | None:
         return await recorded_attempt(self._worker, self._agent_name, execution_id, number)
-
-    async def _count(self, job: Assignment, result: Result, output: JsonValue) -> Result:
-        return await self._worker.outages.retry_while_unavailable(partial(count_job, self._worker, job, result, output))
 
     def _ended(
         self,

@@ -99,6 +99,6 @@ def test_a_cancelled_job_is_no_failure_of_its_task_and_no_incident() -> None:
         completed_at=NOW,
         duration_ms=0,
     )
-    outcome = outcome_of(execution, None, GuardRules())
+    outcome = outcome_of(execution, GuardRules())
     assert (outcome.failed, outcome.called) == (None, True)
     assert of_execution(execution, None, None) == ()

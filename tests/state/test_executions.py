@@ -21,6 +21,7 @@ from breakwater.state.executions import (
     LINGER_MS,
     Claim,
     Claimed,
+    ClaimEnded,
     ClaimKept,
     Conflict,
     Executions,
@@ -304,8 +305,39 @@ async def test_a_parent_under_way_learns_that_it_has_children_in_its_task(redis:
     assert await executions.renew([claim]) == [ClaimKept(has_children=True)]
     await executions.cancel(order("deploy"))
     assert await executions.renew([claim]) == [ClaimKept((order("deploy"),), has_children=True)]
-    assert (await executions.finish(claim)).has_children
+    for _ in range(2):  # also to who comes back after a crash, and asks again
+        assert await executions.finish(claim) == ClaimEnded(tenant="acme", task_id="j")
+    assert await executions.parent("j", "acme", look_only=False) == ("j", "")
+
+
+async def test_a_parent_that_is_not_begun_learns_that_it_has_children_when_it_is(redis: Redis) -> None:
+    executions, claim = Executions(redis), Claim.new("j")
+    assert await executions.parent("j", "acme", look_only=True) == ("", "")
+    assert await redis.client.keys("*") == []
     assert await executions.parent("j", "acme", look_only=False) == ("", "")
+    assert KEEP_MS - SLACK_MS < await redis.client.pttl(claim.keys[1]) <= KEEP_MS
+    # What Redis has lost is still that of its holder.
+    assert await executions.renew([claim]) == [ClaimKept(has_children=True)]
+    await redis.client.delete(claim.key)
+    assert await executions.claim(claim, tenant="acme") == Claimed(None, has_children=True)
+    # Also one that sleeps, and has no checkpoint.
+    await executions.release(claim)
+    assert await executions.parent("j", "acme", look_only=False) == ("", "")
+    assert await executions.claim(claim, tenant="acme") == Claimed(None, has_children=True)
+
+
+async def test_a_job_that_is_decided_is_let_go_of_by_whoever_finds_it_so(redis: Redis) -> None:
+    executions, gone = Executions(redis), Claim.new("j")
+    anybody = Claim("j", "")
+    assert await executions.finish(anybody) == ClaimEnded()
+    assert await redis.client.keys("*") == [], "nobody has begun it"
+    await executions.claim(gone, tenant="acme", task_id="t")
+    await executions.checkpoint(gone, "so far")
+    await executions.wait_for(["j"], "next")
+    assert await executions.finish(anybody) == ClaimEnded(("next",), "acme", "t")
+    assert await executions.finish(anybody) == ClaimEnded((), "acme", "t")
+    assert await redis.client.hget(gone.key, "checkpoint") is None
+    assert isinstance(await executions.claim(Claim.new("j")), Taken)
 
 
 async def test_a_parent_with_a_task_tells_it_and_learns_nothing(redis: Redis) -> None:
@@ -314,5 +346,5 @@ async def test_a_parent_with_a_task_tells_it_and_learns_nothing(redis: Redis) ->
     await executions.checkpoint(claim, "so far")
     assert await executions.parent("j", None, look_only=False) == ("t", "so far")
     assert await executions.renew([claim]) == [ClaimKept()]
-    assert not (await executions.finish(claim)).has_children
+    assert await executions.finish(claim) == ClaimEnded(task_id="t")
     assert await executions.parent("j", None, look_only=False) == ("t", "")

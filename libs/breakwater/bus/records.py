@@ -10,10 +10,10 @@ import structlog
 from pydantic import ValidationError
 
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.lookup import Found
+from breakwater.bus.lookup import Found, Lookup
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, Execution
-from breakwater.contracts.subjects import Header
+from breakwater.contracts.execution import Attempt, Execution, Result
+from breakwater.contracts.subjects import Header, Stream
 
 RecordT = TypeVar("RecordT", Attempt, Execution)
 
@@ -53,6 +53,29 @@ def problem_of(record: Attempt | Execution, subject: str, headers: Mapping[str, 
     if headers.get(Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value) != "0":
         return "it was published without the condition to be the first on its subject"
     return None
+
+
+async def decided(lookup: Lookup, execution_id: str, of_agent: str | None = "*") -> Result | None:
+    """What is stored of a job that is decided: its result, or its record where the result has expired.
+
+    Args:
+        lookup: which also says whether texts are decrypted.
+        execution_id: the job.
+        of_agent: the agent whose record is looked for, `*` for any; None for results alone.
+
+    Raises:
+        BusUnavailable: NATS does not answer.
+        Undecryptable: a key for its texts is missing.
+    """
+    result = await lookup.last(Stream.RESULTS, subjects.result(execution_id))
+    if result is not None and is_result_of(result.data, execution_id):
+        return Result.model_validate_json(result.data)
+    if of_agent is None:
+        return None
+    agent = of_agent if of_agent == "*" else subjects.encode_token(of_agent)
+    record = await lookup.last(Stream.EVENTS, f"bw.executions.{agent}.{subjects.encode_token(execution_id)}")
+    execution = None if record is None else read_record(record, Execution)
+    return None if execution is None else Result(job_id=execution_id, **vars(execution))
 
 
 def is_result_of(data: bytes, job_id: str) -> bool:

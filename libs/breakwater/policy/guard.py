@@ -164,12 +164,11 @@ _FAILURES: frozenset[Reason] = frozenset({"error", "timeout", "worker_lost"})
 """The others were refused, which says nothing of the task: an outage must not stop it until people come."""
 
 
-def outcome_of(record: Execution, output: JsonValue, rules: GuardRules) -> JobOutcome:
+def outcome_of(record: Execution, rules: GuardRules) -> JobOutcome:
     """What a concluded job adds to its task.
 
     Args:
         record: of the job, or its result.
-        output: the answer that was checked; its confidence counts.
         rules: of the job's agent.
     """
     return JobOutcome(
@@ -178,7 +177,7 @@ def outcome_of(record: Execution, output: JsonValue, rules: GuardRules) -> JobOu
         failed=record.reason in _FAILURES if record.reason in {None, *_FAILURES} else None,
         called=any(not attempt.short_circuited for attempt in record.attempts),
         error_hash=record.error.hash if record.error is not None else None,
-        confidence=confidence_of(output, rules),
+        confidence=confidence_of(record.output, rules),
     )
 
 

@@ -55,8 +55,8 @@ class Claim:
     token: str
     """Fences the handling off from any other, of whichever worker and delivery."""
     keys: tuple[str, str] = field(init=False, compare=False, repr=False)
-    """In Redis: the execution's, and that of the notices for whoever has it: orders to cancel it, and which jobs wait
-    for it. Both may come before anybody has begun it."""
+    """In Redis: the execution's, and that of the notices for whoever has it: orders to cancel it, which jobs wait for
+    it, and whether it has children. All may come before anybody has begun it."""
 
     def __post_init__(self) -> None:
         keys = (f"bw:execution:{{{self.execution_id}}}", f"bw:cancel:{{{self.execution_id}}}")
@@ -80,6 +80,8 @@ class Claimed:
     checkpoint: str | None
     orders: tuple[CancelOrder, ...] = ()
     """To cancel it."""
+    has_children: bool = False
+    """Which came before it was begun, and belong to its task, as far as it was given none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,12 @@ class Conflict:
 class ClaimEnded:
     """The claim is let go of."""
 
-    has_children: bool
-    """Which belong to its task, as it was given none."""
-    waiting: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
     """The jobs that wait for it; they are returned once."""
+    tenant: str | None = None
+    """Of the job, as far as it is known."""
+    task_id: str | None = None
+    """The task that it belongs to: its own where it was given none and has children; None where it has none either."""
 
 
 class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
@@ -145,7 +149,7 @@ class Executions:
         match verdict:
             case "yours":
                 checkpoint = self._cipher.decrypt_document(detail.encode()).decode() if detail else None
-                return Claimed(checkpoint, _orders(orders) if orders else ())
+                return Claimed(checkpoint, _orders(orders), "" in orders) if orders else Claimed(checkpoint)
             case "taken":
                 return Taken(int(detail))
             case _:
@@ -174,7 +178,7 @@ class Executions:
         if not isinstance(answer, list):
             return _KEPT
         texts = cast(list[str], answer)
-        return ClaimKept(_orders(filter(None, texts)), not texts[0])
+        return ClaimKept(_orders(texts), "" in texts)
 
     async def checkpoint(self, claim: Claim, checkpoint: str) -> ClaimKept | None:
         """Saves how far the job is. None when the claim is lost. Raises StateUnavailable."""
@@ -206,10 +210,18 @@ class Executions:
         return self.kept(answer)
 
     async def finish(self, claim: Claim) -> ClaimEnded:
-        """Lets go of a job whose record stands; a moment later it is forgotten. Raises StateUnavailable."""
-        [answer] = await self._redis.run([ScriptCall(_FINISH, claim.keys, [claim.token, LINGER_MS])])
-        notices = cast(list[str], answer) if isinstance(answer, list) else []
-        return ClaimEnded(has_children="" in notices, waiting=_waiting(notices))
+        """Lets go of a job whose record stands; a moment later it is forgotten. Raises StateUnavailable.
+
+        Args:
+            claim: which; one without a token stands for that of whoever has the job.
+        """
+        [answer] = await self._redis.run(
+            [ScriptCall(_FINISH, claim.keys, [claim.token, LINGER_MS, claim.execution_id])]
+        )
+        if not isinstance(answer, list):
+            return ClaimEnded()
+        tenant, task_id, *notices = cast(list[str], answer)
+        return ClaimEnded(_waiting(notices), tenant or None, task_id or None)
 
     async def parent(self, execution_id: str, tenant: str | None, *, look_only: bool) -> tuple[str, str]:
         """The task and the checkpoint of a job, for a child of the same tenant; each empty for none.
@@ -219,12 +231,12 @@ class Executions:
         Args:
             execution_id: the parent.
             tenant: of the child.
-            look_only: a parent under way that has no task but its own need not learn that it has children there.
+            look_only: a parent that has no task but its own need not learn that it has children there.
 
         Raises:
             StateUnavailable: ask again.
         """
-        call = ScriptCall(_PARENT, [Claim(execution_id, "").key], [tenant or "", int(look_only)])
+        call = ScriptCall(_PARENT, Claim(execution_id, "").keys, [tenant or "", int(look_only), KEEP_MS])
         [(task_id, checkpoint)] = await self._redis.run([call])
         return task_id, checkpoint
 
@@ -287,7 +299,7 @@ _KEPT = ClaimKept()
 
 
 def _orders(texts: Iterable[str]) -> tuple[CancelOrder, ...]:
-    return tuple(CancelOrder.model_validate_json(text) for text in texts if not text.startswith("~"))
+    return tuple(CancelOrder.model_validate_json(text) for text in texts if text and not text.startswith("~"))
 
 
 def _waiting(texts: Iterable[str]) -> tuple[str, ...]:

@@ -113,7 +113,9 @@ class BreakerGate(Gate):
 
     def _may_wait(self) -> bool:
         """Not where another model can be tried at once."""
-        return self.request.is_last_model and self.request.waited.get("breaker_open", 0.0) < PROBE_WAIT_S
+        request = self.request
+        is_last = request.checkpoint.is_last_of(request.job.chain)
+        return is_last and request.waited.get("breaker_open", 0.0) < PROBE_WAIT_S
 
     def _open(self, refused: BreakerRefused) -> Refused:
         user_message, rules = "This agent is paused for now. Please try again later.", self._rules()

@@ -45,11 +45,6 @@ class AdmissionRequest:
     waited: Mapping[Reason, float] = field(default_factory=dict[Reason, float])
     """For how many seconds it has waited for capacity, by what it would have been refused with."""
 
-    @property
-    def is_last_model(self) -> bool:
-        """Whether no other model is left to be tried."""
-        return self.checkpoint.model_index + 1 >= len(self.job.chain)
-
 
 @dataclass(frozen=True, slots=True)
 class Refused:

@@ -11,15 +11,13 @@ from functools import partial
 from typing import Any
 
 import structlog
-from pydantic import JsonValue
 
-from breakwater.bus.records import is_result_of
+from breakwater.bus.records import decided
 from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.events import GuardEvent
-from breakwater.contracts.execution import ErrorInfo, Result
+from breakwater.contracts.execution import ErrorInfo, FailureStatistics, Result
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
 from breakwater.encryption import Undecryptable
 from breakwater.policy.budget import spent_by
@@ -99,7 +97,8 @@ class TaskGate(Gate):
                 return None
             # Another model may cost less: only the last one's refusal stops the task, which is this job.
             why = None if self._stopped is None else self._stopped.why
-            tries_next = isinstance(why, Trip) and why.rule == "max_cost" and not request.is_last_model
+            is_last = request.checkpoint.is_last_of(request.job.chain)
+            tries_next = isinstance(why, Trip) and why.rule == "max_cost" and not is_last
             self.announces = not tries_next
             return replace(OWN_TASK_STOPPED, statistics=alone.statistics, ends_chain=not tries_next)
         rules, key = shared
@@ -195,7 +194,8 @@ async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str) -> str
         return ended.task_id
     key = TaskKey(job.tenant, parent_id)
     if ended is not None and not job.dry_run:
-        await until_available(partial(_count_first, worker, key, ended))
+        agent = worker.config.agents.get(ended.agent)
+        await until_available(partial(count_ended, worker, key, ended, agent, if_alone=True))
     elif checkpoint and not job.dry_run:
         at = Checkpoint.model_validate_json(checkpoint)
         hold = spent_by(at.attempts) + (0 if at.in_flight is None else at.in_flight.reserved or 0)
@@ -212,7 +212,7 @@ def release_hold(worker: WorkerContext, job: Assignment, at: Checkpoint) -> Scri
     return worker.tasks.shrink_call(shared[1], job.execution_id, spent=spent_by(at.attempts))
 
 
-async def count_job(worker: WorkerContext, job: Assignment, result: Result, answer: JsonValue) -> Result:
+async def count_job(worker: WorkerContext, job: Assignment, result: Result) -> Result:
     """Counts a job that is about to be decided for its task, and stops the task if that is due.
 
     Returns the result; with the statistics of the task, if the job has stopped it.
@@ -221,7 +221,6 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result, answ
         worker: this one.
         job: the job.
         result: as it will be published.
-        answer: the output that was checked; its confidence counts.
 
     Raises:
         StateUnavailable: count again.
@@ -230,35 +229,46 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result, answ
     if shared is None:
         return result
     rules, key = shared
-    outcome = outcome_of(result, answer, rules)
-    task = await worker.tasks.record(key, job.execution_id, outcome)
-    trip = after_job(task, rules) if outcome.failed is not None else None
+    statistics = await _count(worker, key, result, rules)
+    return result if statistics is None else result.model_copy(update={"statistics": statistics})
+
+
+async def count_ended(
+    worker: WorkerContext, key: TaskKey, result: Result, agent: Agent | None, *, if_alone: bool = False
+) -> None:
+    """Counts a job that is decided, unless that is done, and stops its task if that is due. Raises StateUnavailable.
+
+    Args:
+        worker: this one.
+        key: its task.
+        result: the job's.
+        agent: whose job it was, with its rules; None for one that the config no longer has.
+        if_alone: it may have been counted long ago, and is not to be judged by what others have done since.
+    """
+    if agent is not None and agent.guard is not None and not result.dry_run:
+        await _count(worker, key, result, agent.guard, if_alone=if_alone)
+
+
+async def _count(
+    worker: WorkerContext, key: TaskKey, result: Result, rules: GuardRules, *, if_alone: bool = False
+) -> FailureStatistics | None:
+    outcome = outcome_of(result, rules)
+    task = await worker.tasks.record(key, result.execution_id, outcome)
+    judged = task.iterations == 1 if if_alone else outcome.failed is not None
+    trip = after_job(task, rules) if judged else None
     if trip is None:
-        return result
-    await _trip(worker, key, trip, task, job.agent_name, job.execution_id)
-    return result.model_copy(update={"statistics": of_task(task, trip)})
+        return None
+    await _trip(worker, key, trip, task, result.agent, result.execution_id)
+    return of_task(task, trip)
 
 
 async def _result_of(worker: WorkerContext, execution_id: str, tenant: str | None) -> Result | None:
     """The result of a job of a tenant, as long as it is kept; None where its texts can't be decrypted any more."""
     try:
-        found = await worker.lookup.last(Stream.RESULTS, subjects.result(execution_id))
+        result = await decided(worker.lookup, execution_id, None)
     except Undecryptable:
         return None
-    known = found is not None and is_result_of(found.data, execution_id)
-    result = found.read(Result) if found is not None and known else None
     return result if result is not None and result.tenant == tenant else None
-
-
-async def _count_first(worker: WorkerContext, key: TaskKey, result: Result) -> None:
-    """Counts the first job of its own task, which had ended before it had children."""
-    agent = worker.config.agents.get(result.agent)
-    if agent is None or agent.guard is None or result.dry_run:
-        return
-    task = await worker.tasks.record(key, result.execution_id, outcome_of(result, result.output, agent.guard))
-    trip = after_job(task, agent.guard) if task.iterations == 1 else None
-    if trip is not None:
-        await _trip(worker, key, trip, task, result.agent, result.execution_id)
 
 
 async def _trip(worker: WorkerContext, key: TaskKey, trip: Trip, task: Task, agent: str, execution_id: str) -> None:

@@ -17,6 +17,8 @@ from breakwater.policy.guard import Task
 from breakwater.policy.price import Usage
 from breakwater.providers.base import Answer, CallFailed
 from breakwater.state.tasks import TaskKey
+from services.worker import handler
+from services.worker.attempts import Attempts
 from tests.flow.kit import COST, COST_NANO, Plane, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -429,6 +431,92 @@ async def test_a_parent_that_another_worker_takes_over_is_counted_once(start_wor
         spent = COST_NANO + nano_from_usd(parent["total_cost"])
         tokens = 160 + parent["total_tokens"]
         assert await counted(plane, "first") == Task(iterations=2, tokens=tokens, cost=spent)
+
+
+async def test_a_parent_that_is_queued_when_its_child_comes_is_judged_with_it_from_its_first_call_on(
+    start_worker: StartWorker,
+) -> None:
+    agents = {"writer": {"model": "sim/m", "guard": {"max_iterations": 2}}}
+    async with start_worker({"sim/m": model()}, agents) as plane:
+        assert (await alone(plane, "child", tenant="acme", parent_execution_id="first"))["task_id"] == "first"
+        assert (await alone(plane, "first", tenant="acme"))["status"] == "succeeded"
+        assert await counted(plane, "first", "acme") == Task(iterations=2, tokens=320, cost=2 * COST_NANO)
+        assert (await alone(plane, "next", tenant="acme", parent_execution_id="child"))["reason"] == "guard_tripped"
+        # The same where it may not call any more.
+        for number in range(2):
+            assert (await alone(plane, f"j{number}", parent_execution_id="late"))["status"] == "succeeded"
+        assert (await alone(plane, "late"))["reason"] == "guard_tripped"
+
+
+async def test_a_parent_that_is_queued_and_names_a_task_is_counted_there_alone(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, {"writer": {"model": "sim/m"}}) as plane:
+        assert (await alone(plane, "early", parent_execution_id="first"))["task_id"] == "first"
+        await run(plane, "first", task="a")
+        assert (await alone(plane, "late", parent_execution_id="first"))["task_id"] == "a"
+        assert [(await counted(plane, task)).iterations for task in ("a", "first")] == [2, 1]
+
+
+async def holds(plane: WorkerPlane, task_id: str) -> list[str]:
+    fields = await plane.worker.redis.client.hgetall(TaskKey(None, task_id).redis_key)
+    return sorted(name for name in fields if name.startswith("h:"))
+
+
+@pytest.mark.parametrize("dies", ["finish", "record"])
+async def test_a_parent_whose_worker_dies_after_its_result_is_counted_by_the_next_one(
+    start_worker: StartWorker, dies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = {"writer": {"model": "sim/m", "concurrency": 2}}
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 1})}, agents) as plane:
+        await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
+        await until(calling(plane), what="its call")
+        assert (await alone(plane, "child", parent_execution_id="first"))["status"] == "succeeded"
+        assert await holds(plane, "first") == ["h:first"]
+        store = plane.worker.executions if dies == "finish" else plane.worker.tasks
+        with monkeypatch.context() as patch:
+            # Its call ends before it has renewed its claim: it learns that it has a child when it lets go of that.
+            patch.setattr(store, dies, lambda *_, **__: asyncio.Event().wait())
+            parent = await plane.result("first")
+            await plane.end()
+        plane.begin()
+
+        async def let_go() -> bool:
+            return await holds(plane, "first") == []
+
+        await until(let_go, what="the end of its hold")
+        assert await counted(plane, "first") == Task(iterations=2, tokens=320, cost=2 * COST_NANO)
+        assert (await plane.result("first"))["completed_at"] == parent["completed_at"]
+        assert plane.sim.ledger.totals.calls == 2
+
+
+async def test_jobs_of_a_task_that_crash_their_handlers_to_the_end_hold_nothing_of_it(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = {"writer": {"model": "sim/m", "concurrency": 2, "timeout_s": 1}}
+    monkeypatch.setattr(handler, "MAX_CRASHES", 2)
+
+    async def crash(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Attempts, "_after_failure", crash)
+    async with start_worker({"sim/m": model({"requests": [1, 2], "hang_s": 9})}, agents) as plane:
+        await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
+        await until(calling(plane), what="its call")
+        await plane.publish({"agent": "writer", "job_id": "child", "prompt": "x", "parent_execution_id": "first"})
+
+        async def both_hold() -> bool:
+            return await holds(plane, "first") == ["h:child", "h:first"]
+
+        await until(both_hold, what="the child's call")
+        for name, task_id in (("first", None), ("child", "first")):
+            ended = await plane.result(name)
+            assert (ended["error"]["class"], len(ended["attempts"]), ended["task_id"]) == ("InternalError", 1, task_id)
+
+        async def let_go() -> bool:
+            return await holds(plane, "first") == []
+
+        await until(let_go, what="the end of both holds")
+        task = await counted(plane, "first")
+        assert (task.iterations, task.total_failures) == (2, 2)
 
 
 async def test_a_job_alone_in_its_task_tries_a_model_that_fits_under_the_cap_and_stops_nothing(

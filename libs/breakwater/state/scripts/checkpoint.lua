@@ -1,11 +1,10 @@
 -- Saves a job's checkpoint and renews the lease of its claim, if that is still ours. An execution that Redis knows nothing of
 -- is still that of its holder: Redis has lost it, and nobody else has asked for the job since.
--- KEYS: execution, orders to cancel it
--- Returns 0 where the claim is not ours; else 1, or the orders where there are any, after a '' where it has children that
--- belong to its task.
+-- KEYS: execution; orders to cancel it, and '' where it has children that belong to its task
+-- Returns 0 where the claim is not ours; else 1, or the values of the second key where there are any.
 local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] -- a lease of 0 gives the claim up
 local checkpoint = ARGV[4] -- '' renews only
-local known = redis.call('HMGET', KEYS[1], 'token', 'asked_at', 'children')
+local known = redis.call('HMGET', KEYS[1], 'token', 'asked_at')
 if known[1] ~= token and redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
 end
@@ -25,7 +24,4 @@ if known[2] then
 end
 redis.call('PEXPIRE', KEYS[1], keep_ms)
 local orders = redis.call('HVALS', KEYS[2])
-if known[3] then
-  table.insert(orders, 1, '')
-end
 return #orders > 0 and orders or 1
