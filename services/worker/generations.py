@@ -29,8 +29,10 @@ class ProviderPool:
 
     def open(self, config: Config) -> dict[str, Provider]:
         """The providers of a config, by name. Raises ConfigError: one can't be used."""
-        keys = {name: (name, settings.model_dump_json()) for name, settings in config.providers.items()}
-        fresh = {key: config.providers[name].open() for name, key in keys.items() if key not in self._opened}
+        redaction = config.redaction
+        rules = redaction.model_dump_json()
+        keys = {name: (name, settings.model_dump_json() + rules) for name, settings in config.providers.items()}
+        fresh = {key: config.providers[name].open(redaction) for name, key in keys.items() if key not in self._opened}
         self._opened |= fresh
         return {name: self._opened[key] for name, key in keys.items()}
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from breakwater.policy.redact import RedactionRules
 from breakwater.providers.anthropic import AnthropicSettings
-from breakwater.providers.base import Answer, Call, CallFailed, HttpSettings
+from breakwater.providers.base import DEFAULT_REDACTION, Answer, Call, CallFailed, HttpSettings
 from breakwater.providers.openai import AzureSettings, OpenAISettings
 from breakwater.secret_refs import SecretRef
 
@@ -43,9 +44,11 @@ def settings(kind: str, origin: str, **more: Any) -> HttpSettings:
             return AnthropicSettings(kind="anthropic", base_url=f"{origin}/v1", **fields)
 
 
-async def perform(chosen: HttpSettings, asked: Call | None = None) -> Answer:
+async def perform(
+    chosen: HttpSettings, asked: Call | None = None, redaction: RedactionRules = DEFAULT_REDACTION
+) -> Answer:
     """One call, and nothing left open."""
-    provider = chosen.open()
+    provider = chosen.open(redaction)
     try:
         return await provider.perform(asked or call())
     finally:

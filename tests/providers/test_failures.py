@@ -134,6 +134,22 @@ def test_a_text_is_cut_between_words(payload: bytes) -> None:
     assert len(http_failure(500, b"<html><p>" + payload, {}).message) <= MAX_ERROR_TEXT
 
 
+def test_no_half_of_a_word_is_left_anywhere() -> None:
+    for length in (199, 200, 3_999, 4_000, 15_999, 16_000):
+        text = "x" * (length - 4) + " sk-1234"
+        title = f"<html><title>{text}</title>".encode()
+        bodies = (
+            text.encode(),
+            title,
+            f"<html><p>{text}".encode(),
+            orjson.dumps({"error": {"message": "m", "code": text}}),
+        )
+        for body in bodies:
+            failed = http_failure(500, body, {})
+            for said in (failed.message, failed.code or ""):
+                assert "sk-1" not in said.replace("sk-1234", "")
+
+
 @pytest.mark.parametrize(
     ("body", "status", "class_name"),
     [

@@ -13,6 +13,7 @@ from breakwater.embedded.provider import SimulatedProvider
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid, TransportFailure
 from breakwater.policy.price import Usage
+from breakwater.policy.redact import RedactionRules
 from breakwater.providers.base import CallFailed
 from breakwater.providers.http import MAX_ANSWER_BYTES
 from breakwater.secret_refs import SecretRef
@@ -244,6 +245,12 @@ async def test_a_key_that_the_provider_repeats_is_in_no_failure(kind: str, statu
         failed = await failure(settings(kind, origin))
     assert isinstance(failed.failure, HttpFailure | BrokenAnswer)
     assert "Incorrect API key provided: [REDACTED]." in failed.failure.message
+
+
+async def test_what_stands_for_a_key_is_the_placeholder_of_the_config(kind: str) -> None:
+    async with saying({"error": {"message": f"not {KEY}"}}, 401) as origin:
+        with pytest.raises(CallFailed, match=r"not \(gone\)"):
+            await perform(settings(kind, origin), redaction=RedactionRules(placeholder="(gone)"))
 
 
 async def test_what_goes_with_every_call(kind: str) -> None:

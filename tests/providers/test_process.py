@@ -19,6 +19,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import Classification, classify
 from breakwater.policy.price import Usage
+from breakwater.policy.redact import RedactionRules
 from breakwater.providers import child as child_module
 from breakwater.providers.base import Answer, CallFailed, Provider
 from breakwater.providers.process import ProcessProvider, ProcessSettings
@@ -486,9 +487,43 @@ async def test_its_secrets_are_in_no_error_and_in_no_repr(opened: Opener, monkey
     ):
         provider = opened(*sh(script), env=env)
         failed = await failure(provider)
-        assert "my token is [secret]" in verdict(failed).message
+        assert "my token is [REDACTED]" in verdict(failed).message
         assert "swordfish" not in repr(failed) + repr(provider) + repr(vars(provider))
     assert list(settings("sh", env=env).secrets()) == ["env.TOKEN"]
+
+
+async def test_the_placeholder_is_that_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_OF_AGENT", "tiger-42-swordfish")
+    chosen = settings(*sh("echo $TOKEN >&2; exit 1"), env={"TOKEN": {"env": "TOKEN_OF_AGENT"}})
+    provider = chosen.open(RedactionRules(placeholder="(gone)"))
+    try:
+        assert "exited with 1: (gone)" in verdict(await failure(provider)).message
+    finally:
+        await provider.close()
+
+
+@pytest.mark.parametrize("padding", ["", " x" * 2_000, " x" * 2_034])
+async def test_a_secret_of_two_lines_is_in_no_error(
+    opened: Opener, padding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN_OF_AGENT", "tiger-42\nsword fish")
+    env = {"TOKEN": {"env": "TOKEN_OF_AGENT"}}
+    script = f"""printf '%s' "bad token $TOKEN{padding}" >&2; exit 1"""
+    message = verdict(await failure(opened(*sh(script), env=env))).message
+    assert "fish" not in message
+    assert "sword" not in message
+
+
+@pytest.mark.parametrize(
+    ("stderr", "words"),
+    [("3 done", "exited with 1: 3 done"), ("Password:\\nkept-elsewhere", "exited with 1: [REDACTED]")],
+)
+async def test_an_error_is_redacted_before_it_is_cut_and_short_secrets_mangle_nothing(
+    opened: Opener, stderr: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN_OF_AGENT", "0")
+    provider = opened(*sh(f"printf '{stderr}' >&2; exit 1"), env={"N": {"env": "TOKEN_OF_AGENT"}})
+    assert words in verdict(await failure(provider)).message
 
 
 async def test_a_program_has_an_empty_directory_of_its_own_until_it_is_closed(opened: Opener) -> None:

@@ -13,8 +13,10 @@ from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import Usage, max_tokens_of
+from breakwater.policy.redact import RedactionRules
 from breakwater.providers.anthropic_stream import MessageEvents
 from breakwater.providers.base import (
+    DEFAULT_REDACTION,
     URL,
     ApiVersion,
     Call,
@@ -354,11 +356,11 @@ class AnthropicSettings(HttpSettings):
     base_url: str = Field(default="https://api.anthropic.com/v1", pattern=URL, description="Up to and including /v1.")
     version: ApiVersion = Field(default="2023-06-01", description="Sent as `anthropic-version`.")
 
-    def open(self) -> Provider:
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
-        return HttpProvider(Messages(self.base_url, self.version), self)
+        return HttpProvider(Messages(self.base_url, self.version), self, redaction)
 
     def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
         """`dropped_params`."""

@@ -14,6 +14,7 @@ from breakwater.contracts.types import Message, UsdAmount
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import Failure, HttpFailure
 from breakwater.policy.price import Usage
+from breakwater.policy.redact import RedactionRules
 from breakwater.secret_refs import Secret, SecretRef
 
 
@@ -155,14 +156,20 @@ class Provider(Protocol):
         ...
 
 
+DEFAULT_REDACTION = RedactionRules()
+
+
 class ProviderSettings(Message):
     """What the config says of a provider. Each kind has a `kind`, and knows how to open itself."""
 
     local: ClassVar[bool] = False
     """A program or a callable: it needs no model, and takes any JSON as input."""
 
-    def open(self) -> Provider:
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider; nothing is connected yet.
+
+        Args:
+            redaction: what is hidden in its errors, beside its own secrets.
 
         Raises:
             ConfigError: a secret is missing, or what is named is not there.

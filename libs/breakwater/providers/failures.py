@@ -17,6 +17,7 @@ import orjson
 
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
+from breakwater.policy.known_secrets import cut
 
 MAX_ERROR_TEXT = 16_000
 """Characters; cut only after redaction could see the whole, and records cut it further."""
@@ -140,7 +141,7 @@ def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | 
     if status is None:
         status = status_in_words(failure.code, failure.type, failure.message)
     if status is None:
-        return BrokenAnswer(f"a {answered} that carries an error: {failure.message}"[:MAX_ERROR_TEXT], answered)
+        return BrokenAnswer(f"a {answered} that carries an error: {failure.message}", answered)
     return replace(failure, status=status)
 
 
@@ -219,20 +220,15 @@ def _first(values: Mapping[str, Any], *names: str) -> Any:
     return next((values[name] for name in names if values.get(name)), None)
 
 
-def _cut(text: str, length: int) -> str:
-    """A text that is too long ends between two words: redaction would not know a part of a key for one."""
-    return text if len(text) <= length else text[:length].rpartition(" ")[0]
-
-
 def _text(value: Any, depth: int = 4) -> str:
     """What a message says that may be nested, as FastAPI's list of what is wrong is."""
     if isinstance(value, str):
-        return _cut(value.strip(), MAX_ERROR_TEXT)
+        return cut(value.strip(), MAX_ERROR_TEXT)
     if isinstance(value, bool) or value is None or depth == 0:
         return ""
     if isinstance(value, list):
         texts = (_text(part, depth - 1) for part in cast(list[Any], value)[:20])
-        return _cut("; ".join(text for text in texts if text), MAX_ERROR_TEXT)
+        return cut("; ".join(text for text in texts if text), MAX_ERROR_TEXT)
     if isinstance(value, dict):
         return _text(_first(cast(dict[str, Any], value), "message", "msg", "detail", "error"), depth - 1)
     return str(value)
@@ -242,7 +238,7 @@ def _name(error: Mapping[str, Any], field: str) -> str | None:
     value = error.get(field)
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
-    return str(value)[:_MAX_CODE]
+    return cut(str(value), _MAX_CODE) or None
 
 
 def _param(error: Mapping[str, Any]) -> str | None:
@@ -289,21 +285,20 @@ def _delay_s(error: Mapping[str, Any], message: str) -> float | None:
 
 _PLACE = re.compile(r"[A-Za-z_][\w.\[\]-]{0,99}")
 _MARKUP = re.compile(r"<(!doctype|!--|\?xml|html|head|body|title|h1|center|error)", re.I)
-_TITLE = re.compile(r"<title\b[^<>]*>([^<]*)", re.I)
+_TITLE = re.compile(r"<title\b[^<>]*>([^<]*)<", re.I)
 _UNSEEN = re.compile(r"<(script|style)\b[^<>]*>.*?</\1\s*>|<!--.*?-->", re.I | re.S)
 _TAG = re.compile(r"<[^<>]*>")
 
 
 def _plain_text(payload: bytes) -> str:
-    text = _cut(payload[: MAX_ERROR_TEXT * 4].decode(errors="replace").strip(), MAX_ERROR_TEXT)
+    text = cut(payload.decode(errors="replace").strip(), MAX_ERROR_TEXT)
     if not _MARKUP.match(text):
         return text
-    page = text[:_MAX_PAGE]
-    title = _TITLE.search(page)
+    title = _TITLE.search(text[:_MAX_PAGE])
     words = html.unescape(title[1]).split() if title else []
     if not words:
-        words = html.unescape(_TAG.sub(" ", _UNSEEN.sub(" ", page))).split()
-    return _cut(" ".join(words), _MAX_PAGE_TEXT)
+        words = html.unescape(_TAG.sub(" ", _UNSEEN.sub(" ", cut(text, _MAX_PAGE)))).split()
+    return cut(" ".join(words), _MAX_PAGE_TEXT)
 
 
 # The network
@@ -352,7 +347,7 @@ def _class_of(name: str, cause: BaseException) -> str:
 def _said(error: BaseException) -> str:
     """The error's text, save where that is a URL, which may hold secrets."""
     if hasattr(error, "request_info"):
-        return str(getattr(error, "message", ""))[:MAX_ERROR_TEXT]
+        return cut(str(getattr(error, "message", "")), MAX_ERROR_TEXT)
     if any(parent.__name__ == "InvalidURL" for parent in type(error).__mro__):
         return "the provider's URL is not valid"
-    return str(error)[:MAX_ERROR_TEXT]
+    return cut(str(error), MAX_ERROR_TEXT)

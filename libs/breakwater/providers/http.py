@@ -20,7 +20,9 @@ from yarl import URL
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import BrokenAnswer, Failure, NothingSaid, TransportFailure
 from breakwater.policy.finish import INTERRUPTED
+from breakwater.policy.known_secrets import KnownSecrets
 from breakwater.policy.price import Usage
+from breakwater.policy.redact import RedactionRules
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     Answer,
@@ -113,9 +115,6 @@ def _source(ref: SecretRef) -> str:
     return f"the secret file {ref.file}" if ref.file is not None else "the output of the secret command"
 
 
-PLACEHOLDER = "[REDACTED]"
-MIN_KEY = 8
-"""Characters; what is shorter is a made-up key for a server that asks for none, and as likely an ordinary word."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -143,13 +142,15 @@ class HttpProvider:
     Args:
         wire: the API that is spoken there.
         settings: whose key is read now, and whose headers go with every call.
+        redaction: says what stands for the key in errors.
 
     Raises:
         ConfigError: the URL or a header can't be used, or the key can't be read.
     """
 
-    def __init__(self, wire: Wire, settings: HttpSettings) -> None:
+    def __init__(self, wire: Wire, settings: HttpSettings, redaction: RedactionRules) -> None:
         self._wire = wire
+        self._placeholder = redaction.placeholder
         self._origin = _checked_origin(wire.url("model"))
         self._headers = {"Content-Type": "application/json", **_checked_headers(settings.headers)}
         self._credential = Credential(settings.api_key)
@@ -167,7 +168,7 @@ class HttpProvider:
             return self._read(await self._post(call, key))
         except CallFailed as failed:
             raise CallFailed(
-                _without(key, failed.failure),
+                failed.failure if key is None else _without(KnownSecrets([key], self._placeholder), failed.failure),
                 maybe_billed=failed.maybe_billed,
                 usage=failed.usage,
                 credential=version,
@@ -336,17 +337,15 @@ def _broken(status: int, text: str, usage: Usage | None = None) -> CallFailed:
     return CallFailed(BrokenAnswer(text, status), maybe_billed=True, usage=usage)
 
 
-def _without(key: str | None, failure: Failure) -> Failure:
+def _without(key: KnownSecrets, failure: Failure) -> Failure:
     """The failure without the key, which a provider may repeat when it complains of it."""
-    if key is None or len(key) < MIN_KEY or key not in str(failure):
-        return failure
     return replace(failure, **{item.name: _hidden(key, getattr(failure, item.name)) for item in fields_of(failure)})
 
 
-def _hidden(key: str, value: Any) -> Any:
+def _hidden(key: KnownSecrets, value: Any) -> Any:
     match value:
         case str():
-            return value.replace(key, PLACEHOLDER)
+            return key.hidden(value)
         case dict():
             return {name: _hidden(key, inner) for name, inner in cast(dict[str, Any], value).items()}
         case _:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 import time
+from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Annotated, Any
 
@@ -13,12 +15,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from breakwater.contracts.types import MAX_COUNTED, nano_from_usd
 from breakwater.policy.chat_chunks import OBJECT
 from breakwater.policy.classify import ProgramFailure
+from breakwater.policy.known_secrets import KnownSecrets, cut
 from breakwater.policy.price import Usage
+from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.providers.base import Answer, Call, Streaming
 from breakwater.providers.limit import Limit
 
 MAX_SHOWN = 500
 """Characters of a program's own text in an error."""
+MAX_REDACTED = 8 * 1024
+"""Characters that are looked at for it, and as many as redaction needs beyond."""
 _NANO_USD = Decimal("1e-9")
 
 
@@ -157,16 +163,34 @@ def failure_of_code(code: int, message: str) -> ProgramFailure:
     return ProgramFailure("BackendFailureError", message, status, "server")
 
 
-def shown(text: str) -> str:
-    """A program's own text as it may stand in an error: what is too long ends between two words.
+class Shown:
+    """What may stand in an error of the texts of a program or a callable: redacted as a whole, and cut then.
 
-    Half a key would pass the redaction that knows whole ones.
+    Args:
+        redaction: what is hidden.
+        secrets: what is hidden, too, wherever it stands.
     """
+
+    def __init__(self, redaction: RedactionRules, secrets: Iterable[str] = ()) -> None:
+        self._secrets = KnownSecrets(secrets, redaction.placeholder)
+        self._redactor = Redactor.compile(redaction.model_copy(update={"max_value_length": MAX_REDACTED}))
+
+    def text(self, text: str) -> str:
+        """Its beginning; what is too long ends between two words."""
+        return _beginning(self._redactor.text(self._secrets.hidden(text)))
+
+    def last_line(self, text: str, *, is_rest: bool) -> str:
+        """The beginning of its last line. `is_rest`: its own beginning is missing."""
+        known = self._secrets
+        if is_rest:
+            # It may begin within a word, and redaction would not know a part of a key for one.
+            text = "".join(re.split(r"\s", known.hidden_in_rest(text), maxsplit=1)[1:])
+        return _beginning(self._redactor.text(known.hidden(text)).strip().rpartition("\n")[2])
+
+
+def _beginning(text: str) -> str:
     text = text.strip()
-    if len(text) <= MAX_SHOWN:
-        return text
-    head, space, _ = text[:MAX_SHOWN].rpartition(" ")
-    return f"{head if space else ''}…"
+    return text if len(text) <= MAX_SHOWN else f"{cut(text, MAX_SHOWN)}…"
 
 
 def first_problem(error: ValidationError) -> str:

@@ -13,7 +13,9 @@ from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import OUTPUT_LIMITS, Usage
+from breakwater.policy.redact import RedactionRules
 from breakwater.providers.base import (
+    DEFAULT_REDACTION,
     URL,
     ApiVersion,
     Call,
@@ -32,11 +34,11 @@ class OpenAISettings(HttpSettings):
     kind: Literal["openai"] = "openai"
     base_url: str = Field(pattern=URL, description="Up to and including /v1.")
 
-    def open(self) -> Provider:
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
-        return HttpProvider(ChatCompletions(self.base_url), self)
+        return HttpProvider(ChatCompletions(self.base_url), self, redaction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +146,11 @@ class AzureSettings(HttpSettings):
     base_url: str = Field(pattern=URL, description="The resource, as in `https://NAME.openai.azure.com`.")
     api_version: ApiVersion = "2024-10-21"
 
-    def open(self) -> Provider:
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
-        return HttpProvider(AzureDeployments(self.base_url, self.api_version), self)
+        return HttpProvider(AzureDeployments(self.base_url, self.api_version), self, redaction)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import os
-import re
 import resource
 import shutil
 import signal
@@ -22,10 +21,11 @@ from pydantic_core import from_json, to_json
 from breakwater.contracts.types import Message
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
-from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider, Streaming
+from breakwater.policy.redact import RedactionRules
+from breakwater.providers.base import DEFAULT_REDACTION, Answer, Call, CallFailed, LocalSettings, Provider, Streaming
 from breakwater.providers.child import STDERR_KEPT, Child
 from breakwater.providers.limit import Limit
-from breakwater.providers.local import Pieces, Spent, failure_of_code, first_problem, request_of, shown
+from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 from breakwater.providers.orphans import OrphanGuard
 from breakwater.secret_refs import EnvName, SecretRef
 
@@ -110,7 +110,7 @@ class ProcessSettings(LocalSettings):
         """Those of its environment."""
         return {f"env.{name}": value for name, value in self.env.items() if isinstance(value, SecretRef)}
 
-    def open(self) -> Provider:
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider. Raises ConfigError: the program or the directory is not there, or a secret is missing."""
         cwd = None if self.cwd is None else self.cwd.absolute()
         if cwd is not None and not cwd.is_dir():
@@ -126,7 +126,7 @@ class ProcessSettings(LocalSettings):
                 command=(*self.wrapper, *self.command),
                 file=_find((*self.wrapper, *self.command)[0], cwd or Path.cwd(), env.get("PATH")),
                 env=env,
-                secrets=tuple(secrets.values()),
+                shown=Shown(redaction, secrets.values()),
                 cwd=cwd,
                 max_output_bytes=self.max_output_bytes,
                 limits=limits,
@@ -152,7 +152,7 @@ class Program:
         command: as it sees itself in its argument list.
         file: the file to run.
         env: its whole environment.
-        secrets: values in it that must not be seen in an error.
+        shown: what may be seen in an error of what it says.
         cwd: where it runs; None for a directory of its own.
         max_output_bytes: of its stdout.
         limits: by `resource.RLIMIT_…`.
@@ -162,7 +162,7 @@ class Program:
     command: tuple[str, ...]
     file: Path
     env: Mapping[str, str] = field(repr=False)
-    secrets: tuple[str, ...] = field(repr=False)
+    shown: Shown
     cwd: Path | None
     max_output_bytes: int
     limits: Mapping[int, int]
@@ -319,10 +319,12 @@ class ProcessProvider:
         return Path(self._own_cwd.name)
 
     def _answer(self, child: Child, lines: _DeltaLines) -> Answer:
+        shown = self._program.shown
         if child.flooded:
             raise _failed(f"printed more than {self._program.max_output_bytes} bytes, and was killed")
         if child.returncode != 0:
-            last = self._shown(_last_line(bytes(child.stderr)))
+            stderr, is_rest = child.stderr.decode(errors="replace"), len(child.stderr) >= STDERR_KEPT
+            last = shown.last_line(stderr.lstrip("\ufffd"), is_rest=is_rest)
             raise _failed(_ending(child.returncode) + (f": {last}" if last else ""))
         stdout = bytes(child.stdout[lines.length :])
         if not stdout.strip():
@@ -330,7 +332,7 @@ class ProcessProvider:
         try:
             printed = from_json(stdout.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
         except ValueError as error:
-            text = self._shown(stdout.decode(errors="replace"))
+            text = shown.text(stdout.decode(errors="replace"))
             raise _failed(f"printed no JSON ({error}): {text}") from error
         try:
             response = Response.model_validate(printed)
@@ -339,22 +341,9 @@ class ProcessProvider:
         if response.status == "success" and response.code == 0:
             said = "".join(lines.pieces.texts) or None
             return response.answer(said if response.result is None else response.result, self._program.cost_per_call)
-        said = self._shown(response.error or "") or f"answered {self._shown(response.status)!r} with {response.code}"
+        said = shown.text(response.error or "") or f"answered {shown.text(response.status)!r} with {response.code}"
         failure = failure_of_code(response.code, said)
         raise CallFailed(failure, maybe_billed=True, usage=response.tokens(), cost=response.cost_usd)
-
-    def _shown(self, text: str) -> str:
-        for secret in self._program.secrets:
-            text = text.replace(secret, "[secret]")
-        return shown(text)
-
-
-def _last_line(stderr: bytes) -> str:
-    text = stderr.decode(errors="replace")
-    if len(stderr) >= STDERR_KEPT:
-        # It may begin within a word, and redaction would not know a part of a key for one.
-        text = re.split(r"\s", text, maxsplit=1)[-1] if re.search(r"\s", text) else ""
-    return text.strip().rpartition("\n")[2]
 
 
 def _failed(message: str) -> CallFailed:

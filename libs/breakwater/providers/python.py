@@ -17,8 +17,9 @@ from pydantic_core import from_json
 from breakwater.callables import load_callable
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
-from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider
-from breakwater.providers.local import Pieces, Spent, failure_of_code, first_problem, request_of, shown
+from breakwater.policy.redact import RedactionRules
+from breakwater.providers.base import DEFAULT_REDACTION, Answer, Call, CallFailed, LocalSettings, Provider
+from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 
 GRACE_S = 0.05
 """How long a cancelled callable may take to end before it is left to itself."""
@@ -75,9 +76,9 @@ class PythonSettings(LocalSettings):
     kind: Literal["python"] = "python"
     callable: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", description="package.module:function")
 
-    def open(self) -> Provider:
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider. Raises ConfigError: the callable can't be imported, or is not async."""
-        return PythonProvider(self.callable, _load(self.callable), cost_per_call=self.cost_per_call_usd)
+        return PythonProvider(self.callable, _load(self.callable), redaction, cost_per_call=self.cost_per_call_usd)
 
 
 def _load(name: str) -> AgentCallable:
@@ -93,10 +94,18 @@ def _load(name: str) -> AgentCallable:
 class PythonProvider:
     """Awaits a callable for each attempt."""
 
-    def __init__(self, name: str, function: AgentCallable, *, cost_per_call: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: AgentCallable,
+        redaction: RedactionRules = DEFAULT_REDACTION,
+        *,
+        cost_per_call: int | None,
+    ) -> None:
         self._name = name
         self._function = function
         self._cost_per_call = cost_per_call
+        self._shown = Shown(redaction)
         self._running: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
@@ -125,10 +134,10 @@ class PythonProvider:
         if isinstance(error, CallFailed):
             raise error
         if isinstance(error, NonRetryableError):
-            raise CallFailed(failure_of_code(error.status, shown(str(error))), maybe_billed=True) from error
+            raise CallFailed(failure_of_code(error.status, self._shown.text(str(error))), maybe_billed=True) from error
         if error is not None:
             name = type(error).__name__
-            raise _failed(name, shown(str(error)) or name) from error
+            raise _failed(name, self._shown.text(str(error)) or name) from error
         return self._answer(task.result())
 
     async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
@@ -170,7 +179,7 @@ class PythonProvider:
             spent = Spent.model_validate({"usage": reply.usage, "cost_usd": reply.cost_usd})
         except ValidationError as error:
             raise _failed("BackendFailureError", f"reported what can't be counted: {first_problem(error)}") from error
-        return spent.answer(_json(reply.result), self._cost_per_call)
+        return spent.answer(_json(reply.result, self._shown), self._cost_per_call)
 
 
 async def _gathered(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
@@ -187,12 +196,12 @@ async def _gathered(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
     return replace(reply, result="".join(pieces.texts)) if reply.result is None else reply
 
 
-def _json(result: Any) -> JsonValue:
+def _json(result: Any, shown: Shown) -> JsonValue:
     """A copy that the callable can't change any more; tuples become lists."""
     try:
         return from_json(json.dumps([result], allow_nan=False), allow_inf_nan=False)[0]
     except (TypeError, ValueError, RecursionError) as error:
-        raise _failed("BackendFailureError", f"returned what is not JSON: {shown(str(error))}") from error
+        raise _failed("BackendFailureError", f"returned what is not JSON: {shown.text(str(error))}") from error
 
 
 def _failed(class_name: str, message: str) -> CallFailed:

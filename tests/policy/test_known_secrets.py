@@ -1,0 +1,41 @@
+"""Secrets whose values are known."""
+
+import pytest
+
+from breakwater.policy.known_secrets import KnownSecrets
+
+TWO_LINES = "first-half-123\nsecond-half-456"
+
+
+@pytest.mark.parametrize(
+    ("secrets", "text", "hidden"),
+    [
+        ([TWO_LINES], f"token={TWO_LINES}, twice {TWO_LINES}", "token=*, twice *"),
+        ([TWO_LINES], "first-half-123\r\nsecond-half-456", "*"),
+        ([TWO_LINES], r"first-half-123\nsecond-half-456", "*"),
+        ([TWO_LINES], "only second-half-456 of it", "only * of it"),
+        (["a\nb\nc\nd\ne"], "a\nb\nc\nd\ne, but not a, b", "*, but not a, b"),
+        (["longer-and-longer", "longer-and"], "longer-and-longer longer-and", "* *"),
+        (["a.c+d(e[f"], "a.c+d(e[f abc+d(e[f", "* abc+d(e[f"),
+        (["0", "x", "ab1"], "30 done, x times ab1", "30 done, x times ab1"),
+        (["none", "EMPTY", "8000"], "none is EMPTY at 8000", "none is EMPTY at 8000"),
+        (["hunter2"], "hunter2, not hunter23 or bighunter2", "*, not hunter23 or bighunter2"),
+        ([" \n "], "a \n b", "a \n b"),
+        ([], "as it is", "as it is"),
+    ],
+)
+def test_whole_secrets_and_their_lines_are_hidden_and_words_are_not(secrets: list[str], text: str, hidden: str) -> None:
+    assert KnownSecrets(secrets, "*").hidden(text) == hidden
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("alf-123\nsecond-half-456 is left", " is left"),
+        ("456 is left", " is left"),
+        ("irst-half-123\nsecond", ""),
+        (f"of it {TWO_LINES}", "of it *"),
+    ],
+)
+def test_a_secret_that_begins_before_the_text_is_hidden(text: str, hidden: str) -> None:
+    assert KnownSecrets([TWO_LINES], "*").hidden_in_rest(text) == hidden
