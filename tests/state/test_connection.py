@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
-from redis.exceptions import ResponseError
+from redis.exceptions import DataError, ResponseError
 
 from breakwater.embedded.ports import free_port
-from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable, translated
 from tests.helpers import until
 from tests.servers import RunningServer
 
@@ -26,9 +26,9 @@ class RoundTrips(Redis):
         super().__init__(url)
         self.sizes: list[int] = []
 
-    async def _pipeline(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        self.sizes.append(len(calls))
-        return await super()._pipeline(calls)
+    async def _pipeline(self, packed: Sequence[bytes]) -> list[Any]:
+        self.sizes.append(len(packed))
+        return await super()._pipeline(packed)
 
 
 @pytest.fixture
@@ -72,6 +72,39 @@ async def test_a_script_that_fails_is_the_error_of_the_one_who_asked_for_it(redi
     assert isinstance(wrong, ResponseError)
     with pytest.raises(ResponseError):
         await redis.run([call(_WRONG)])
+
+
+@pytest.mark.parametrize("wrong", [None, True, object(), "\ud800"])
+async def test_an_argument_that_is_none_is_the_error_of_the_one_who_gave_it(redis: RoundTrips, wrong: Any) -> None:
+    first, failed, last = await asyncio.gather(
+        redis.run([call(_ADD)]),
+        redis.run([call(_ADD), call(_ADD, wrong)]),
+        redis.run([call(_ADD)]),
+        return_exceptions=True,
+    )
+    assert (first, last) == ([1], [2])
+    assert isinstance(failed, TypeError | ValueError)
+    with pytest.raises((TypeError, ValueError)):
+        redis.run_with_next([call(_ADD, wrong)])
+    with pytest.raises((TypeError, ValueError)):
+        async with translated():
+            await redis.client.set("key", wrong)
+    with pytest.raises(DataError):
+        async with translated():
+            await redis.client.zadd("key", {})
+    assert redis.sizes == [2]
+
+
+async def test_a_server_that_can_not_write_is_an_outage(redis: RoundTrips) -> None:
+    await redis.client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(StateUnavailable, match="OOM"):
+            await redis.run([call(_ADD)])
+        with pytest.raises(StateUnavailable, match="OOM"):
+            async with translated():
+                await redis.client.set("key", 1)
+    finally:
+        await redis.client.config_set("maxmemory", "0")
 
 
 async def test_only_the_scripts_that_the_server_did_not_know_run_again(redis: RoundTrips) -> None:

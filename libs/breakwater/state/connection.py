@@ -15,7 +15,8 @@ import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from breakwater.errors import Unavailable
 from breakwater.tls import tls_settings
@@ -59,6 +60,11 @@ class ScriptCall:
     keys: Sequence[str]
     arguments: Sequence[Argument]
 
+    def packed(self) -> bytes:
+        """Its command. Raises TypeError, ValueError: a key or an argument is none."""
+        command = ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.arguments)
+        return hiredis.pack_command(cast(Any, command))
+
 
 class _PacksInC(aioredis.Connection):
     """Packs commands in C.
@@ -85,7 +91,13 @@ class _Request:
     """Scripts that were asked for together, and where their answers go."""
 
     calls: Sequence[ScriptCall]
+    packed: Sequence[bytes]
     answers: asyncio.Future[list[Any]]
+
+    @classmethod
+    def of(cls, calls: Sequence[ScriptCall]) -> _Request:
+        """Packed here, so that what can't be is an error of who asks for it, and of nobody else."""
+        return cls(calls, [call.packed() for call in calls], asyncio.get_running_loop().create_future())
 
     def answer(self, answers: list[Any]) -> None:
         failed = next((answer for answer in answers if isinstance(answer, Exception)), None)
@@ -145,14 +157,14 @@ class Redis:
 
         Raises:
             StateUnavailable: nothing is known of what ran; call again.
+            TypeError, ValueError: a key or an argument is none; nothing was sent.
         """
         if not calls:
             return []
-        loop = asyncio.get_running_loop()
-        request = _Request(calls, loop.create_future())
+        request = _Request.of(calls)
         self._waiting.append(request)
         if self._sending is None or self._sending.done():
-            self._sending = loop.create_task(self._send())
+            self._sending = asyncio.create_task(self._send())
         return await request.answers
 
     def run_with_next(self, calls: Sequence[ScriptCall]) -> None:
@@ -160,9 +172,9 @@ class Redis:
 
         For what may be lost: if Redis does not answer, they are not repeated.
         """
-        answers = asyncio.get_running_loop().create_future()
-        answers.add_done_callback(lambda future: None if future.cancelled() else future.exception())
-        self._waiting.append(_Request(calls, answers))
+        request = _Request.of(calls)
+        request.answers.add_done_callback(lambda future: None if future.cancelled() else future.exception())
+        self._waiting.append(request)
 
     async def _send(self) -> None:
         """Sends what waits, and then what has come meanwhile, until nothing waits any more."""
@@ -172,7 +184,7 @@ class Redis:
 
     async def _send_together(self, requests: Sequence[_Request]) -> None:
         try:
-            answers = await self._answers([call for request in requests for call in request.calls])
+            answers = await self._answers(requests)
         except Exception as error:  # noqa: BLE001  raised where it was asked for
             meant = unavailable(error) or error
             meant.__cause__ = None if meant is error else error
@@ -189,25 +201,24 @@ class Redis:
             request.answer(answers[begin:end])
             begin = end
 
-    async def _answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
+    async def _answers(self, requests: Sequence[_Request]) -> list[Any]:
         """The answers, errors of single scripts among them."""
-        answers = await self._pipeline(calls)
+        packed = [command for request in requests for command in request.packed]
+        answers = await self._pipeline(packed)
         unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
             # A fresh or flushed server: it learns the scripts once. Those that it knew have run.
-            again = [calls[index] for index in unknown]
-            for script in {call.script.sha: call.script for call in again}.values():
+            calls = [call for request in requests for call in request.calls]
+            for script in {calls[index].script.sha: calls[index].script for index in unknown}.values():
                 await self.client.script_load(script.text)
-            for index, answer in zip(unknown, await self._pipeline(again), strict=True):
+            for index, answer in zip(unknown, await self._pipeline([packed[index] for index in unknown]), strict=True):
                 answers[index] = answer
         return answers
 
-    async def _pipeline(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        commands = [("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments) for call in calls]
-        packed: list[bytes] = [hiredis.pack_command(cast(Any, command)) for command in commands]
+    async def _pipeline(self, packed: Sequence[bytes]) -> list[Any]:
         try:
             return await self._sent(packed)
-        except (RedisConnectionError, OSError, TimeoutError):
+        except (RedisConnectionError, OSError):
             # Once more, at once, as by the pool.
             return await self._sent(packed)
 
@@ -215,7 +226,10 @@ class Redis:
         answers: list[Any] = []
         # What ends in the middle closes the connection, so no answer is taken for that to another command.
         async with asyncio.timeout(ANSWER_S):
-            await self._connection.send_packed_command(commands)
+            try:
+                await self._connection.send_packed_command(commands)
+            except RuntimeError as error:  # uvloop's word for a transport that is closed
+                raise RedisConnectionError(str(error)) from error
             for _ in commands:
                 try:
                     answers.append(await self._connection.read_response())
@@ -236,19 +250,26 @@ class Redis:
 
 @asynccontextmanager
 async def translated() -> AsyncGenerator[None]:
-    """Turns every error of the client library into StateUnavailable."""
+    """Turns the errors of the client library that mean an outage into StateUnavailable."""
     try:
         yield
-    except (RedisError, OSError, TimeoutError) as error:
+    except (RedisError, OSError) as error:
         if (translation := unavailable(error)) is None:
             raise
         raise translation from error
 
 
+_PASSING = frozenset(
+    ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "READONLY", "OOM", "MISCONF", "TRYAGAIN")
+)
+"""The codes with which a server says that it can't serve just now."""
+
+
 def unavailable(error: Exception) -> StateUnavailable | None:
-    """What an error of the client library means; None where trying again would not mend it."""
-    if isinstance(error, ResponseError):
-        # What the server says of a command is a mistake of ours; but it may also say that it can't serve just now.
-        passes = str(error).startswith(("LOADING", "BUSY", "MASTERDOWN", "READONLY", "OOM", "MISCONF", "TRYAGAIN"))
-        return StateUnavailable(f"Redis does not serve: {error}") if passes else None
-    return StateUnavailable(f"Redis did not answer: {str(error) or type(error).__name__}")
+    """What an error means: that Redis is out of reach, or None for a mistake of ours, which no second try would mend."""
+    if isinstance(error, RedisConnectionError | RedisTimeoutError | InvalidResponse | OSError):
+        return StateUnavailable(f"Redis did not answer: {str(error) or type(error).__name__}")
+    # redis-py takes a code that it knows out of the text.
+    text = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
+    passes = isinstance(error, ResponseError) and text.partition(" ")[0] in _PASSING
+    return StateUnavailable(f"Redis does not serve: {text}") if passes else None

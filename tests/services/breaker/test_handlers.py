@@ -128,9 +128,9 @@ async def test_an_unreadable_attempt_is_passed_over_and_reported(start_plane: St
 class PipelinesCounted(Redis):
     pipelines = 0
 
-    async def _pipeline(self, calls: Sequence[ScriptCall]) -> list[Any]:
+    async def _pipeline(self, packed: Sequence[bytes]) -> list[Any]:
         self.pipelines += 1
-        return await super()._pipeline(calls)
+        return await super()._pipeline(packed)
 
 
 async def test_a_batch_takes_two_round_trips_and_counts_for_nothing_before_redis_is_of_its_log(
