@@ -21,7 +21,7 @@ from breakwater.bus.leader_lease import LeaderLease
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ALERTER_EVENTS
-from breakwater.config import Alerts, Config
+from breakwater.config import Config
 from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream
 from breakwater.metrics import AlerterMetrics, ShownGauges
 from breakwater.policy.incidents import IncidentRules
@@ -39,19 +39,22 @@ from services.alerter.notes import DisabledChannels, SentMessages
 class AlerterGeneration:
     """One version of the settings of alerting, as this alerter works by it."""
 
-    alerts: Alerts
+    config: Config
     channels: Sequence[AlertSender]
     decisions: Decisions
     tester: ChannelTester
     tasks: LeaderTasks
 
     @classmethod
-    def of(cls, alerts: Alerts, log: IncidentLog, bus: AlerterBus) -> AlerterGeneration:
+    def of(cls, config: Config, log: IncidentLog, bus: AlerterBus) -> AlerterGeneration:
         """Wires it. Raises ConfigError: a channel's secret or callable is missing or unusable."""
-        channels = channels_of(alerts, lambda name: SentMessages(bus.lookup, bus.publisher, name), _now)
+        alerts = config.alerts
+        channels = channels_of(
+            alerts, lambda name: SentMessages(bus.lookup, bus.publisher, name), _now, config.redaction
+        )
         rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
         return cls(
-            alerts,
+            config,
             channels,
             Decisions(log, rules, bus.publisher, _now),
             ChannelTester(channels, DisabledChannels(bus.lookup, bus.publisher), _now),
@@ -79,7 +82,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     connection = connection_of(broker)
     bus = AlerterBus(connection, Publisher(connection, "alerter"), Lookup(connection))
     log = IncidentLog(connection, bus.publisher, Redactor.compile(config.redaction))
-    now = AlerterGeneration.of(config.alerts, log, bus)
+    now = AlerterGeneration.of(config, log, bus)
     on_request(broker, CHANNEL_TESTS, "alerters", lambda subject: now.tester.answer(subject))
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}"
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
@@ -99,7 +102,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     async def take_over(changed: Config) -> None:
         nonlocal now
-        generation = None if changed.alerts == now.alerts else AlerterGeneration.of(changed.alerts, log, bus)
+        same = (changed.alerts, changed.redaction) == (now.config.alerts, now.config.redaction)
+        generation = None if same else AlerterGeneration.of(changed, log, bus)
         log.redactor = Redactor.compile(changed.redaction)
         if generation is not None:
             # As at a restart: what is being sent is given up, and sent again, here or by another alerter.

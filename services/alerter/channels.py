@@ -20,6 +20,8 @@ from breakwater.contracts.alerts import Alert, ChannelTest
 from breakwater.contracts.subjects import decode_token
 from breakwater.guarded_http import usable_url
 from breakwater.policy.links import incident_link
+from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.providers.local import Shown
 from breakwater.secret_refs import SecretRef
 from services.alerter.channel import AlertSender, SendError
 from services.alerter.notes import DisabledChannels, SentMessages
@@ -41,7 +43,10 @@ TEST_TIMEOUT_S = 15.0
 
 
 def channels_of(
-    alerts: Alerts, sent_messages: Callable[[str], SentMessages], now: Callable[[], datetime]
+    alerts: Alerts,
+    sent_messages: Callable[[str], SentMessages],
+    now: Callable[[], datetime],
+    redaction: RedactionRules = DEFAULT_REDACTION,
 ) -> tuple[AlertSender, ...]:
     """Builds every channel, and connects to nothing yet.
 
@@ -49,12 +54,14 @@ def channels_of(
         alerts: of the config.
         sent_messages: what remembers the messages of a channel, by the channel's name.
         now: the clock.
+        redaction: what is hidden in the errors of callables.
 
     Raises:
         ConfigError: a secret is missing or unusable, a callable can't be loaded, or a URL is none.
     """
     link = None if alerts.links is None else link_of(alerts.links)
-    return tuple(_built(name, channel, alerts, link, sent_messages, now) for name, channel in alerts.channels.items())
+    channels = alerts.channels.items()
+    return tuple(_built(name, channel, alerts, link, sent_messages, now, redaction) for name, channel in channels)
 
 
 def _built(
@@ -64,6 +71,7 @@ def _built(
     link: Link | None,
     sent_messages: Callable[[str], SentMessages],
     now: Callable[[], datetime],
+    redaction: RedactionRules,
 ) -> AlertSender:
     place, wording, allowed = f"alerts.channels.{name}", Wording(alerts.templates, link), alerts.allow_networks
     match channel:
@@ -84,7 +92,7 @@ def _built(
             assert channel.python is not None, "the config has exactly one kind"
             called = channel.python.callable
             notify = _read(f"{place}.python.callable", lambda: load_callable(called))
-            return PythonCallable(name, called, notify, channel.python.timeout_s)
+            return PythonCallable(name, called, notify, channel.python.timeout_s, Shown(redaction))
 
 
 def _read(setting: str, read: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from breakwater.contracts.alerts import Alert, AlertDigest
-from breakwater.providers.local import shown
+from breakwater.providers.local import Shown
 from services.alerter.channel import SendError, fingerprint
 
 Notify = Callable[[str, dict[str, JsonValue]], Any]
@@ -23,12 +23,13 @@ class PythonCallable:
     interval_s = 0.0
     updates = False
 
-    def __init__(self, name: str, called: str, notify: Notify, timeout_s: float) -> None:
+    def __init__(self, name: str, called: str, notify: Notify, timeout_s: float, shown: Shown) -> None:
         """Makes the channel. `called` is the name of `notify` in the config; `timeout_s` is for one call."""
         self.name = name
         self.fingerprint = fingerprint("python", called)
         self._notify = notify
         self._timeout_s = timeout_s
+        self._shown = shown
         self._running: asyncio.Future[Any] | None = None
 
     async def open(self) -> None:
@@ -56,7 +57,7 @@ class PythonCallable:
             raise SendError("the callable has cancelled itself")
         error = call.exception()
         if error is not None:
-            raise SendError(f"{type(error).__name__}: {shown(str(error))}".removesuffix(": ")) from error
+            raise SendError(f"{type(error).__name__}: {self._shown.text(str(error))}".removesuffix(": ")) from error
 
     def _start(self, event: str, payload: dict[str, JsonValue]) -> asyncio.Future[Any]:
         if _is_async(self._notify):

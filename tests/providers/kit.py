@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from breakwater.policy.redact import RedactionRules
+from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.providers.anthropic import AnthropicSettings
-from breakwater.providers.base import DEFAULT_REDACTION, Answer, Call, CallFailed, HttpSettings
+from breakwater.providers.base import Answer, Call, CallFailed, HttpSettings
 from breakwater.providers.openai import AzureSettings, OpenAISettings
 from breakwater.secret_refs import SecretRef
 

@@ -90,6 +90,9 @@ class RedactionRules(Message):
         return patterns
 
 
+DEFAULT_REDACTION = RedactionRules()
+
+
 @dataclass(frozen=True, slots=True)
 class Redactor:
     """Redaction rules, compiled once. Redacting twice changes nothing more."""

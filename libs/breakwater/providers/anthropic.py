@@ -13,10 +13,9 @@ from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import Usage, max_tokens_of
-from breakwater.policy.redact import RedactionRules
+from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.providers.anthropic_stream import MessageEvents
 from breakwater.providers.base import (
-    DEFAULT_REDACTION,
     URL,
     ApiVersion,
     Call,

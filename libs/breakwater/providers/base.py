@@ -14,7 +14,7 @@ from breakwater.contracts.types import Message, UsdAmount
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import Failure, HttpFailure
 from breakwater.policy.price import Usage
-from breakwater.policy.redact import RedactionRules
+from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.secret_refs import Secret, SecretRef
 
 
@@ -154,9 +154,6 @@ class Provider(Protocol):
     async def close(self) -> None:
         """Frees connections."""
         ...
-
-
-DEFAULT_REDACTION = RedactionRules()
 
 
 class ProviderSettings(Message):

@@ -13,9 +13,8 @@ from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import OUTPUT_LIMITS, Usage
-from breakwater.policy.redact import RedactionRules
+from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.providers.base import (
-    DEFAULT_REDACTION,
     URL,
     ApiVersion,
     Call,

@@ -17,8 +17,8 @@ from pydantic_core import from_json
 from breakwater.callables import load_callable
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
-from breakwater.policy.redact import RedactionRules
-from breakwater.providers.base import DEFAULT_REDACTION, Answer, Call, CallFailed, LocalSettings, Provider
+from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 
 GRACE_S = 0.05

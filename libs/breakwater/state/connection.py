@@ -266,7 +266,7 @@ _PASSING = frozenset(
 
 
 def unavailable(error: Exception) -> StateUnavailable | None:
-    """What an error means: that Redis is out of reach, or None for a mistake of ours, which no second try would mend."""
+    """What an error means: Redis is out of reach; or None for a mistake of ours, which no second try would mend."""
     if isinstance(error, RedisConnectionError | RedisTimeoutError | InvalidResponse | OSError):
         return StateUnavailable(f"Redis did not answer: {str(error) or type(error).__name__}")
     # redis-py takes a code that it knows out of the text.

@@ -137,6 +137,12 @@ async def test_one_that_hangs_is_not_called_again_while_it_does(make: Make) -> N
     assert received(make) == ["breaker_open"] * 2
 
 
+async def test_its_error_is_redacted(make: Make) -> None:
+    one = make("def notify(event, payload):\n    raise ValueError('password=hunter22 was refused')")
+    with pytest.raises(SendError, match=r"^ValueError: password=\[REDACTED\] was refused$"):
+        await one.send(alert())
+
+
 async def test_its_payload_is_its_own(make: Make) -> None:
     one = make("def notify(event, payload):\n    received.append(dict(payload)); payload.clear()")
     message = alert()
@@ -179,8 +185,10 @@ def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
         "import asyncio, time\n"
         "from services.alerter.python_channel import PythonCallable\n"
         "from services.alerter.channel import SendError\n"
+        "from breakwater.policy.redact import DEFAULT_REDACTION\n"
+        "from breakwater.providers.local import Shown\n"
         "from tests.services.alerter.messages import alert\n"
-        "one = PythonCallable('own', 'x:y', lambda event, payload: time.sleep(60), 0.1)\n"
+        "one = PythonCallable('own', 'x:y', lambda event, payload: time.sleep(60), 0.1, Shown(DEFAULT_REDACTION))\n"
         "try:\n    asyncio.run(one.send(alert()))\nexcept SendError as error:\n    print(error)\n"
     )
     started = time.monotonic()

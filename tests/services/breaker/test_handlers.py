@@ -13,7 +13,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.breaker import BreakerKey
 from breakwater.state.breakers import UNSAVED, Breakers
-from breakwater.state.connection import Redis, ScriptCall
+from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from services.breaker.handlers import BreakerHandler
 from tests.flow.fixtures import StartPlane
