@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
+from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
 from breakwater.bus.core import ask
 from breakwater.bus.errors import AlreadyDecided, BusError, NobodyListens
-from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.lookup import Connection, Found, Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import scan
+from breakwater.bus.scan import newest, scan
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import ChannelTest
 from breakwater.contracts.api import (
@@ -37,6 +38,7 @@ MOST_DEAD_LETTERS = 1_000
 """How many dead letters one request to replay looks at: it is answered within seconds, however many there are."""
 
 DEAD_LETTERS = "bw.dlq.undeliverable.>"
+EVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ChannelRoutes:
@@ -66,16 +68,18 @@ class ChannelRoutes:
     async def undelivered(self, asked: ApiRequest[UndeliveredQuery]) -> UndeliveredList:
         """The alerts that were given up, the latest first."""
         wanted = asked.form
-        # Only the last ones are kept, and of each what is shown: the dead letters themselves may be large, and many.
-        latest: deque[UndeliveredAlert] = deque(maxlen=wanted.limit + 1)
-        async with aclosing(self._undelivered()) as dead_letters:
-            async for channel, kept in dead_letters:
-                if wanted.channel in (None, channel):
-                    latest.append(_shown(channel, kept))
-        listed = list(latest)[-wanted.limit :]
+
+        def shown(found: Found) -> UndeliveredAlert | None:
+            kept = read_dead_letter(found)
+            if kept is None or kept.channel is None or wanted.channel not in (None, kept.channel):
+                return None
+            return _shown(kept.channel, kept)
+
+        latest = await newest(self._connection, Stream.DLQ, DEAD_LETTERS, most=wanted.limit + 1, since=EVER, read=shown)
+        listed = latest[: wanted.limit]
         replayed = await asyncio.gather(*(self._is_replayed(one) for one in listed))
-        shown = [one.model_copy(update={"replayed": done}) for one, done in zip(listed, replayed, strict=True)]
-        return UndeliveredList(undelivered=tuple(reversed(shown)), more=len(latest) > wanted.limit)
+        undelivered = (one.model_copy(update={"replayed": done}) for one, done in zip(listed, replayed, strict=True))
+        return UndeliveredList(undelivered=tuple(undelivered), more=len(latest) > wanted.limit)
 
     async def replay(self, asked: ApiRequest[ReplayAlertsRequest]) -> AlertReplays:
         """Puts them where the channels send them again."""
@@ -144,7 +148,7 @@ class ChannelRoutes:
             return False
         return True
 
-    async def _undelivered(self, start: int = 1) -> AsyncGenerator[tuple[str, Kept]]:
+    async def _undelivered(self, start: int) -> AsyncGenerator[tuple[str, Kept]]:
         async with aclosing(scan(self._connection, Stream.DLQ, DEAD_LETTERS, start=start)) as stored:
             async for found in stored:
                 if (kept := read_dead_letter(found)) is not None and kept.channel is not None:

@@ -105,3 +105,21 @@ async def test_jobs_on_their_way_are_not_missed(
         assert (await look()).verdict == "ok"
     finally:
         await redis.close()
+
+
+async def test_of_very_many_jobs_some_are_looked_at(
+    client: Client, own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_jobs, "MOST_JOBS", 40)
+    jetstream, redis = client.jetstream(), Redis(own_redis_server.url)
+    jobs = [f"many-{number}" for number in range(600)]
+    try:
+        await accept(redis, *jobs)
+        assert (await look()).text.startswith("40 of 40 (of 600, chosen at random) accepted jobs have vanished")
+        for job_id in jobs:
+            await jetstream.publish(subjects.result(job_id), b"{}", headers=FIRST)
+        assert (await look()).text.startswith("all of 40 (of 600, chosen at random) accepted jobs are decided")
+        commands = await redis.client.info("commandstats")
+        assert "cmdstat_hgetall" not in commands
+    finally:
+        await redis.close()

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from breakwater.state.accepted import RememberedJob
     from breakwater.state.connection import Redis
 
-NEWEST = 20_000
-"""How many jobs are looked at, the newest of the last day."""
+MOST_JOBS = 20_000
+"""How many jobs are looked at, of the last day."""
 
 MOST_WAITING = 20_000
 """How many messages of JOBS are read to find what waits there."""
@@ -38,10 +38,11 @@ async def job_findings(plane: PlaneLocation) -> list[Finding]:
 
 
 async def _finding(client: Client, redis: Redis) -> Finding:
-    from breakwater.state.accepted import newest_accepted, unclaimed
+    from breakwater.state.accepted import lately_accepted, unclaimed
 
     before = datetime.now(UTC) - SETTLING
-    jobs = await newest_accepted(redis, before, NEWEST)
+    jobs, left_out = await lately_accepted(redis, before, MOST_JOBS)
+    count = f"{len(jobs):,}" if not left_out else f"{len(jobs):,} (of {len(jobs) + left_out:,}, chosen at random)"
     # Twice, as a job moves on while it is looked for: what is nowhere both times has vanished.
     lost = jobs
     for _ in range(2):
@@ -54,9 +55,9 @@ async def _finding(client: Client, redis: Redis) -> Finding:
                 return Finding("jobs", "warn", text, "Run this again once fewer wait.")
             lost = [job for job in lost if job.execution_id not in waiting]
     if not lost:
-        return Finding("jobs", "ok", f"all of {len(jobs):,} accepted jobs are decided, in progress, or waiting")
+        return Finding("jobs", "ok", f"all of {count} accepted jobs are decided, in progress, or waiting")
     names = ", ".join(job.execution_id for job in lost[:_NAMED]) + (", …" if len(lost) > _NAMED else "")
-    text = f"{len(lost):,} of {len(jobs):,} accepted jobs have vanished: they have no result, and don't wait: {names}"
+    text = f"{len(lost):,} of {count} accepted jobs have vanished: they have no result, and don't wait: {names}"
     return Finding("jobs", "fail", text, "Was a stream deleted or purged? Submit them again, with the same job ids.")
 
 

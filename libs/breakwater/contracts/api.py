@@ -624,7 +624,7 @@ class StoppedTask(Event):
 
 
 class StoppedTasks(Event):
-    """The tasks that their guard has stopped, in the order in which they were stopped."""
+    """The tasks that their guard has stopped, in the order in which they were stopped: the last 1,000 of them."""
 
     stopped: tuple[StoppedTask, ...]
 

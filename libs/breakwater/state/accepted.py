@@ -166,19 +166,25 @@ class RememberedJob:
     accepted_at: datetime
 
 
-async def newest_accepted(redis: Redis, before: datetime, limit: int) -> list[RememberedJob]:
-    """The newest jobs of the last day that were accepted before a moment. Raises StateUnavailable."""
+async def lately_accepted(redis: Redis, before: datetime, limit: int) -> tuple[list[RememberedJob], int]:
+    """Jobs of the last day that were accepted before a moment, the newest first, and how many were not looked at.
+
+    Where there are more than `limit`, these are of the latest hours, and of the earliest of those a random choice:
+    Redis would answer nobody else while it reads a hash of all jobs. Raises StateUnavailable.
+    """
     found: list[RememberedJob] = []
+    left, left_out = limit, 0
     async with translated():
         for key in recent_keys(before.timestamp()):
-            if len(found) >= limit:
-                break
-            notes: Mapping[str, str] = await cast(Any, redis.client.hgetall(key))
-            for execution_id, note in notes.items():
+            count: int = await cast(Any, redis.client.hlen(key))
+            take = min(count, left)
+            left, left_out = left - take, left_out + count - take
+            flat: list[str] = await cast(Any, redis.client.hrandfield(key, take, withvalues=True)) if take else []
+            for execution_id, note in zip(flat[::2], flat[1::2], strict=True):
                 epoch_ms, agent, *_ = json.loads(note)
                 found.append(RememberedJob(execution_id, agent, time_from_ms(epoch_ms)))
     found = [job for job in found if job.accepted_at < before]
-    return sorted(found, key=lambda job: job.accepted_at, reverse=True)[:limit]
+    return sorted(found, key=lambda job: job.accepted_at, reverse=True), left_out
 
 
 async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[RememberedJob]:

@@ -34,6 +34,8 @@ MAX_KEPT = 100
 """Different errors of a task, and answers that said how sure they are."""
 
 TRIPPED = "bw:tasks:tripped"
+MOST_LISTED = 1_000
+"""Stopped tasks that are listed: a page is to be read, and Redis to answer others meanwhile."""
 
 _ENTER = Script.named("task_enter")
 _SHRINK = Script.named("task_shrink")
@@ -201,9 +203,9 @@ class Tasks:
         return _read(values)
 
     async def tripped(self) -> list[tuple[TaskKey, Tripped]]:
-        """The tasks that are stopped, in the order in which they were."""
+        """The tasks that are stopped, in the order in which they were; the last ones, where they are many."""
         async with translated():
-            found = await self._redis.client.zrange(TRIPPED, 0, -1, withscores=True)
+            found = await self._redis.client.zrange(TRIPPED, -MOST_LISTED, -1, withscores=True)
         listed = cast(list[tuple[str, float]], found)
         if not listed:
             return []

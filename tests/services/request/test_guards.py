@@ -11,6 +11,7 @@ from breakwater.contracts.api import StoppedTask
 from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.guard import Task, Trip
+from breakwater.state import tasks as tasks_module
 from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.state.tasks import JobOutcome, TaskKey, Tasks, Tripped
 from tests.services.request.conftest import HttpApi
@@ -197,3 +198,14 @@ async def test_a_trip_that_a_reset_meets_on_its_way_is_reported_as_reset_too(
     reported = await governed.events("bw.guards.>")
     assert [(event["agent"], event["rule"]) for event in reported] == [("*", None), ("writer", "max_iterations")]
     assert reported[1] == answer.json
+
+
+async def test_of_very_many_stopped_tasks_the_last_are_listed(
+    governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks_module, "MOST_LISTED", 2)
+    for number in range(4):
+        stopped = Tripped(Trip("max_cost", "why"), "reader", "", 1_000 + number, published=True)
+        await Tasks(redis).restore(TaskKey(None, f"t{number}"), stopped)
+    answer = await governed.ask("GET", "/api/v1/guards")
+    assert [one["task_id"] for one in answer.json["stopped"]] == ["t2", "t3"]
