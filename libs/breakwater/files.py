@@ -1,23 +1,49 @@
-"""Files that only their owner may read."""
+"""Files that are written whole or not at all."""
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_IMODE
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path, *, private: bool = False) -> Generator[BinaryIO]:
+    """A file that takes the place of another one when the block ends, and is deleted where that fails.
+
+    A link stays one. Mode and owner stay what they were, as far as this user may set them.
+
+    Args:
+        path: The file to replace, or to write.
+        private: Only its owner may read it, from its first byte on, whatever it was before.
+
+    Raises:
+        OSError: The directory or the file is not writable, or the disk is full; an older version is then still there.
+    """
+    target = Path(os.path.realpath(path))
+    before = target.stat() if target.exists() else None
+    if before is not None and not os.access(target, os.W_OK):
+        raise PermissionError(13, "Permission denied", str(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
+    temporary.unlink(missing_ok=True)
+    try:
+        mode = 0o600 if private or before is not None else 0o666
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "w+b") as file:
+            if before is not None and not private:
+                with suppress(PermissionError):
+                    os.fchown(descriptor, before.st_uid, before.st_gid)
+                os.fchmod(descriptor, S_IMODE(before.st_mode))
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file whole or not at all, with mode 0600 from its first byte on.
-
-    Raises:
-        OSError: The directory is not writable, or the disk is full; an older version of the file is then still there.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    temporary.unlink(missing_ok=True)
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Writes a text that only its owner may read. Raises OSError as `replacing` does."""
+    with replacing(path, private=True) as file:
+        file.write(text.encode())

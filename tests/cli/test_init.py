@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -187,6 +189,49 @@ def test_an_agent_is_added_and_the_rest_of_the_file_stays_as_it_is(run: Run) -> 
     assert "control character" in run("agents", "add", "a/b\n", "--model", "m").err
     assert CONFIG.read_text() == added
     assert "no price of m is known" in run("agents", "add", "c", "--model", "m", "--daily-usd", "1").err
+
+
+@pytest.mark.parametrize(
+    ("given", "nano"),
+    [
+        ("0.014", 14_000_000),
+        ("0.000000001", 1),
+        ("8999999.123456789", 8_999_999_123_456_789),
+        ("0.1000000010", 100_000_001),
+        ("2", 2_000_000_000),
+    ],
+)
+def test_a_budget_is_written_exactly(run: Run, monkeypatch: pytest.MonkeyPatch, given: str, nano: int) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    assert run("init", "--provider", "openai", "--no-call", "--daily-usd", given).code == ExitCode.OK
+    assert run("agents", "add", "b", "--model", "gpt-5", "--daily-usd", given).code == ExitCode.OK
+    agents = load_config(CONFIG).agents.values()
+    assert [agent.budget.daily_usd for agent in agents] == [nano, nano]
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "0.0000000001", "much", "nan", "inf"])
+def test_what_is_no_amount_is_refused(run: Run, given: str) -> None:
+    CONFIG.write_text(EXISTING)
+    assert run("agents", "add", "b", "--model", "m", f"--daily-usd={given}").code == ExitCode.USAGE
+    assert CONFIG.read_text() == EXISTING
+
+
+def test_the_config_is_replaced_at_once_and_stays_a_link(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = CONFIG.with_name("kept.yaml")
+    kept.write_bytes(EXISTING.replace("\n", "\r\n").encode())
+    kept.chmod(0o640)
+    CONFIG.symlink_to(kept.name)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _full_disk)
+        assert "can't be written: No space left" in run("agents", "add", "b", "--model", "m").err
+    assert "b:" not in kept.read_text()
+    assert run("agents", "add", "b", "--model", "m").code == ExitCode.OK
+    assert (CONFIG.is_symlink(), kept.stat().st_mode & 0o777) == (True, 0o640)
+    assert b"# the first\r\n" in kept.read_bytes()
+
+
+def _full_disk(_: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_an_agent_for_a_file_in_another_style_is_shown_to_be_added(run: Run) -> None:

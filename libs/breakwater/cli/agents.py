@@ -15,8 +15,8 @@ from breakwater.cli import connect, formats, output
 from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.breakers import open_until
 from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode, expected, wrong_usage
-from breakwater.cli.formats import program
+from breakwater.cli.errors import CliError, ExitCode, expected, written, wrong_usage
+from breakwater.cli.formats import program, usd
 from breakwater.cli.output import Column
 from breakwater.cli.plane import ConfigOption, PlaneLocation
 from breakwater.cli.starter import StartingAgent, with_agent
@@ -106,7 +106,7 @@ def add(
     system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="Before what jobs say.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Of an answer.")] = None,
     daily_usd: Annotated[
-        float | None, typer.Option("--daily-usd", min=0.01, help="What it may spend in a day.")
+        str | None, typer.Option("--daily-usd", parser=usd, help="What it may spend in a day.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--config", "-c", help="[default: $BREAKWATER_CONFIG, breakwater.yaml]")
@@ -126,15 +126,16 @@ def add(
     path = file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
     if name in load_config(path).agents:
         raise wrong_usage(f"{path} has an agent {name} already")
-    daily = None if daily_usd is None else f"{daily_usd:.2f}"
-    agent = StartingAgent(name, model, fallback or (), system_prompt, max_tokens, daily)
+    agent = StartingAgent(name, model, fallback or (), system_prompt, max_tokens, daily_usd)
     try:
-        text = with_agent(path.read_text(encoding="utf-8"), agent)
+        text = with_agent(path.read_bytes().decode(), agent)
     except ValueError as error:
         raise CliError("not_added", f"{path} has no block of agents to add to", f"Add this to it:\n{error}") from None
     config = parse_config(text, source=f"{path} with this agent")
-    path.write_text(text, encoding="utf-8")
-    if daily is not None and pricing_of(config, config.provider_name(config.agents[name], model) or "", model) is None:
+    with written(path) as out:
+        out.write(text.encode())
+    provider = config.provider_name(config.agents[name], model) or ""
+    if daily_usd is not None and pricing_of(config, provider, model) is None:
         output.note(
             f"no price of {model} is known: set models.{model}.price, or its hard budget refuses all calls", "yellow"
         )

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
+from typing import BinaryIO
 
 from breakwater.cli import output
+from breakwater.files import replacing
 
 
 class ExitCode(IntEnum):
@@ -52,6 +57,16 @@ def unreachable(message: str, remedy: str = "") -> CliError:
 def wrong_usage(message: str, remedy: str = "") -> CliError:
     """The command was called in a way that makes no sense."""
     return CliError("usage", message, remedy, ExitCode.USAGE)
+
+
+@contextmanager
+def written(file: Path) -> Generator[BinaryIO]:
+    """A person's file, to be written whole or left as it is. Raises CliError: it can't be written."""
+    try:
+        with replacing(file) as open_file:
+            yield open_file
+    except OSError as error:
+        raise CliError("not_written", f"{file} can't be written: {error.strerror or error}") from error
 
 
 def show(error: CliError, *, as_json: bool) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,7 +17,7 @@ import typer
 
 from breakwater.cli import connect, formats, output
 from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, unreachable, wrong_usage
+from breakwater.cli.errors import CliError, unreachable, written, wrong_usage
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 
 SILENCE_S = 120.0
@@ -194,7 +194,7 @@ async def _export(wanted: _Wanted) -> Written:
         if wanted.target == STDOUT:
             await _to_stdout(chunks, progress)
             return Written(progress.rows, progress.bytes, None)
-        with _replacing(wanted.target) as file:
+        with written(wanted.target) as file:
             await _copy(chunks, file, progress)
             if not progress.whole:
                 raise unreachable(f"ClickHouse broke off in the middle of its answer; {wanted.target} is not written")
@@ -217,22 +217,6 @@ async def _to_stdout(chunks: AsyncGenerator[bytes], progress: ExportProgress) ->
         # Else Python would try once more to write what is left, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CliError("not_written", "stdout was closed before the end") from None
-
-
-@contextmanager
-def _replacing(target: Path) -> Generator[BinaryIO]:
-    """A file beside the target that takes its place when the block ends, and is deleted where that fails."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        raise CliError("not_written", f"{target} can't be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class ExportProgress:

@@ -9,10 +9,12 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import typer
+
 from breakwater.cli.errors import wrong_usage
 from breakwater.policy.formats import counted, dollars, duration, failures_in_words, money
 
-__all__ = ["clock", "counted", "dollars", "duration", "failures_in_words", "money", "program", "since"]
+__all__ = ["clock", "counted", "dollars", "duration", "failures_in_words", "money", "program", "since", "usd"]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -25,6 +27,20 @@ def program() -> str:
         return "breakwater"
     here = Path.cwd()
     return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
+
+
+def usd(given: str) -> str:
+    """An amount that an option gives, as a config has it: exact, in quotes where YAML would read another number."""
+    from breakwater.contracts.types import nano_from_usd
+
+    try:
+        nano = nano_from_usd(given.strip())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if nano <= 0:
+        raise typer.BadParameter(f"{given} is no amount above 0")
+    text = money(nano).removeprefix("$").replace(",", "")
+    return text if nano_from_usd(str(float(text))) == nano else f'"{text}"'
 
 
 def clock(moment: datetime | None, now: datetime) -> str:

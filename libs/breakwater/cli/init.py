@@ -15,7 +15,8 @@ import typer
 
 from breakwater.cli import formats, output
 from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode, wrong_usage
+from breakwater.cli.errors import CliError, ExitCode, written, wrong_usage
+from breakwater.cli.formats import usd
 from breakwater.cli.plane import JsonOption
 from breakwater.cli.starter import StartingAgent, StartingProvider, config_text
 
@@ -59,7 +60,7 @@ def init(
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="The model to call.")] = None,
     agent: Annotated[str, typer.Option("--agent", help="The name of the agent.")] = "assistant",
-    daily_usd: Annotated[float, typer.Option("--daily-usd", min=0.01, help="What it may spend in a day.")] = 1.0,
+    daily_usd: Annotated[str, typer.Option("--daily-usd", parser=usd, help="What it may spend in a day.")] = "1.00",
     call: Annotated[
         bool | None,
         typer.Option("--call/--no-call", help="Check it with one call of the model, which the provider may bill."),
@@ -89,7 +90,7 @@ def init(
     chosen_model = model or _model(found, asks=asks)
     if call is None:
         call = asks and typer.confirm(f"Call {chosen_model} once to check it? It may cost a fraction of a cent.")
-    starting = StartingAgent(agent, chosen_model, daily_usd=f"{daily_usd:.2f}")
+    starting = StartingAgent(agent, chosen_model, daily_usd=daily_usd)
     config = _written(file, found.provider, starting)
     answer = run(_answer(config, agent)) if call else None
     commands = [
@@ -225,10 +226,8 @@ def _written(file: Path, provider: StartingProvider, agent: StartingAgent) -> Co
     if pricing_of(config, provider.name, agent.model) is None:
         text = config_text(provider, agent, priced=False)
         config = parse_config(text)
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CliError("not_written", f"{file} can't be written: {error.strerror}") from error
+    with written(file) as out:
+        out.write(text.encode())
     return config
 
 
