@@ -76,10 +76,16 @@ class JobHandler:
     async def handle(self, delivery: Delivery) -> None:
         """Handles one delivery. Acknowledges it when the record stands, and gives it back otherwise."""
         held, log = self._worker.leases.deliveries, structlog.get_logger()
+        asked: JobDelivery | None = None
         try:
             held.add(delivery)
             try:
-                await self._handle(delivery)
+                # From here on as it was asked; what is published of it is encrypted again.
+                if may_be_encrypted(delivery.data):
+                    delivery.data = self._worker.cipher.decrypt_document(delivery.data)
+                parsed = self._parse(delivery)
+                asked = self._asked(delivery, parsed)
+                await self._handle(asked, parsed)
             finally:
                 held.discard(delivery)
             self._crashes.pop(delivery.sequence, None)
@@ -94,15 +100,10 @@ class JobHandler:
         except Exception as error:
             place = {"sequence": delivery.sequence, "deliveries": delivery.deliveries}
             log.exception("job_handling_failed", agent=self._agent_name, **place)
-            await self._give_back(delivery, error)
+            await self._give_back(delivery, asked, error)
 
-    async def _handle(self, delivery: Delivery) -> None:
-        # From here on as it was asked; what is published of it is encrypted again.
-        if may_be_encrypted(delivery.data):
-            delivery.data = self._worker.cipher.decrypt_document(delivery.data)
-        parsed = self._parse(delivery)
-        asked = self._asked(delivery, parsed)
-        execution_id = execution_id_of(delivery, asked.job)
+    async def _handle(self, asked: JobDelivery, parsed: Job | str) -> None:
+        delivery, execution_id = asked.delivery, execution_id_of(asked.delivery, asked.job)
         maybe_seen = (
             delivery.deliveries > 1
             or Header.UNIQUE_ID.value not in delivery.headers
@@ -358,13 +359,14 @@ class JobHandler:
         error = ErrorInfo(kind="invalid", class_="IdConflictError", message=why, user_message=why)
         await refuse_id(self._worker, asked, self._ended(asked, execution_id, "invalid", error))
 
-    async def _give_back(self, delivery: Delivery, error: Exception) -> None:
+    async def _give_back(self, delivery: Delivery, asked: JobDelivery | None, error: Exception) -> None:
         crashes = self._crashes[delivery.sequence] = self._crashes.get(delivery.sequence, 0) + 1
         if crashes < MAX_CRASHES:
             await delivery.retry_in(min(2.0**crashes, 60.0))
             return
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
-        asked = self._asked(delivery, self._parse(delivery))
+        # Not parsed again: that may be what crashes.
+        asked = asked or self._asked(delivery, info.message)
         await self._dead_end(asked, execution_id_of(delivery, asked.job), "error", info)
         del self._crashes[delivery.sequence]
 

@@ -177,3 +177,29 @@ async def test_no_more_are_handled_at_once_than_the_concurrency_although_more_ar
     await until(lambda: done == 14, "all are handled")
     await each.stop(drain_s=10)
     assert most == 8
+
+
+async def test_what_comes_while_it_asks_wakes_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled = pull_of(client)
+    ask = pulled._ask
+
+    async def slowly(count: int, open_s: float | None) -> None:
+        await ask(count, open_s)
+        await until(lambda: pulled._waiting, "the message")
+
+    monkeypatch.setattr(pulled, "_ask", slowly)
+    await publish(client, b"1")
+    begun = time.monotonic()
+    assert [one.data for one in await pulled.fetch(100, 5.0, linger_s=0)] == [b"1"]
+    assert time.monotonic() - begun < 2.5, "the message was there, and the fetch slept"
+
+
+async def test_an_error_that_comes_while_it_asks_is_raised_at_once(client: Client) -> None:
+    pulled = pull_of(client)
+    assert await pulled.fetch(100, 0.05) == []
+    pulled._error = "409 gone"
+    pulled._news.set()
+    begun = time.monotonic()
+    with pytest.raises(BusUnavailable, match="409 gone"):
+        await pulled.fetch(100, 5.0)
+    assert time.monotonic() - begun < 2.5

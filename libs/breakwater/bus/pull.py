@@ -155,10 +155,11 @@ class Pull:
             await self._news_until(until)
 
     async def _news_until(self, until: float) -> None:
-        self._news.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._news.wait()
+        # Not before it waits: what has come since its caller looked, while it asked, would wake nobody.
+        self._news.clear()
         if self._error is not None:
             status, self._error = self._error, None
             raise nats.js.errors.Error(f"status {status}")

@@ -5,7 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
+
+from services.worker import handler
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, until
 from tests.services.worker.conftest import StartWorker
@@ -167,3 +171,18 @@ async def test_a_lost_answer_on_the_last_try_is_reported_as_such(start_worker: S
         result = await plane.result("j1")
         assert (result["status"], result["reason"]) == ("dead_lettered", "worker_lost")
         assert (result["total_cost"], result["wasted_cost"]) == ("0.000042000", "0.000042000")
+
+
+async def test_a_job_whose_reading_crashes_is_dead_lettered_in_the_end(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "MAX_CRASHES", 2)
+    monkeypatch.setattr(handler, "objection", Mock(side_effect=RuntimeError("a bug of ours")))
+    async with start_worker({"sim/m": model(), "sim/big": model()}, AGENTS) as plane:
+        await plane.publish({"agent": "plain", "job_id": "crashes", "prompt": "x"})
+        result = await plane.result("crashes")
+        assert (result["reason"], result["error"]["class"]) == ("error", "InternalError")
+        assert result["error"]["message"] == "RuntimeError in the worker"
+        await until(lambda: _drained(plane), what="an empty JOBS")
+        [dead_letter] = await plane.messages("DLQ", "bw.dlq.error.plain", at_least=1)
+        assert json.loads(base64.b64decode(dead_letter["payload_base64"]))["job_id"] == "crashes"
