@@ -19,13 +19,11 @@ from breakwater.bus.delivery import dead_letter
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
 from breakwater.bus.records import is_result_of
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Cancellation, ErrorInfo, Execution, Reason, Result
+from breakwater.contracts.execution import Cancellation, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
-from breakwater.policy.budget import OWN_CAP
 from breakwater.policy.cancellation import error_of
-from breakwater.policy.classify import WORKER_LOST
-from breakwater.policy.record import status_of, totals, without_figures
+from breakwater.policy.record import status_of, totals, why_unanswered, without_figures
 from breakwater.policy.user_message import user_message_for
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
@@ -121,34 +119,8 @@ def cancelled(at: Checkpoint, cancellation: Cancellation, output: JsonValue = No
 
 
 def stopped(at: Checkpoint, reason: Reason) -> Finished:
-    """The outcome of a job without an answer, with the error of the attempt that best explains it. Pure.
-
-    Args:
-        at: how far the job came.
-        reason: why nothing more is tried.
-    """
-    attempts = at.attempts
-    called = [attempt for attempt in attempts if not attempt.short_circuited]
-    over_own_cap = bool(attempts) and attempts[-1].refused_by == OWN_CAP
-    if reason in {"breaker_open", "budget_exceeded", "rate_limited"} and called and not over_own_cap:
-        # Some model was called and failed: that is why the job failed, not the refusal of the last one.
-        reason = "error"
-    last = called[-1] if called and reason == "error" else attempts[-1] if attempts else None
-    error = last.error if last is not None else None
-    if reason == "breaker_open" and error is not None:
-        # Worth retrying as soon as the first of its models is.
-        waits = [one.error for one in attempts if one.error is not None and one.error.retry_after_s is not None]
-        error = min(waits, key=lambda one: one.retry_after_s or 0.0, default=error)
-    if reason == "error" and last is not None and last.outcome in {"success", "worker_lost"}:
-        # A success here is one whose answer was lost when its worker crashed.
-        reason, error = "worker_lost", WORKER_LOST.error_info()
-    if error is None and reason == "error":
-        what = "the config no longer has the model that this job was at"
-        error = ErrorInfo(kind="invalid", class_="ConfigChangedError", message=what)
-    if error is None:
-        what = "the job's total timeout passed before it could call"
-        error = ErrorInfo(kind="timeout", class_="TotalTimeoutError", message=what)
-    return Finished(at, None, None, reason, error)
+    """The outcome of a job without an answer; `reason`: why nothing more is tried. Pure."""
+    return Finished(at, None, None, *why_unanswered(at.attempts, reason))
 
 
 async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) -> None:

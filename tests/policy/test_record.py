@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakwater.contracts.execution import Attempt
-from breakwater.policy.record import totals
+from breakwater.contracts.execution import Attempt, Reason
+from breakwater.policy.record import totals, why_unanswered
 from tests.contracts.test_messages import attempt
 
 
@@ -24,8 +24,62 @@ def lost(model: str = "m") -> Attempt:
     return failed(model, "worker_lost", outcome="worker_lost")
 
 
-def refused(model: str = "m") -> Attempt:
-    return attempt(model=model, outcome="short_circuited", short_circuited=True, cost=0, cost_basis="billed")
+def refused(model: str = "m", **more: Any) -> Attempt:
+    fields = {"outcome": "short_circuited", "short_circuited": True, "cost": 0, "cost_basis": "billed"} | more
+    return attempt(model=model, **fields)
+
+
+def refused_by(reason: str, model: str = "m", **error: Any) -> Attempt:
+    said = {"kind": "client", "class": reason, "message": "no", **error}
+    return refused(model, refused_reason=reason, error=said)
+
+
+@pytest.mark.parametrize("reason", ["budget_exceeded", "guard_tripped", "rate_limited"])
+def test_the_reason_is_the_last_refusal_whatever_failed_before(reason: Reason) -> None:
+    for last in (refused_by(reason), refused_by(reason, "n")):
+        for before in ([], [failed()], [failed(), refused_by("breaker_open", "o")], [lost()]):
+            for stop in (reason, "error"):
+                found, error = why_unanswered([*before, last], stop)
+                assert (found, error.class_) == (reason, reason)
+
+
+def test_a_breaker_that_is_open_on_another_model_is_the_reason() -> None:
+    found = why_unanswered([failed("m"), refused_by("breaker_open", "n")], "breaker_open")
+    assert (found[0], found[1].class_) == ("breaker_open", "breaker_open")
+
+
+def test_a_refused_retry_says_no_more_than_the_failures_before_it() -> None:
+    retry_budget = refused_by("error")
+    assert why_unanswered([failed("m"), refused_by("breaker_open")], "breaker_open") == ("error", failed().error)
+    assert why_unanswered([failed("m"), retry_budget], "error") == ("error", failed().error)
+    assert why_unanswered([lost(), retry_budget], "error")[0] == "worker_lost"
+    assert why_unanswered([failed("n"), retry_budget], "error")[1] == retry_budget.error
+
+
+def test_of_open_breakers_the_one_that_may_be_asked_first_says_when() -> None:
+    refusals = [refused_by("breaker_open", name, retry_after_s=after) for name, after in (("a", 9.0), ("b", 3.0))]
+    quota = failed("c", error={"kind": "rate_limit", "class": "RateLimitError", "message": "", "retry_after_s": 1.0})
+    reason, error = why_unanswered([quota, *refusals, refused_by("breaker_open", "d")], "breaker_open")
+    assert (reason, error.retry_after_s) == ("breaker_open", 3.0)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "stop", "reason", "class_name"),
+    [
+        ([], "error", "error", "ConfigChangedError"),
+        ([], "timeout", "timeout", "TotalTimeoutError"),
+        ([answered()], "timeout", "timeout", "TotalTimeoutError"),
+        ([answered()], "error", "worker_lost", "WorkerLostError"),
+        ([failed(), lost()], "error", "worker_lost", "WorkerLostError"),
+        ([failed()], "timeout", "timeout", "AnError"),
+        ([failed()], "error", "error", "AnError"),
+    ],
+)
+def test_without_a_refusal_the_last_call_says_why(
+    attempts: list[Attempt], stop: Reason, reason: Reason, class_name: str
+) -> None:
+    found, error = why_unanswered(attempts, stop)
+    assert (found, error.class_) == (reason, class_name)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ class JobOutcome:
     Attributes:
         tokens: input and output.
         cost: in nano-dollars.
-        failed: whether it counts as a failure, or as a success; None where it was refused, which is neither.
+        failed: whether it counts as a failure, or as a success; None where it was refused at once, which is neither.
         called: whether any call was made. A job that was refused without one is no iteration.
         error_hash: the identity of its error, 8 hex digits; counted where it failed.
         confidence: how sure its answer says it is, 0..1; None where it does not say.
@@ -161,7 +161,8 @@ class JobOutcome:
 
 
 _FAILURES: frozenset[Reason] = frozenset({"error", "timeout", "worker_lost"})
-"""The others were refused, which says nothing of the task: an outage must not stop it until people come."""
+_REFUSALS: frozenset[Reason] = frozenset({"breaker_open", "budget_exceeded", "rate_limited"})
+"""Before any call they say nothing of the task: an outage must not stop it until people come."""
 
 
 def outcome_of(record: Execution, rules: GuardRules) -> JobOutcome:
@@ -171,12 +172,15 @@ def outcome_of(record: Execution, rules: GuardRules) -> JobOutcome:
         record: of the job, or its result.
         rules: of the job's agent.
     """
+    called = [attempt for attempt in record.attempts if not attempt.short_circuited]
+    failed_before = bool(called) and record.reason in _REFUSALS
+    error = called[-1].error if failed_before else record.error
     return JobOutcome(
         tokens=record.total_tokens,
         cost=record.total_cost or 0,
-        failed=record.reason in _FAILURES if record.reason in {None, *_FAILURES} else None,
-        called=any(not attempt.short_circuited for attempt in record.attempts),
-        error_hash=record.error.hash if record.error is not None else None,
+        failed=True if failed_before or record.reason in _FAILURES else False if record.reason is None else None,
+        called=bool(called),
+        error_hash=error.hash if error is not None else None,
         confidence=confidence_of(record.output, rules),
     )
 

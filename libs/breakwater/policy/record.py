@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from breakwater.contracts.execution import Attempt, CostBasis, Reason, Status, Waste
+from breakwater.contracts.execution import Attempt, CostBasis, ErrorInfo, Reason, Status, Waste
+from breakwater.policy.classify import WORKER_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,37 @@ class ExecutionTotals:
 def status_of(reason: Reason | None) -> Status:
     """How a job ended, by why it has no answer; None where it has one."""
     return "succeeded" if reason is None else "cancelled" if reason == "cancelled" else "dead_lettered"
+
+
+def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, ErrorInfo]:
+    """Why a job ends without an answer, with the error that says so: those of its last attempt, call or refusal.
+
+    But a retry that is refused because of the failures before it says no more than they do: by the breaker of a model
+    that the job has called itself, or by the retry budget. The reason is the failure then.
+
+    Args:
+        attempts: of the job, in order.
+        stop: why nothing more is tried.
+    """
+    last = attempts[-1] if attempts else None
+    reason = (last.refused_reason if last is not None and stop == "error" else None) or stop
+    if last is not None and last.short_circuited and reason in {"error", "breaker_open"}:
+        calls_of_it = [one for one in attempts if one.model == last.model and not one.short_circuited]
+        if calls_of_it:
+            last, reason = calls_of_it[-1], "error"
+    if last is not None and reason == "error" and last.outcome in {"success", "worker_lost"}:
+        # A success here is one whose answer was lost when its worker crashed.
+        return "worker_lost", WORKER_LOST.error_info()
+    if last is None or last.error is None:
+        if reason == "error":
+            what = "the config no longer has the model that this job was at"
+            return reason, ErrorInfo(kind="invalid", class_="ConfigChangedError", message=what)
+        what = "the job's total timeout passed before it could call"
+        return reason, ErrorInfo(kind="timeout", class_="TotalTimeoutError", message=what)
+    # Worth retrying as soon as the first of its models is.
+    refusals = [one.error for one in attempts if one.refused_reason == reason == "breaker_open"]
+    waits = [error for error in refusals if error is not None and error.retry_after_s is not None]
+    return reason, min(waits, key=lambda error: error.retry_after_s or 0.0, default=last.error)
 
 
 def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:
