@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from traceback import format_tb
 
+import structlog
 from pydantic import JsonValue
 from pydantic_core import to_json
 
@@ -20,8 +22,16 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, Choice, CostBasis, ErrorInfo, Outcome
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import MAX_COUNTED
+from breakwater.errors import Unavailable
 from breakwater.policy.cancellation import error_of
-from breakwater.policy.classify import Classification, HttpFailure, ProgramFailure, classify, without_text
+from breakwater.policy.classify import (
+    BrokenAnswer,
+    Classification,
+    HttpFailure,
+    ProgramFailure,
+    classify,
+    without_text,
+)
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import Usage, estimate_input_tokens, limited, size_of_messages, usage_problem
 from breakwater.providers.base import Answer, Call, CallFailed
@@ -143,7 +153,10 @@ async def call(
         try:
             with worker.leases.claims[job.claim].cancel.interruptible():
                 sent = True
-                answer = await worker.providers[flight.provider].perform(request)
+                answer = await _performed(worker, job, flight, request)
+            if stream is not None:
+                answer, flight = await stream.whole(answer), stream.ended()
+            ended = _answered(worker, job, flight, started_at, answer)
         except CallFailed as failed:
             flight = flight if stream is None else stream.ended()
             part = _part(flight, target, stream, failed.usage)
@@ -152,10 +165,12 @@ async def call(
             flight = flight if stream is None else stream.ended()
             part = _part(flight, target, stream, None)
             ended = _aborted(worker, job, flight, started_at, cancelled.cancellation, part, sent=sent)
-        else:
-            if stream is not None:
-                answer, flight = await stream.whole(answer), stream.ended()
-            ended = _answered(worker, job, flight, started_at, answer)
+        except (ClaimLost, Unavailable):
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, it is the end of an attempt
+            flight = flight if stream is None else stream.ended()
+            unread = _unread(error, request.attempt_id)
+            ended = _failed(worker, job, flight, started_at, unread, timeout_s, None)
     except BaseException as error:
         # The worker stops, or has a fault: there will be no attempt to record.
         span.end(error=type(error).__name__)
@@ -165,6 +180,26 @@ async def call(
         attributes=lambda: call_ended(worker, job, messages, ended.attempt, answer),
     )
     return replace(ended, lowered=flight.max_tokens is not None)
+
+
+async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, request: Call) -> Answer:
+    """What a provider answers, which may be nothing where the agent allows that. Raises CallFailed."""
+    try:
+        return await worker.providers[flight.provider].perform(request)
+    except CallFailed as failed:
+        nothing = classify(failed.failure, job.now()).class_name == "EmptyAnswerError"
+        if not nothing or job.agent.on_empty_answer == "fail":
+            raise
+        return Answer("", failed.usage or Usage(None, None), finish_reason=failed.finish_reason)
+
+
+def _unread(error: Exception, attempt_id: str) -> CallFailed:
+    """What a call has come to whose answer nobody here could read."""
+    # The error's text may quote the answer.
+    frames, name = "".join(format_tb(error.__traceback__)), type(error).__name__
+    structlog.get_logger().error("answer_not_read", attempt_id=attempt_id, error=name, traceback=frames)
+    text = f"the answer could not be read: {name} in the worker, whose log has its place"
+    return CallFailed(BrokenAnswer(text), maybe_billed=True)
 
 
 def attempt_of(

@@ -37,12 +37,14 @@ class AnswerStream:
 
     Attributes:
         answer: the chunks that are out, at least.
+        execution_id: of the job.
         continues: an attempt may continue the answer of an earlier one.
     """
 
     def __init__(self, worker: WorkerContext, job: Assignment) -> None:
         reply_to = job.job.reply_to
-        self.answer = Assembly()
+        self.answer = Assembly(job.execution_id)
+        self.execution_id = job.execution_id
         self._worker = worker
         self._job = job
         self._subjects = [subjects.chunks(job.agent_name, job.execution_id), *([] if reply_to is None else [reply_to])]
@@ -120,7 +122,7 @@ class AttemptStream:
         idle_timeout_s: float,
         total_timeout_s: float,
     ) -> None:
-        self.streaming = Streaming(self._take, idle_timeout_s, total_timeout_s)
+        self.streaming = Streaming(self._take, idle_timeout_s, total_timeout_s, Assembly(stream.execution_id))
         self.flight = flight
         self._stream = stream
         self._begin = begin

@@ -195,6 +195,24 @@ def test_the_providers_own_object_passes_as_it_is() -> None:
     assert completion_of(RESULT | {"response": own}) == own
 
 
+def test_of_the_providers_own_object_the_messages_are_such_as_clients_know() -> None:
+    content = [{"type": "thinking", "thinking": "Well"}, {"type": "text", "text": "hi"}, {"type": "image_url"}]
+    calls = [{"id": "a", "function": {"name": "f", "arguments": {"x": 1}}}, {"id": None, "type": "function"}, 7]
+    own = {"choices": [{"message": {"content": content, "tool_calls": calls}, "finish_reason": "", "extra": 1}, None]}
+    [choice] = completion_of(RESULT | {"response": own})["choices"]
+    assert (choice["index"], choice["finish_reason"], choice["extra"]) == (0, "tool_calls", 1)
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == ("hi", "Well")
+    assert message["content_parts"] == [{"type": "image_url"}]
+    first, second = message["tool_calls"]
+    assert first == {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+    assert second["function"] == {"name": "", "arguments": "{}"}
+    assert second["id"].startswith("call_")
+    assert completion_of(RESULT | {"response": own})["choices"] == [choice], "its id is the same again"
+    other = completion_of(RESULT | {"execution_id": "e2", "response": own})["choices"][0]["message"]["tool_calls"]
+    assert other[1]["id"] != second["id"]
+
+
 def test_why_another_dialect_stopped_is_said_in_openais_words() -> None:
     reasons = {
         "stop": "stop",

@@ -364,7 +364,7 @@ async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 async def test_a_refused_connection_is_named() -> None:
     failure = await get(f"http://127.0.0.1:{free_port()}/")
     assert (failure.kind, failure.class_name) == ("network", "ConnectionRefusedError")
-    assert "Connect call failed" in failure.message
+    assert failure.message.endswith("it is not running, or not at this address (ECONNREFUSED)")
 
 
 async def test_an_unknown_host_is_named() -> None:
@@ -432,6 +432,17 @@ KEY: Any = aiohttp.client_reqrep.ConnectionKey("h", 443, True, True, None, None,
 def test_every_error_has_a_kind_and_a_class(error: BaseException, kind: str, class_name: str) -> None:
     failure = transport_failure(error)
     assert (failure.kind, failure.class_name) == (kind, class_name)
+    assert failure.message
+    assert not any(text in failure.message for text in error.args if isinstance(text, str) and len(text) > 9)
+
+
+@pytest.mark.parametrize(("number", "words"), [(10, "has expired"), (62, "is for another"), (4711, "is not valid")])
+def test_what_is_wrong_with_a_certificate_is_said(number: int, words: str) -> None:
+    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed (_ssl.c:1006)")
+    error.verify_code = number
+    message = transport_failure(aiohttp.ClientConnectorCertificateError(KEY, error)).message
+    assert message.startswith(f"the provider's certificate {words}")
+    assert "_ssl" not in message
 
 
 def test_a_url_that_may_hold_a_secret_is_not_repeated() -> None:

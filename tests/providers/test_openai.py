@@ -82,7 +82,7 @@ CALLED = {**SILENT, "tool_calls": [{"id": "c1", "type": "function", "function": 
         {**SILENT, "refusal": "I can't."},
         {**SILENT, "audio": {"id": "a1", "data": "UklG"}},
         {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}},
-        {"role": "assistant", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": "x"}]},
     ],
 )
 async def test_a_message_that_says_more_than_a_text_is_returned_whole(message: dict[str, Any]) -> None:
@@ -99,6 +99,8 @@ async def test_a_message_that_says_more_than_a_text_is_returned_whole(message: d
         ({**SILENT, "content": ""}, "content_filter"),
         ({**SILENT, "content": ""}, "length"),
         ({**SILENT, "content": []}, "stop"),
+        ({**SILENT, "content": ""}, "stop"),
+        ({**SILENT, "content": [{"type": "thinking", "thinking": "Well,"}, {"type": "text", "text": ""}]}, "stop"),
     ],
 )
 async def test_a_message_that_says_nothing_is_a_failure_with_its_usage(
@@ -116,11 +118,6 @@ async def test_an_answer_that_the_provider_broke_off_is_a_broken_one() -> None:
         failed = await failure(settings("openai", origin))
     assert failed.failure == BrokenAnswer("the provider broke the answer off (finish_reason: error)")
     assert (failed.finish_reason, failed.maybe_billed) == ("error", True)
-
-
-async def test_an_empty_text_of_a_model_that_has_ended_is_an_answer() -> None:
-    async with saying({"choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}) as origin:
-        assert (await perform(settings("openai", origin))).output == ""
 
 
 async def test_of_several_choices_the_output_is_the_first_that_says_something() -> None:

@@ -139,6 +139,9 @@ class AgentDefaults(Message):
     on_context_overflow: Literal["next_model", "trim"] = Field(
         default="next_model", description="trim: drop the oldest turns and ask the same model again, at once."
     )
+    on_empty_answer: Literal["fail", "accept"] = Field(
+        default="fail", description="accept: a model that ends with neither a text nor a tool call has answered."
+    )
     on_error: Literal["fail", "message"] = Field(
         default="fail", description="message: a failed job's output is a message that a parent agent can read."
     )

@@ -3,46 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
+
+from breakwater.policy.chat_messages import (
+    OTHERS,
+    THOUGHT,
+    arguments_text,
+    call_id,
+    made_call_id,
+    objects,
+    parts_of,
+)
+from breakwater.policy.finish import INTERRUPTED, finish_reason, is_end
 
 Chunk = Mapping[str, Any]
 
 OBJECT = "chat.completion.chunk"
 
-_CALL = ("id", "type")
 _NOT_HEAD = frozenset({"choices", "object"})
-_NOT_MORE = frozenset({"index", "delta"})
+_NOT_MORE = frozenset({"index", "delta", "message"})
+_PIECE = frozenset({"index", "function"})
+_OF_CALL = frozenset({"index", "id", "type", "function", "name", "arguments"})
+_TEXTS = frozenset({"content", "refusal", "reasoning", THOUGHT})
 
 
 class Assembly:
-    """The chunks of an answer so far.
+    """The chunks of an answer so far, of any shape.
 
     Attributes:
         chunks: how many of them had content.
         length: characters of what was said.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: str = "") -> None:
+        """Begins one. `seed`: of the ids of tool calls that come without, see `made_call_id`."""
         self.chunks = 0
         self.length = 0
+        self._seed = seed
         self._head: dict[str, Any] = {}
         self._choices: dict[int, _Choice] = {}
 
-    def add(self, chunk: Chunk) -> bool:
-        """Takes the next chunk. Returns whether it has content."""
+    def add(self, chunk: Chunk) -> Chunk:
+        """Takes the next chunk. Returns it as a client is told it: itself, where nothing is odd about it.
+
+        Told are choices with an index and a delta each, texts as texts, and of each tool call an index of its own, id
+        and name once, and the arguments as text. That an answer is no good is no end of it.
+        """
         head, choices, before = self._head, self._choices, self.length
         for name, value in chunk.items():
             if value is not None and name not in _NOT_HEAD:
                 head[name] = value
-        for given in _choices(chunk):
-            index = given.get("index")
-            if not isinstance(index, int):
-                index = 0
-            if index not in choices:
-                choices[index] = _Choice()
-            self.length += choices[index].add(given)
-        self.chunks += self.length > before
-        return self.length > before
+        given: Any = chunk.get("choices")
+        parts: list[Any] = given if isinstance(given, list) else []
+        shown: list[dict[str, Any]] = []
+        for part in parts:
+            if not isinstance(part, dict):
+                continue
+            index: Any = part.get("index")
+            number: int = index if isinstance(index, int) else 0
+            choice = choices.get(number)
+            if choice is None:
+                choice = choices[number] = _Choice(self._seed, number)
+            said = choice.length
+            told = choice.add(cast(dict[str, Any], part))
+            self.length += choice.length - said
+            shown.append(told if index is number else {**told, "index": number})
+        if self.length > before:
+            self.chunks += 1
+        return chunk if shown == given else {**chunk, "choices": shown}
 
     @property
     def finished(self) -> bool:
@@ -78,64 +107,177 @@ class Assembly:
 
 
 class _Choice:
-    def __init__(self) -> None:
+    def __init__(self, seed: str, index: int) -> None:
         self.finish_reason: str | None = None
         self.more: dict[str, Any] = {}
+        self.length = 0
+        self._seed = seed
+        self._index = index
         self._texts: dict[str, list[str]] = {}
         self._fields: dict[str, Any] = {}
-        self._calls: dict[int, dict[str, Any]] = {}
+        self._calls: list[_Call] = []
+        self._known: dict[Any, _Call] = {}
+        """The latest call at each index; and each by its index, or none, and its ids."""
+        self._ids: set[str] = set()
 
-    def add(self, given: Mapping[str, Any]) -> int:
-        """Takes a choice of a chunk. Returns how much it says."""
-        said = 0
-        for name, value in _delta(given).items():
-            if name == "role" or value is None:
+    def add(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Takes a choice of a chunk. Returns it as a client is told it."""
+        delta: Any = given.get("delta")
+        if not isinstance(delta, dict):
+            # Some answer whole, in one event.
+            message: Any = given.get("message")
+            delta = message if isinstance(message, dict) else {}
+            given = {**given, "delta": delta}
+        for name, value in cast(dict[str, Any], delta).items():
+            if value is None or name == "role":
                 continue
-            if isinstance(value, str):
-                if name not in self._texts:
-                    self._texts[name] = []
-                self._texts[name].append(value)
-                said += len(value)
-            elif name == "tool_calls" and isinstance(value, list):
-                calls = [cast(dict[str, Any], call) for call in cast(list[Any], value) if isinstance(call, dict)]
-                said += sum(self._add_call(number, call) for number, call in enumerate(calls))
-            elif value:
-                self._fields[name] = _merged(self._fields.get(name), value)
-                said += 1
+            if isinstance(value, str) and name != "tool_calls":
+                self._say(name, value)
+            elif (told := self._add_other(name, value)) is not None:
+                given = {**given, "delta": {**given["delta"], **told}}
         for name, value in given.items():
             if value is None or name in _NOT_MORE:
                 continue
-            if name == "finish_reason":
-                self.finish_reason = value
-            else:
+            if name != "finish_reason":
                 self.more[name] = _merged(self.more.get(name), value)
-        return said
+                continue
+            if is_end(value):
+                self.finish_reason = value
+            if not is_end(value) or finish_reason(value) in INTERRUPTED:
+                given = {**given, name: None}
+        return given
 
-    def _add_call(self, number: int, given: dict[str, Any]) -> int:
-        index = given.get("index")
-        call = self._calls.setdefault(index if isinstance(index, int) else number, {"function": {"arguments": []}})
-        call |= {name: given[name] for name in _CALL if given.get(name)}
-        function: dict[str, Any] = given.get("function") or {}
-        if function.get("name"):
-            call["function"]["name"] = function["name"]
-        arguments = function.get("arguments") or ""
-        call["function"]["arguments"].append(arguments)
-        return len(arguments) + len(function.get("name") or "")
+    def _add_other(self, name: str, value: Any) -> dict[str, Any] | None:
+        """Takes a field of a delta that is no text. Returns what a client is told instead; None for the same."""
+        if name == "tool_calls":
+            calls = [self._add_call(number, call) for number, call in enumerate(objects(value))]
+            return None if calls == value else {name: calls}
+        if name not in _TEXTS:
+            if value:
+                self._keep(name, value)
+            return None
+        text, thought, others = parts_of(value)
+        if name != "content":
+            text, thought = thought + text, ""
+        told: dict[str, Any] = {name: text, **({THOUGHT: thought} if thought else {})}
+        for field_name, said in told.items():
+            self._say(field_name, said)
+        if others:
+            self._keep(OTHERS, others)
+            told[OTHERS] = others
+        return told
+
+    def _say(self, name: str, text: str) -> None:
+        texts = self._texts.get(name)
+        if texts is None:
+            texts = self._texts[name] = []
+        texts.append(text)
+        self.length += len(text)
+
+    def _keep(self, name: str, value: Any) -> None:
+        self._fields[name] = _merged(self._fields.get(name), value)
+        self.length += 1
+
+    def _add_call(self, position: int, given: dict[str, Any]) -> dict[str, Any]:
+        """Takes a piece of a tool call. Returns it as a client is told it."""
+        function: Any = given.get("function")
+        if not isinstance(function, dict):
+            function = {} if "custom" in given else given
+        name, arguments = function.get("name"), function.get("arguments")
+        name = name if isinstance(name, str) and name else None
+        text = arguments_text(arguments)
+        call = self._call_of(position, given, name, text)
+        begins = call is None
+        if call is None:
+            call = self._begin(position, given)
+        elif name is None and given.keys() <= _PIECE and given.get("index") == call.number and arguments is text:
+            call.arguments.append(text)
+            self.length += len(text)
+            return given
+        more = {key: value for key, value in given.items() if key not in _OF_CALL}
+        shown: dict[str, Any] = {"index": call.number, **more}
+        if begins:
+            shown |= {"id": self._own_id(call), "type": call.type}
+        said: dict[str, Any] = {"arguments": text}
+        if call.name is None and name is not None:
+            call.name = said["name"] = name
+        if "custom" not in given:
+            shown["function"] = said
+        for key, value in more.items():
+            call.more[key] = _merged(call.more.get(key), value)
+        if arguments not in (None, ""):
+            call.arguments.append(arguments)
+        self.length += len(text) + len(said.get("name", "")) + bool(more)
+        return shown
+
+    def _call_of(self, position: int, given: dict[str, Any], name: str | None, text: str) -> _Call | None:
+        """The call that a piece is of; None for one that begins.
+
+        Some makers number all parallel calls 0, some repeat a call's name with each piece, some change its id.
+        """
+        index, own = given.get("index"), call_id(given.get("id"))
+        index = index if isinstance(index, int) else None
+        call = None if own is None else self._known.get((index, own))
+        call = call or self._known.get(position if index is None else index)
+        if call is None:
+            return None
+        if name is not None and call.name is not None:
+            known = call_id(call.id)
+            if (own is not None and known is not None and own != known) or name != call.name:
+                return None
+            if text.startswith("{") and call.arguments and arguments_text(call.arguments[-1]).endswith("}"):
+                return None
+        if call.id is None:
+            call.id = own
+        if own is not None:
+            self._known[index, own] = self._known[None, own] = call
+        return call
+
+    def _begin(self, position: int, given: dict[str, Any]) -> _Call:
+        index, own = given.get("index"), call_id(given.get("id"))
+        index = index if isinstance(index, int) else None
+        kind = given.get("type")
+        call = _Call(len(self._calls), given.get("id"), kind if isinstance(kind, str) and kind else "function")
+        self._calls.append(call)
+        self._known[position if index is None else index] = call
+        if own is not None:
+            self._known[index, own] = self._known[None, own] = call
+        return call
+
+    def _own_id(self, call: _Call) -> str:
+        own = call_id(call.id)
+        if own is None or own in self._ids:
+            own = made_call_id(self._seed, self._index, call.number)
+        self._ids.add(own)
+        return own
 
     def message(self) -> dict[str, Any]:
         texts = {name: "".join(parts) for name, parts in self._texts.items()}
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, **texts, **self._fields}
         if self._calls:
             message["content"] = message["content"] or None
-            message["tool_calls"] = [
-                {**call, "type": call.get("type", "function"), "function": _joined(call["function"])}
-                for _, call in sorted(self._calls.items())
-            ]
+            message["tool_calls"] = [call.whole() for call in self._calls]
         return message
 
 
-def _joined(function: dict[str, Any]) -> dict[str, Any]:
-    return {**function, "arguments": "".join(function["arguments"])}
+@dataclass(slots=True)
+class _Call:
+    number: int
+    id: Any
+    type: str
+    name: str | None = None
+    arguments: list[Any] = field(default_factory=list[Any])
+    more: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def whole(self) -> dict[str, Any]:
+        """The call, with its arguments as they came."""
+        call = {**({} if self.id is None else {"id": self.id}), "type": self.type, **self.more}
+        if "custom" in call:
+            return call
+        [*parts] = self.arguments
+        arguments = parts[0] if len(parts) == 1 else "".join(map(arguments_text, parts))
+        named = {} if self.name is None else {"name": self.name}
+        return {**call, "function": {**named, "arguments": arguments}}
 
 
 def _merged(known: Any, value: Any) -> Any:
@@ -203,8 +345,9 @@ def _missing_calls(whole: Sequence[dict[str, Any]], said: Sequence[dict[str, Any
         return None
     found: list[dict[str, Any]] = []
     for index, (wanted, known) in enumerate(zip(whole, said, strict=False)):
-        arguments, begun = wanted["function"]["arguments"], known["function"]["arguments"]
-        if wanted.get("id") != known.get("id") or not arguments.startswith(begun):
+        whole_function, function = wanted.get("function", {}), known.get("function", {})
+        arguments, begun = whole_function.get("arguments", ""), function.get("arguments", "")
+        if whole_function.get("name", "") != function.get("name", "") or not arguments.startswith(begun):
             return None
         if arguments != begun:
             found.append({"index": index, "function": {"arguments": arguments[len(begun) :]}})
@@ -213,13 +356,3 @@ def _missing_calls(whole: Sequence[dict[str, Any]], said: Sequence[dict[str, Any
 
 def _numbered(calls: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any]]:
     return [{"index": index, **call} for index, call in enumerate(calls, first)]
-
-
-def _choices(chunk: Chunk) -> Sequence[Mapping[str, Any]]:
-    choices = chunk.get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else ()
-
-
-def _delta(choice: Mapping[str, Any]) -> Mapping[str, Any]:
-    delta = choice.get("delta")
-    return cast(dict[str, Any], delta) if isinstance(delta, dict) else {}

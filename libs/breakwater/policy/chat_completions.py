@@ -7,10 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, cast
 
 from breakwater.contracts.api import CallOptions, ChatCompletionRequest
 from breakwater.contracts.job import Job
+from breakwater.policy.chat_messages import objects, told
+from breakwater.policy.finish import is_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +129,18 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
 def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """The chat completion of a job that succeeded: the provider's own object, or one made of the result.
 
+    Its messages are such as OpenAI's clients know, whatever came.
+
     Args:
         result: a `Result`, as JSON.
     """
-    response = cast(dict[str, Any], result.get("response") or {})
+    response, told = cast(dict[str, Any], result.get("response") or {}), partial(_told, str(result["execution_id"]))
     if isinstance(response.get("choices"), list):
-        return response
+        return {
+            "object": "chat.completion",
+            **response,
+            "choices": [told(number, one) for number, one in enumerate(objects(response["choices"]))],
+        }
     choices = cast(list[Mapping[str, Any]], result.get("choices") or [{"index": 0, **result}])
     usage = _usage(result)
     return {
@@ -139,15 +148,25 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
         "object": "chat.completion",
         "created": int(datetime.fromisoformat(result["completed_at"]).timestamp()),
         "model": result.get("chosen_model") or result.get("requested_model") or result["agent"],
-        "choices": [_choice(choice) for choice in choices],
+        "choices": [told(choice["index"], _choice(choice)) for choice in choices],
         **({} if usage is None else {"usage": usage}),
     }
+
+
+def _told(execution_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
+    given, message = choice.get("index"), choice.get("message")
+    index = given if isinstance(given, int) else number
+    message = told(cast(dict[str, Any], message) if isinstance(message, dict) else {}, execution_id, index)
+    reason = choice.get("finish_reason")
+    if not is_end(reason):
+        reason = finish_reason_of(None, called=bool(message.get("tool_calls")))
+    return {**choice, "index": index, "message": message, "finish_reason": reason}
 
 
 def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     message = _message(choice.get("output"))
     reason = finish_reason_of(choice.get("finish_reason"), called=bool(message.get("tool_calls")))
-    return {"index": choice["index"], "message": message, "finish_reason": reason, "logprobs": None}
+    return {"message": message, "finish_reason": reason, "logprobs": None}
 
 
 def finish_reason_of(reason: str | None, *, called: bool) -> str:
@@ -160,9 +179,8 @@ def finish_reason_of(reason: str | None, *, called: bool) -> str:
 def _message(output: Any) -> dict[str, Any]:
     """The assistant's message; JSON that is neither a text nor a message becomes a text."""
     if isinstance(output, dict) and (said := cast(dict[str, Any], output)).get("role") == "assistant":
-        return {"content": None, "refusal": None, **said}
-    content = output if output is None or isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-    return {"role": "assistant", "content": content, "refusal": None}
+        return said
+    return {"content": output if output is None or isinstance(output, str) else json.dumps(output, ensure_ascii=False)}
 
 
 def _usage(result: Mapping[str, Any]) -> dict[str, Any] | None:

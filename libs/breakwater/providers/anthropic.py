@@ -11,10 +11,11 @@ from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly
+from breakwater.policy.chat_messages import arguments_text, objects
 from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import Usage, max_tokens_of
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
-from breakwater.providers.anthropic_stream import MessageEvents
+from breakwater.providers.anthropic_stream import MessageEvents, text_of
 from breakwater.providers.base import (
     URL,
     ApiVersion,
@@ -411,10 +412,12 @@ class Messages:
         with the tools' results.
         """
         content = answer.get("content")
-        if not isinstance(content, list):
+        if not isinstance(content, list | str):
             raise UnusableAnswerError("the answer has no content")
-        blocks = [fields(block) for block in cast(list[Any], content)]
-        text = "".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        blocks = objects(content)
+        text = "".join(text for block in blocks if (text := text_of(block)) is not None)
         calls = [_tool_call(block) for block in blocks if block.get("type") == "tool_use"]
         output: JsonValue = text or None
         if calls:
@@ -427,6 +430,6 @@ class Messages:
 
 
 def _tool_call(block: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = block.get("partial_json") or orjson.dumps(block.get("input") or {}).decode()
-    function = {"name": block.get("name"), "arguments": arguments}
+    arguments = block.get("partial_json") or block.get("input") or {}
+    function = {"name": block.get("name"), "arguments": arguments_text(arguments)}
     return {"id": block.get("id"), "type": "function", "function": function}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
-
-import orjson
 
 from breakwater.policy.chat_chunks import OBJECT, Chunk
 from breakwater.policy.chat_completions import finish_reason_of
-from breakwater.policy.finish import finish_reason
+from breakwater.policy.chat_messages import arguments_text
+from breakwater.policy.finish import INTERRUPTED, finish_reason, is_end
 from breakwater.policy.price import Usage
 from breakwater.providers.base import fields
+from breakwater.providers.failures import read_json
 
 _GROWS = {
     "text_delta": "text",
@@ -31,15 +32,16 @@ class MessageEvents:
         self._usage_of = usage_of
         self._message: dict[str, Any] = {}
         self._usage: dict[str, Any] = {}
-        self._blocks: dict[int, dict[str, Any]] = {}
-        self._parts: dict[int, dict[str, list[str]]] = {}
-        self._calls: list[int] = []
+        self._blocks: list[_Block] = []
+        self._latest: dict[int, _Block] = {}
+        """At each index: some gateways number all blocks 0."""
+        self._calls = 0
         self._created = int(time.time())
 
     @property
     def whole(self) -> bool:
-        """Whether it said why it ended."""
-        return self._message.get("stop_reason") is not None
+        """Whether it has ended, or said why it will."""
+        return self.done or is_end(self._message.get("stop_reason"))
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
         """The chunks that an event means; unknown events mean nothing, as Anthropic may add some."""
@@ -54,13 +56,16 @@ class MessageEvents:
                 return self._begin(_index(event), dict(fields(event.get("content_block"))))
             case "content_block_delta":
                 return self._grow(_index(event), fields(event.get("delta")))
+            case "content_block_stop":
+                return self._end(_index(event))
             case "message_delta":
-                self._message |= fields(event.get("delta"))
+                delta = {name: value for name, value in fields(event.get("delta")).items() if value is not None}
+                self._message |= delta
                 used = fields(event.get("usage"))
                 self._usage |= {name: value for name, value in used.items() if value is not None}
-                if not self.whole:
+                reason = delta.get("stop_reason")
+                if not is_end(reason) or (reason := finish_reason(reason)) in INTERRUPTED:
                     return ()
-                reason = finish_reason(self._message["stop_reason"])
                 return (self._chunk({}, finish_reason_of(reason, called=bool(self._calls))),)
             case "message_stop":
                 self.done = True
@@ -68,46 +73,54 @@ class MessageEvents:
             case _:
                 return ()
 
-    def _begin(self, index: int, block: dict[str, Any]) -> Iterable[Chunk]:
-        self._blocks[index], self._parts[index] = block, {}
-        if block.get("type") == "tool_use":
-            self._calls.append(index)
-            function = {"name": block.get("name"), "arguments": ""}
-            return (self._call_chunk(index, {"id": block.get("id"), "type": "function", "function": function}),)
-        return self._chunk_of_text(str(block["text"])) if block.get("text") else ()
+    def _begin(self, index: int, given: dict[str, Any]) -> Iterable[Chunk]:
+        block = self._latest[index] = _Block(given)
+        self._blocks.append(block)
+        if given.get("type") == "tool_use":
+            block.call = self._calls
+            self._calls += 1
+            # Some say all of the input here.
+            function = {"name": given.get("name"), "arguments": arguments_text(given.get("input") or "")}
+            return (self._call_chunk(block, {"id": given.get("id"), "type": "function", "function": function}),)
+        return self._chunk_of_text(text) if (text := text_of(given)) else ()
 
     def _grow(self, index: int, delta: Mapping[str, Any]) -> Iterable[Chunk]:
         kind = str(delta.get("type"))
-        field = _GROWS.get(kind)
-        text = delta.get(field) if field is not None else None
-        if field is None or not isinstance(text, str) or not text or index not in self._parts:
+        grows = _GROWS.get(kind)
+        text = delta.get(grows) if grows is not None else None
+        if grows == "partial_json":
+            text = arguments_text(text)
+        if grows is None or not isinstance(text, str) or not text:
             return ()
-        self._parts[index].setdefault(field, []).append(text)
-        if kind == "text_delta":
-            return self._chunk_of_text(text)
-        return (self._call_chunk(index, {"function": {"arguments": text}}),) if kind == "input_json_delta" else ()
+        block = self._latest.get(index)
+        if grows == "text" and (block is None or block.given.get("type") != "text"):
+            self._begin(index, {"type": "text"})
+            block = self._latest[index]
+        if block is None or (grows == "partial_json" and (block.call is None or block.given.get("input"))):
+            return ()
+        block.parts.setdefault(grows, []).append(text)
+        if grows == "partial_json":
+            return (self._call_chunk(block, {"function": {"arguments": text}}),)
+        return self._chunk_of_text(text) if grows == "text" else ()
+
+    def _end(self, index: int) -> Iterable[Chunk]:
+        block = self._latest.get(index)
+        if block is None or block.call is None or block.parts or block.given.get("input"):
+            return ()
+        # Of a call without arguments no more is said; OpenAI's clients expect JSON.
+        block.parts["partial_json"] = ["{}"]
+        return (self._call_chunk(block, {"function": {"arguments": "{}"}}),)
 
     def answer(self) -> dict[str, Any]:
         """The message; its tool calls have their arguments as they were written, too, as `partial_json`."""
         usage = {"usage": self._usage} if self._usage else {}
-        return {**self._message, "content": [self._block(index) for index in sorted(self._blocks)], **usage}
-
-    def _block(self, index: int) -> dict[str, Any]:
-        block = dict(self._blocks[index])
-        for field, parts in self._parts[index].items():
-            block[field] = f"{block.get(field) or ''}{''.join(parts)}"
-            if field == "partial_json":
-                # A model may write what is no JSON.
-                with suppress(orjson.JSONDecodeError):
-                    block["input"] = orjson.loads(block[field])
-        return block
+        return {**self._message, "content": [block.whole() for block in self._blocks], **usage}
 
     def _chunk_of_text(self, text: str) -> Iterable[Chunk]:
         return (self._chunk({"content": text}),)
 
-    def _call_chunk(self, index: int, call: dict[str, Any]) -> Chunk:
-        number = self._calls.index(index) if index in self._calls else 0
-        return self._chunk({"tool_calls": [{"index": number, **call}]})
+    def _call_chunk(self, block: _Block, call: dict[str, Any]) -> Chunk:
+        return self._chunk({"tool_calls": [{"index": block.call, **call}]})
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> Chunk:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -132,6 +145,31 @@ class MessageEvents:
             "created": self._created,
             "model": self._message.get("model"),
         }
+
+
+@dataclass(slots=True)
+class _Block:
+    given: dict[str, Any]
+    call: int | None = None
+    """Its number among the calls, where it is one."""
+    parts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+    def whole(self) -> dict[str, Any]:
+        block = dict(self.given)
+        for name, parts in self.parts.items():
+            begun = block.get(name)
+            block[name] = f"{begun if isinstance(begun, str) else ''}{''.join(parts)}"
+            if name == "partial_json":
+                # A model may write what is no JSON.
+                with suppress(ValueError):
+                    block["input"] = read_json(block[name].encode())
+        return block
+
+
+def text_of(block: Mapping[str, Any]) -> str | None:
+    """The text of a block of text; None for another."""
+    text = block.get("text")
+    return text if block.get("type") == "text" and isinstance(text, str) else None
 
 
 def _index(event: Mapping[str, Any]) -> int:

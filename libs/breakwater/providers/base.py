@@ -35,10 +35,8 @@ class Streaming:
     answer: Assembly = field(default_factory=Assembly)
 
     async def put(self, chunks: Sequence[Chunk]) -> None:
-        """Passes on what has come."""
-        for chunk in chunks:
-            self.answer.add(chunk)
-        await self.take(chunks)
+        """Passes on what has come, as a client is told it."""
+        await self.take([self.answer.add(chunk) for chunk in chunks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +233,7 @@ class StreamReader(Protocol):
         ...
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
-        """The chunks that an event means; None for `[DONE]`. Raises UnusableAnswerError."""
+        """The chunks that an event means, of any shape; None for `[DONE]`."""
         ...
 
     def answer(self) -> dict[str, Any]:

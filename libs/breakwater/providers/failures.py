@@ -18,6 +18,7 @@ import orjson
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
 from breakwater.policy.known_secrets import cut
+from breakwater.policy.output_text import MAX_DEPTH, flaw_of
 
 MAX_ERROR_TEXT = 16_000
 """Characters; cut only after redaction could see the whole, and records cut it further."""
@@ -149,14 +150,21 @@ def read_json(payload: bytes) -> Any:
     """A body as JSON, also with a byte-order mark, as programs on Windows write it, and in UTF-16.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or nested deeper than can be passed on; says which, in words of ours.
     """
     try:
-        return orjson.loads(payload)
-    except orjson.JSONDecodeError:
+        found = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
         if (encoding := json.detect_encoding(payload)) == "utf-8":
-            raise
-        return orjson.loads(payload.decode(encoding))
+            raise ValueError(f"is not JSON from character {error.pos} on") from error
+        try:
+            found = orjson.loads(payload.decode(encoding))
+        except ValueError as other:
+            raise ValueError("is not JSON") from other
+    # Counting is quick, and nearly always enough.
+    if payload.count(b"{") + payload.count(b"[") > MAX_DEPTH and (flaw := flaw_of(found)) is not None:
+        raise ValueError(flaw)
+    return found
 
 
 def _parsed(payload: bytes) -> Any:
@@ -313,6 +321,27 @@ _CLASS_BY_ERRNO = {
 }
 
 
+_WORDS = {
+    "ConnectionRefusedError": "the provider's server refused the connection: it is not running, or not at this address",
+    "ConnectionResetError": "the connection to the provider broke; the request may be sent again",
+    "HostUnreachableError": "no way leads to the provider's server: check the network",
+    "DnsError": "the name of the provider's server is not known: check base_url and the name server",
+    "TlsError": "no encrypted connection to the provider came about: check whether base_url should begin with https",
+    "ServerDisconnectedError": "the provider closed the connection without an answer; the request may be sent again",
+    "ClientResponseError": "what the provider's server answered is not HTTP: check base_url",
+    "TruncatedAnswerError": "the answer broke off with the connection; the request may be sent again",
+}
+_CERTIFICATES = {
+    9: "is not valid yet: check the clock",
+    10: "has expired",
+    18: "is signed by itself: have the system trust it",
+    19: "is signed by somebody whom the system does not trust",
+    20: "is signed by somebody whom the system does not trust",
+    62: "is for another host than base_url names",
+}
+"""By OpenSSL's number of what is wrong with one."""
+
+
 def transport_failure(error: BaseException) -> TransportFailure:
     """What an error means that came instead of an answer: a timeout, or a failure of the network, named by its cause.
 
@@ -321,9 +350,17 @@ def transport_failure(error: BaseException) -> TransportFailure:
     """
     name = type(error).__name__
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
-    if isinstance(cause, TimeoutError) or getattr(cause, "errno", None) == errno.ETIMEDOUT:
-        return TransportFailure("timeout", "TimeoutError", str(error) or "no answer in time")
-    return TransportFailure("network", _class_of(name, cause), _said(error) or name)
+    number = getattr(cause, "errno", None)
+    if isinstance(cause, TimeoutError) or number == errno.ETIMEDOUT:
+        return TransportFailure("timeout", "TimeoutError", "the provider's server did not answer in time")
+    class_name = _class_of(name, cause)
+    text = _WORDS.get(class_name, "the connection to the provider failed")
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        text = f"the provider's certificate {_CERTIFICATES.get(getattr(cause, 'verify_code', 0), 'is not valid')}"
+    elif any(parent.__name__ == "InvalidURL" for parent in type(error).__mro__):
+        text = "the provider's URL is not valid"
+    code = "" if class_name in {"DnsError", "TlsError"} else errno.errorcode.get(number or 0, "")
+    return TransportFailure("network", class_name, f"{text} ({code})" if code else text)
 
 
 def _class_of(name: str, cause: BaseException) -> str:
@@ -342,12 +379,3 @@ def _class_of(name: str, cause: BaseException) -> str:
     if name == "ClientPayloadError":
         return "TruncatedAnswerError"
     return name if name.endswith("Error") else f"{name}Error"
-
-
-def _said(error: BaseException) -> str:
-    """The error's text, save where that is a URL, which may hold secrets."""
-    if hasattr(error, "request_info"):
-        return cut(str(getattr(error, "message", "")), MAX_ERROR_TEXT)
-    if any(parent.__name__ == "InvalidURL" for parent in type(error).__mro__):
-        return "the provider's URL is not valid"
-    return cut(str(error), MAX_ERROR_TEXT)

@@ -199,6 +199,8 @@ class HttpProvider:
 
     async def _stream(self, call: Call, key: str | None, streaming: Streaming) -> Answer:
         course, reader = _Course(), self._wire.stream_reader(streaming.answer)
+        failure: Failure | None = None
+        maybe_billed, cause, status = True, None, 200
         try:
             async with (
                 Limit(min(call.timeout_s, streaming.total_timeout_s)) as limit,
@@ -207,20 +209,28 @@ class HttpProvider:
                 if response.content_type != "text/event-stream":
                     # An error; or the whole answer, from a server that does not stream.
                     return self._read(await _reply(response))
+                status = response.status
                 await receive(response, reader, streaming, limit)
-            whole = reader.answer()
-            return self._answer(whole, response.status, self._wire.usage(whole))
         except TimeoutError as error:
             failure, maybe_billed, cause = silence(call, streaming), course.sent, error
         except (aiohttp.ClientError, OSError) as error:
             _release(error)
             failure, maybe_billed, cause = transport_failure(error), course.sent, error
         except StreamBroken as broken:
-            begun = streaming.answer.length > 0 or self._begun(reader.answer())
-            failure, maybe_billed, cause = broken.failure, begun, broken
+            said = reader.answer()
+            begun = streaming.answer.length > 0 or self._begun(said)
+            raise CallFailed(broken.failure, maybe_billed=begun, usage=self._wire.usage(said)) from broken
         except UnusableAnswerError as error:
-            failure, maybe_billed, cause = BrokenAnswer(str(error)), True, error
-        raise CallFailed(failure, maybe_billed=maybe_billed, usage=self._wire.usage(reader.answer())) from cause
+            failure, cause = BrokenAnswer(str(error), status), error
+        whole = reader.answer()
+        usage = self._wire.usage(whole)
+        # What breaks after the end of an answer takes nothing of it.
+        if failure is None or reader.whole:
+            try:
+                return self._answer(whole, status, usage)
+            except UnusableAnswerError as error:
+                failure, cause = BrokenAnswer(str(error), status), error
+        raise CallFailed(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
     def _request(self, call: Call, key: str | None, course: _Course) -> _Request:
         body = _encode(self._wire.body(call))
@@ -326,7 +336,7 @@ def _parsed(reply: _Reply) -> dict[str, Any]:
     try:
         body: Any = read_json(payload)
     except ValueError as error:
-        raise _broken(status, f"the answer is not JSON: {error}") from error
+        raise _broken(status, f"the answer {error}") from error
     if not isinstance(body, dict):
         raise _broken(status, "the answer is not a JSON object")
     return cast(dict[str, Any], body)

@@ -8,12 +8,11 @@ from contextlib import suppress
 from typing import Any, cast
 
 import aiohttp
-import orjson
 
 from breakwater.policy.chat_chunks import Chunk
-from breakwater.policy.classify import Failure, TransportFailure
+from breakwater.policy.classify import BrokenAnswer, Failure, TransportFailure
 from breakwater.providers.base import MAX_ANSWER_BYTES, Call, Streaming, StreamReader, UnusableAnswerError
-from breakwater.providers.failures import carries_error, error_in_answer
+from breakwater.providers.failures import carries_error, error_in_answer, read_json
 from breakwater.providers.limit import Limit
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
@@ -23,6 +22,9 @@ _LAST_BYTES_S = 0.05
 GATHER_S = 0.1
 """How long more of an answer is gathered after some of it, at most. Ten messages a second look smooth; each costs a
 turn of four processes, however little is in it."""
+
+_ALIVE = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat"})
+"""Names of events that say only that the stream is not over."""
 
 _LIMIT_EVERY = 0.05
 """After which part of the idle timeout the timeout is set again: setting it costs as much as parsing a chunk."""
@@ -46,15 +48,18 @@ async def receive(response: aiohttp.ClientResponse, reader: StreamReader, stream
         limit: entered, with the time until the answer must have begun.
 
     Raises:
-        StreamBroken: an error came as an event.
-        UnusableAnswerError: what came is not what the API sends, or it is not whole.
+        StreamBroken: an error came as an event, or too much was said.
+        UnusableAnswerError: an event can't be read, or the end is missing.
         TimeoutError: nothing came for too long.
         aiohttp.ClientError: the connection broke.
     """
     loop, events, answer, content = asyncio.get_running_loop(), EventReader(), streaming.answer, response.content
     ends_at, limited_at = loop.time() + streaming.total_timeout_s, 0.0
-    while not reader.done and not content.at_eof():
-        piece, chunks, said = await _piece(content), list[Chunk](), answer.length
+    over = False
+    while not (over or reader.done):
+        over = content.at_eof()
+        # The last event may lack the empty line that ends it.
+        piece, chunks, said = b"\n\n" if over else await _piece(content), list[Chunk](), answer.length
         try:
             for chunk in _chunks(events, reader, piece):
                 chunks.append(chunk)
@@ -63,7 +68,7 @@ async def receive(response: aiohttp.ClientResponse, reader: StreamReader, stream
             if chunks:
                 await streaming.put(chunks)
         if answer.length > MAX_ANSWER_BYTES:
-            raise UnusableAnswerError(f"the answer is over {MAX_ANSWER_BYTES} bytes")
+            raise StreamBroken(BrokenAnswer(f"the answer is over {MAX_ANSWER_BYTES} bytes"))
         if answer.length > said:
             now, part_s = loop.time(), streaming.idle_timeout_s * _LIMIT_EVERY
             if now - limited_at >= part_s:
@@ -108,9 +113,11 @@ def silence(call: Call, streaming: Streaming) -> TransportFailure:
 
 def _chunks(events: EventReader, reader: StreamReader, piece: bytes) -> Iterator[Chunk]:
     try:
-        for data in events.feed(piece):
+        for name, data in events.feed(piece):
+            if name in _ALIVE:
+                continue
             event = None if data == b"[DONE]" else _parsed(data)
-            if event is not None and carries_error(event):
+            if event is not None and (name == b"error" or carries_error(event)):
                 raise StreamBroken(error_in_answer(event))
             yield from reader.read(event)
     except EventTooLargeError as error:
@@ -119,9 +126,9 @@ def _chunks(events: EventReader, reader: StreamReader, piece: bytes) -> Iterator
 
 def _parsed(data: bytes) -> dict[str, Any]:
     try:
-        event: Any = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise UnusableAnswerError(f"an event of the stream is not JSON: {error}") from error
-    if not isinstance(event, dict):
+        event: Any = read_json(data)
+    except ValueError as error:
+        raise UnusableAnswerError(f"an event of the stream {error}") from error
+    if event and not isinstance(event, dict):
         raise UnusableAnswerError("an event of the stream is not a JSON object")
-    return cast(dict[str, Any], event)
+    return cast(dict[str, Any], event or {})

@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly, Chunk
+from breakwater.policy.chat_messages import OTHERS, parts_of
 from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import OUTPUT_LIMITS, Usage
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
@@ -100,17 +101,14 @@ class ChatCompletions:
         return [_choice(index, fields(one)) for index, one in enumerate(cast(list[Any], found))]
 
 
-_BESIDE_TEXT = ("tool_calls", "function_call", "refusal", "audio", "images")
+_BESIDE_TEXT = ("tool_calls", "function_call", "refusal", "audio", "images", OTHERS)
 """What a message may say without a text, or beside it."""
 
 
 def _choice(index: int, choice: Mapping[str, Any]) -> Choice:
     said, reason = dict(fields(choice.get("message"))), finish_reason(choice.get("finish_reason"))
-    output: JsonValue = said.get("content")
-    if any(said.get(name) for name in _BESIDE_TEXT) or (output and not isinstance(output, str)):
-        output = said
-    elif not output and (not isinstance(output, str) or reason in {"content_filter", "length"}):
-        output = None  # an empty text is an answer only of a model that has ended by itself
+    text, _, others = parts_of(said.get("content"))
+    output: JsonValue = said if others or any(said.get(name) for name in _BESIDE_TEXT) else text or None
     return Choice(index=index, output=output, finish_reason=reason)
 
 
@@ -121,17 +119,15 @@ class _Chunks:
 
     @property
     def whole(self) -> bool:
-        """Some servers send no `[DONE]`."""
-        return self._answer.finished
+        """Some servers send no `[DONE]`, and some no reason why the answer ended."""
+        return self.done or self._answer.finished
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
-        """The chunk itself. Raises UnusableAnswerError."""
+        """The chunk itself; an event without choices may have the usage, or mean nothing."""
         if event is None:
             self.done = True
             return ()
-        if not isinstance(event.get("choices"), list):
-            raise UnusableAnswerError("an event of the stream has no choices")
-        return (event,)
+        return (event,) if isinstance(event.get("choices"), list) or event.get("usage") else ()
 
     def answer(self) -> dict[str, Any]:
         """A `chat.completion`."""

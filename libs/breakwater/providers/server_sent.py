@@ -12,21 +12,26 @@ class EventTooLargeError(Exception):
 
 
 class EventReader:
-    """Takes a body in pieces, and gives the data of its events. Names, ids and comments are passed over."""
+    """Takes a body in pieces, and gives its events. Comments, and fields but for names and data, are passed over."""
 
     def __init__(self) -> None:
         self._rest = b""
+        self._name = b""
         self._data: list[bytes] = []
 
-    def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of the events that are whole now. Raises EventTooLargeError."""
+    def feed(self, piece: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Names and data of the events that are whole now, but those without data. Raises EventTooLargeError."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                data, self._data = b"\n".join(self._data), []
-                yield data
+                self._data.append(line[5:].strip())
+            elif line.startswith(b"event:"):
+                self._name = line[6:].strip()
+            elif not line:
+                name, data = self._name, b"\n".join(self._data)
+                self._name, self._data = b"", []
+                if data:
+                    yield name, data
         if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
             raise EventTooLargeError(f"an event of the stream is over {MAX_EVENT_BYTES} bytes")

@@ -156,6 +156,7 @@ class ChatStream(EventStream):
         if self._first and chunk.get("id") != self._first.get("id"):
             # Of another attempt, which continues the answer. For the client it is one.
             chunk |= self._first
+        chunk.setdefault("object", OBJECT)  # clients pass over what does not say that it is a chunk
         self._sent.add(chunk)
         self._first = self._first or {name: chunk[name] for name in _OF_ALL if name in chunk}
         if self._with_usage:

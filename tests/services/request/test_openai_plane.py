@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import openai
@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from breakwater.api_keys import create_key
 from breakwater.config import load_config
+from tests.any_answers import AnyAnswer
 from tests.flow.kit import model
 from tests.openai_client import openai_client
 from tests.server_sources import RunningServer, Servers
@@ -59,6 +60,8 @@ class Ship(BaseModel):
 class OpenAIPlane:
     api: HttpApi
     worker: WorkerPlane
+    bodies: dict[str, AnyAnswer] = field(default_factory=dict[str, AnyAnswer])
+    """What the odd provider answers, by the prompt."""
 
     def sdk(self, *agents: str) -> Any:
         """The package's client, whose types know no arguments from a dict."""

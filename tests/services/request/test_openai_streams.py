@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -26,12 +27,13 @@ from services.request import event_stream
 from services.request.cancels import Cancels
 from services.request.dialects import openai_stream
 from services.request.results import Waiters
+from tests.any_answers import AnyAnswer, any_provider_server
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.server_sources import RunningServer, Servers
-from tests.services.request.conftest import new_id, running, settings_for
+from tests.services.request.conftest import HttpApi, new_id, running, settings_for
 from tests.services.request.test_openai_plane import TOOL, OpenAIPlane
-from tests.services.worker.harness import running_worker
+from tests.services.worker.harness import WorkerPlane, running_worker
 
 ANSWER = "".join(f"{number:03d} " for number in range(60))
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Count."}], "stream": True}
@@ -72,7 +74,7 @@ MODELS = {
     "claude": streaming(tool_calls=LOOKED_UP),
 }
 BREAKS = {
-    "cut": "payload is not completed",
+    "cut": "the answer broke off",
     "stalled": "nothing came",
     "garbled": "not JSON",
     "ended": "early",
@@ -84,6 +86,7 @@ REST = f"""cat > /dev/null; echo '{{"status": "success", "code": 0, "result": "{
 LINES = """cat > /dev/null; for word in one two three; do echo "{\\"delta\\": \\"$word \\"}"; sleep 0.1; done
 echo '{"status": "success", "code": 0, "cost_usd": "0.001"}'"""
 AGENTS = {
+    "odd": {"model": "odd/m", **ONCE},
     "lines": {"provider": "lines"},
     "writer": {"model": "sim/fast"},
     "anthropic": {"model": "anthropic/claude"},
@@ -124,24 +127,36 @@ async def plane(
     servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[OpenAIPlane]:
     nats, directory = servers.nats(), tmp_path_factory.mktemp("streams")
+    async with (
+        any_provider_server() as (bodies, odd),
+        _running(nats.url, redis_server.url, directory, odd["openai"]) as (api, worker),
+    ):
+        yield OpenAIPlane(api, worker, bodies)
+    nats.stop()
+
+
+@asynccontextmanager
+async def _running(
+    nats_url: str, redis_url: str, directory: Path, odd: dict[str, Any]
+) -> AsyncGenerator[tuple[HttpApi, WorkerPlane]]:
     started = running_worker(
         directory,
-        nats_url=nats.url,
-        redis_url=redis_server.url,
+        nats_url=nats_url,
+        redis_url=redis_url,
         script={"models": MODELS},
         agents=AGENTS,
         more_providers={
+            "odd": odd,
             "lines": {"kind": "process", "command": ["sh", "-c", LINES]},
             "tool": {"kind": "process", "command": ["sh", "-c", REST]},
             "anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"},
         },
     )
     async with started as worker:
-        settings = settings_for(nats.url, redis_server.url, directory)
+        settings = settings_for(nats_url, redis_url, directory)
         config = load_config(directory / "breakwater.yaml")
         async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
-            yield OpenAIPlane(api, worker)
-    nats.stop()
+            yield api, worker
 
 
 async def chunks_of(plane: OpenAIPlane, name: str, **more: Any) -> list[Any]:
@@ -194,6 +209,47 @@ async def test_tool_calls_are_streamed(plane: OpenAIPlane, name: str) -> None:
     assert len([event for event in events if isinstance(event, ChunkEvent)]) > 5
     [call] = message.tool_calls
     assert (call.function.name, call.function.arguments) == ("find_ship", '{"name":"a ferry with a long name"}')
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        ([{"index": 0, "id": "a", "function": {"name": "f", "arguments": {"x": 1}}},
+          {"index": 0, "id": "b", "function": {"name": "g", "arguments": '{"y":2}'}}],
+         [("a", "f", '{"x":1}'), ("b", "g", '{"y":2}')]),
+        ([{"function": {"name": "f", "arguments": {}}}, {"id": "", "function": {"name": "f", "arguments": "{}"}}],
+         [(None, "f", "{}"), (None, "f", "{}")]),
+        ([{"id": 7, "name": "f", "arguments": None}], [("7", "f", "{}")]),
+        ([{"id": "a", "function": {"name": "f", "arguments": "{}"}},
+          {"id": "a", "function": {"name": "g", "arguments": "{}"}}],
+         [("a", "f", "{}"), (None, "g", "{}")]),
+    ],
+)  # fmt: skip
+async def test_a_client_is_told_tool_calls_as_openai_tells_them(
+    plane: OpenAIPlane, calls: Any, told: Any, streamed: bool
+) -> None:
+    name = new_id()
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    if streamed:
+        events = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]} for call in calls]
+        body = b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events) + b"data: [DONE]\n\n"
+    else:
+        body = orjson.dumps({"id": "a1", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+    plane.bodies[name] = AnyAnswer("openai", streamed, body)
+    ask = {"model": "odd", "messages": [{"role": "user", "content": name}]}
+    if streamed:
+        async with plane.sdk().chat.completions.stream(**ask) as stream:
+            choice = (await stream.get_final_completion()).choices[0]
+            assert choice.finish_reason == "tool_calls"
+    else:
+        choice = (await plane.sdk().chat.completions.create(**ask)).choices[0]
+    found = choice.message.tool_calls
+    # Before all of it is here, a stream can't know that there are no arguments.
+    arguments = [one.function.arguments or "{}" for one in found]
+    assert [(one.function.name, text) for one, text in zip(found, arguments, strict=True)] == [one[1:] for one in told]
+    assert all(one.id == (own or one.id) for one, (own, *_) in zip(found, told, strict=True))
+    assert len({one.id for one in found}) == len(found)
 
 
 async def test_chunks_arrive_while_the_answer_is_produced(plane: OpenAIPlane) -> None:

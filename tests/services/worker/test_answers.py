@@ -10,9 +10,12 @@ from typing import Any
 from breakwater.analytics.rows import attempt_row, execution_row
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution, Result
+from breakwater.policy.price import Usage
+from breakwater.providers.base import Answer, Call
 from tests.flow.kit import COST, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import ScriptedProvider
 
 AGENT = {"retry": {"max_attempts": 2, "backoff": "constant", "base_s": 0.01}, "breaker": "off", "max_tokens": 100}
 ABSURD = {"reports": {"output_tokens": 10**15}}
@@ -76,6 +79,7 @@ async def test_an_answer_that_says_nothing_fails_by_why_the_model_stopped(start_
     silent: dict[str, dict[str, Any]] = {
         "filtered": {"kind": "no_content", "finish_reason": "content_filter"},
         "blank": {"answer": "", "finish_reason": "content_filter"},
+        "void": {"answer": ""},
         "thought": {"kind": "no_content", "finish_reason": "length"},
         "empty": {"kind": "no_content"},
         "called": {"kind": "no_content", "finish_reason": "tool_calls"},
@@ -97,6 +101,7 @@ async def test_an_answer_that_says_nothing_fails_by_why_the_model_stopped(start_
         "filtered": [("ContentFilteredError", "content_filter", False)],
         "blank": [("ContentFilteredError", "content_filter", False)],
         "thought": [("OutputLimitError", "length", False)],
+        "void": [("EmptyAnswerError", "stop", True)] * 2,
         "empty": [("EmptyAnswerError", "stop", True)] * 2,
         "called": [("EmptyAnswerError", "tool_calls", True)] * 2,
         "interrupted": [("BrokenAnswerError", "error", True)] * 2,
@@ -104,6 +109,44 @@ async def test_an_answer_that_says_nothing_fails_by_why_the_model_stopped(start_
     for result in results.values():
         assert (result["status"], result["chosen_model"], result["finish_reason"]) == ("succeeded", "sim/good", "stop")
         assert {attempt["cost"] for attempt in result["attempts"]} == {COST}, "the provider reported what it billed"
+
+
+async def test_an_agent_may_accept_an_answer_that_says_nothing(start_worker: StartWorker) -> None:
+    silent = {
+        "void": {"answer": ""},
+        "empty": {"kind": "no_content"},
+        "thought": {"answer": "", "finish_reason": "length"},
+    }
+    agents = {name: {**AGENT, "model": f"sim/{name}", "on_empty_answer": "accept"} for name in silent}
+    async with start_worker({f"sim/{name}": model(fault) for name, fault in silent.items()}, agents) as plane:
+        results = [
+            await plane.run({"agent": name, "job_id": f"{name}-{stream}", "prompt": "hello", "stream": stream})
+            for name in ("void", "empty")
+            for stream in (False, True)
+        ]
+        limited = await plane.run({"agent": "thought", "job_id": "thought", "prompt": "hello"})
+    for result in results:
+        assert (result["status"], result["output"], result["finish_reason"]) == ("succeeded", "", "stop")
+        assert (len(result["attempts"]), result["cost_basis"]) == (1, "billed")
+    assert limited["error"]["class"] == "OutputLimitError", "it has not ended by itself"
+
+
+async def test_an_answer_that_nobody_can_read_is_a_broken_one(start_worker: StartWorker) -> None:
+    def fail(call: Call) -> Answer:
+        raise TypeError(f"can't read {call.messages}")
+
+    provider = ScriptedProvider(fail, Answer("done", Usage(120, 40)))
+    async with start_worker(
+        {"sim/m": model()}, {"writer": {**AGENT, "model": "sim/m"}}, providers={"sim": provider}
+    ) as plane:
+        result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "hello"})
+        [line] = [line for line in plane.logs if line["event"] == "answer_not_read"]
+    broken, good = result["attempts"]
+    assert (broken["outcome"], broken["error"]["class"], good["outcome"]) == ("error", "BrokenAnswerError", "success")
+    assert (broken["cost"], broken["cost_basis"]) == (broken["reserved"], "estimated"), "it may have been billed"
+    assert (line["attempt_id"], line["error"]) == ("j1:1", "TypeError")
+    assert "in fail" in line["traceback"]
+    assert "hello" not in str((line, result)), "what it says may quote the answer"
 
 
 async def test_all_choices_and_tool_calls_are_returned_also_from_the_cache(start_worker: StartWorker) -> None:
