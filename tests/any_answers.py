@@ -127,6 +127,7 @@ class AnyAnswer:
     kind: str
     streamed: bool
     body: bytes
+    status: int = 200
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -147,6 +148,9 @@ def _put(value: Any, path: Sequence[Any], new: Any) -> Any:
 def any_answers(draw: st.DrawFn) -> AnyAnswer:
     """A good answer with up to three places of it replaced, or events left out or said twice."""
     kind, streamed = draw(st.sampled_from(KINDS)), draw(st.booleans())
+    if not streamed and draw(st.booleans()):
+        error = _put(copy.deepcopy(_ERROR), draw(st.sampled_from(_places(_ERROR))), draw(JSON))
+        return AnyAnswer(kind, streamed, json.dumps(error).encode(), draw(st.sampled_from([200, 400, 422, 500])))
     given: Any = copy.deepcopy(_STREAMS[kind] if streamed else _WHOLE[kind])
     for _ in range(draw(st.integers(0, 3))):
         given = _put(given, draw(st.sampled_from(_places(given)[streamed:])), draw(JSON))
@@ -246,7 +250,7 @@ async def any_provider_server() -> AsyncGenerator[tuple[dict[str, AnyAnswer], di
         content = asked["messages"][0]["content"]
         given = bodies[content if isinstance(content, str) else content[0]["text"]]
         kind = "text/event-stream" if given.streamed else "application/json"
-        return web.Response(body=given.body, content_type=kind)
+        return web.Response(body=given.body, status=given.status, content_type=kind)
 
     async with answering(answer) as origin:
         yield bodies, {kind: {"kind": kind, "base_url": f"{origin}/v1"} for kind in KINDS}

@@ -45,9 +45,9 @@ class Assembly:
         self._choices: dict[int, _Choice] = {}
 
     def add(self, chunk: Chunk) -> Chunk:
-        """Takes the next chunk. Returns it as a client is told it: itself, where nothing is odd about it.
+        """Takes the next chunk. Returns it as a client is sent it: itself, where nothing is odd about it.
 
-        Told are choices with an index and a delta each, texts as texts, and of each tool call an index of its own, id
+        Sent are choices with an index and a delta each, texts as texts, and of each tool call an index of its own, id
         and name once, and the arguments as text. That an answer is no good is no end of it.
         """
         head, choices, before = self._head, self._choices, self.length
@@ -55,10 +55,10 @@ class Assembly:
             if value is not None and name not in _NOT_HEAD:
                 head[name] = value
         given: Any = chunk.get("choices")
-        parts: list[Any] = given if isinstance(given, list) else []
-        shown: list[dict[str, Any]] = []
+        parts: list[dict[str, Any]] = given if isinstance(given, list) else []
+        sent: list[dict[str, Any]] = []
         for part in parts:
-            if not isinstance(part, dict):
+            if type(part) is not dict:
                 continue
             index: Any = part.get("index")
             number: int = index if isinstance(index, int) else 0
@@ -66,12 +66,12 @@ class Assembly:
             if choice is None:
                 choice = choices[number] = _Choice(self._seed, number)
             said = choice.length
-            told = choice.add(cast(dict[str, Any], part))
+            shown = choice.add(part)
             self.length += choice.length - said
-            shown.append(told if index is number else {**told, "index": number})
+            sent.append(shown if index is number else {**shown, "index": number})
         if self.length > before:
             self.chunks += 1
-        return chunk if shown == given else {**chunk, "choices": shown}
+        return chunk if sent == given else {**chunk, "choices": sent}
 
     @property
     def finished(self) -> bool:
@@ -121,20 +121,19 @@ class _Choice:
         self._ids: set[str] = set()
 
     def add(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Takes a choice of a chunk. Returns it as a client is told it."""
-        delta: Any = given.get("delta")
-        if not isinstance(delta, dict):
+        """Takes a choice of a chunk. Returns it as a client is sent it."""
+        delta: dict[str, Any] = given.get("delta", {})
+        if type(delta) is not dict or "delta" not in given:
             # Some answer whole, in one event.
-            message: Any = given.get("message")
-            delta = message if isinstance(message, dict) else {}
+            delta = objects([given.get("message"), {}])[0]
             given = {**given, "delta": delta}
-        for name, value in cast(dict[str, Any], delta).items():
+        for name, value in delta.items():
             if value is None or name == "role":
                 continue
             if isinstance(value, str) and name != "tool_calls":
                 self._say(name, value)
-            elif (told := self._add_other(name, value)) is not None:
-                given = {**given, "delta": {**given["delta"], **told}}
+            elif (shown := self._add_other(name, value)) is not None:
+                given = {**given, "delta": {**given["delta"], **shown}}
         for name, value in given.items():
             if value is None or name in _NOT_MORE:
                 continue
@@ -148,7 +147,7 @@ class _Choice:
         return given
 
     def _add_other(self, name: str, value: Any) -> dict[str, Any] | None:
-        """Takes a field of a delta that is no text. Returns what a client is told instead; None for the same."""
+        """Takes a field of a delta that is no text. Returns what a client is sent instead; None for the same."""
         if name == "tool_calls":
             calls = [self._add_call(number, call) for number, call in enumerate(objects(value))]
             return None if calls == value else {name: calls}
@@ -159,13 +158,13 @@ class _Choice:
         text, thought, others = parts_of(value)
         if name != "content":
             text, thought = thought + text, ""
-        told: dict[str, Any] = {name: text, **({THOUGHT: thought} if thought else {})}
-        for field_name, said in told.items():
+        shown: dict[str, Any] = {name: text, **({THOUGHT: thought} if thought else {})}
+        for field_name, said in shown.items():
             self._say(field_name, said)
         if others:
             self._keep(OTHERS, others)
-            told[OTHERS] = others
-        return told
+            shown[OTHERS] = others
+        return shown
 
     def _say(self, name: str, text: str) -> None:
         texts = self._texts.get(name)
@@ -179,7 +178,7 @@ class _Choice:
         self.length += 1
 
     def _add_call(self, position: int, given: dict[str, Any]) -> dict[str, Any]:
-        """Takes a piece of a tool call. Returns it as a client is told it."""
+        """Takes a piece of a tool call. Returns it as a client is sent it."""
         function: Any = given.get("function")
         if not isinstance(function, dict):
             function = {} if "custom" in given else given

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from breakwater.contracts.api import CallOptions, ChatCompletionRequest
 from breakwater.contracts.job import Job
-from breakwater.policy.chat_messages import objects, told
+from breakwater.policy.chat_messages import normalized, objects
 from breakwater.policy.finish import is_end
 
 
@@ -134,12 +134,15 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
     Args:
         result: a `Result`, as JSON.
     """
-    response, told = cast(dict[str, Any], result.get("response") or {}), partial(_told, str(result["execution_id"]))
+    response, choice_of = (
+        cast(dict[str, Any], result.get("response") or {}),
+        partial(_completed, str(result["execution_id"])),
+    )
     if isinstance(response.get("choices"), list):
         return {
             "object": "chat.completion",
             **response,
-            "choices": [told(number, one) for number, one in enumerate(objects(response["choices"]))],
+            "choices": [choice_of(number, one) for number, one in enumerate(objects(response["choices"]))],
         }
     choices = cast(list[Mapping[str, Any]], result.get("choices") or [{"index": 0, **result}])
     usage = _usage(result)
@@ -148,15 +151,15 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
         "object": "chat.completion",
         "created": int(datetime.fromisoformat(result["completed_at"]).timestamp()),
         "model": result.get("chosen_model") or result.get("requested_model") or result["agent"],
-        "choices": [told(choice["index"], _choice(choice)) for choice in choices],
+        "choices": [choice_of(choice["index"], _choice(choice)) for choice in choices],
         **({} if usage is None else {"usage": usage}),
     }
 
 
-def _told(execution_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
+def _completed(execution_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
     given, message = choice.get("index"), choice.get("message")
     index = given if isinstance(given, int) else number
-    message = told(cast(dict[str, Any], message) if isinstance(message, dict) else {}, execution_id, index)
+    message = normalized(cast(dict[str, Any], message) if isinstance(message, dict) else {}, execution_id, index)
     reason = choice.get("finish_reason")
     if not is_end(reason):
         reason = finish_reason_of(None, called=bool(message.get("tool_calls")))

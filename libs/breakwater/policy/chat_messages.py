@@ -70,8 +70,8 @@ def made_call_id(seed: str, choice: int, number: int) -> str:
     return f"call_{hashlib.md5(f'{seed}:{choice}:{number}'.encode(), usedforsecurity=False).hexdigest()[:24]}"
 
 
-def told(message: Mapping[str, Any], seed: str, choice: int) -> dict[str, Any]:
-    """A whole message as a client is told it: content is a text, arguments are texts, each call has an id of its own.
+def normalized(message: Mapping[str, Any], seed: str, choice: int) -> dict[str, Any]:
+    """A whole message as a client is sent it: content is a text, arguments are texts, each call has an id of its own.
 
     Args:
         message: as it came.
@@ -85,11 +85,13 @@ def told(message: Mapping[str, Any], seed: str, choice: int) -> dict[str, Any]:
         shown |= {name: value for name, value in ((THOUGHT, thinking), (OTHERS, others)) if value}
     if "tool_calls" in message:
         calls, ids = objects(message["tool_calls"]), set[str]()
-        shown["tool_calls"] = [_told_call(call, ids, seed, choice, number) for number, call in enumerate(calls)] or None
+        shown["tool_calls"] = [
+            _normalized_call(call, ids, seed, choice, number) for number, call in enumerate(calls)
+        ] or None
     return shown
 
 
-def _told_call(call: dict[str, Any], ids: set[str], seed: str, choice: int, number: int) -> dict[str, Any]:
+def _normalized_call(call: dict[str, Any], ids: set[str], seed: str, choice: int, number: int) -> dict[str, Any]:
     own = call_id(call.get("id"))
     if own is None or own in ids:
         own = made_call_id(seed, choice, number)

@@ -35,7 +35,7 @@ class Streaming:
     answer: Assembly = field(default_factory=Assembly)
 
     async def put(self, chunks: Sequence[Chunk]) -> None:
-        """Passes on what has come, as a client is told it."""
+        """Passes on what has come, as a client is sent it."""
         await self.take([self.answer.add(chunk) for chunk in chunks])
 
 

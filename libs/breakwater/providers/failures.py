@@ -25,6 +25,8 @@ MAX_ERROR_TEXT = 16_000
 _MAX_PAGE_TEXT = 300
 _MAX_PAGE = 4_000
 _MAX_CODE = 200
+_SHORT = 320
+"""Bytes of JSON that can't be nested deeper than all who read it on the way take, with what holds it: 200 levels."""
 
 _STATUS_BY_NAME = {
     # Anthropic's types
@@ -161,8 +163,8 @@ def read_json(payload: bytes) -> Any:
             found = orjson.loads(payload.decode(encoding))
         except ValueError as other:
             raise ValueError("is not JSON") from other
-    # Counting is quick, and nearly always enough.
-    if payload.count(b"{") + payload.count(b"[") > MAX_DEPTH and (flaw := flaw_of(found)) is not None:
+    # Most events are short, and counting is quick.
+    if len(payload) > _SHORT and payload.count(b"{") + payload.count(b"[") > MAX_DEPTH and (flaw := flaw_of(found)):
         raise ValueError(flaw)
     return found
 

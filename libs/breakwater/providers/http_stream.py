@@ -126,9 +126,9 @@ def _chunks(events: EventReader, reader: StreamReader, piece: bytes) -> Iterator
 
 def _parsed(data: bytes) -> dict[str, Any]:
     try:
-        event: Any = read_json(data)
+        event: dict[str, Any] = read_json(data) or {}
     except ValueError as error:
         raise UnusableAnswerError(f"an event of the stream {error}") from error
-    if event and not isinstance(event, dict):
+    if type(event) is not dict:
         raise UnusableAnswerError("an event of the stream is not a JSON object")
-    return cast(dict[str, Any], event or {})
+    return event
