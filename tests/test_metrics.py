@@ -386,7 +386,7 @@ def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
 def test_the_documented_metrics_are_those_that_are_served() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(["m"], registry)
-    metrics.attempt(attempt(input_tokens=1, cost=1))
+    metrics.attempt(attempt(input_tokens=1, cost=1, usage_problem="the total is 1"))
     metrics.attempt(attempt("short_circuited", "breaker_open"))
     metrics.breaker_service_alive(True)
     metrics.began("writer")

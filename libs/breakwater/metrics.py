@@ -142,6 +142,8 @@ class WorkerMetrics:
         self._tokens = counter("tokens_total", "Tokens that providers reported.", "agent", "model", "direction")
         what = "Known costs of calls, estimated ones among them."
         self._cost = counter("cost_usd_total", what, "agent", "model")
+        what = "Calls whose reported usage can't be true, or can't be priced."
+        self._usage_problems = counter("usage_problems_total", what, "provider")
         what = "Cost of calls that did not give the answer."
         self._wasted_cost = counter("wasted_cost_usd_total", what, "agent", "cause")
         self._retries = counter("retries_total", "Attempts that repeated a failed one, by its error.", *by_call)
@@ -170,6 +172,8 @@ class WorkerMetrics:
             self._tokens[agent, model, "input"].inc(attempt.input_tokens)
         if attempt.output_tokens is not None:
             self._tokens[agent, model, "output"].inc(attempt.output_tokens)
+        if attempt.usage_problem is not None:
+            self._usage_problems[(attempt.provider,)].inc()
         if attempt.cost is not None:
             self._cost[agent, model].inc(attempt.cost / NANO_PER_USD)
 

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Protocol
 
 from breakwater.config import Config, ModelSettings
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.price import Price, Usage, max_output_of
+from breakwater.policy.price import Cost, InputSize, Rates, Tariff, max_output_of
+from breakwater.policy.usage import Usage
 from breakwater.providers.base import LocalSettings
 
 if TYPE_CHECKING:
-    from genai_prices.types import ModelInfo, Provider, TieredPrices
-
-    Rate = Decimal | TieredPrices | None
+    from genai_prices.types import ModelInfo, ModelPrice, TieredPrices
 
 
 class Pricing(Protocol):
     """The prices of one model."""
 
-    def cost(self, usage: Usage) -> int | None:
-        """What a call costs in nano-dollars; None where its usage was not reported."""
+    def cost(self, usage: Usage) -> Cost | None:
+        """What a call costs; None where its usage was not reported."""
         ...
 
-    def worst_case(self, input_tokens: int, max_tokens: int) -> int | None:
-        """The most that a call can cost in nano-dollars, by a high estimate of its input."""
+    def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int | None:
+        """The most that a call can cost in nano-dollars, by a high estimate of its input, and what that is."""
         ...
 
 
 def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
     """The prices of a model: the config's own, else those of the price list; None where it has none."""
     settings, serving = config.models.get(model), config.providers.get(provider)
-    own = None if settings is None else settings.price
+    own = None if settings is None or settings.price is None else settings.price.tariff()
     if isinstance(serving, LocalSettings):
         # Never from the list: a program's name may happen to be that of a model in it.
         return own if serving.cost_per_call_usd is None else _PerCall(serving.cost_per_call_usd, own)
@@ -66,79 +65,105 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
     return f"no call is ever made under the hard cap: {'; '.join(why)}"
 
 
+def long_inputs_cost_more(model: str, settings: ModelSettings) -> int | None:
+    """Above how many tokens of input the price list has other prices of a model, where the config's own has none."""
+    listed = None if settings.price is None or settings.price.tiers else _find(model, settings)
+    steps = () if listed is None else listed.tariff(datetime.now(UTC)).standard.steps.get("input", ())
+    return next((above for above, _ in steps if above > 0), None)
+
+
 @dataclass(frozen=True, slots=True)
 class _PerCall:
     """A program that is said to cost so much for each call, whatever it uses."""
 
     cost_per_call: int
-    own: Price | None
+    own: Tariff | None
 
-    def cost(self, usage: Usage) -> int | None:
+    def cost(self, usage: Usage) -> Cost | None:
         return None if self.own is None else self.own.cost(usage)
 
-    def worst_case(self, input_tokens: int, max_tokens: int) -> int:
-        del input_tokens, max_tokens
+    def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int:
+        del input_tokens, max_tokens, asked
         return self.cost_per_call
+
+
+_KEYS = {
+    "input": "input_mtok",
+    "output": "output_mtok",
+    "cached": "cache_read_mtok",
+    "cache_write": "cache_write_mtok",
+    "cache_write_1h": "cache_write_1h_mtok",
+    "input_audio": "input_audio_mtok",
+    "input_image": "input_image_mtok",
+    "input_video": "input_video_mtok",
+    "reasoning": "output_reasoning_mtok",
+    "citation": "output_citation_mtok",
+    "output_audio": "output_audio_mtok",
+    "output_image": "output_image_mtok",
+    "output_video": "output_video_mtok",
+}
+_LONGEST_CALL = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    provider: Provider
     info: ModelInfo
 
-    def cost(self, usage: Usage) -> int | None:
-        from genai_prices import Usage as Counts
+    def cost(self, usage: Usage) -> Cost | None:
+        tariff = self.tariff(datetime.now(UTC), usage.terms)
+        return tariff.cost(usage) if _sells_tokens(tariff) else None
 
-        if usage.input_tokens is None or usage.output_tokens is None:
+    def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int | None:
+        now = datetime.now(UTC)
+        # Some cost more at some hours, and a call may end in another than it began in.
+        moments = (now, now + _LONGEST_CALL) if isinstance(self.info.prices, list) else (now,)
+        tariffs = [self.tariff(moment) for moment in moments]
+        if not all(map(_sells_tokens, tariffs)):
             return None
-        # The list refuses parts that are more than the whole; some providers report such.
-        cached = min(usage.cached_tokens or 0, usage.input_tokens)
-        counts = Counts(
-            input_tokens=usage.input_tokens,
-            cache_read_tokens=cached,
-            cache_write_tokens=min(usage.cache_write_tokens or 0, usage.input_tokens - cached),
-            output_tokens=usage.output_tokens,
-            output_reasoning_tokens=min(usage.reasoning_tokens or 0, usage.output_tokens),
-        )
-        found = self.info.calc_price(counts, self.provider)
-        if found.model_price.input_mtok is None or found.model_price.output_mtok is None:
-            return None  # sold by the hour or the page; the list would say that its tokens are free
-        return int((found.total_price * NANO_PER_USD).quantize(Decimal(1), ROUND_HALF_UP))
+        return max(tariff.worst_case(input_tokens, max_tokens, asked) or 0 for tariff in tariffs)
 
-    def worst_case(self, input_tokens: int, max_tokens: int) -> int | None:
-        from genai_prices.types import calc_unit_price
-
-        prices = self.info.get_prices(datetime.now(UTC))
-
-        def is_dearer(part: Rate, whole: Rate) -> bool:
-            return calc_unit_price(part, 1, input_tokens, 1) > calc_unit_price(whole, 1, input_tokens, 1)
-
-        # A provider may put the whole input into its cache by itself, and may charge more for that.
-        written = is_dearer(prices.cache_write_mtok, prices.input_mtok)
-        cached = not written and is_dearer(prices.cache_read_mtok, prices.input_mtok)
-        thought = is_dearer(prices.output_reasoning_mtok, prices.output_mtok)
-        return self.cost(
-            Usage(
-                input_tokens,
-                max_tokens,
-                cached_tokens=input_tokens if cached else 0,
-                cache_write_tokens=input_tokens if written else 0,
-                reasoning_tokens=max_tokens if thought else 0,
-            )
-        )
+    def tariff(self, at: datetime, terms: Sequence[str] = ()) -> Tariff:
+        """The prices at a moment, and those on such of the terms as the list knows."""
+        known = {
+            term: _rates(self.info.get_prices(at, variant.when))
+            for term in terms
+            for variant in self.info.price_variants or ()
+            if tuple(variant.when.values()) == (term,)
+        }
+        return Tariff(_rates(self.info.get_prices(at)), known)
 
 
-def _find(model: str, settings: ModelSettings | None) -> Pricing | None:
+def _sells_tokens(tariff: Tariff) -> bool:
+    """Not so what is sold by the hour or the page; the list would say that its tokens are free."""
+    return {"input", "output"} <= tariff.standard.steps.keys()
+
+
+def _rates(prices: ModelPrice) -> Rates:
+    steps = {kind: _steps(rate) for kind, key in _KEYS.items() if (rate := getattr(prices, key)) is not None}
+    return Rates(steps, _steps(prices.requests_kcount or Decimal(0))[0][1] // 1000)
+
+
+def _steps(rate: Decimal | TieredPrices) -> list[tuple[int, int]]:
+    if isinstance(rate, Decimal):
+        return [(-1, _nano(rate))]
+    return [(-1, _nano(rate.base)), *((tier.start, _nano(tier.price)) for tier in rate.tiers)]
+
+
+def _nano(usd: Decimal) -> int:
+    return int((usd * NANO_PER_USD).quantize(Decimal(1), ROUND_HALF_UP))
+
+
+def _find(model: str, settings: ModelSettings | None) -> _Listed | None:
     # A second to import, so only for a model that the config does not price.
     from genai_prices.data_snapshot import get_snapshot
 
     prices = get_snapshot()
     for name, provider_id in _names(model, settings):
         try:
-            provider, info = prices.find_provider_model(name, None, provider_id, None)
+            _, info = prices.find_provider_model(name, None, provider_id, None)
         except LookupError:
             continue
-        return _Listed(provider, info)
+        return _Listed(info)
     return None
 
 

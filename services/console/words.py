@@ -174,7 +174,7 @@ def waste_cause(cause: str) -> str:
 
 _COST_BASES = {
     "billed": "billed: the usage that providers reported, at their prices",
-    "estimated": "estimated: calls without a reported usage count at their worst case",
+    "estimated": "estimated: of at least one call no usage was reported, or none that can be true and priced",
     "unknown": "unknown in part: at least one call has no known price, or no known usage",
 }
 

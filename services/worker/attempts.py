@@ -397,7 +397,7 @@ def request_for(
         cause=at.cause_of_next(target.model),
         started_at=job.now(),
         backoff_ms=at.backoff_ms,
-        reserved=None if target.pricing is None else target.pricing.worst_case(input_tokens, output_tokens),
+        reserved=None if target.pricing is None else target.pricing.worst_case(input_tokens, output_tokens, size),
         input_tokens=None if worker.config.is_local(target.provider) else input_tokens,
         dropped_messages=dropped,
         max_tokens=limit,

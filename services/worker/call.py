@@ -33,8 +33,9 @@ from breakwater.policy.classify import (
     without_text,
 )
 from breakwater.policy.output import Invalid, Valid
-from breakwater.policy.price import Usage, estimate_input_tokens, limited, size_of_messages, usage_problem
-from breakwater.providers.base import Answer, Call, CallFailed
+from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
+from breakwater.policy.usage import Usage, credible
+from breakwater.providers.base import Answer, Call, CallFailed, fields
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
 from services.worker.cancelling import JobCancelled
@@ -313,25 +314,24 @@ def _spent(
         usage: as it was reported.
         cost: the same.
         maybe_billed: it may have cost something.
-        part: what an answer has used that broke off, by what came of it.
+        part: the same, with estimates of what can't be read of it: by what came of an answer.
     """
-    problem = None if usage is None else usage_problem(usage)
-    if problem is not None:
-        usage = None
+    problem = None if usage is None else usage.problem
     pricing = worker.targets.of(job.agent_name, flight.model).pricing
-    if cost is None and usage is not None and pricing is not None:
-        cost = pricing.cost(usage)
-        if cost is not None and cost > MAX_COUNTED:
-            problem, usage, cost = "more was reported than can be counted at the price of the model", None, None
+    if cost is None and usage is not None and pricing is not None and (found := pricing.cost(usage)) is not None:
+        if found.nano <= MAX_COUNTED:
+            problem = problem or found.doubt
+            return CallCost(found.nano, "billed" if problem is None else "estimated", usage, problem)
+        problem = "more was reported than can be counted at the price of the model"
     if cost is None:
         usage = part or usage
     if maybe_billed:
         usage = _with_estimates(flight, usage)
     if cost is not None:
         return CallCost(cost, "billed", usage, problem)
-    if part is not None and pricing is not None and (estimate := pricing.cost(part)) is not None:
-        cost = estimate if flight.reserved is None else min(estimate, flight.reserved)
-        return CallCost(cost, "estimated", part, problem)
+    if part is not None and pricing is not None and (found := pricing.cost(part)) is not None:
+        estimate = found.nano if flight.reserved is None else min(found.nano, flight.reserved)
+        return CallCost(estimate, "estimated", part, problem)
     return replace(spent_at_most(flight) if maybe_billed else NO_COST, usage=usage, usage_problem=problem)
 
 
@@ -342,12 +342,17 @@ def _answered(
     started_at: datetime,
     answer: Answer,
 ) -> Ended:
-    spent = _spent(worker, job, flight, answer.usage, answer.cost, maybe_billed=True)
-    if spent.usage is not None and spent.usage.output_tokens is None:
-        target = worker.targets.of(job.agent_name, flight.model)
-        said = [choice.output for choice in answer.choices] or [answer.output]
-        # The cost stays what it may have been at most: a model may have thought more than it said.
-        spent = replace(spent, usage=_with_estimates(flight, spent.usage, target, said))
+    used, part = credible(answer.usage), None
+    unread = used.output_tokens is None
+    if flight.input_tokens is not None:
+        if used.output_tokens == 0 and answer.output:
+            problem = "0 output tokens were reported for an answer that says something"
+            used = replace(used, output_tokens=None, problem="; ".join(filter(None, (used.problem, problem))))
+        if None in (used.input_tokens, used.output_tokens):
+            part = _with_estimates(flight, used, worker.targets.of(job.agent_name, flight.model), _said(answer))
+    # Without a word of its output a call costs what it may have cost at most: a model may think more than it says.
+    spent = _spent(worker, job, flight, used, answer.cost, maybe_billed=True, part=None if unread else part)
+    spent = replace(spent, usage=part or used)
 
     attempt = partial(attempt_of, job, flight, started_at, spent=spent, finish_reason=answer.finish_reason)
 
@@ -381,17 +386,25 @@ def _answered(
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
 
-def _part(flight: InFlight, target: Target, stream: AttemptStream | None, reported: Usage | None) -> Usage | None:
-    """What an answer has used that broke off: what is reported, and an estimate of what is not, by what came of it.
+def _said(answer: Answer) -> list[JsonValue | Message]:
+    """All that a model said and showed of its thoughts."""
+    response = answer.response or {}
+    choices, content = response.get("choices"), response.get("content")
+    if isinstance(choices, list):
+        return [dict(fields(fields(choice).get("message"))) for choice in choices]
+    return [{"content": answer.output if content is None else content}]
 
-    None where nothing had come of one.
+
+def _part(flight: InFlight, target: Target, stream: AttemptStream | None, reported: Usage | None) -> Usage | None:
+    """What an answer has used that broke off, by what came of it; None where nothing had come of one.
+
+    What was reported so far counts where it is more.
     """
     if stream is None or not stream.begun:
         return None
-    said = stream.streaming.answer.messages().values()
-    if reported is not None:
-        reported = None if usage_problem(reported) else replace(reported, output_tokens=None)
-    return _with_estimates(flight, reported, target, said)
+    said, so_far = stream.streaming.answer.messages().values(), credible(reported or Usage(None, None))
+    part = _with_estimates(flight, replace(so_far, output_tokens=None), target, said)
+    return replace(part, output_tokens=max(part.output_tokens or 0, so_far.output_tokens or 0) or None)
 
 
 def _with_estimates(
@@ -399,7 +412,7 @@ def _with_estimates(
     usage: Usage | None,
     target: Target | None = None,
     said: Iterable[JsonValue | Message] = (),
-) -> Usage | None:
+) -> Usage:
     """What a call has used: as it was reported, and an estimate of what was not.
 
     A program is no model: what it reads and writes need not have been tokens of one.
@@ -410,9 +423,9 @@ def _with_estimates(
         target: the model, where something has come of an answer.
         said: all that came of it.
     """
+    usage = usage or Usage(None, None)
     if flight.input_tokens is None:
         return usage
-    usage = usage or Usage(None, None)
     if usage.input_tokens is None:
         usage = replace(usage, input_tokens=flight.input_tokens)
     if usage.output_tokens is None and target is not None:
@@ -454,7 +467,10 @@ def _failed(
     )
     if failure.kind == "timeout" and timeout_s < job.agent.timeout_s:
         counted = False  # the job's own deadline cut it short, which says nothing of the model
-    spent = _spent(worker, job, flight, failed.usage, failed.cost, maybe_billed=failed.maybe_billed, part=part)
+    of_model = flight.input_tokens is not None
+    broke_off = of_model and part is not None and failed.finish_reason is None  # what was reported is not all yet
+    used = None if failed.usage is None or broke_off else credible(failed.usage)
+    spent = _spent(worker, job, flight, used, failed.cost, maybe_billed=failed.maybe_billed, part=part)
     # The identity of the error is that of what is kept of it: two errors that differ in a secret are the same.
     said: str | None = None
     if worker.keeps_error_texts(job.agent):

@@ -225,6 +225,24 @@ def test_config_check_warns_of_models_that_go_elsewhere_and_calls_that_no_cap_ha
     ]
 
 
+def test_config_check_warns_of_a_price_that_leaves_out_what_long_inputs_cost(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+
+    def warned(tiers: str) -> list[str]:
+        file.write_text(
+            "providers: {google: {base_url: 'http://127.0.0.1:1'}}\nagents: {a: {model: google/gemini-2.5-pro}}\n"
+            "models:\n  google/gemini-2.5-flash: {price: {input_usd_per_mtok: 1, output_usd_per_mtok: 2}}\n"
+            f"  google/gemini-2.5-pro: {{price: {{input_usd_per_mtok: 1, output_usd_per_mtok: 2{tiers}}}}}\n"
+        )
+        return run("config", "check", str(file), "--json").json["warnings"]
+
+    assert warned("") == [
+        "models.google/gemini-2.5-pro.price: has one price, and the price list others above 200,000 tokens of input; "
+        "set price.tiers with above_tokens: 200000"
+    ]
+    assert warned(", tiers: [{above_tokens: 200000, input_usd_per_mtok: 2, output_usd_per_mtok: 3}]") == []
+
+
 def test_config_check_warns_of_alerts_that_nobody_would_get(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
 

@@ -35,6 +35,7 @@ from tests.docs.markdown import (
     rows,
     section,
 )
+from tests.policy import usage_table
 from tests.sdks.__main__ import CLIENTS, version
 from tests.services.worker.error_table import ROWS
 
@@ -154,6 +155,11 @@ def test_the_table_of_failures_is_the_one_that_is_walked_through_the_plane() -> 
     assert rows(ROOT / "docs" / "failures.md", "a call ends in") == [
         (row.name, f"`{row.kind}`", row.again, yes[row.counted], row.cost) for row in ROWS
     ]
+
+
+def test_the_table_of_what_providers_report_is_the_one_that_is_tested() -> None:
+    table = "\n".join(map(str, usage_table.ROWS))
+    assert f"|---|---|---|---|---|\n{table}\n\n" in (ROOT / "docs" / "costs.md").read_text()
 
 
 def test_the_table_of_sdks_is_of_the_versions_that_are_pinned() -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from breakwater.policy.budget import Caps
-from breakwater.policy.price import MAX_USAGE, Price, Usage, max_output_of, max_tokens_of, usage_problem
+from breakwater.policy.price import Cost, Price, max_output_of, max_tokens_of
 from breakwater.policy.record import totals
+from breakwater.policy.usage import MAX_USAGE, Usage, credible
 from tests.contracts.test_messages import attempt
 
 TOKENS = st.integers(0, 10_000_000)
@@ -34,19 +35,20 @@ def test_a_cost_is_exact_to_the_nano_dollar(
     exact = (
         Decimal(input_tokens - cached) * input_price + Decimal(cached) * cached_price + Decimal(output) * output_price
     ) / 1_000_000
-    got = price(input_price, output_price, cached_price).cost(Usage(input_tokens, output, cached))
-    assert got == int(exact.quantize(Decimal(1), ROUND_HALF_UP))
+    got = price(input_price, output_price, cached_price).tariff().cost(Usage(input_tokens, output, cached))
+    assert got is not None
+    assert got.nano == int(exact.quantize(Decimal(1), ROUND_HALF_UP))
 
 
 def test_cached_tokens_cost_their_own_price_and_the_full_one_where_there_is_none() -> None:
     usage = Usage(1_000_000, 0, 400_000)
-    assert price(2_000, 0, 500).cost(usage) == 600_000 * 2_000 // 10**6 + 400_000 * 500 // 10**6
-    assert price(2_000, 0).cost(usage) == 2_000
+    assert price(2_000, 0, 500).tariff().cost(usage) == Cost(600_000 * 2_000 // 10**6 + 400_000 * 500 // 10**6)
+    assert price(2_000, 0).tariff().cost(usage) == Cost(2_000)
 
 
 @pytest.mark.parametrize("usage", [Usage(None, 5), Usage(5, None), Usage(None, None)])
 def test_what_is_not_known_costs_none_and_not_zero(usage: Usage) -> None:
-    assert price(1, 1).cost(usage) is None
+    assert price(1, 1).tariff().cost(usage) is None
 
 
 @given(TOKENS, TOKENS, PRICES, PRICES, PRICES)
@@ -55,7 +57,9 @@ def test_the_worst_case_has_all_of_the_input_at_the_dearer_of_its_prices(
 ) -> None:
     written = price(input_price, output_price).model_copy(update={"cache_write_usd_per_mtok": write_price})
     dearer = price(max(input_price, write_price), output_price)
-    assert written.worst_case(tokens, output) == dearer.cost(Usage(tokens, output))
+    most = dearer.tariff().cost(Usage(tokens, output))
+    assert most is not None
+    assert written.tariff().worst_case(tokens, output) == most.nano
 
 
 def test_the_output_limit_is_the_requests_own_where_it_has_one() -> None:
@@ -85,12 +89,13 @@ def test_the_most_that_a_call_may_answer_has_its_choices_and_its_thinking(params
 @pytest.mark.parametrize("name", ["input", "output", "cached", "cache_write", "reasoning"])
 def test_more_tokens_than_a_call_can_have_are_not_credible(name: str) -> None:
     usual = Usage(1, 2, 3, 4, 5)
-    assert usage_problem(Usage(None, None)) is None
-    assert usage_problem(replace(usual, **{f"{name}_tokens": MAX_USAGE})) is None
+    assert credible(Usage(None, None)) == Usage(None, None)
+    assert credible(most := replace(usual, **{f"{name}_tokens": MAX_USAGE})) is most
     for tokens, shown in ((MAX_USAGE + 1, "1.00e+8"), (10**15, "1.00e+15"), (10**400, "1.00e+400")):
-        problem = usage_problem(replace(usual, **{f"{name}_tokens": tokens}))
-        assert problem is not None
-        assert problem.startswith(f"{shown} {name.replace('_', ' ')} tokens were reported")
+        told = credible(replace(usual, **{f"{name}_tokens": tokens}))
+        assert told == Usage(None, None, problem=told.problem)
+        assert told.problem is not None
+        assert told.problem.startswith(f"{shown} {name.replace('_', ' ')} tokens were reported")
 
 
 def test_an_amount_in_the_config_is_what_the_person_wrote() -> None:

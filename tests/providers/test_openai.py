@@ -8,7 +8,7 @@ from aiohttp import web
 
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid
-from breakwater.policy.price import Usage
+from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Streaming
 from breakwater.providers.openai import ChatCompletions, OpenAISettings
 from breakwater.secret_refs import SecretRef
@@ -58,7 +58,10 @@ async def test_usage_that_is_not_reported_is_unknown() -> None:
             Usage(5, 7, cached_tokens=3, reasoning_tokens=6),
         ),
         ({"prompt_tokens": 5.0, "completion_tokens": 10**30}, Usage(5, int(1e30))),
-        ({"prompt_tokens": -5, "completion_tokens": 0.5}, Usage(None, None)),
+        (
+            {"prompt_tokens": -5, "completion_tokens": 0.5},
+            Usage(None, 1, problem="prompt_tokens is no number of tokens"),
+        ),
         (
             {"prompt_tokens": 5, "completion_tokens": 0, "prompt_tokens_details": None},
             Usage(5, 0),

@@ -18,8 +18,8 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import Classification, classify
-from breakwater.policy.price import Usage
 from breakwater.policy.redact import RedactionRules
+from breakwater.policy.usage import Usage
 from breakwater.providers import child as child_module
 from breakwater.providers.base import Answer, CallFailed, Provider
 from breakwater.providers.process import ProcessProvider, ProcessSettings

@@ -141,7 +141,7 @@ def apply(
 
 def warnings(config: Config) -> tuple[str, ...]:
     """Settings that are valid, and probably a mistake."""
-    from breakwater.pricing import unaffordable
+    from breakwater.pricing import long_inputs_cost_more, unaffordable
 
     every = {f"agents.{name}.budget": agent.budget for name, agent in config.agents.items()}
     found: list[str] = []
@@ -155,6 +155,12 @@ def warnings(config: Config) -> tuple[str, ...]:
         found += (f"agents.{name}: {problem}" for problem in _about_models(config, agent))
         if (why := unaffordable(config, name)) is not None:
             found.append(f"agents.{name}: {why}")
+    for model, settings in config.models.items():
+        if (above := long_inputs_cost_more(model, settings)) is not None:
+            found.append(
+                f"models.{model}.price: has one price, and the price list others above {above:,} tokens of input; "
+                f"set price.tiers with above_tokens: {above}"
+            )
     if len(set(config.encryption.keys)) < len(config.encryption.keys):
         found.append("encryption.keys: the same key stands there twice")
     return (*found, *_about_alerts(config.alerts))

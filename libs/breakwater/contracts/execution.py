@@ -141,7 +141,7 @@ class Attempt(Event):
     reasoning_tokens: Count | None = Field(default=None, description="Part of the output tokens.")
     usage_problem: str | None = Field(
         default=None,
-        description="Why the usage that was reported is not credible. Its tokens and its cost are estimated then.",
+        description="What of the usage that was reported can't be true, or has no price. The cost is an estimate then.",
     )
     finish_reason: FinishReason = None
     first_token_ms: Count | None = Field(

@@ -16,12 +16,13 @@ from breakwater.policy.chat_messages import (
     parts_of,
 )
 from breakwater.policy.finish import INTERRUPTED, finish_reason, is_end
+from breakwater.policy.usage import highest
 
 Chunk = Mapping[str, Any]
 
 OBJECT = "chat.completion.chunk"
 
-_NOT_HEAD = frozenset({"choices", "object"})
+_NOT_HEAD = frozenset({"choices", "object", "usage"})
 _NOT_MORE = frozenset({"index", "delta", "message"})
 _PIECE = frozenset({"index", "function"})
 _OF_CALL = frozenset({"index", "id", "type", "function", "name", "arguments"})
@@ -54,6 +55,8 @@ class Assembly:
         for name, value in chunk.items():
             if value is not None and name not in _NOT_HEAD:
                 head[name] = value
+        if (usage := chunk.get("usage")) is not None:
+            head["usage"] = highest(head.get("usage"), usage)
         given: Any = chunk.get("choices")
         parts: list[dict[str, Any]] = given if isinstance(given, list) else []
         sent: list[dict[str, Any]] = []

@@ -14,9 +14,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from decimal import Decimal
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, cast
 
 import orjson
@@ -24,81 +24,212 @@ from pydantic import Field, JsonValue
 
 from breakwater.contracts.types import Message, UsdAmount
 from breakwater.policy.file_parts import FILES, IMAGES, SOUND_AND_FILM, content_of, payload_of
+from breakwater.policy.usage import Usage
 
 TOKENS_PER_PRICE = 1_000_000
 
 
-class Price(Message):
-    """Prices of a model in USD per million tokens."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Tokens that may have a price of their own.
 
-    input_usd_per_mtok: UsdAmount
-    output_usd_per_mtok: UsdAmount
-    cached_input_usd_per_mtok: UsdAmount | None = Field(default=None, description="By default the input price.")
-    cache_write_usd_per_mtok: UsdAmount | None = Field(default=None, description="By default the input price.")
+    Attributes:
+        whole: `input` or `output`, of which they are a part.
+        percent: of its price they are taken to cost where theirs is not known.
+        certain: providers charge just that, so it is no estimate.
+    """
 
-    def cost(self, usage: Usage) -> int | None:
-        """What a call costs, rounded half up once to whole nano-dollars. None where its usage is unknown."""
+    whole: str
+    percent: int = 100
+    certain: bool = True
+
+
+KINDS: Mapping[str, Kind] = {
+    "cached": Kind("input"),
+    "cache_write": Kind("input", 125, certain=False),
+    "cache_write_1h": Kind("input", 200, certain=False),
+    "input_audio": Kind("input", 1600, certain=False),
+    "input_image": Kind("input"),
+    "input_video": Kind("input"),
+    "input_other": Kind("input", 500, certain=False),
+    "reasoning": Kind("output"),
+    "citation": Kind("output"),
+    "output_audio": Kind("output", 1000, certain=False),
+    "output_image": Kind("output", 2000, certain=False),
+    "output_video": Kind("output", 200, certain=False),
+    "output_other": Kind("output", 500, certain=False),
+}
+"""Makers count images and film that they are sent as any input. The percentages are about the highest that the price
+list has of chat models, of caches Anthropic's."""
+
+_TERMS = {"flex": 100, "batch": 100, "scale": 100, "reserved": 100, "provisioned_throughput": 100, "us": 110}
+"""Percent of the standard price for terms that cost no more, were paid before, or add a fixed share."""
+_OTHER_TERMS = 250
+"""The most that the price list has, for OpenAI's `priority`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a call costs.
+
+    Attributes:
+        nano: nano-dollars.
+        doubt: what no price is known for, so that it is an estimate.
+    """
+
+    nano: int
+    doubt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Prices of a model in nano-dollars per million tokens.
+
+    Attributes:
+        steps: by kind, `input` and `output` among them, the price above so many tokens of input, the lowest first.
+            None where none is known.
+        per_call: nano-dollars beside the tokens.
+    """
+
+    steps: Mapping[str, Sequence[tuple[int, int | None]]]
+    per_call: int = 0
+
+    def _rate(self, kind: str, tokens: int) -> tuple[int, bool]:
+        """The price of a kind in a call with so much input, and whether it is known."""
+        found = [nano for above, nano in self.steps.get(kind, ()) if tokens > above]
+        if found and found[-1] is not None:
+            return found[-1], True
+        rule = KINDS[kind]
+        whole, _ = self._rate(rule.whole, tokens)
+        return -(-whole * rule.percent // 100), rule.certain
+
+    def cost(self, usage: Usage, terms: Sequence[str] = ()) -> Cost | None:
+        """What a call costs, rounded half up once to whole nano-dollars. None where its usage is unknown.
+
+        Args:
+            usage: of the call. Parts that are more than the whole count from the dearest on.
+            terms: on which it was served and which these prices are not of.
+        """
         if usage.input_tokens is None or usage.output_tokens is None:
             return None
-        cached = min(usage.cached_tokens or 0, usage.input_tokens)
-        written = min(usage.cache_write_tokens or 0, usage.input_tokens - cached)
-        plain, cached_price, write_price = (
-            self.input_usd_per_mtok,
-            self.cached_input_usd_per_mtok,
-            self.cache_write_usd_per_mtok,
-        )
-        exact = (
-            (usage.input_tokens - cached - written) * plain
-            + cached * (plain if cached_price is None else cached_price)
-            + written * (plain if write_price is None else write_price)
-            + usage.output_tokens * self.output_usd_per_mtok
-        )
-        return (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE)
+        written, hour = usage.cache_write_tokens or 0, usage.parts.get("cache_write_1h", 0)
+        parts = {
+            "cached": usage.cached_tokens or 0,
+            "reasoning": usage.reasoning_tokens or 0,
+            **usage.parts,
+            "cache_write": written - min(hour, written),
+        }
+        exact, unknown = 0, [f"the terms {term!r}" for term in terms]
+        for whole, left in (("input", usage.input_tokens), ("output", usage.output_tokens)):
+            of_whole = [(*self._rate(kind, usage.input_tokens), kind) for kind in parts if KINDS[kind].whole == whole]
+            for rate, known, kind in sorted(of_whole, reverse=True):
+                tokens = min(parts[kind], left)
+                exact, left = exact + tokens * rate, left - tokens
+                if tokens and not known:
+                    unknown.append(f"{kind.replace('_', ' ')} tokens")
+            exact += left * self._rate(whole, usage.input_tokens)[0]
+        nano = (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE) + self.per_call
+        for term in terms:
+            nano = -(-nano * _TERMS.get(term, _OTHER_TERMS) // 100)
+        return Cost(nano, f"no price is known for {' and '.join(unknown)}" if unknown else None)
 
-    def worst_case(self, input_tokens: int, max_tokens: int) -> int | None:
-        """The most that a call can cost.
+    def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize) -> int:
+        """The most that a call can cost, at the dearest of the prices that may apply."""
+        # A provider may write the whole input into its cache by itself, and charge more for that.
+        writes = "cache_write" in self.steps or asked.cache_ttl_s
+        kinds = ["input", "cached", *(["cache_write"] if writes else [])]
+        if asked.cache_ttl_s > SHORT_CACHE_S:
+            kinds.append("cache_write_1h")
+        sound = min(asked.sound_tokens, input_tokens)
+        read, heard = self._dearest(kinds, input_tokens), self._dearest([*kinds, "input_audio"], input_tokens)
+        exact = (input_tokens - sound) * read + sound * heard
+        exact += max_tokens * self._dearest(["output", "reasoning"], input_tokens)
+        return (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE) + self.per_call
+
+    def _dearest(self, kinds: Sequence[str], most: int) -> int:
+        reached = {above + 1 for steps in self.steps.values() for above, _ in steps if above < most} or {0}
+        return max(self._rate(kind, tokens)[0] for kind in kinds for tokens in reached)
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    """What a model costs: its standard rates, and those on other terms that are known."""
+
+    standard: Rates
+    on_terms: Mapping[str, Rates] = field(default_factory=dict[str, Rates])
+
+    def cost(self, usage: Usage) -> Cost | None:
+        """What a call costs. None where its usage is unknown."""
+        known = next((term for term in usage.terms if term in self.on_terms), None)
+        rates = self.standard if known is None else self.on_terms[known]
+        return rates.cost(usage, [term for term in usage.terms if term != known])
+
+    def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int | None:
+        """The most that a call can cost. Calls are made on the standard terms.
 
         Args:
             input_tokens: a high estimate.
             max_tokens: all the output that it may have.
+            asked: what it sends.
         """
-        # A provider may write the whole input into its cache by itself, and charge more for that.
-        dearer = (self.cache_write_usd_per_mtok or 0) > self.input_usd_per_mtok
-        return self.cost(Usage(input_tokens, max_tokens, cache_write_tokens=input_tokens if dearer else None))
+        return self.standard.worst_case(input_tokens, max_tokens, asked or InputSize())
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of a call as the provider reports them. None where it was not reported.
+class TokenPrices(Message):
+    """Prices in USD per million tokens. Kinds of tokens without a price of their own are estimated."""
 
-    Attributes:
-        input_tokens: all of them, those read from a cache or written to one included.
-        output_tokens: all of them, reasoning included.
-        cached_tokens: of the input, read from a cache.
-        cache_write_tokens: of the input, written to a cache.
-        reasoning_tokens: of the output.
-    """
-
-    input_tokens: int | None
-    output_tokens: int | None
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
-_COUNTS = tuple(count.name for count in fields(Usage))
-MAX_USAGE = 100_000_000
-"""Tokens. The largest models take and give a few million in one call."""
+    input_usd_per_mtok: UsdAmount
+    output_usd_per_mtok: UsdAmount
+    cached_input_usd_per_mtok: UsdAmount | None = Field(default=None, description="By default the input price.")
+    cache_write_usd_per_mtok: UsdAmount | None = Field(
+        default=None, description="By default 1.25 times the input price, as an estimate."
+    )
+    cache_write_1h_usd_per_mtok: UsdAmount | None = Field(
+        default=None, description="Of what is kept for an hour. By default twice the input price, as an estimate."
+    )
+    audio_input_usd_per_mtok: UsdAmount | None = Field(
+        default=None, description="By default 16 times the input price, as an estimate."
+    )
+    audio_output_usd_per_mtok: UsdAmount | None = Field(
+        default=None, description="By default ten times the output price, as an estimate."
+    )
 
 
-def usage_problem(usage: Usage) -> str | None:
-    """Why the usage that was reported can't be what a call used; None where it can."""
-    for name in _COUNTS:
-        tokens: int | None = getattr(usage, name)
-        if tokens is not None and tokens > MAX_USAGE:
-            what = name.replace("_", " ")
-            return f"{Decimal(tokens):.3g} {what} were reported, over {MAX_USAGE:,} are not credible for one call"
-    return None
+_PRICED = {
+    "input": "input_usd_per_mtok",
+    "output": "output_usd_per_mtok",
+    "cached": "cached_input_usd_per_mtok",
+    "cache_write": "cache_write_usd_per_mtok",
+    "cache_write_1h": "cache_write_1h_usd_per_mtok",
+    "input_audio": "audio_input_usd_per_mtok",
+    "output_audio": "audio_output_usd_per_mtok",
+}
+
+
+class TierPrices(TokenPrices):
+    """Prices of calls with a long input: of all their tokens, and not only of those above."""
+
+    above_tokens: int = Field(ge=1, description="Calls with more tokens of input have these prices.")
+
+
+class Price(TokenPrices):
+    """Prices of a model."""
+
+    tiers: tuple[TierPrices, ...] = Field(default=(), description="Prices of calls with a long input.")
+    service_tiers: dict[str, TokenPrices] = Field(
+        default_factory=dict, description="Prices where the answer says that it was served on other terms: `priority`."
+    )
+
+    def tariff(self) -> Tariff:
+        """As they are applied."""
+        tiers = [(-1, self), *sorted(((tier.above_tokens, tier) for tier in self.tiers), key=itemgetter(0))]
+        terms = {name.strip().lower(): _rates([(-1, prices)]) for name, prices in self.service_tiers.items()}
+        return Tariff(_rates(tiers), terms)
+
+
+def _rates(tiers: Sequence[tuple[int, TokenPrices]]) -> Rates:
+    steps = {kind: [(above, getattr(one, name)) for above, one in tiers] for kind, name in _PRICED.items()}
+    return Rates({kind: found for kind, found in steps.items() if any(nano is not None for _, nano in found)})
 
 
 def choices_of(params: Mapping[str, JsonValue]) -> int:
@@ -172,6 +303,8 @@ def _part(value: JsonValue, key: str) -> JsonValue:
 _LOWERCASE = b"abcdefghijklmnopqrstuvwxyz "
 _ASCII = bytes(range(128))
 _WITH_INSTRUCTIONS = ("tools", "functions", "response_format", "output_config")
+_CACHE, _HOUR = b'"cache_control"', b'"1h"'
+SHORT_CACHE_S, LONG_CACHE_S = 300, 3600
 _IN_PLAIN_TEXT = ("text/", "application/json", "application/xml")
 
 
@@ -190,6 +323,7 @@ class InputSize:
         linked_files: files that are only named, by URL or id, so that their size is not known.
         messages: of the conversation.
         tools: whether there are tools or a schema, for which providers add instructions of their own.
+        cache_ttl_s: for how long the provider is asked to keep some of it in its cache; 0 where it is not asked to.
     """
 
     lowercase: int = 0
@@ -202,6 +336,12 @@ class InputSize:
     linked_files: int = 0
     messages: int = 0
     tools: bool = False
+    cache_ttl_s: int = 0
+
+    @property
+    def sound_tokens(self) -> int:
+        """How many of its tokens may be sound; that of a file which is only named is not known."""
+        return math.ceil(self.media_bytes / BYTES_PER_MEDIA_TOKEN) + self.linked_files * LINKED_FILE_TOKENS
 
     def __add__(self, other: InputSize) -> InputSize:
         return InputSize(
@@ -215,6 +355,7 @@ class InputSize:
             linked_files=self.linked_files + other.linked_files,
             messages=self.messages + other.messages,
             tools=self.tools or other.tools,
+            cache_ttl_s=max(self.cache_ttl_s, other.cache_ttl_s),
         )
 
 
@@ -251,7 +392,10 @@ def _size_of_bytes(text: bytes, messages: int = 0) -> InputSize:
     # Deleting in C is some thirty times as fast as looking at each character.
     foreign = 0 if text.isascii() else len(text.translate(None, _ASCII))
     others = len(text.translate(None, _LOWERCASE))
-    return InputSize(lowercase=len(text) - others, signs=others - foreign, foreign=foreign, messages=messages)
+    ttl_s = 0 if _CACHE not in text else SHORT_CACHE_S if _HOUR not in text else LONG_CACHE_S
+    return InputSize(
+        lowercase=len(text) - others, signs=others - foreign, foreign=foreign, messages=messages, cache_ttl_s=ttl_s
+    )
 
 
 def _encoded(text: str) -> bytes:

@@ -13,8 +13,9 @@ from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.chat_messages import arguments_text, objects
 from breakwater.policy.finish import finish_reason
-from breakwater.policy.price import Usage, max_tokens_of
+from breakwater.policy.price import max_tokens_of
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.policy.usage import Usage, of_message
 from breakwater.providers.anthropic_stream import MessageEvents, text_of
 from breakwater.providers.base import (
     URL,
@@ -24,7 +25,6 @@ from breakwater.providers.base import (
     Provider,
     StreamReader,
     UnusableAnswerError,
-    count,
     fields,
     refused,
 )
@@ -391,19 +391,8 @@ class Messages:
         return MessageEvents(self.usage)
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
-        """Tokens; Anthropic counts those from and to the cache beside the input, here they are a part of it."""
-        reported = fields(answer.get("usage"))
-        if not reported:
-            return None
-        fresh = count(reported.get("input_tokens"))
-        read, written = (count(reported.get(f"cache_{what}_input_tokens")) for what in ("read", "creation"))
-        return Usage(
-            None if fresh is None else fresh + (read or 0) + (written or 0),
-            count(reported.get("output_tokens")),
-            cached_tokens=read,
-            cache_write_tokens=written,
-            reasoning_tokens=count(fields(reported.get("output_tokens_details")).get("thinking_tokens")),
-        )
+        """Its tokens."""
+        return of_message(answer)
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
         """The one: its text, also that of a refusal; with tool calls the assistant message.

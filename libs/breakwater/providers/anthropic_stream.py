@@ -12,7 +12,7 @@ from breakwater.policy.chat_chunks import OBJECT, Chunk
 from breakwater.policy.chat_completions import finish_reason_of
 from breakwater.policy.chat_messages import arguments_text
 from breakwater.policy.finish import INTERRUPTED, finish_reason, is_end
-from breakwater.policy.price import Usage
+from breakwater.policy.usage import Usage, highest
 from breakwater.providers.base import fields
 from breakwater.providers.failures import read_json
 
@@ -31,6 +31,7 @@ class MessageEvents:
         self.done = False
         self._usage_of = usage_of
         self._message: dict[str, Any] = {}
+        self._begun: Mapping[str, Any] = {}
         self._usage: dict[str, Any] = {}
         self._blocks: list[_Block] = []
         self._latest: dict[int, _Block] = {}
@@ -49,8 +50,9 @@ class MessageEvents:
         match event.get("type"):
             case "message_start":
                 self._message = {**fields(event.get("message"))}
+                self._begun = fields(self._message.pop("usage", None))
                 # What it says of the output is only its beginning.
-                self._usage = {**fields(self._message.pop("usage", None)), "output_tokens": None}
+                self._usage = {**self._begun, "output_tokens": None}
                 return (self._chunk({"role": "assistant", "content": ""}),)
             case "content_block_start":
                 return self._begin(_index(event), dict(fields(event.get("content_block"))))
@@ -61,8 +63,8 @@ class MessageEvents:
             case "message_delta":
                 delta = {name: value for name, value in fields(event.get("delta")).items() if value is not None}
                 self._message |= delta
-                used = fields(event.get("usage"))
-                self._usage |= {name: value for name, value in used.items() if value is not None}
+                if used := fields(event.get("usage")):
+                    self._usage = highest(highest(self._begun, self._usage), used)
                 reason = delta.get("stop_reason")
                 if not is_end(reason) or (reason := finish_reason(reason)) in INTERRUPTED:
                     return ()

@@ -13,8 +13,8 @@ from breakwater.contracts.execution import Choice
 from breakwater.contracts.types import Message, UsdAmount
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import Failure, HttpFailure
-from breakwater.policy.price import Usage
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.policy.usage import Usage
 from breakwater.secret_refs import Secret, SecretRef
 
 
@@ -284,13 +284,6 @@ def refused(text: str, param: str) -> CallFailed:
     """A request that the provider would not take; it is not made. `param`: the field at fault."""
     failure = HttpFailure(400, text, "unsupported_parameter", "invalid_request_error", param=param)
     return CallFailed(failure, maybe_billed=False)
-
-
-def count(value: Any) -> int | None:
-    """A number of tokens; None for anything else."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # also what has more than 64 bits
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def fields(value: Any) -> Mapping[str, Any]:

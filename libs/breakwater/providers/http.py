@@ -21,8 +21,8 @@ from breakwater.errors import ConfigError
 from breakwater.policy.classify import BrokenAnswer, Failure, NothingSaid, TransportFailure
 from breakwater.policy.finish import INTERRUPTED
 from breakwater.policy.known_secrets import KnownSecrets
-from breakwater.policy.price import Usage
 from breakwater.policy.redact import RedactionRules
+from breakwater.policy.usage import Usage
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     Answer,

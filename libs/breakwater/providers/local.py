@@ -16,8 +16,8 @@ from breakwater.contracts.types import MAX_COUNTED, nano_from_usd
 from breakwater.policy.chat_chunks import OBJECT
 from breakwater.policy.classify import ProgramFailure
 from breakwater.policy.known_secrets import KnownSecrets, cut
-from breakwater.policy.price import Usage
 from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Call, Streaming
 from breakwater.providers.limit import Limit
 

@@ -13,8 +13,9 @@ from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.chat_messages import OTHERS, parts_of
 from breakwater.policy.finish import finish_reason
-from breakwater.policy.price import OUTPUT_LIMITS, Usage
+from breakwater.policy.price import OUTPUT_LIMITS
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
+from breakwater.policy.usage import Usage, of_completion
 from breakwater.providers.base import (
     URL,
     ApiVersion,
@@ -23,7 +24,6 @@ from breakwater.providers.base import (
     Provider,
     StreamReader,
     UnusableAnswerError,
-    count,
     fields,
 )
 
@@ -46,10 +46,10 @@ class ChatCompletions:
     """OpenAI's chat completions: `<base_url>/chat/completions`, with the key as a bearer token."""
 
     base_url: str
-    _is_openai: bool = field(init=False, repr=False)
+    _host: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_is_openai", urlsplit(self.base_url).hostname == "api.openai.com")
+        object.__setattr__(self, "_host", urlsplit(self.base_url).hostname or "")
 
     def url(self, model: str) -> str:  # noqa: ARG002  it goes into the body
         """The same for every model."""
@@ -66,7 +66,7 @@ class ChatCompletions:
             schema = {"name": "answer", "schema": call.output_schema, "strict": call.strict_output}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         # OpenAI's reasoning models refuse the old name, which other servers know alone; it knows the new for all.
-        unknown = (*call.left_out, "max_tokens") if self._is_openai else call.left_out
+        unknown = (*call.left_out, "max_tokens") if self._host == "api.openai.com" else call.left_out
         for refused, known in (OUTPUT_LIMITS, OUTPUT_LIMITS[::-1]) if unknown else ():
             if refused in body and refused in unknown and known not in unknown:
                 limit = body.pop(refused)
@@ -82,16 +82,8 @@ class ChatCompletions:
         return _Chunks(answer)
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
-        """Tokens, those read from a cache and those spent on reasoning included in the totals."""
-        reported = fields(answer.get("usage"))
-        if not reported:
-            return None
-        return Usage(
-            count(reported.get("prompt_tokens")),
-            count(reported.get("completion_tokens")),
-            count(fields(reported.get("prompt_tokens_details")).get("cached_tokens")),
-            reasoning_tokens=count(fields(reported.get("completion_tokens_details")).get("reasoning_tokens")),
-        )
+        """Its tokens."""
+        return of_completion(answer, thinks_beside=self._host.endswith("perplexity.ai"))
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
         """All of them. Raises UnusableAnswerError."""

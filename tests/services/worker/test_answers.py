@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import partial
 from typing import Any
+
+from prometheus_client import REGISTRY
 
 from breakwater.analytics.rows import attempt_row, execution_row
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution, Result
-from breakwater.policy.price import Usage
+from breakwater.contracts.types import nano_from_usd
+from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Call
-from tests.flow.kit import COST, model
+from tests.flow.kit import COST, COST_NANO, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import ScriptedProvider
@@ -172,3 +176,45 @@ async def test_all_choices_and_tool_calls_are_returned_also_from_the_cache(start
         functions = [call["function"] for call in output["tool_calls"]]
         assert functions == [{"name": "look_up", "arguments": f'{{"id":{number}}}'} for number in (1, 2)]
     assert Result.model_validate(called).choices[1].index == 1
+
+
+REPORTED: dict[str, Usage] = {
+    "none": Usage(None, None),
+    "zeros": Usage(None, 0, problem="0 input tokens were reported"),
+    "silent": Usage(120, 0),
+    "blind": Usage(None, 40),
+    "priority": Usage(120, 40, terms=("priority",)),
+    "sound": Usage(120, 40, parts={"input_audio": 100}),
+    "lying": Usage(120, 40, problem="the parts are 160 tokens, and the total is 120"),
+}
+
+
+async def test_unknown_is_never_zero_and_what_is_doubted_is_estimated_and_counted_by_provider(
+    start_worker: StartWorker,
+) -> None:
+    said = "The harbour was quiet. " * 10
+    provider = ScriptedProvider(*[Answer(said, usage, finish_reason="stop") for usage in REPORTED.values()])
+    found: dict[str, tuple[int, str]] = {}
+    read = {"provider": "sim"}
+    before = REGISTRY.get_sample_value("breakwater_usage_problems_total", read) or 0
+    async with start_worker(
+        {"sim/m": model()}, {"a": {**AGENT, "model": "sim/m", "max_tokens": 1000}}, providers={"sim": provider}
+    ) as plane:
+        for name in REPORTED:
+            result = await plane.run({"agent": "a", "job_id": name, "prompt": "hello"})
+            [attempt] = result["attempts"]
+            found[name] = nano_from_usd(Decimal(attempt["cost"])), attempt["cost_basis"]
+            reserved = nano_from_usd(Decimal(attempt["reserved"]))
+            assert min(attempt["input_tokens"], attempt["output_tokens"]) > 0
+            doubted = name not in ("none", "blind")
+            assert (attempt["usage_problem"] is not None) == doubted, name
+    assert {basis for _, basis in found.values()} == {"estimated"}
+    assert found["none"][0] == reserved, "a model may think more than it says"
+    assert len(said) // 4 * 600 < found["zeros"][0] < reserved, "by the texts"
+    assert 120 * 150 + len(said) // 4 * 600 < found["silent"][0] <= reserved
+    assert found["blind"][0] > 40 * 600
+    assert found["priority"][0] == COST_NANO * 5 // 2
+    assert found["sound"][0] == COST_NANO + 100 * 15 * 150
+    assert found["lying"][0] == COST_NANO
+    after = REGISTRY.get_sample_value("breakwater_usage_problems_total", read)
+    assert after == before + 5

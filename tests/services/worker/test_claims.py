@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from breakwater.contracts import subjects
-from breakwater.policy.price import Usage
+from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Call
 from breakwater.state.executions import Claim
 from services.worker import handler, leases, recovery

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from breakwater.policy.breaker import BreakerKey
-from breakwater.policy.price import Usage
+from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters
 from breakwater.state.executions import Claim, ClaimLost

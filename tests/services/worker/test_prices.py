@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from breakwater.config import Config, ModelSettings
-from breakwater.policy.price import Usage, estimate_input_tokens, size_of_messages, size_of_params
+from breakwater.policy.price import Cost, InputSize, estimate_input_tokens, size_of_messages, size_of_params
+from breakwater.policy.usage import Usage
 from breakwater.pricing import pricing_of
 from services.worker.targets import Targets, token_rules
 
@@ -23,12 +24,16 @@ class PriceBook:
         self._config = Config.model_construct(models=dict(models), providers={})
 
     def cost(self, model: str, usage: Usage) -> int | None:
+        found = self.priced(model, usage)
+        return None if found is None else found.nano
+
+    def priced(self, model: str, usage: Usage) -> Cost | None:
         pricing = pricing_of(self._config, "sim", model)
         return None if pricing is None else pricing.cost(usage)
 
-    def worst_case(self, model: str, input_tokens: int, max_tokens: int) -> int | None:
+    def worst_case(self, model: str, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int | None:
         pricing = pricing_of(self._config, "sim", model)
-        return None if pricing is None else pricing.worst_case(input_tokens, max_tokens)
+        return None if pricing is None else pricing.worst_case(input_tokens, max_tokens, asked)
 
 
 LISTED = PriceBook({})
@@ -119,8 +124,8 @@ def test_what_was_not_reported_costs_none(usage: Usage) -> None:
     assert LISTED.cost("openai/gpt-4o", usage) is None
 
 
-def test_parts_that_are_more_than_the_whole_are_cut() -> None:
-    whole = LISTED.cost("anthropic/claude-sonnet-4-0", Usage(100, 10, cached_tokens=100))
+def test_parts_that_are_more_than_the_whole_are_cut_the_cheapest_first() -> None:
+    whole = LISTED.cost("anthropic/claude-sonnet-4-0", Usage(100, 10, cached_tokens=30, cache_write_tokens=70))
     odd = Usage(100, 10, cached_tokens=150, cache_write_tokens=70, reasoning_tokens=50)
     assert LISTED.cost("anthropic/claude-sonnet-4-0", odd) == whole
 
@@ -153,6 +158,21 @@ def test_no_use_of_a_call_costs_more_than_its_worst_case(
     assert worst is not None
     assert cost is not None
     assert cost <= worst
+
+
+def test_the_list_has_prices_of_terms_lifetimes_and_sound() -> None:
+    usual, dear = (BOOK.cost("openai/gpt-5", Usage(1000, 10, terms=terms)) for terms in ((), ("priority",)))
+    assert (usual, dear) == (1000 * 1250 + 10 * 10_000, 1000 * 2500 + 10 * 20_000)
+    hour = Usage(50_000, 10, cache_write_tokens=50_000, parts={"cache_write_1h": 40_000})
+    assert BOOK.cost("anthropic/claude-opus-4-7", hour) == 10_000 * 6250 + 40_000 * 10_000 + 10 * 25_000
+    sound = BOOK.priced("google/gemini-2.5-flash", Usage(1000, 10, parts={"input_audio": 900}))
+    assert sound == Cost(900 * 1000 + 100 * 300 + 10 * 2500)
+    unpriced = BOOK.priced("openai/gpt-4o-audio-preview", Usage(1000, 10, parts={"input_audio": 900}))
+    assert unpriced is not None
+    assert unpriced.doubt == "no price is known for input audio tokens"
+    asked = size_of_messages([{"role": "user", "content": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}])
+    assert BOOK.worst_case("anthropic/claude-opus-4-7", 1000, 0, asked) == 1000 * 10_000
+    assert BOOK.worst_case("google/gemini-2.5-pro", 200_001, 0) == 200_001 * 2500
 
 
 def test_the_worst_case_is_that_all_of_the_input_is_written_to_a_cache_where_that_costs_more() -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from breakwater.contracts import subjects
 from breakwater.policy.classify import HttpFailure, classify
-from breakwater.policy.price import Usage
+from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, CallFailed
 from breakwater.state.executions import ClaimLost
 from services.worker.attempts import Attempts

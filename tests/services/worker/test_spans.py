@@ -11,7 +11,7 @@ import pytest
 
 from breakwater import tracing
 from breakwater.encryption import new_key
-from breakwater.policy.price import Usage
+from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer
 from services.worker import call, handler
 from tests.flow.kit import model

@@ -14,7 +14,7 @@ from breakwater.contracts.execution import Cancellation, CancelOrder
 from breakwater.contracts.types import nano_from_usd, usd_from_nano
 from breakwater.policy.classify import TransportFailure
 from breakwater.policy.guard import Task
-from breakwater.policy.price import Usage
+from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, CallFailed
 from breakwater.state.tasks import TaskKey
 from services.worker import handler

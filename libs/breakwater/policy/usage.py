@@ -1,0 +1,277 @@
+"""What a call has used, as its provider reports it.
+
+Providers share two dialects and not one way to fill them in: `docs/costs.md` has a table of who counts what where. What
+can't be true as it stands is read at the highest that it can mean, and says so (`Usage.problem`): the bill may differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Any, cast
+
+MAX_USAGE = 100_000_000
+"""Tokens. The largest models take and give a few million in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a call. None where nothing, or nothing that can be true, was reported.
+
+    Attributes:
+        input_tokens: all of them, those read from a cache or written to one included.
+        output_tokens: all of them, reasoning included.
+        cached_tokens: of the input, read from a cache.
+        cache_write_tokens: of the input, written to a cache.
+        reasoning_tokens: of the output.
+        parts: others that may have prices of their own, by their kind (`price.KINDS`): `cache_write_1h` of the tokens
+            written to a cache, `input_…` of the input, others of the output.
+        terms: on which the call was served, in the provider's words; none for its standard ones.
+        problem: what can't be true of what was reported.
+    """
+
+    input_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    parts: Mapping[str, int] = field(default_factory=dict[str, int])
+    terms: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+_COUNTS = ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "input_tokens", "output_tokens")
+
+
+def credible(usage: Usage) -> Usage:
+    """What was reported; nothing but the problem where it can't be what a call used."""
+    named = {name.replace("_", " "): getattr(usage, name) for name in _COUNTS}
+    for what, tokens in (*named.items(), *((f"{kind} tokens", tokens) for kind, tokens in usage.parts.items())):
+        if tokens is not None and tokens > MAX_USAGE:
+            problem = f"{Decimal(tokens):.3g} {what} were reported, over {MAX_USAGE:,} are not credible for one call"
+            return Usage(None, None, problem=problem)
+    return usage
+
+
+_MOST = Decimal(10) ** 40
+
+
+def figure(value: Any) -> int | None:
+    """A number of tokens, also one that is written as a text; None for anything else. Parts of a token are one."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = Decimal(value)
+    except InvalidOperation:
+        return None
+    if not number.is_finite() or number < 0:
+        return None
+    return math.ceil(number if isinstance(value, int) else min(number, _MOST))
+
+
+def highest(known: Any, given: Any) -> Any:
+    """What two events of a stream report together: the higher one of each figure, and of all else the later."""
+    if isinstance(known, dict) and isinstance(given, dict):
+        before, more = cast(dict[str, Any], known), cast(dict[str, Any], given)
+        return {**before, **{name: highest(before.get(name), value) for name, value in more.items()}}
+    tokens = figure(known)
+    if tokens is not None and ((later := figure(given)) is None or later < tokens):
+        return known
+    return known if given is None else given
+
+
+_INPUT = ("prompt_tokens", "input_tokens")
+_OUTPUT = ("completion_tokens", "output_tokens")
+_INPUT_DETAILS = ("prompt_tokens_details", "input_tokens_details")
+_OUTPUT_DETAILS = ("completion_tokens_details", "output_tokens_details")
+_CACHED = (
+    *(f"{details}.cached_tokens" for details in _INPUT_DETAILS),
+    "prompt_cache_hit_tokens",
+    "cached_tokens",
+    "cache_read_input_tokens",
+    "cached_prompt_text_tokens",
+)
+_WRITTEN = (
+    *(
+        f"{details}.{name}"
+        for details in _INPUT_DETAILS
+        for name in ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
+    ),
+    "cache_creation_input_tokens",
+)
+_BY_LIFETIME = ("cache_creation", *(f"{details}.cache_creation" for details in _INPUT_DETAILS))
+_REASONING = (
+    *(f"{details}.{name}" for details in _OUTPUT_DETAILS for name in ("reasoning_tokens", "thinking_tokens")),
+    "reasoning_tokens",
+    "thinking_tokens",
+)
+_MODALITIES = {"audio_tokens": "audio", "image_tokens": "image", "video_tokens": "video"}
+_NO_KINDS = frozenset(
+    {"text_tokens", "reasoning_tokens", "thinking_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"}
+)
+"""Of details: what costs what all of it costs, or is looked at elsewhere."""
+
+STANDARD_TERMS = frozenset({"", "auto", "default", "standard", "standard_only", "on_demand", "global", "not_available"})
+_MAX_TERM = 40
+
+
+def of_completion(answer: Mapping[str, Any], *, thinks_beside: bool = False) -> Usage | None:
+    """The usage of a chat completion in OpenAI's dialect; None where none is reported.
+
+    Args:
+        answer: the whole completion.
+        thinks_beside: the provider counts reasoning neither into the output nor into the total.
+    """
+    reported = next((one for one in _places(answer) if one), None)
+    if reported is None:
+        return None
+    figures = _Figures(reported)
+    tokens, cached, written = figures.most(*_INPUT), figures.least(*_CACHED), figures.most(*_WRITTEN)
+    missed = figures.most("prompt_cache_miss_tokens")
+    if missed is not None and (seen := missed + (cached or 0)) > (tokens or 0):
+        if tokens:
+            figures.doubt(f"{seen} tokens in and not in a cache are more than {tokens} of input")
+        tokens = seen
+    written, hour = figures.written(written)
+    aside = (cached or 0) + (written or 0)
+    if tokens is not None and aside > tokens:
+        figures.doubt(f"{aside} tokens from and to a cache are more than {tokens} of input")
+        tokens += aside
+    return figures.usage(answer, tokens, cached, written, hour, thinks_beside=thinks_beside)
+
+
+def of_message(answer: Mapping[str, Any]) -> Usage | None:
+    """The usage of a message in Anthropic's dialect, which counts tokens from and to the cache beside the input."""
+    reported = answer.get("usage")
+    if not reported:
+        return None
+    figures = _Figures(reported)
+    tokens, cached = figures.most(*_INPUT), figures.least(*_CACHED)
+    written, hour = figures.written(figures.most(*_WRITTEN))
+    if tokens is not None:
+        tokens += (cached or 0) + (written or 0)
+    return figures.usage(answer, tokens, cached, written, hour)
+
+
+def _places(answer: Mapping[str, Any]) -> Iterator[Any]:
+    """Where usage may stand: Groq's streams have it in a field of their own, Moonshot's in the last choice."""
+    yield answer.get("usage")
+    yield _object(answer.get("x_groq")).get("usage")
+    choices = answer.get("choices")
+    for choice in cast(list[Any], choices) if isinstance(choices, list) else ():
+        yield _object(choice).get("usage")
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+class _Figures:
+    def __init__(self, reported: Any) -> None:
+        self._reported = _object(reported)
+        self._problems: list[str] = []
+        if not self._reported:
+            self.doubt("what was reported as usage is no object")
+
+    def doubt(self, problem: str) -> None:
+        self._problems.append(problem)
+
+    def most(self, *places: str) -> int | None:
+        """The highest figure of those that mean the same; None where there is none."""
+        return max(self._all(places), default=None)
+
+    def least(self, *places: str) -> int | None:
+        """The lowest, of tokens that cost less than others; a zero beside another figure says nothing."""
+        found = self._all(places)
+        return min(filter(None, found), default=max(found, default=None))
+
+    def _all(self, places: tuple[str, ...]) -> list[int]:
+        found: list[int] = []
+        for place in places:
+            outer, _, name = place.rpartition(".")
+            value: Any = self._reported
+            for step in (*filter(None, outer.split(".")), name):
+                value = _object(value).get(step)
+            tokens = figure(value)
+            if tokens is not None:
+                found.append(tokens)
+            elif value is not None and not isinstance(value, dict):
+                self.doubt(f"{place} is no number of tokens")
+        if len({tokens for tokens in found if tokens}) > 1:
+            self.doubt(f"two figures of the same tokens differ ({places[0]})")
+        return found
+
+    def written(self, written: int | None) -> tuple[int | None, int]:
+        """Tokens that were written to a cache, and how many of them for an hour."""
+        hour = self.most(*(f"{place}.ephemeral_1h_input_tokens" for place in _BY_LIFETIME)) or 0
+        both = hour + (self.most(*(f"{place}.ephemeral_5m_input_tokens" for place in _BY_LIFETIME)) or 0)
+        if written and both > written:
+            self.doubt(f"{both} tokens were written to a cache for some time, and {written} at all")
+        return (max(both, written or 0) if both or written is not None else None), hour
+
+    def _parts(self, direction: str, places: tuple[str, ...]) -> dict[str, int]:
+        names = {name for place in places for name in _object(self._reported.get(place))}
+        parts: dict[str, int] = {}
+        for name in sorted(names):
+            if name.endswith("_tokens") and "cache" not in name and name not in _NO_KINDS:
+                kind = f"{direction}_{_MODALITIES.get(name, 'other')}"
+                if tokens := self.most(*(f"{place}.{name}" for place in places)):
+                    parts[kind] = parts.get(kind, 0) + tokens
+        return parts
+
+    def _whole(self, tokens: int | None, parts: Mapping[str, int], what: str) -> int | None:
+        """All tokens of a direction, of which the parts should be a part."""
+        special = sum(parts.values())
+        if tokens is None or special <= tokens:
+            return tokens
+        self.doubt(f"{special} {what} tokens of special kinds are more than {tokens} of all")
+        return tokens + special
+
+    def usage(
+        self,
+        answer: Mapping[str, Any],
+        tokens: int | None,
+        cached: int | None,
+        written: int | None,
+        hour: int,
+        *,
+        thinks_beside: bool = False,
+    ) -> Usage:
+        """All of it, from what is known of the input."""
+        heard, said = self._parts("input", _INPUT_DETAILS), self._parts("output", _OUTPUT_DETAILS)
+        tokens = self._whole(tokens, heard, "input")
+        if tokens == 0:
+            self.doubt("0 input tokens were reported")
+            tokens = None
+        output = self._output(tokens, self._whole(self.most(*_OUTPUT), said, "output"), thinks_beside=thinks_beside)
+        if cited := self.most("citation_tokens"):
+            output, said["citation"] = (output or 0) + cited, cited
+        words = (answer.get("service_tier"), *map(self._reported.get, ("service_tier", "speed", "inference_geo")))
+        terms = (word.strip().lower()[:_MAX_TERM] for word in words if isinstance(word, str))
+        return Usage(
+            tokens,
+            output,
+            cached,
+            written,
+            self.most(*_REASONING),
+            {**({"cache_write_1h": hour} if hour else {}), **heard, **said},
+            tuple(term for term in dict.fromkeys(terms) if term not in STANDARD_TERMS),
+            "; ".join(dict.fromkeys(self._problems)) or None,
+        )
+
+    def _output(self, tokens: int | None, output: int | None, *, thinks_beside: bool) -> int | None:
+        """All output: what the total has beyond the input, and reasoning, wherever it is counted."""
+        said, thought = output or 0, self.most(*_REASONING) or 0
+        beside = thinks_beside or thought > said
+        most = said + thought if beside else said
+        total = self.most("total_tokens")
+        if total and tokens is not None and (rest := total - tokens) != most:
+            if rest > most:
+                most = rest
+            elif not (thinks_beside and rest == said):
+                self.doubt(f"the parts are {tokens + most} tokens, and the total is {total}")
+        elif beside and thought and not total and not thinks_beside:
+            self.doubt(f"{thought} tokens of reasoning are more than {said} of output")
+        return most if most or output is not None else None

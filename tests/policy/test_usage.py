@@ -1,0 +1,172 @@
+"""What providers report to have used, and what is counted of it."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from breakwater.policy.chat_chunks import Assembly
+from breakwater.policy.price import InputSize, Price, size_of_messages, size_of_params
+from breakwater.policy.usage import Usage, credible, figure, highest, of_completion, of_message
+from breakwater.providers.anthropic import Messages
+from breakwater.providers.base import Wire
+from breakwater.providers.openai import ChatCompletions
+from tests.policy.usage_table import BASE, PRICE, ROWS, Row
+
+MESSAGES, CHAT = Messages("http://127.0.0.1/v1", "2023-06-01"), ChatCompletions("http://127.0.0.1/v1")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.place)
+def test_each_row_of_the_table_is_counted_so(row: Row) -> None:
+    wire: Wire = MESSAGES if row.dialect == "anthropic" else ChatCompletions(f"https://{row.host}/v1")
+    usage = wire.usage({"usage": row.usage, **row.more})
+    assert usage is not None
+    cost = PRICE.tariff().cost(usage)
+    assert (cost and cost.nano) == row.nano
+    doubted = usage.problem is not None or (cost is not None and cost.doubt is not None)
+    assert doubted == (row.basis == "estimated")
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        (7, 7), ("7", 7), (" 7 ", 7), (7.0, 7), ("7.0", 7), (6.2, 7), (0, 0), (10**30, 10**30),
+        (True, None), (-1, None), ("-1", None), ("", None), ("seven", None), ("NaN", None), ("inf", None), ([7], None),
+        ({}, None), (None, None), (float("nan"), None), (float("inf"), None), ("1e999999999", 10**40),
+    ],
+)  # fmt: skip
+def test_a_figure_is_a_number_of_tokens_however_it_is_written(given: Any, tokens: int | None) -> None:
+    assert figure(given) == tokens
+
+
+NAMES = st.sampled_from(
+    [
+        "usage", "choices", "x_groq", "service_tier", "prompt_tokens", "completion_tokens", "total_tokens",
+        "prompt_tokens_details", "completion_tokens_details", "cached_tokens", "audio_tokens", "reasoning_tokens",
+        "input_tokens", "output_tokens", "cache_creation", "ephemeral_1h_input_tokens", "cache_creation_input_tokens",
+    ]
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON, JSON)
+def test_whatever_is_reported_is_read_and_costs_no_less_than_its_plain_tokens(before: Any, after: Any) -> None:
+    for read in (of_completion, of_message):
+        for reported in (before, highest(before, after)):
+            usage = read({"usage": reported, "service_tier": after})
+            cost = None if usage is None else PRICE.tariff().cost(credible(usage))
+            if usage is not None and cost is not None:
+                plain = (usage.input_tokens or 0) * 500_000_000 + (usage.output_tokens or 0) * 2_000_000_000
+                assert cost.nano >= plain // 10**6 > 0
+
+
+TOKENS = st.integers(1, 10**6)
+
+
+@given(TOKENS, TOKENS, st.none() | TOKENS, st.none() | TOKENS, st.none() | TOKENS, st.none() | TOKENS)
+def test_no_reading_counts_less_than_the_figures_say(
+    prompt: int, completion: int, total: int | None, cached: int | None, reasoning: int | None, audio: int | None
+) -> None:
+    reported = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": total,
+        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": audio},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+    usage = of_completion({"usage": reported})
+    assert usage is not None
+    assert usage.input_tokens is not None
+    assert usage.output_tokens is not None
+    assert usage.input_tokens >= max(prompt, cached or 0, audio or 0)
+    assert usage.output_tokens >= max(completion, reasoning or 0)
+    assert usage.input_tokens + usage.output_tokens >= (total or 0)
+    lies = (cached or 0) > prompt or (audio or 0) > prompt or (total is not None and prompt + completion > total)
+    assert usage.problem is not None or not lies
+
+
+def test_of_several_events_the_highest_of_each_field_counts_in_any_order() -> None:
+    events = [
+        {"prompt_tokens": 100, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 80}},
+        {"prompt_tokens": 0, "completion_tokens": 50, "prompt_tokens_details": None},
+        {"prompt_tokens": 90, "completion_tokens": "40", "prompt_tokens_details": {"cached_tokens": 0}},
+    ]
+    for order in permutations(events):
+        answer = Assembly()
+        for usage in order:
+            answer.add({"choices": [], "usage": usage})
+        assert of_completion(answer.completion()) == Usage(100, 50, 80)
+        # Gemini, xAI and vLLM repeat it with every chunk; what came before it is kept.
+        answer.add({"choices": [], "usage": None})
+        assert of_completion(answer.completion()) == Usage(100, 50, 80)
+
+
+def test_an_anthropic_stream_counts_the_highest_of_its_events_and_no_beginning_as_the_end() -> None:
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": 1500, "output_tokens": 3}}}
+
+    def after(*deltas: dict[str, Any]) -> Usage | None:
+        reader = MESSAGES.stream_reader(Assembly())
+        for event in (start, *({"type": "message_delta", "delta": {}, "usage": usage} for usage in deltas)):
+            list(reader.read(event))
+        return MESSAGES.usage(reader.answer())
+
+    assert after() == Usage(1500, None)
+    assert after({"input_tokens": 0, "output_tokens": 12}) == Usage(1500, 12)
+    assert after({"input_tokens": 1600, "output_tokens": 12}, {"output_tokens": 0}) == Usage(1600, 12)
+    assert after({"output_tokens": 0}) == Usage(1500, 3)
+
+
+LONG = Price.model_validate(
+    {
+        "input_usd_per_mtok": 1,
+        "output_usd_per_mtok": 2,
+        "cached_input_usd_per_mtok": "0.1",
+        "tiers": [{"above_tokens": 200, "input_usd_per_mtok": 2, "output_usd_per_mtok": 3}],
+        "service_tiers": {"Priority": {"input_usd_per_mtok": 4, "output_usd_per_mtok": 8}},
+    }
+).tariff()
+
+
+def test_a_long_input_has_the_prices_of_its_tier_for_all_tokens() -> None:
+    costs = [LONG.cost(Usage(tokens, 10, 100)) for tokens in (200, 201)]
+    assert [cost and (cost.nano, cost.doubt) for cost in costs] == [
+        (100 * 1000 + 100 * 100 + 10 * 2000, None),
+        (201 * 2000 + 10 * 3000, None),
+    ]
+
+
+def test_the_terms_of_an_answer_have_their_prices_or_are_estimated() -> None:
+    words = ("priority", "flex", "fast", "us", "DEFAULT", "standard")
+    usages = [of_completion({"usage": BASE, "service_tier": word}) for word in words]
+    costs = [LONG.cost(usage) for usage in usages if usage is not None]
+    assert [cost and (cost.nano, cost.doubt is None) for cost in costs] == [
+        (800_000, True), (200_000, False), (500_000, False), (220_000, False), (200_000, True), (200_000, True),
+    ]  # fmt: skip
+
+
+HOUR = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+BRIEF = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "A" * 4288, "format": "wav"}}
+
+
+def test_a_reservation_has_the_dearest_price_that_may_apply() -> None:
+    def most(tokens: int, asked: InputSize | None = None) -> int | None:
+        return LONG.worst_case(tokens, 0, asked)
+
+    def size(*parts: dict[str, Any]) -> InputSize:
+        return size_of_messages([{"role": "user", "content": list(parts)}])
+
+    assert [most(tokens) for tokens in (200, 201)] == [200_000, 402_000]
+    assert most(200, size(BRIEF)) == 250_000
+    assert most(200, size(BRIEF, HOUR)) == 400_000
+    assert most(200, size_of_params({"tools": [HOUR]}) + size(BRIEF)) == 400_000
+    assert size(SOUND).sound_tokens == 101
+    assert most(200, size(SOUND)) == 99 * 1000 + 101 * 16_000
