@@ -195,6 +195,7 @@ async def test_unknown_is_never_zero_and_what_is_doubted_is_estimated_and_counte
     said = "The harbour was quiet. " * 10
     provider = ScriptedProvider(*[Answer(said, usage, finish_reason="stop") for usage in REPORTED.values()])
     found: dict[str, tuple[int, str]] = {}
+    reserved = 0
     read = {"provider": "sim"}
     before = REGISTRY.get_sample_value("breakwater_usage_problems_total", read) or 0
     async with start_worker(
