@@ -1,0 +1,32 @@
+"""Every case, as `python -m tests.reports` shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from tests.reports.case import Case
+from tests.reports.cases import CASES
+from tests.reports.plane import Outcome, run_all
+from tests.server_sources import Servers
+
+
+@pytest.fixture(scope="module")
+def outcomes(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Outcome]:
+    """Of all cases, by their names, from one plane."""
+    found = asyncio.run(run_all(CASES, tmp_path_factory.mktemp("reports"), servers.nats(), servers.redis()))
+    return {outcome.case.name: outcome for outcome in found}
+
+
+@pytest.mark.long(together=True, about_s=30)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_came_back_is_what_counts(case: Case, outcomes: Mapping[str, Outcome]) -> None:
+    outcome = outcomes[case.name]
+    wrong = {name: (case.expected[name], outcome.seen.get(name)) for name in outcome.wrong}
+    assert not wrong, f"expected and seen: {wrong}"
+
+
+def test_each_case_has_a_name_of_its_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 99
