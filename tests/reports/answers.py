@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tests.reports.case import (
-    COST,
-    OSLO,
-    ROME,
-    SOME,
-    Case,
-    bad,
-    each,
-    good,
-    tools,
-    without,
-)
+from tests.reports.case import COST, OSLO, ROME, SOME, Case, among, bad, each, good, tools, ways, without
 from tests.reports.wire import (
     DONE,
     READ,
@@ -202,6 +191,9 @@ def _empty() -> Iterator[Case]:
         row, "empty-then-text", [chat(""), chat()], {"calls": 2, "fallback": 0, "output": TEXT, "total": 2 * COST}
     )
     yield Case(row, "empty-with-call", [chat("", finish="tool_calls", tool_calls=[call()])], tools(OSLO))
+    allowed = good("", kind=None) | {"text": among(None, "")}
+    for way, reply, how in ways({"plain": chat(""), "streamed": said(""), "anthropic": message("")}):
+        yield Case(row, f"empty-allowed-{way}", [reply], allowed, agent={"on_empty_answer": "accept"}, **how)
     filtered = bad(1, "client", cost=COST, **{"class": "ContentFilteredError"})
     yield Case(row, "empty-filtered", [chat("", finish="content_filter")], filtered)
     yield Case(

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.reports.wire import TEXT, Answer, Body, Dialect, Reply
 
+PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2", "cached_input_usd_per_mtok": "0.5"}
 COST = 200_000
 
 
@@ -77,6 +78,11 @@ class Case:
     model: Mapping[str, Any] | None = None
     fallback: bool = True
     times: int = 1
+
+    @property
+    def sent_as(self) -> str:
+        """What the provider is told as the model."""
+        return (self.model or {}).get("name", self.name)
 
     @property
     def agent_name(self) -> str:

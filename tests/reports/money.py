@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.reports.case import (
-    COST,
-    SOME,
-    Case,
-    among,
-    bad,
-    each,
-    good,
-    least,
-    ways,
-)
+from tests.reports.case import COST, PRICE, SOME, Case, among, bad, each, good, least, ways
 from tests.reports.wire import (
     READ,
     TEXT,
     USED,
+    Body,
     Reply,
     block,
     call,
@@ -40,6 +31,7 @@ def cases() -> Iterator[Case]:
     yield from _cached()
     yield from _highest()
     yield from _written()
+    yield from _own()
     yield from _tiers()
     yield from _read()
     yield from _lies()
@@ -190,6 +182,40 @@ def _written() -> Iterator[Case]:
         ):
             listed = {"name": f"{LISTED}-written-{name}-{way}", "provider": "anthropic"}
             yield Case(row, f"written-{name}-{way}", [reply], good(cost=cost), model=listed, **how)
+
+
+def _own() -> Iterator[Case]:
+    row = "prices of one's own: of long inputs, of audio, of an hour in the cache, of a tier of service"
+    usage = {"prompt_tokens": 1000, "completion_tokens": 50}
+    cached = {**usage, "prompt_tokens_details": {"cached_tokens": 900}}
+    dear = {"input_usd_per_mtok": "2", "output_usd_per_mtok": "4", "cached_input_usd_per_mtok": "1"}
+    long: Body = {"price": {**PRICE, "tiers": [{"above_tokens": 500, **dear}]}}
+    for name, given, cost in (
+        ("above", usage, 2_200_000),
+        ("above-cached", cached, 1_300_000),
+        ("below", {**usage, "prompt_tokens": 500}, 600_000),
+    ):
+        yield Case(row, f"own-{name}", [chat(usage=given)], good(cost=cost), model=long)
+        yield Case(row, f"own-{name}-streamed", [said(usage=given)], good(cost=cost), stream=True, model=long)
+    read = {"input_tokens": 100, "cache_read_input_tokens": 900, "output_tokens": 50}
+    yield Case(row, "own-above-anthropic", [message(usage=read)], good(cost=1_300_000), "anthropic", model=long)
+    heard: Body = {"price": {**PRICE, "audio_input_usd_per_mtok": "10", "audio_output_usd_per_mtok": "20"}}
+    usage = {**usage, "prompt_tokens_details": {"audio_tokens": 900}}
+    yield Case(row, "own-audio-heard", [chat(usage=usage)], good(cost=9_200_000), model=heard)
+    usage = {**USED, "completion_tokens_details": {"audio_tokens": 40}}
+    yield Case(row, "own-audio-spoken", [chat(usage=usage)], good(cost=920_000), model=heard)
+    kept: Body = {"price": {**PRICE, "cache_write_usd_per_mtok": "1.25", "cache_write_1h_usd_per_mtok": "2"}}
+    hour = {"ephemeral_5m_input_tokens": 10_000, "ephemeral_1h_input_tokens": 40_000}
+    usage = {**READ, "cache_creation_input_tokens": 50_000, "cache_creation": hour}
+    yield Case(row, "own-hour", [message(usage=usage)], good(cost=92_700_000), "anthropic", model=kept)
+    tiers: Body = {"price": {**PRICE, "service_tiers": {"priority": dear}}}
+    for tier, cost, basis in (
+        ("priority", 400_000, "billed"),
+        ("default", COST, "billed"),
+        ("flex", SOME, "estimated"),
+    ):
+        reply = chat(more={"service_tier": tier})
+        yield Case(row, f"own-tier-{tier}", [reply], good(cost=cost, basis=basis), model=tiers)
 
 
 def _tiers() -> Iterator[Case]:

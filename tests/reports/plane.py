@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,12 @@ from breakwater.api_keys import create_key
 from breakwater.config import load_config
 from breakwater.providers.base import fields
 from tests.flow.kit import model
-from tests.reports.case import FALLBACK, Case, Check
+from tests.reports.case import FALLBACK, PRICE, Case, Check
 from tests.reports.wire import Dialect, Provider, Reply, block, chat, events, message, providing, said
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
 
-PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2", "cached_input_usd_per_mtok": "0.5"}
 AGENT: Mapping[str, Any] = {
     "model": "openai/none",
     "allowed_models": ["*"],
@@ -65,11 +64,10 @@ def agrees(wanted: Any, found: Any) -> bool:
 
 async def run_all(cases: Sequence[Case], directory: Path, nats: RunningServer, redis: RunningServer) -> list[Outcome]:
     """Runs cases side by side. Each has models of its own, and so breakers and holds."""
-    answers = {case.name: case.answers for case in cases}
-    answers |= {case.model["name"]: case.answers for case in cases if case.model is not None}
+    answers = {case.sent_as: case.answers for case in cases}
     answers |= {f"{case.name}-fallback": [GOOD[case.dialect, case.stream]] for case in cases}
-    models = {f"{case.dialect}/{name}": {"price": PRICE} for case in cases for name in _names(case)}
-    models |= {f"{case.dialect}/{case.name}": case.model for case in cases if case.model is not None}
+    models = {f"{case.dialect}/{case.name}": case.model or {"price": PRICE} for case in cases}
+    models |= {f"{case.dialect}/{case.name}-fallback": {"price": PRICE} for case in cases}
     agents = {case.agent_name: {**AGENT, **case.agent} for case in cases}
     at_once = asyncio.Semaphore(AT_ONCE)
     async with providing(answers) as provider:
@@ -92,10 +90,6 @@ async def run_all(cases: Sequence[Case], directory: Path, nats: RunningServer, r
                 return await asyncio.gather(*(_run(case, api, worker, provider, at_once) for case in cases))
 
 
-def _names(case: Case) -> Iterable[str]:
-    return case.name, f"{case.name}-fallback"
-
-
 async def _run(
     case: Case, api: HttpApi, worker: WorkerPlane, provider: Provider, at_once: asyncio.Semaphore
 ) -> Outcome:
@@ -112,9 +106,7 @@ async def _run(
             with suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST_S):
                     seen = await _ask(body, api, worker)
-    first, second = (provider.asked.get(name, []) for name in _names(case))
-    if case.model is not None:
-        first = provider.asked.get(case.model["name"], [])
+    first, second = (provider.asked.get(name, []) for name in (case.sent_as, f"{case.name}-fallback"))
     return Outcome(case, seen | {"calls": len(first), "fallback": len(second), "asked": first})
 
 

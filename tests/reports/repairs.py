@@ -72,6 +72,11 @@ def _parameters() -> Iterator[Case]:
         param="temperature",
         code="unsupported_parameter",
     )
+    schema = {"type": "object", "properties": {"leaves": {"type": "string"}}, "required": ["leaves"]}
+    told, text = fails(400, "This model does not support response_format."), '{"leaves": "nine"}'
+    answer = unless(lambda body: "response_format" in body, told, chat(text))
+    ours = {**mended, "calls": 2, "output": None, "text": text}
+    yield Case(row, "response-format", [answer], ours, agent={"output": {"schema": schema}})
     yield Case(row, "not-ours", [own], bad(1, "client"), params={"temperature": 1})
 
 
