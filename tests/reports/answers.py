@@ -191,6 +191,9 @@ def _empty() -> Iterator[Case]:
         row, "empty-then-text", [chat(""), chat()], {"calls": 2, "fallback": 0, "output": TEXT, "total": 2 * COST}
     )
     yield Case(row, "empty-with-call", [chat("", finish="tool_calls", tool_calls=[call()])], tools(OSLO))
+    yield Case(row, "empty-thought", [chat("", reasoning_content="Hm.")], empty)
+    thought = stream(chunk(reasoning_content="Hm."), chunk(finish="stop"), used())
+    yield Case(row, "empty-thought-streamed", [thought], {"class": "EmptyAnswerError", "cost": COST}, stream=True)
     allowed = good("", kind=None) | {"text": among(None, "")}
     for way, reply, how in ways({"plain": chat(""), "streamed": said(""), "anthropic": message("")}):
         yield Case(row, f"empty-allowed-{way}", [reply], allowed, agent={"on_empty_answer": "accept"}, **how)
@@ -220,5 +223,10 @@ def _reasons() -> Iterator[Case]:
     yield Case(
         row, "finish-error-anthropic", [message("I will", stop="error")], bad(3, "server", cost=SOME), "anthropic"
     )
+    inside = {"index": 0, "error": {"code": 502, "message": "Provider disconnected"}, "finish_reason": "error"}
+    again = {"calls": 3, "fallback": 1, "kind": "server", "counted": True}
+    yield Case(row, "finish-error-inside", [Reply({"choices": [{**inside, "message": {"content": ""}}]})], again)
+    beside = {**inside, "delta": {"content": ""}}
+    yield Case(row, "finish-error-inside-streamed", [stream({"choices": [beside]})], again, stream=True)
     for word in ("stop", "end_turn", "STOP", "eos", "COMPLETE"):
         yield Case(row, f"finish-{word}", [chat(finish=word)], good(finish="stop"))

@@ -157,6 +157,16 @@ def _highest() -> Iterator[Case]:
         )
     )
     yield Case(row, "highest-output", [twice], good(cost=1_560_000), "anthropic", stream=True)
+    grows = [chunk({"prompt_tokens": 100, "completion_tokens": n}, content=TEXT[n - 1]) for n in range(1, 10)]
+    yield Case(row, "highest-chunk-each", [stream(*grows, chunk(USED, "stop"))], good(TEXT[:9]), stream=True)
+    for name, last in (
+        (
+            "choice",
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "usage": USED}]},
+        ),
+        ("groq", {**chunk(finish="stop"), "x_groq": {"id": "req_1", "usage": USED}}),
+    ):
+        yield Case(row, f"usage-in-{name}", [stream(chunk(content=TEXT), last)], good(), stream=True)
     for name, last in (("zero", {"prompt_tokens": 0, "completion_tokens": 12}), ("null", None), ("empty", {})):
         reply = stream(
             chunk({"prompt_tokens": 1500, "completion_tokens": 12}, content=TEXT),

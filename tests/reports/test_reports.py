@@ -11,6 +11,7 @@ from tests.reports.case import Case
 from tests.reports.cases import CASES
 from tests.reports.plane import Outcome, run_all
 from tests.server_sources import Servers
+from tests.services.worker.error_table import MAX_ATTEMPTS, ROWS
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,16 @@ def test_what_came_back_is_what_counts(case: Case, outcomes: Mapping[str, Outcom
     outcome = outcomes[case.name]
     wrong = {name: (case.expected[name], outcome.seen.get(name)) for name in outcome.wrong}
     assert not wrong, f"expected and seen: {wrong}"
+
+
+def test_cases_and_the_table_of_failures_agree_on_what_is_retried_and_counted() -> None:
+    table = {row.kind: {(one.retried, one.counted) for one in ROWS if one.kind == row.kind} for row in ROWS}
+    of_kinds = [case for case in CASES if case.expected.get("kind") in table and case.expected.get("fallback") == 1]
+    assert {case.expected["kind"] for case in of_kinds} >= {"client", "context_overflow", "rate_limit", "server"}
+    for case in of_kinds:
+        if "retries wins" not in case.row:
+            seen = case.expected["calls"] == MAX_ATTEMPTS, case.expected["counted"]
+            assert seen in table[case.expected["kind"]], case.name
 
 
 def test_each_case_has_a_name_of_its_own() -> None:
