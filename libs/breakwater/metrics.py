@@ -354,6 +354,8 @@ class SinkMetrics:
         for stream in (Stream.EVENTS, Stream.ALERTS, Stream.AUDIT):
             # From 0: a counter that begins with its first one shows no increase.
             self._dead_letters[(stream.value,)].inc(0)
+        what = "Events that were acknowledged as stored and that ClickHouse lacked; they were stored again."
+        self._lost = _plain_counter(registry, "sink_lost_events_total", what)
         what = "How old the oldest event is that is held, or was when it was stored."
         self._lag = gauge("sink_lag_seconds", what, "stream")
         what = "Messages that stood behind the newest batch when it came."
@@ -381,6 +383,10 @@ class SinkMetrics:
     def set_aside(self, stream: str) -> None:
         """A message became a dead letter, as no table takes it."""
         self._dead_letters[(stream,)].inc()
+
+    def lost(self, events: int) -> None:
+        """ClickHouse lacked so many events that were acknowledged."""
+        self._lost.inc(events)
 
     def unavailable(self, what: str, *, yes: bool) -> None:
         """Whether a server that is needed is unavailable, by the name that the log has for it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 
+from breakwater import background
 from breakwater.analytics.client import connect
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.publisher import Publisher
@@ -11,6 +13,7 @@ from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import SinkMetrics
 from breakwater.settings import Settings
+from services.sink.comparison import LogComparer
 from services.sink.handlers import Sink
 
 BATCH_SIZE = 2000
@@ -25,8 +28,21 @@ def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  ev
     """Wires the service. Connects to nothing yet."""
     broker = make_broker(settings.nats_url.get_secret_value(), "sink")
     analytics = connect(settings.clickhouse_url)
-    sink = Sink(analytics, Publisher(connection_of(broker), "sink"), lambda: datetime.now(UTC), SinkMetrics())
+    connection, metrics = connection_of(broker), SinkMetrics()
+    sink = Sink(analytics, Publisher(connection, "sink"), lambda: datetime.now(UTC), metrics)
+    comparer = LogComparer(analytics, connection, lambda: datetime.now(UTC), metrics)
     app = ServiceApp(broker)
+    comparing: list[asyncio.Task[None]] = []
+
+    @app.after_startup
+    async def start() -> None:
+        await comparer.begin()
+        comparing.append(asyncio.create_task(comparer.run()))
+
+    @app.on_shutdown
+    async def stop() -> None:
+        await background.stop(*comparing)
+
     # Before the batches are waited for: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
 

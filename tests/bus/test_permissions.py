@@ -98,7 +98,7 @@ MAY_PUBLISH = {
     "$JS.API.DIRECT.GET.PARKED": {"setup"},
     "$JS.API.DIRECT.GET.DLQ.bw.dlq.invalid.writer": {"request", "setup"},
     "$JS.API.DIRECT.GET.RESULTS.bw.results.e1": {"request", "worker", "setup", "client"},
-    "$JS.API.DIRECT.GET.EVENTS": {"request", "worker", "breaker", "budget", "setup", "client"},
+    "$JS.API.DIRECT.GET.EVENTS": {"request", "worker", "breaker", "budget", "sink", "setup", "client"},
     "$JS.API.DIRECT.GET.ALERTS": {"request", "alerter", "setup", "client"},
     "$JS.API.DIRECT.GET.ALERTER.bw.alerter.sent.ops.inc_1": {"request", "alerter", "setup"},
     "$JS.API.STREAM.INFO.ALERTS": {"request", "alerter", "setup", "client"},

@@ -6,6 +6,7 @@
     python -m tests.chaos --hours 8                     random ones for so long
     python -m tests.chaos streams                       what can happen to a streamed answer
     python -m tests.chaos kills                         how long jobs take whose worker is killed
+    python -m tests.chaos last-answer --times 50        what is there after everything is killed
 
 A line of a table is printed for each. The exit code is 1 where anything is not as it must be: a job without a record, a
 call that no attempt stands for, a job that was called twice though its worker was well, records of spend that differ,
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from tests.chaos import kills, streams
+from tests.chaos import kills, last_answer, streams
 from tests.chaos.clock import JumpingClock, libfaketime
 from tests.chaos.faults import KINDS, LEADER, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
 from tests.chaos.plane import Outcome, chaos_plane
@@ -82,6 +83,21 @@ async def run_kills() -> int:
         shutil.rmtree(directory, ignore_errors=True)
     print("\n".join((kills.HEADER, *rows)))
     return sum(row.startswith("wrong") for row in rows)
+
+
+async def run_last_answer(times: int) -> int:
+    """Prints what is there after each kill of everything. Returns how many lines are wrong."""
+    directory, _ = directories()
+    failed = 0
+    print(last_answer.HEADER, flush=True)
+    async with aclosing(last_answer.outcomes(directory, times)) as outcomes:
+        async for outcome in outcomes:
+            print(outcome.row(), flush=True)
+            if found := outcome.faults_found():
+                failed += 1
+                sys.stderr.write(f"wrong: {'; '.join(found)}\n")
+    shutil.rmtree(directory, ignore_errors=True)
+    return failed
 
 
 async def run(scenario: Scenario, jobs: int, per_s: float) -> Outcome:
@@ -161,8 +177,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, help="random scenarios for so long")
     parser.add_argument("--jobs", type=int, default=300, help="in each (default 300)")
     parser.add_argument("--per-s", type=float, default=50.0, help="jobs a second (default 50)")
-    parser.add_argument("what", nargs="?", choices=["streams", "kills"], help="another table than that of faults")
+    parser.add_argument(
+        "what", nargs="?", choices=["streams", "kills", "last-answer"], help="another table than that of faults"
+    )
+    parser.add_argument("--times", type=int, default=50, help="kills after the last answer (default 50)")
     wanted = parser.parse_args(arguments)
+    if wanted.what == "last-answer":
+        return 1 if asyncio.run(run_last_answer(wanted.times)) else 0
     if wanted.what == "streams":
         return 1 if asyncio.run(run_streams()) else 0
     if wanted.what == "kills":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import __main__ as chaos
-from tests.chaos import clock
+from tests.chaos import clock, last_answer
 from tests.chaos.faults import SCENARIOS, Fault, Scenario, at_random
 from tests.chaos.network import Link
 from tests.chaos.plane import Outcome, chaos_plane
@@ -32,6 +33,12 @@ async def test_nothing_is_lost_or_paid_twice_while_parts_die_stand_still_and_are
     async with chaos_plane(tmp_path, servers, nodes=1, disks={}, clocks={}) as plane:
         outcome = await plane.run(scenario, jobs=60, per_s=20)
     assert outcome.faults_found(scenario) == []
+
+
+@pytest.mark.long
+async def test_after_a_kill_of_everything_as_the_last_job_is_answered_all_records_are_equal(tmp_path: Path) -> None:
+    async with aclosing(last_answer.outcomes(tmp_path, 2)) as outcomes:
+        assert [outcome.faults_found() async for outcome in outcomes] == [[], []]
 
 
 def test_a_seed_gives_the_same_scenario_and_a_part_has_one_fault_at_a_time() -> None:

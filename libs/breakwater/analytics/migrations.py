@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from breakwater.analytics.client import Analytics, database_ddl, quoted
 from breakwater.analytics.errors import WrongLayout
+from breakwater.analytics.log_comparison import LOG_COMPARISONS
 from breakwater.analytics.schema import TABLES
 from breakwater.analytics.table import PLAIN, Layout
 from breakwater.analytics.views import VIEWS, create_view
@@ -65,7 +66,7 @@ async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[Missing
     for table, column in (await analytics.query(columns, {"database": analytics.database})).rows:
         found.setdefault(table, set()).add(column)
     lacking: list[MissingObject] = []
-    for table in TABLES:
+    for table in (*TABLES, LOG_COMPARISONS):
         if table.name not in found:
             lacking.append(MissingObject(f"table {table.name}", table.ddl(layout)))
             continue
@@ -110,6 +111,7 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
     if await analytics.create_database(layout.on_cluster):
         done.append(f"created database {analytics.database}")
     await analytics.execute(_record(layout))
+    await analytics.execute(LOG_COMPARISONS.ddl(layout))
     applied = {row[0] for row in (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows}
     for step in migrations(layout):
         if step.version in applied:
@@ -119,6 +121,9 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
         await analytics.execute(_applied(step))
         done.append(f"applied ClickHouse migration {step.version} ({step.name})")
     for absent in await missing(analytics, layout):
+        if absent.what.startswith("table "):
+            # What EVENTS has of it is stored again.
+            await analytics.execute(f"TRUNCATE TABLE {LOG_COMPARISONS.name}{layout.on_cluster}")
         await analytics.execute(absent.statement)
         done.append(f"created {absent.what} again in ClickHouse: it was missing")
     kept = await retention(analytics)
@@ -158,6 +163,7 @@ def script(database: str, layout: Layout) -> Iterator[str]:
     yield f"{database_ddl(database, layout.on_cluster)};"
     yield f"USE {quoted(database)};"
     yield f"{_record(layout)};"
+    yield f"{LOG_COMPARISONS.ddl(layout)};"
     for migration in migrations(layout):
         yield f"-- {migration.version}: {migration.name}"
         yield from (f"{statement.strip()};" for statement in migration.statements)

@@ -125,14 +125,19 @@ class Lookup:
         return dict(info.state.subjects or {})
 
     async def acknowledged(self, stream: Stream, durable: str) -> int:
-        """Up to which sequence a durable consumer has acknowledged all that it was to get; 0 for nothing yet.
+        """Up to which sequence a durable consumer has acknowledged all that it was to get. Raises as `progress`."""
+        return (await self.progress(stream, durable))[0]
+
+    async def progress(self, stream: Stream, durable: str) -> tuple[int, int]:
+        """Up to which sequence a durable consumer has acknowledged all, and was given something; 0 for nothing yet.
 
         Raises:
             BusUnavailable: NATS does not answer, or has no such consumer.
         """
         with answered(durable):
             info = await self._jetstream.consumer_info(stream.value, durable)
-        return info.ack_floor.stream_seq if info.ack_floor is not None else 0
+        acknowledged, delivered = (0 if one is None else one.stream_seq for one in (info.ack_floor, info.delivered))
+        return acknowledged, delivered
 
     async def identity(self, stream: Stream) -> str:
         """A stream's identity, which distinguishes it from a deleted one of the same name: when it was created.

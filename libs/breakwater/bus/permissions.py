@@ -282,6 +282,9 @@ GRANTS = (
             *consumes(Stream.EVENTS, "sink-events"),
             *consumes(Stream.ALERTS, "sink-alerts"),
             *consumes(Stream.AUDIT, "sink-audit"),
+            # It compares ClickHouse with it.
+            f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
+            *reads(Stream.EVENTS),
             HEALTH,
         ),
     ),

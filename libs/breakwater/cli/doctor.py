@@ -79,6 +79,7 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
         ("redis", lambda: doctor_checks.redis_findings(plane)),
         ("jobs", lambda: job_findings(plane)),
         ("clickhouse", lambda: doctor_checks.clickhouse_findings(plane)),
+        ("record", lambda: doctor_checks.record_findings(plane)),
         ("api", lambda: doctor_checks.api_findings(plane)),
         ("console", lambda: doctor_checks.console_findings(plane)),
         ("config", lambda: doctor_checks.config_findings(plane, config)),

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 SLOW_MS = 250.0
 CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
+COMPARED_WITHIN = timedelta(minutes=10)
+LOST_SHOWN = timedelta(days=1)
+"""How long it is warned of rows that ClickHouse had lost."""
 
 SETUP = "Run `breakwater setup` (or `breakwater up`, which does it)."
 _CLOCK = "Let both machines keep their time with NTP: budgets and cool-downs are counted by these clocks."
@@ -276,6 +280,35 @@ async def clickhouse_findings(plane: PlaneLocation) -> list[Finding]:
     elif not absent:
         findings.append(Finding("clickhouse", "ok", f"the schema is at version {max(wanted)}"))
     return findings
+
+
+async def record_findings(plane: PlaneLocation) -> list[Finding]:
+    """How far ClickHouse was compared with EVENTS, and what it had lost."""
+    from breakwater.analytics.errors import QueryFailed
+    from breakwater.analytics.log_comparison import last_comparison
+    from breakwater.bus.lookup import Lookup
+    from breakwater.contracts.subjects import Stream
+
+    async with connect.bus(plane.admin_nats_url) as client, connect.analytics(plane.clickhouse_url) as analytics:
+        lookup = Lookup(lambda: client)
+        try:
+            done = await last_comparison(analytics, await lookup.identity(Stream.EVENTS))
+        except QueryFailed:
+            return []  # migrations are not applied, which is said elsewhere
+        following = await lookup.next(Stream.EVENTS, ">", done.upto + 1)
+    now = datetime.now(UTC)
+    when = "never" if done.at is None else f"at {formats.clock(done.at, now)}, up to event {done.upto:,}"
+    compared = f"EVENTS and ClickHouse, last compared: {when}"
+    if following is not None and now - following.stored_at > COMPARED_WITHIN:
+        remedy = "Is the service `sink` running? It compares them every minute; its log says what it waits for."
+        text = f"{compared}; the next event is of {formats.clock(following.stored_at, now)}"
+        return [Finding("record", "warn", text, remedy)]
+    if done.lost_at is None:
+        return [Finding("record", "ok", f"{compared}; no event was lacking")]
+    filled = f"events were lacking last at {formats.clock(done.lost_at, now)}, {done.lost:,} in all, and stored again"
+    remedy = "Did ClickHouse lose its disk or its power, or did somebody delete rows? They are back; see its log."
+    verdict: Verdict = "warn" if now - done.lost_at < LOST_SHOWN else "ok"
+    return [Finding("record", verdict, f"{compared}; {filled}", remedy)]
 
 
 async def api_findings(plane: PlaneLocation) -> list[Finding]:

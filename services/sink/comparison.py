@@ -1,0 +1,138 @@
+"""Compares ClickHouse with EVENTS by sequence, and stores again what it lacks.
+
+What is acknowledged must be in a table, whatever became of a server since. Each sequence is compared twice, a look
+apart: by then what the system held in memory is on the disk, so a power cut between the two is made up for. After
+that it is never looked at again: what somebody deletes from ClickHouse stays deleted, and what fits no table, and is
+on DLQ, is not tried for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from datetime import datetime
+from itertools import groupby
+
+import structlog
+
+from breakwater import background
+from breakwater.analytics.client import Analytics
+from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected, Unstorable
+from breakwater.analytics.log_comparison import LogComparison, last_comparison, missing_sequences, save_comparison
+from breakwater.analytics.rows import Row
+from breakwater.analytics.schema import Table
+from breakwater.bus.errors import BusError, BusUnavailable
+from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.scan import scan
+from breakwater.contracts.subjects import Stream
+from breakwater.metrics import SinkMetrics
+from breakwater.outage import Outage
+from services.sink import records
+
+LOOK_EVERY_S = 60.0
+"""Longer than a message waits for its redelivery, and than a system keeps what was written in its memory alone."""
+
+SPAN = 1_000_000
+"""How many sequences are compared in one query."""
+
+MOST = 1_000
+"""How many missing messages are stored again at once."""
+
+CONSUMER, EVENTS = "sink-events", "bw.>"
+
+
+class LogComparer:
+    """Compares beside the storing. Of several sinks, whichever looks first does it."""
+
+    def __init__(
+        self, analytics: Analytics, connection: Connection, now: Callable[[], datetime], metrics: SinkMetrics
+    ) -> None:
+        self._analytics, self._connection, self._now, self._metrics = analytics, connection, now, metrics
+        self._lookup = Lookup(connection)
+        self._delivered = 0
+        self._is_first = True
+        self._settled = ("", 0)
+
+    async def begin(self) -> None:
+        """Notes what was delivered to sinks before this one, which is to read nothing until then."""
+        with suppress(BusUnavailable):  # the first look then compares nothing, and the next one does
+            _, self._delivered = await self._lookup.progress(Stream.EVENTS, CONSUMER)
+
+    async def run(self) -> None:
+        """Looks at once, and then every minute, until cancelled."""
+        outage = Outage("comparing EVENTS with ClickHouse")
+        while True:
+            await outage.survived(self.look, expected=(BusError, AnalyticsUnavailable, QueryFailed))
+            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
+
+    async def look(self) -> None:
+        """Compares what was delivered by the look before: it is stored by now.
+
+        The first look compares what was delivered before this sink began: what one had that has died is stored at once,
+        and not only when it is delivered again.
+
+        Raises:
+            BusUnavailable, AnalyticsUnavailable, QueryFailed: look again.
+        """
+        acknowledged, delivered = await self._lookup.progress(Stream.EVENTS, CONSUMER)
+        log = await self._lookup.facts(Stream.EVENTS)
+        is_first, self._is_first = self._is_first, False
+        upto, self._delivered = self._delivered, delivered
+        if upto <= (self._settled[1] if self._settled[0] == log.identity else 0):
+            return
+        done, now = await last_comparison(self._analytics, log.identity), self._now()
+        is_due = done.at is None or (now - done.at).total_seconds() >= LOOK_EVERY_S / 2
+        if done.settled < upto and (is_due or is_first):
+            lost = await self._compare(max(done.settled + 1, log.first), upto, acknowledged)
+            done = LogComparison(
+                settled=min(done.upto, upto) if is_due else done.settled,
+                upto=max(done.upto, upto),
+                lost=done.lost + lost,
+                lost_at=now if lost else done.lost_at,
+                at=now,
+            )
+            await save_comparison(self._analytics, log.identity, done)
+        self._settled = (log.identity, done.settled)
+
+    async def _compare(self, first: int, last: int, acknowledged: int) -> int:
+        """Stores again what is missing. Returns how much of it was acknowledged as stored."""
+        lost = 0
+        while first <= last and (head := await self._lookup.next(Stream.EVENTS, EVENTS, first)) is not None:
+            end = min(first + SPAN - 1, last)
+            missing = await missing_sequences(self._analytics, first, end, since=head.stored_at, most=MOST)
+            stored = await self._store_again(missing)
+            lost += sum(sequence <= acknowledged for sequence in stored)
+            first = missing[-1] + 1 if len(missing) == MOST else end + 1
+        if lost:
+            self._metrics.lost(lost)
+            structlog.get_logger().warning("clickhouse_lacked_rows", rows=lost, what_happens="they are stored again")
+        return lost
+
+    async def _store_again(self, sequences: Sequence[int]) -> list[int]:
+        """Stores messages, but for those that no table takes. Returns which are stored."""
+        rows: dict[str, tuple[Table, list[tuple[int, Row]]]] = {}
+        for first, last in _runs(sequences):
+            async with aclosing(scan(self._connection, Stream.EVENTS, EVENTS, start=first, up_to=last)) as found:
+                async for one in found:
+                    with suppress(Unstorable):
+                        table, row = records.read(one.subject, one.data, one.headers, one.sequence, one.stored_at)
+                        rows.setdefault(table.name, (table, []))[1].append((one.sequence, row))
+        stored: list[int] = []
+        for table, numbered in rows.values():
+            try:
+                await self._analytics.insert(table, [row for _, row in numbered])
+                stored += [sequence for sequence, _ in numbered]
+            except RowsRejected:
+                for sequence, row in numbered:
+                    with suppress(RowsRejected):
+                        await self._analytics.insert(table, [row])
+                        stored.append(sequence)
+        return stored
+
+
+def _runs(sequences: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of each group of sequences without a gap."""
+    for _, group in groupby(enumerate(sequences), key=lambda item: item[1] - item[0]):
+        run = [sequence for _, sequence in group]
+        yield run[0], run[-1]

@@ -1,0 +1,48 @@
+"""What the doctor says of the comparison of ClickHouse with EVENTS."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from breakwater.analytics.log_comparison import LogComparison, save_comparison
+from breakwater.bus.lookup import Lookup
+from breakwater.cli import doctor_checks
+from breakwater.cli.doctor_checks import Finding, record_findings
+from breakwater.cli.plane import PlaneLocation
+from breakwater.contracts.subjects import Stream
+from tests.analytics import samples
+from tests.servers import RunningServer
+from tests.services.sink.plane import Plane, of_attempt
+
+
+async def test_it_says_when_they_were_compared_and_warns_of_what_was_lacking_or_is_not_compared(
+    own_nats_server: RunningServer, clickhouse_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+    async with (
+        samples.new_database(clickhouse_server.url) as analytics,
+        Plane.provisioned(own_nats_server, clickhouse_server, analytics) as plane,
+    ):
+        monkeypatch.setenv("BREAKWATER_NATS_URL", plane.settings.nats_url.get_secret_value())
+        monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", plane.settings.clickhouse_url.get_secret_value())
+
+        async def found(one: LogComparison | None = None) -> Finding:
+            if one is not None:
+                log = await Lookup(lambda: plane.client).identity(Stream.EVENTS)
+                await save_comparison(analytics, log, one)
+            [finding] = await record_findings(PlaneLocation(None))
+            return finding
+
+        assert (await found()).verdict == "ok", "nothing has happened"
+        await plane.publish([of_attempt(samples.attempt())])
+        assert (await found()).verdict == "ok", "it has just happened"
+        monkeypatch.setattr(doctor_checks, "COMPARED_WITHIN", timedelta(0))
+        not_yet = await found()
+        assert (not_yet.verdict, "last compared: never" in not_yet.text) == ("warn", True)
+        whole = await found(LogComparison(settled=0, upto=1, at=now))
+        assert (whole.verdict, "up to event 1; no event was lacking" in whole.text) == ("ok", True)
+        lacking = LogComparison(settled=1, upto=1, lost=3, lost_at=now, at=now)
+        filled = await found(lacking)
+        assert (filled.verdict, "3 in all, and stored again" in filled.text) == ("warn", True)
+        monkeypatch.setattr(doctor_checks, "LOST_SHOWN", timedelta(0))
+        assert (await found()).verdict == "ok", "long ago"
