@@ -198,6 +198,7 @@ _OVER = (
 _WIDE_OVERFLOW = re.compile(
     rf"\b{_SENT}\b[^.;]{{0,80}}\b{_OVER}\b[^.;]{{0,60}}"
     rf"\b(?:(?:input|prompt|sequence|token|message|model)(?:'?s)?[ _-](?:\w+[ _-]){{0,2}}{_MEASURE}|tokens)\b"
+    rf"|\btokens in (?:the |your )?{_SENT}\b[^.;]{{0,40}}\b{_OVER}\b"
     rf"|\bexceed\w*[^.;]{{0,40}}\b(?:input|prompt|sequence)[ _-](?:\w+ )?{_MEASURE}\b"
     r"|\btoken limit exceeded|\bprompt exceeds\b",
     re.I,
@@ -291,11 +292,11 @@ _SPENT_WORDS = re.compile(
             r"\b(balance|credits?|funds|quota) (is|are|has been) "
             r"(too low|insufficient|not enough|exhausted|depleted|used up)",
             r"\bno (credits?|balance|quota|funds) (left|remaining)|\brequires? more credits",
-            r"\b(out of|used( up)? all( of)?( your| its| the)?( available| remaining)?)( \w+)? "
+            r"\b(out of|used( up)? all( of)?( your| its| the)?( available| remaining| included)?)( \w+)? "
             r"(credits?|funds|quota|usage)\b",
             rf"\b{_LIMIT}( \w+)? {_CAP}( \w+){{0,4}} (reached|exceeded|exhausted)",
             rf"\b(reached|reaching|exceeded|exhausted|hit)( [\w-]+){{0,4}} {_LIMIT}( \w+)? {_CAP}",
-            r"\bexhausted( \w+){0,3} (quota|credits?|balance)",
+            r"\bexhausted( \w+){0,3} (quota|credits?|balance)|\b(usage|quota|credits?|balance)[ _-]exhausted\b",
             r"\bin arrears\b|\barrearage\b|\bplease (recharge|top up)\b|\bpurchase (more )?credits\b",
             r"\bfree (tier|quota|trial)\b[^.]{0,40}\b(exhausted|used up|expired)",
             r"余额不足|欠费|额度不足|额度已用|请充值",
@@ -654,7 +655,7 @@ def _is_spent(failure: HttpFailure, latest_s: float, *, throttled: bool) -> bool
         return True
     if throttled and failure.limits:
         return any(_LONG_WINDOW.search(name) for name in failure.limits)
-    if _SPENT_WORDS.search(message):
+    if _SPENT_WORDS.search(f"{failure.code} {message}"):
         return True
     if not throttled:
         return bool(_SPENT_OR_LIMITED.search(message))

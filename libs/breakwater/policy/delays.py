@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 MAX_DELAY_S = 31 * 86_400.0
-"""Limits are set by the month at most; what is longer is no delay but, say, a moment since the epoch."""
+"""Limits are set by the month at most; a longer number of seconds is, say, a moment since the epoch."""
 
 _MAX_TEXT = 100
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
@@ -125,7 +125,7 @@ def _sane(number: float | None, unit_s: float = 1.0) -> float | None:
 
 
 def _until(moment: datetime, now: datetime) -> float | None:
-    return _sane(max(0.0, (moment - now).total_seconds()))
+    return min(max(0.0, (moment - now).total_seconds()), MAX_DELAY_S)
 
 
 def _retry_after(text: str, now: datetime) -> float | None:

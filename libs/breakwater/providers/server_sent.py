@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
+_MARK = b"\xef\xbb\xbf"
+"""A byte-order mark, which may come before the first event."""
 
 
 class EventTooLargeError(Exception):
@@ -15,15 +17,22 @@ class EventReader:
     """Takes a body in pieces, and gives its events. Comments, and fields but for names and data, are passed over."""
 
     def __init__(self) -> None:
+        self._first = True
         self._rest = b""
         self._name = b""
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Names and data of the events that are whole now, but those without data. Raises EventTooLargeError."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        body = self._rest + piece
+        if self._first and not _MARK.startswith(body):
+            self._first, body = False, body.removeprefix(_MARK)
+        if b"\r" in body:
+            # The next piece may begin with the other half of a line's end.
+            half = b"\r" if body.endswith(b"\r") else b""
+            body = body.removesuffix(half).replace(b"\r\n", b"\n").replace(b"\r", b"\n") + half
+        *lines, self._rest = body.split(b"\n")
         for line in lines:
-            line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
                 self._data.append(line[5:].strip())
             elif line.startswith(b"event:"):
