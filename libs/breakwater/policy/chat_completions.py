@@ -138,7 +138,8 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
         cast(dict[str, Any], result.get("response") or {}),
         partial(_completed, str(result["execution_id"])),
     )
-    if isinstance(response.get("choices"), list):
+    # A message of Anthropic's has content itself; what else it may have is none of ours.
+    if isinstance(response.get("choices"), list) and "content" not in response:
         return {
             "object": "chat.completion",
             **response,
