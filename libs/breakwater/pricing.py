@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Protocol
@@ -108,6 +108,8 @@ _LONGEST_CALL = timedelta(hours=1)
 @dataclass(frozen=True, slots=True)
 class _Listed:
     info: ModelInfo
+    _read: dict[int, Rates] = field(default_factory=dict[int, Rates], compare=False, repr=False)
+    """The list's standard prices, by the identity of what the list has; there are a few for different hours."""
 
     def cost(self, usage: Usage) -> Cost | None:
         tariff = self.tariff(datetime.now(UTC), usage.terms)
@@ -130,7 +132,11 @@ class _Listed:
             for variant in self.info.price_variants or ()
             if tuple(variant.when.values()) == (term,)
         }
-        return Tariff(_rates(self.info.get_prices(at)), known)
+        standard = self.info.get_prices(at)
+        rates = self._read.get(id(standard))
+        if rates is None:
+            rates = self._read[id(standard)] = _rates(standard)
+        return Tariff(rates, known)
 
 
 def _sells_tokens(tariff: Tariff) -> bool:

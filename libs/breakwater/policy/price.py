@@ -62,6 +62,8 @@ KINDS: Mapping[str, Kind] = {
 """Makers count images and film that they are sent as any input. The percentages are about the highest that the price
 list has of chat models, of caches Anthropic's."""
 
+_SAID = ("output", "reasoning")
+
 _TERMS = {"flex": 100, "batch": 100, "scale": 100, "reserved": 100, "provisioned_throughput": 100, "us": 110}
 """Percent of the standard price for terms that cost no more, were paid before, or add a fixed share."""
 _OTHER_TERMS = 250
@@ -96,9 +98,12 @@ class Rates:
 
     def _rate(self, kind: str, tokens: int) -> tuple[int, bool]:
         """The price of a kind in a call with so much input, and whether it is known."""
-        found = [nano for above, nano in self.steps.get(kind, ()) if tokens > above]
-        if found and found[-1] is not None:
-            return found[-1], True
+        found = None
+        for above, nano in self.steps.get(kind, ()):
+            if tokens > above:
+                found = nano
+        if found is not None:
+            return found, True
         rule = KINDS[kind]
         whole, _ = self._rate(rule.whole, tokens)
         return -(-whole * rule.percent // 100), rule.certain
@@ -114,16 +119,17 @@ class Rates:
             return None
         written, hour = usage.cache_write_tokens or 0, usage.parts.get("cache_write_1h", 0)
         parts = {
-            "cached": usage.cached_tokens or 0,
-            "reasoning": usage.reasoning_tokens or 0,
+            "cached": usage.cached_tokens,
+            "reasoning": usage.reasoning_tokens,
             **usage.parts,
             "cache_write": written - min(hour, written),
         }
+        used = [(KINDS[kind].whole, kind, tokens) for kind, tokens in parts.items() if tokens]
         exact, unknown = 0, [f"the terms {term!r}" for term in terms]
         for whole, left in (("input", usage.input_tokens), ("output", usage.output_tokens)):
-            of_whole = [(*self._rate(kind, usage.input_tokens), kind) for kind in parts if KINDS[kind].whole == whole]
-            for rate, known, kind in sorted(of_whole, reverse=True):
-                tokens = min(parts[kind], left)
+            of_whole = [(*self._rate(kind, usage.input_tokens), kind, count) for of, kind, count in used if of == whole]
+            for rate, known, kind, count in sorted(of_whole, reverse=True):
+                tokens = min(count, left)
                 exact, left = exact + tokens * rate, left - tokens
                 if tokens and not known:
                     unknown.append(f"{kind.replace('_', ' ')} tokens")
@@ -140,15 +146,14 @@ class Rates:
         kinds = ["input", "cached", *(["cache_write"] if writes else [])]
         if asked.cache_ttl_s > SHORT_CACHE_S:
             kinds.append("cache_write_1h")
-        sound = min(asked.sound_tokens, input_tokens)
-        read, heard = self._dearest(kinds, input_tokens), self._dearest([*kinds, "input_audio"], input_tokens)
-        exact = (input_tokens - sound) * read + sound * heard
-        exact += max_tokens * self._dearest(["output", "reasoning"], input_tokens)
+        reached = {above + 1 for steps in self.steps.values() for above, _ in steps if above < input_tokens}
+        exact = input_tokens * self._dearest(kinds, reached) + max_tokens * self._dearest(_SAID, reached)
+        if sound := min(asked.sound_tokens, input_tokens):
+            exact += sound * (self._dearest([*kinds, "input_audio"], reached) - self._dearest(kinds, reached))
         return (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE) + self.per_call
 
-    def _dearest(self, kinds: Sequence[str], most: int) -> int:
-        reached = {above + 1 for steps in self.steps.values() for above, _ in steps if above < most} or {0}
-        return max(self._rate(kind, tokens)[0] for kind in kinds for tokens in reached)
+    def _dearest(self, kinds: Sequence[str], reached: Iterable[int]) -> int:
+        return max([self._rate(kind, tokens)[0] for tokens in reached for kind in kinds])
 
 
 @dataclass(frozen=True, slots=True)

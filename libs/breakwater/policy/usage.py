@@ -47,12 +47,14 @@ _COUNTS = ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "input_tok
 
 def credible(usage: Usage) -> Usage:
     """What was reported; nothing but the problem where it can't be what a call used."""
-    named = {name.replace("_", " "): getattr(usage, name) for name in _COUNTS}
-    for what, tokens in (*named.items(), *((f"{kind} tokens", tokens) for kind, tokens in usage.parts.items())):
-        if tokens is not None and tokens > MAX_USAGE:
-            problem = f"{Decimal(tokens):.3g} {what} were reported, over {MAX_USAGE:,} are not credible for one call"
-            return Usage(None, None, problem=problem)
-    return usage
+    named = {name: tokens for name in _COUNTS if (tokens := getattr(usage, name)) is not None}
+    if usage.parts:
+        named |= {f"{kind} tokens": tokens for kind, tokens in usage.parts.items()}
+    if max(named.values(), default=0) <= MAX_USAGE:
+        return usage
+    what, tokens = next((what, tokens) for what, tokens in named.items() if tokens > MAX_USAGE)
+    said = f"{Decimal(tokens):.3g} {what.replace('_', ' ')} were reported"
+    return Usage(None, None, problem=f"{said}, over {MAX_USAGE:,} are not credible for one call")
 
 
 _MOST = Decimal(10) ** 40
@@ -60,7 +62,9 @@ _MOST = Decimal(10) ** 40
 
 def figure(value: Any) -> int | None:
     """A number of tokens, also one that is written as a text; None for anything else. Parts of a token are one."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if type(value) is int:
+        return value if value >= 0 else None
+    if isinstance(value, bool) or not isinstance(value, float | str):
         return None
     try:
         number = Decimal(value)
@@ -68,7 +72,7 @@ def figure(value: Any) -> int | None:
         return None
     if not number.is_finite() or number < 0:
         return None
-    return math.ceil(number if isinstance(value, int) else min(number, _MOST))
+    return math.ceil(min(number, _MOST))
 
 
 def highest(known: Any, given: Any) -> Any:
@@ -82,36 +86,59 @@ def highest(known: Any, given: Any) -> Any:
     return known if given is None else given
 
 
-_INPUT = ("prompt_tokens", "input_tokens")
-_OUTPUT = ("completion_tokens", "output_tokens")
 _INPUT_DETAILS = ("prompt_tokens_details", "input_tokens_details")
 _OUTPUT_DETAILS = ("completion_tokens_details", "output_tokens_details")
-_CACHED = (
-    *(f"{details}.cached_tokens" for details in _INPUT_DETAILS),
-    "prompt_cache_hit_tokens",
-    "cached_tokens",
-    "cache_read_input_tokens",
-    "cached_prompt_text_tokens",
-)
-_WRITTEN = (
-    *(
-        f"{details}.{name}"
-        for details in _INPUT_DETAILS
-        for name in ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
+_PLACES = {
+    "input": ("prompt_tokens", "input_tokens"),
+    "output": ("completion_tokens", "output_tokens"),
+    "total": ("total_tokens",),
+    "cached": (
+        *(f"{details}.cached_tokens" for details in _INPUT_DETAILS),
+        "prompt_cache_hit_tokens",
+        "cached_tokens",
+        "cache_read_input_tokens",
+        "cached_prompt_text_tokens",
     ),
-    "cache_creation_input_tokens",
-)
-_BY_LIFETIME = ("cache_creation", *(f"{details}.cache_creation" for details in _INPUT_DETAILS))
-_REASONING = (
-    *(f"{details}.{name}" for details in _OUTPUT_DETAILS for name in ("reasoning_tokens", "thinking_tokens")),
-    "reasoning_tokens",
-    "thinking_tokens",
-)
+    "missed": ("prompt_cache_miss_tokens",),
+    "written": (
+        *(
+            f"{details}.{name}"
+            for details in _INPUT_DETAILS
+            for name in ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
+        ),
+        "cache_creation_input_tokens",
+    ),
+    **{
+        lifetime: tuple(
+            f"{outer}cache_creation.ephemeral_{lifetime}_input_tokens"
+            for outer in ("", *(f"{details}." for details in _INPUT_DETAILS))
+        )
+        for lifetime in ("1h", "5m")
+    },
+    "reasoning": (
+        *(f"{details}.{name}" for details in _OUTPUT_DETAILS for name in ("reasoning_tokens", "thinking_tokens")),
+        "reasoning_tokens",
+        "thinking_tokens",
+    ),
+    "citation": ("citation_tokens",),
+}
+"""Where figures of the same tokens may stand."""
+_MEANING = {place: what for what, places in _PLACES.items() for place in places}
 _MODALITIES = {"audio_tokens": "audio", "image_tokens": "image", "video_tokens": "video"}
 _NO_KINDS = frozenset(
     {"text_tokens", "reasoning_tokens", "thinking_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"}
 )
-"""Of details: what costs what all of it costs, or is looked at elsewhere."""
+"""Of details: what costs what all of it costs."""
+
+
+def _kind(place: str) -> tuple[str, str] | None:
+    """The direction and the name of tokens in the details that have a price of their own."""
+    outer, _, name = place.rpartition(".")
+    direction = "input" if outer in _INPUT_DETAILS else "output" if outer in _OUTPUT_DETAILS else None
+    if direction is None or not name.endswith("_tokens") or "cache" in name or name in _NO_KINDS:
+        return None
+    return direction, name
+
 
 STANDARD_TERMS = frozenset({"", "auto", "default", "standard", "standard_only", "on_demand", "global", "not_available"})
 _MAX_TERM = 40
@@ -124,12 +151,12 @@ def of_completion(answer: Mapping[str, Any], *, thinks_beside: bool = False) -> 
         answer: the whole completion.
         thinks_beside: the provider counts reasoning neither into the output nor into the total.
     """
-    reported = next((one for one in _places(answer) if one), None)
+    reported = next((one for one in _reports(answer) if one), None)
     if reported is None:
         return None
     figures = _Figures(reported)
-    tokens, cached, written = figures.most(*_INPUT), figures.least(*_CACHED), figures.most(*_WRITTEN)
-    missed = figures.most("prompt_cache_miss_tokens")
+    tokens, cached, written = figures.most("input"), figures.least("cached"), figures.most("written")
+    missed = figures.most("missed")
     if missed is not None and (seen := missed + (cached or 0)) > (tokens or 0):
         if tokens:
             figures.doubt(f"{seen} tokens in and not in a cache are more than {tokens} of input")
@@ -148,14 +175,14 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
     if not reported:
         return None
     figures = _Figures(reported)
-    tokens, cached = figures.most(*_INPUT), figures.least(*_CACHED)
-    written, hour = figures.written(figures.most(*_WRITTEN))
+    tokens, cached = figures.most("input"), figures.least("cached")
+    written, hour = figures.written(figures.most("written"))
     if tokens is not None:
         tokens += (cached or 0) + (written or 0)
     return figures.usage(answer, tokens, cached, written, hour)
 
 
-def _places(answer: Mapping[str, Any]) -> Iterator[Any]:
+def _reports(answer: Mapping[str, Any]) -> Iterator[Any]:
     """Where usage may stand: Groq's streams have it in a field of their own, Moonshot's in the last choice."""
     yield answer.get("usage")
     yield _object(answer.get("x_groq")).get("usage")
@@ -168,57 +195,65 @@ def _object(value: Any) -> Mapping[str, Any]:
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
+def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    """What is reported, by its place: `prompt_tokens_details.cached_tokens`."""
+    for name, value in reported.items():
+        if isinstance(value, dict):
+            yield from _leaves(cast(dict[str, Any], value), f"{outer}{name}.")
+        elif value is not None:
+            yield f"{outer}{name}", value
+
+
 class _Figures:
     def __init__(self, reported: Any) -> None:
         self._reported = _object(reported)
         self._problems: list[str] = []
+        self._found: dict[str | tuple[str, str], list[int]] = {}
+        self._kinds: list[tuple[str, str]] = []
+        for place, value in _leaves(self._reported):
+            what = _MEANING.get(place)
+            if what is None:
+                what = _kind(place)
+                if what is None:
+                    continue
+                self._kinds.append(what)
+            tokens = figure(value)
+            if tokens is None:
+                self.doubt(f"{place} is no number of tokens")
+            else:
+                self._found.setdefault(what, []).append(tokens)
+        for what, found in self._found.items():
+            if len(found) > 1 and len({tokens for tokens in found if tokens}) > 1:
+                self.doubt(f"two figures of the same tokens differ ({what if isinstance(what, str) else what[1]})")
         if not self._reported:
             self.doubt("what was reported as usage is no object")
 
     def doubt(self, problem: str) -> None:
         self._problems.append(problem)
 
-    def most(self, *places: str) -> int | None:
+    def most(self, what: str) -> int | None:
         """The highest figure of those that mean the same; None where there is none."""
-        return max(self._all(places), default=None)
+        return max(self._found.get(what, ()), default=None)
 
-    def least(self, *places: str) -> int | None:
+    def least(self, what: str) -> int | None:
         """The lowest, of tokens that cost less than others; a zero beside another figure says nothing."""
-        found = self._all(places)
+        found = self._found.get(what, ())
         return min(filter(None, found), default=max(found, default=None))
-
-    def _all(self, places: tuple[str, ...]) -> list[int]:
-        found: list[int] = []
-        for place in places:
-            outer, _, name = place.rpartition(".")
-            value: Any = self._reported
-            for step in (*filter(None, outer.split(".")), name):
-                value = _object(value).get(step)
-            tokens = figure(value)
-            if tokens is not None:
-                found.append(tokens)
-            elif value is not None and not isinstance(value, dict):
-                self.doubt(f"{place} is no number of tokens")
-        if len({tokens for tokens in found if tokens}) > 1:
-            self.doubt(f"two figures of the same tokens differ ({places[0]})")
-        return found
 
     def written(self, written: int | None) -> tuple[int | None, int]:
         """Tokens that were written to a cache, and how many of them for an hour."""
-        hour = self.most(*(f"{place}.ephemeral_1h_input_tokens" for place in _BY_LIFETIME)) or 0
-        both = hour + (self.most(*(f"{place}.ephemeral_5m_input_tokens" for place in _BY_LIFETIME)) or 0)
+        hour = self.most("1h") or 0
+        both = hour + (self.most("5m") or 0)
         if written and both > written:
             self.doubt(f"{both} tokens were written to a cache for some time, and {written} at all")
         return (max(both, written or 0) if both or written is not None else None), hour
 
-    def _parts(self, direction: str, places: tuple[str, ...]) -> dict[str, int]:
-        names = {name for place in places for name in _object(self._reported.get(place))}
+    def _parts(self, direction: str) -> dict[str, int]:
         parts: dict[str, int] = {}
-        for name in sorted(names):
-            if name.endswith("_tokens") and "cache" not in name and name not in _NO_KINDS:
-                kind = f"{direction}_{_MODALITIES.get(name, 'other')}"
-                if tokens := self.most(*(f"{place}.{name}" for place in places)):
-                    parts[kind] = parts.get(kind, 0) + tokens
+        for what in dict.fromkeys(self._kinds):
+            if what[0] == direction and (tokens := max(self._found.get(what, (0,)))):
+                kind = f"{direction}_{_MODALITIES.get(what[1], 'other')}"
+                parts[kind] = parts.get(kind, 0) + tokens
         return parts
 
     def _whole(self, tokens: int | None, parts: Mapping[str, int], what: str) -> int | None:
@@ -240,13 +275,13 @@ class _Figures:
         thinks_beside: bool = False,
     ) -> Usage:
         """All of it, from what is known of the input."""
-        heard, said = self._parts("input", _INPUT_DETAILS), self._parts("output", _OUTPUT_DETAILS)
+        heard, said = self._parts("input"), self._parts("output")
         tokens = self._whole(tokens, heard, "input")
         if tokens == 0:
             self.doubt("0 input tokens were reported")
             tokens = None
-        output = self._output(tokens, self._whole(self.most(*_OUTPUT), said, "output"), thinks_beside=thinks_beside)
-        if cited := self.most("citation_tokens"):
+        output = self._output(tokens, self._whole(self.most("output"), said, "output"), thinks_beside=thinks_beside)
+        if cited := self.most("citation"):
             output, said["citation"] = (output or 0) + cited, cited
         words = (answer.get("service_tier"), *map(self._reported.get, ("service_tier", "speed", "inference_geo")))
         terms = (word.strip().lower()[:_MAX_TERM] for word in words if isinstance(word, str))
@@ -255,7 +290,7 @@ class _Figures:
             output,
             cached,
             written,
-            self.most(*_REASONING),
+            self.most("reasoning"),
             {**({"cache_write_1h": hour} if hour else {}), **heard, **said},
             tuple(term for term in dict.fromkeys(terms) if term not in STANDARD_TERMS),
             "; ".join(dict.fromkeys(self._problems)) or None,
@@ -263,10 +298,10 @@ class _Figures:
 
     def _output(self, tokens: int | None, output: int | None, *, thinks_beside: bool) -> int | None:
         """All output: what the total has beyond the input, and reasoning, wherever it is counted."""
-        said, thought = output or 0, self.most(*_REASONING) or 0
+        said, thought = output or 0, self.most("reasoning") or 0
         beside = thinks_beside or thought > said
         most = said + thought if beside else said
-        total = self.most("total_tokens")
+        total = self.most("total")
         if total and tokens is not None and (rest := total - tokens) != most:
             if rest > most:
                 most = rest

@@ -200,7 +200,7 @@ async def test_what_answered_and_why_it_ended_is_said_in_words(console: Console)
     for said in (
         "gpt-4.1-mini answered; gpt-4.1 was requested",
         "length: cut off by its output limit",
-        "estimated: calls without a reported usage count at their worst case",
+        "estimated: of at least one call no usage was reported, or none that can be true and priced",
         "First token 2.3 s 300 ms into its call, 100 tokens/s",
         "temperature",
         "0.25",
