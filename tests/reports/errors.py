@@ -11,7 +11,7 @@ import yaml
 from tests.reports.case import Case, among, bad
 from tests.reports.wire import Body, Reply, stream
 
-_RULES = ("dialect", "in_200", "by_status", "in_list", "status", "headers", "body", "expected")
+_RULES = ("dialect", "in_200", "by_status", "in_list", "stream_events", "status", "headers", "body", "expected")
 """What says how an error is sent. All else are its fields; `status_name` is `status` there."""
 
 
@@ -41,8 +41,9 @@ def _sent(row: str, name: str, rules: Body) -> Iterator[Case]:
     if rules.get("in_200", not rules.get("by_status", True)):
         yield Case(row, f"{name}-in-200", [Reply(body)], expected, **how)
         yield Case(row, f"{name}-in-200-whole", [Reply(body)], expected, stream=True, **how)
-        first = Reply((body,)) if is_anthropic else stream(body)
-        yield Case(row, f"{name}-event", [first], expected, stream=True, **how)
+        if rules.get("stream_events", True):
+            first = Reply((body,)) if is_anthropic else stream(body)
+            yield Case(row, f"{name}-event", [first], expected, stream=True, **how)
 
 
 def _expected(calls: Any, **more: Any) -> Body:

@@ -118,14 +118,23 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], sil
 
 def carries_error(body: Mapping[str, Any]) -> bool:
     """Whether the body of a 2xx, or an event of it, is an error."""
-    if body.get("error") or body.get("type") == "error" or body.get("object") in ("error", "Error"):
+    error, answered = body.get("error"), bool(body.get("choices") or body.get("content"))
+    # Some gateways write all fields of an error beside an answer, with nothing in them.
+    if error and not (answered and isinstance(error, dict) and not any(cast(dict[str, Any], error).values())):
         return True
-    if body.get("choices") or body.get("content"):
+    if body.get("type") == "error" or body.get("object") in ("error", "Error"):
+        return True
+    if answered:
         return False
     # As gateways send it that wrap what they pass on, and MiniMax.
     said = body.get("message") or body.get("msg")
     failed = str(body.get("code")).lower() not in _NO_ERROR and isinstance(said, str)
     return failed or bool(_object(body.get("base_resp")).get("status_code"))
+
+
+def says_why(body: dict[str, Any]) -> bool:
+    """Whether the body of a 2xx without an answer says in words what went wrong, in whatever shape."""
+    return bool(_text((_error_of(body) or {}).get("message")))
 
 
 def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | BrokenAnswer:
@@ -169,6 +178,11 @@ def read_json(payload: bytes) -> Any:
     return found
 
 
+def first_of(found: Any) -> Any:
+    """What was read itself, or the first of a list: Gemini wraps an error into one."""
+    return cast(list[Any], found)[0] if isinstance(found, list) and found else found
+
+
 def _parsed(payload: bytes) -> Any:
     try:
         return read_json(payload)
@@ -182,8 +196,7 @@ def _error_of(body: Any) -> dict[str, Any] | None:
     OpenAI, Anthropic and Gemini nest it under `error`, Gemini's stream in a list as well; Ollama has a text there;
     vLLM, Mistral, Azure's gateway and FastAPI have it at the top.
     """
-    if isinstance(body, list) and body:
-        body = cast(list[Any], body)[0]
+    body = first_of(body)
     if not isinstance(body, dict):
         return None
     top = cast(dict[str, Any], body)
@@ -193,7 +206,7 @@ def _error_of(body: Any) -> dict[str, Any] | None:
         return {**error, "message": _first(error, "message", "msg", "type", "code", "status")}
     if base := _object(top.get("base_resp")):
         return {"code": base.get("status_code"), "message": base.get("status_msg")}
-    message = nested if isinstance(nested, str) and nested else _first(top, "message", "msg", "detail", "errors")
+    message = nested if isinstance(nested, str) and nested else _first(top, "message", "msg", "error_msg", "detail", "errors")
     if message is None and top.get("object") != "error":
         return None
     status = top.get("statusCode")

@@ -34,7 +34,15 @@ from breakwater.providers.base import (
     Wire,
     fields,
 )
-from breakwater.providers.failures import carries_error, error_in_answer, http_failure, read_json, transport_failure
+from breakwater.providers.failures import (
+    carries_error,
+    error_in_answer,
+    first_of,
+    http_failure,
+    read_json,
+    says_why,
+    transport_failure,
+)
 from breakwater.providers.http_stream import StreamBroken, receive, silence
 from breakwater.providers.limit import Limit
 from breakwater.secret_refs import SecretRef
@@ -265,6 +273,8 @@ class HttpProvider:
         try:
             return self._answer(body, status, usage)
         except UnusableAnswerError as error:
+            if says_why(body):
+                raise CallFailed(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
             raise _broken(status, str(error), usage) from error
 
     def _begun(self, body: dict[str, Any]) -> bool:
@@ -334,7 +344,7 @@ def _parsed(reply: _Reply) -> dict[str, Any]:
     if not payload.strip():
         raise _broken(status, "the answer's body is empty")
     try:
-        body: Any = read_json(payload)
+        body = first_of(read_json(payload))
     except ValueError as error:
         raise _broken(status, f"the answer {error}") from error
     if not isinstance(body, dict):

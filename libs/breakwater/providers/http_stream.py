@@ -12,7 +12,7 @@ import aiohttp
 from breakwater.policy.chat_chunks import Chunk
 from breakwater.policy.classify import BrokenAnswer, Failure, TransportFailure
 from breakwater.providers.base import MAX_ANSWER_BYTES, Call, Streaming, StreamReader, UnusableAnswerError
-from breakwater.providers.failures import carries_error, error_in_answer, read_json
+from breakwater.providers.failures import carries_error, error_in_answer, first_of, read_json
 from breakwater.providers.limit import Limit
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
@@ -126,7 +126,7 @@ def _chunks(events: EventReader, reader: StreamReader, piece: bytes) -> Iterator
 
 def _parsed(data: bytes) -> dict[str, Any]:
     try:
-        event: dict[str, Any] = read_json(data) or {}
+        event: dict[str, Any] = first_of(read_json(data)) or {}
     except ValueError as error:
         raise UnusableAnswerError(f"an event of the stream {error}") from error
     if type(event) is not dict:
