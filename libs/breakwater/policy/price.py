@@ -64,8 +64,17 @@ list has of chat models, of caches Anthropic's."""
 
 _SAID = ("output", "reasoning")
 
-_TERMS = {"flex": 100, "batch": 100, "scale": 100, "reserved": 100, "provisioned_throughput": 100, "us": 110}
-"""Percent of the standard price for terms that cost no more, were paid before, or add a fixed share."""
+_TERMS = {
+    "flex": 100,
+    "batch": 100,
+    "scale": 100,
+    "reserved": 100,
+    "provisioned_throughput": 100,
+    "us": 110,
+    "fast": 600,
+}
+"""Percent of the standard price for terms that cost no more, were paid before, add a fixed share, or are Anthropic's
+dearest."""
 _OTHER_TERMS = 250
 """The most that the price list has, for OpenAI's `priority`."""
 
@@ -137,6 +146,9 @@ class Rates:
         nano = (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE) + self.per_call
         for term in terms:
             nano = -(-nano * _TERMS.get(term, _OTHER_TERMS) // 100)
+        if usage.fees:
+            nano += usage.fees
+            unknown.append("web searches")
         return Cost(nano, f"no price is known for {' and '.join(unknown)}" if unknown else None)
 
     def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize) -> int:

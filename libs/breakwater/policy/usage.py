@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from functools import reduce
 from typing import Any, cast
 
 MAX_USAGE = 100_000_000
@@ -30,6 +31,7 @@ class Usage:
             written to a cache, `input_…` of the input, others of the output.
         terms: on which the call was served, in the provider's words; none for its standard ones.
         problem: what can't be true of what was reported.
+        fees: nano-dollars at their makers' prices, of what was done beside the tokens.
     """
 
     input_tokens: int | None
@@ -40,6 +42,7 @@ class Usage:
     parts: Mapping[str, int] = field(default_factory=dict[str, int])
     terms: tuple[str, ...] = ()
     problem: str | None = None
+    fees: int = 0
 
 
 _COUNTS = ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "input_tokens", "output_tokens")
@@ -123,7 +126,12 @@ _PLACES = {
     "citation": ("citation_tokens",),
 }
 """Where figures of the same tokens may stand."""
-_MEANING = {place: what for what, places in _PLACES.items() for place in places}
+_FEES = {
+    "server_tool_use.web_search_requests": 10_000_000,  # Anthropic: $10 for a thousand
+    "num_sources_used": 25_000_000,  # xAI
+    "num_search_queries": 5_000_000,  # Perplexity
+}
+_MEANING = {place: what for what, places in _PLACES.items() for place in places} | {place: place for place in _FEES}
 _MODALITIES = {"audio_tokens": "audio", "image_tokens": "image", "video_tokens": "video"}
 _NO_KINDS = frozenset(
     {"text_tokens", "reasoning_tokens", "thinking_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"}
@@ -174,6 +182,10 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
     reported = answer.get("usage")
     if not reported:
         return None
+    # What a conversation was made shorter with is counted there alone.
+    steps = _object(reported).get("iterations")
+    if isinstance(steps, list) and steps:
+        reported = highest(reported, reduce(_added, map(_object, cast(list[Any], steps))))
     figures = _Figures(reported)
     tokens, cached = figures.most("input"), figures.least("cached")
     written, hour = figures.written(figures.most("written"))
@@ -189,6 +201,14 @@ def _reports(answer: Mapping[str, Any]) -> Iterator[Any]:
     choices = answer.get("choices")
     for choice in cast(list[Any], choices) if isinstance(choices, list) else ():
         yield _object(choice).get("usage")
+
+
+def _added(one: Any, other: Any) -> Any:
+    if isinstance(one, dict) and isinstance(other, dict):
+        before, more = cast(dict[str, Any], one), cast(dict[str, Any], other)
+        return {**before, **{name: _added(before.get(name), value) for name, value in more.items()}}
+    here, there = figure(one), figure(other)
+    return other if here is None else here + (there or 0)
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -294,6 +314,7 @@ class _Figures:
             {**({"cache_write_1h": hour} if hour else {}), **heard, **said},
             tuple(term for term in dict.fromkeys(terms) if term not in STANDARD_TERMS),
             "; ".join(dict.fromkeys(self._problems)) or None,
+            sum(nano * (self.most(place) or 0) for place, nano in _FEES.items()),
         )
 
     def _output(self, tokens: int | None, output: int | None, *, thinks_beside: bool) -> int | None:

@@ -206,7 +206,9 @@ def _error_of(body: Any) -> dict[str, Any] | None:
         return {**error, "message": _first(error, "message", "msg", "type", "code", "status")}
     if base := _object(top.get("base_resp")):
         return {"code": base.get("status_code"), "message": base.get("status_msg")}
-    message = nested if isinstance(nested, str) and nested else _first(top, "message", "msg", "error_msg", "detail", "errors")
+    message = (
+        nested if isinstance(nested, str) and nested else _first(top, "message", "msg", "error_msg", "detail", "errors")
+    )
     if message is None and top.get("object") != "error":
         return None
     status = top.get("statusCode")
