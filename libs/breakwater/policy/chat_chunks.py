@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import orjson
+
 from breakwater.policy.chat_messages import (
     OTHERS,
     THOUGHT,
@@ -26,6 +28,8 @@ _NOT_HEAD = frozenset({"choices", "object", "usage"})
 _NOT_MORE = frozenset({"index", "delta", "message"})
 _PIECE = frozenset({"index", "function"})
 _OF_CALL = frozenset({"index", "id", "type", "function", "name", "arguments"})
+_GROWING = frozenset({"arguments", "data", "input", "transcript"})
+"""Of parts of a delta: texts that come in pieces, of which two may be equal. Other texts are only repeated."""
 _TEXTS = frozenset({"content", "refusal", "reasoning", THOUGHT})
 
 
@@ -227,7 +231,7 @@ class _Choice:
             known = call_id(call.id)
             if (own is not None and known is not None and own != known) or name != call.name:
                 return None
-            if text.startswith("{") and call.arguments and arguments_text(call.arguments[-1]).endswith("}"):
+            if text.startswith("{") and call.is_whole:
                 return None
         if call.id is None:
             call.id = own
@@ -271,6 +275,15 @@ class _Call:
     arguments: list[Any] = field(default_factory=list[Any])
     more: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its arguments are an object already. A text in them may have `}{`, too."""
+        text = "".join(map(arguments_text, self.arguments))
+        try:
+            return isinstance(orjson.loads(text), dict)
+        except orjson.JSONDecodeError:
+            return False
+
     def whole(self) -> dict[str, Any]:
         """The call, with its arguments as they came."""
         call = {**({} if self.id is None else {"id": self.id}), "type": self.type, **self.more}
@@ -282,14 +295,14 @@ class _Call:
         return {**call, "function": {**named, "arguments": arguments}}
 
 
-def _merged(known: Any, value: Any) -> Any:
+def _merged(known: Any, value: Any, name: str = "") -> Any:
     """Two parts of a value that is neither text nor a tool call: audio, log probabilities, details of reasoning."""
     if isinstance(known, list) and isinstance(value, list):
         return cast(list[Any], known) + cast(list[Any], value)
     if isinstance(known, dict) and isinstance(value, dict):
         both, more = cast(dict[str, Any], known), cast(dict[str, Any], value)
-        return {**both, **{name: _merged(both.get(name), one) for name, one in more.items()}}
-    if isinstance(known, str) and isinstance(value, str) and known != value:
+        return {**both, **{key: _merged(both.get(key), one, key) for key, one in more.items()}}
+    if isinstance(known, str) and isinstance(value, str) and (known != value or name in _GROWING):
         return known + value
     return known if value is None else value
 
