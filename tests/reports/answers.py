@@ -51,8 +51,15 @@ def _calls() -> Iterator[Case]:
         ("null-index", calls([{**one, "index": None}], [{**two, "index": None}])),
         ("same-index-in-pieces", calls([{**call('{"cit'), "index": 0}], [rest], [two])),
         ("own-index", calls([one], [{**two, "index": 1}])),
+        ("index-of-bool", calls([{**one, "index": False}], [{**two, "index": True}])),
     ):
         yield Case(row, f"calls-{name}", [reply], both, stream=True)
+    code = '{"code": "if (a) {b()}{c()}"}'
+    cut = code.index("}{") + 1
+    pieces = calls(*([{**call(piece), "index": 0}] for piece in (code[:cut], code[cut:])))
+    yield Case(row, "calls-named-again", [pieces], tools(("find", code), finish="tool_calls"), stream=True)
+    twice = calls(*([{**call(), "index": 0, "id": "find"}] for _ in range(2)))
+    yield Case(row, "calls-same-id-and-name", [twice], tools(OSLO, OSLO, finish="tool_calls"), stream=True)
     first, second = block(tool(), 0, [partial(OSLO[1])]), block(tool(name="book", id="toolu_2"), 0, [partial(ROME[1])])
     yield Case(row, "calls-same-index-anthropic", [events(*first, *second, stop="tool_use")], both, "anthropic", True)
     plain = chat(None, finish="tool_calls", tool_calls=[one, two])
@@ -128,6 +135,7 @@ def _events() -> Iterator[Case]:
         ("event-name", "event: keepalive\n\n"),
         ("filters", {**no_choices, "choices": [], "prompt_filter_results": [{"prompt_index": 0}]}),
         ("empty-object", {}),
+        ("error-blank", {**no_choices, "choices": [{"index": 0, "delta": {}}], "error": {"message": "", "code": None}}),
         ("error-null", {**no_choices, "choices": [], "error": None}),
         ("null-delta", {**no_choices, "choices": [{"index": 0, "delta": None, "finish_reason": None}]}),
         ("null", "data: null\n\n"),
@@ -151,6 +159,8 @@ def _events() -> Iterator[Case]:
         ("unended", lines.rstrip()),
     ):
         yield Case(row, f"event-{name}", [Reply((data.decode(),))], good(), stream=True)
+    blank = {"message": "", "type": "", "param": "", "code": None}
+    yield Case(row, "event-error-blank-plain", [chat(more={"error": blank})], good())
     for name, event in odd[2:9]:
         start, *rest = events(*block()).body
         assert isinstance(start, dict)
@@ -214,6 +224,7 @@ def _reasons() -> Iterator[Case]:
         "unexpected_tool_call",
         "malformed_tool_use",
         "malformed_model_output",
+        "time_limit",
     ):
         name, again = word.lower().replace("_", "-").replace(": ", "-"), bad(3, "server", cost=SOME)
         name += "-upper" if word.isupper() else ""

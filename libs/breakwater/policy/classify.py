@@ -200,6 +200,8 @@ _WIDE_OVERFLOW = re.compile(
     rf"\b(?:(?:input|prompt|sequence|token|message|model)(?:'?s)?[ _-](?:\w+[ _-]){{0,2}}{_MEASURE}|tokens)\b"
     rf"|\btokens in (?:the |your )?{_SENT}\b[^.;]{{0,40}}\b{_OVER}\b"
     rf"|\bexceed\w*[^.;]{{0,40}}\b(?:input|prompt|sequence)[ _-](?:\w+ )?{_MEASURE}\b"
+    rf"|\b(?:input|prompt|context|sequence|conversation) (?:\w+ )?(?:length|size|tokens?)\b[^.;]{{0,40}}\b{_OVER}\b"
+    r"|(?:输入|上下文)[^。;]{0,20}(?:超过|超出|过长)|超[过出][^。;]{0,12}上下文"
     r"|\btoken limit exceeded|\bprompt exceeds\b",
     re.I,
 )
@@ -254,7 +256,7 @@ _THROTTLED_WORDS = re.compile(
     r"too many (concurrent |parallel )?requests|\bthrottl(ed|ing)\b|rate[ -]?limit(ed| (is |was |has been )?"
     r"(exceeded|reached|hit))|(exceed\w*|reached|hit)( \w+['’]?s?){0,5} rate[ -]limit|"
     r"wait (a \w+ )?before (trying|retry|sending|making)|\bslow down\b|"
-    r"requests? (rate|frequency) (is )?too|请求过于频繁|速率限制",
+    r"requests? (rate|frequency) (is )?too|请求过于频繁|速率限制|并发数过高|访问量过大",
     re.I,
 )
 """A rate limit, whatever its type and its status say."""
@@ -281,6 +283,7 @@ _SPENT = frozenset(
         "quota_exceeded",
         "quotaexceeded",
         "quota_exhausted",
+        "budget_exceeded",  # LiteLLM
     }
 )
 _LIMIT = r"(usage|spend(ing)?|billing|budget|credit|plan|daily|weekly|monthly|weekly/monthly)"
@@ -292,11 +295,12 @@ _SPENT_WORDS = re.compile(
             r"\b(balance|credits?|funds|quota) (is|are|has been) "
             r"(too low|insufficient|not enough|exhausted|depleted|used up)",
             r"\bno (credits?|balance|quota|funds) (left|remaining)|\brequires? more credits",
-            r"\b(out of|used( up)? all( of)?( your| its| the)?( available| remaining| included)?)( \w+)? "
+            r"\b(out of|used( up)? all( of)?( your| its| the)?( available| remaining| included)?)( \w+){0,2} "
             r"(credits?|funds|quota|usage)\b",
             rf"\b{_LIMIT}( \w+)? {_CAP}( \w+){{0,4}} (reached|exceeded|exhausted)",
             rf"\b(reached|reaching|exceeded|exhausted|hit)( [\w-]+){{0,4}} {_LIMIT}( \w+)? {_CAP}",
             r"\bexhausted( \w+){0,3} (quota|credits?|balance)|\b(usage|quota|credits?|balance)[ _-]exhausted\b",
+            r"\bbudget has been exceeded\b|\bkey limit exceeded\b",
             r"\bin arrears\b|\barrearage\b|\bplease (recharge|top up)\b|\bpurchase (more )?credits\b",
             r"\bfree (tier|quota|trial)\b[^.]{0,40}\b(exhausted|used up|expired)",
             r"余额不足|欠费|额度不足|额度已用|请充值",
@@ -309,7 +313,7 @@ _SPENT_OR_LIMITED = re.compile(r"exceeded (your )?current quota", re.I)
 
 _LONG_WINDOW = re.compile(
     r"(?<![a-z])(?:per|a|/)[ _-]?(?:day|week|month)(?![a-z])|\b(?:daily|weekly|monthly)\b|"
-    r"(?:Per|By)(?:Day|Week|Month)|_daily|per 86400s|\blimit: 0\b",
+    r"(?:Per|By)(?:Day|Week|Month)|_daily|\b[TR]PD\b|per 86400s|\blimit: 0\b",
     re.I,
 )
 _SHORT_WINDOW = re.compile(

@@ -7,7 +7,7 @@ from typing import Any
 
 _SYNONYMS = {
     "stop": ("end_turn", "stop_sequence", "eos", "eos_token", "complete"),
-    "length": ("max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"),
+    "length": ("max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "token_limit", "error_limit"),
     "tool_calls": ("tool_use", "tool_call", "function_call"),
     "content_filter": (
         "refusal",
@@ -23,6 +23,7 @@ _SYNONYMS = {
         "spii",
         "content_filtered",
         "guardrail_intervened",
+        "error_toxic",
     ),
 }
 _STANDARD = {word: standard for standard, words in _SYNONYMS.items() for word in words}
@@ -33,7 +34,8 @@ INTERRUPTED = frozenset(
         "error",  # Mistral, OpenRouter, Cohere
         "abort",  # vLLM, SGLang
         "timeout",  # Cohere
-        "cancelled",  # watsonx
+        "cancelled",  # watsonx, these two
+        "time_limit",
         "network_error",  # Zhipu
         "insufficient_system_resource",  # DeepSeek
         "malformed_function_call",  # Gemini, these six
