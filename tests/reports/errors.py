@@ -38,6 +38,9 @@ def _sent(row: str, name: str, rules: Body) -> Iterator[Case]:
         reply = Reply(data, rules.get("status", 429), rules.get("headers", {}))
         yield Case(row, name, [reply], expected, **how)
         yield Case(row, f"{name}-streamed", [reply], expected, stream=True, **how)
+        if not isinstance(data, str | bytes | list):
+            event = Reply((data,), reply.status, reply.headers)
+            yield Case(row, f"{name}-as-event", [event], expected, stream=True, **how)
     if rules.get("in_200", not rules.get("by_status", True)):
         yield Case(row, f"{name}-in-200", [Reply(body)], expected, **how)
         yield Case(row, f"{name}-in-200-whole", [Reply(body)], expected, stream=True, **how)

@@ -9,6 +9,7 @@ import re
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, timedelta, timezone
 from typing import Any, cast
@@ -19,6 +20,7 @@ from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailu
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
 from breakwater.policy.known_secrets import cut
 from breakwater.policy.output_text import MAX_DEPTH, flaw_of
+from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
 MAX_ERROR_TEXT = 16_000
 """Characters; cut only after redaction could see the whole, and records cut it further."""
@@ -72,7 +74,7 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
     """Reads an answer that is no 2xx.
 
     Understood are the error bodies of OpenAI, Anthropic and Gemini and of what is compatible with them; of a page in
-    HTML its title, and any other body as the text that it is.
+    HTML its title, of a stream its first event, and any other body as the text that it is.
 
     Args:
         status: of the answer.
@@ -80,7 +82,7 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
         headers: names in any case.
     """
     lowered = {name.lower(): value for name, value in headers.items()}
-    error = _error_of(_parsed(payload))
+    error = _error_of(_parsed(payload)) or _error_of(_parsed(_first_event(payload)))
     if error is None:
         text = _plain_text(payload)
         return HttpFailure(
@@ -181,6 +183,12 @@ def read_json(payload: bytes) -> Any:
 def first_of(found: Any) -> Any:
     """What was read itself, or the first of a list: Gemini wraps an error into one."""
     return cast(list[Any], found)[0] if isinstance(found, list) and found else found
+
+
+def _first_event(payload: bytes) -> bytes:
+    with suppress(EventTooLargeError):
+        return next((data for _, data in EventReader().feed(payload + b"\n\n")), b"")
+    return b""
 
 
 def _parsed(payload: bytes) -> Any:

@@ -214,8 +214,8 @@ class HttpProvider:
                 Limit(min(call.timeout_s, streaming.total_timeout_s)) as limit,
                 self._request(call, key, course) as response,
             ):
-                if response.content_type != "text/event-stream":
-                    # An error; or the whole answer, from a server that does not stream.
+                if response.content_type != "text/event-stream" or not 200 <= response.status <= 299:
+                    # An error, which may be an event; or the whole answer, from a server that does not stream.
                     return self._read(await _reply(response))
                 status = response.status
                 await receive(response, reader, streaming, limit)
