@@ -200,7 +200,7 @@ _WIDE_OVERFLOW = re.compile(
     rf"\b(?:(?:input|prompt|sequence|token|message|model)(?:'?s)?[ _-](?:\w+[ _-]){{0,2}}{_MEASURE}|tokens)\b"
     rf"|\btokens in (?:the |your )?{_SENT}\b[^.;]{{0,40}}\b{_OVER}\b"
     rf"|\bexceed\w*[^.;]{{0,40}}\b(?:input|prompt|sequence)[ _-](?:\w+ )?{_MEASURE}\b"
-    rf"|\b(?:input|prompt|context|sequence|conversation) (?:\w+ )?(?:length|size|tokens?)\b[^.;]{{0,40}}\b{_OVER}\b"
+    rf"|\b(?:input|prompt|context|sequence|conversation) (?:length|tokens?)\b[^.;]{{0,40}}\b{_OVER}\b"
     r"|(?:输入|上下文)[^。;]{0,20}(?:超过|超出|过长)|超[过出][^。;]{0,12}上下文"
     r"|\btoken limit exceeded|\bprompt exceeds\b",
     re.I,
@@ -300,7 +300,7 @@ _SPENT_WORDS = re.compile(
             rf"\b{_LIMIT}( \w+)? {_CAP}( \w+){{0,4}} (reached|exceeded|exhausted)",
             rf"\b(reached|reaching|exceeded|exhausted|hit)( [\w-]+){{0,4}} {_LIMIT}( \w+)? {_CAP}",
             r"\bexhausted( \w+){0,3} (quota|credits?|balance)|\b(usage|quota|credits?|balance)[ _-]exhausted\b",
-            r"\bbudget has been exceeded\b|\bkey limit exceeded\b",
+            r"\bbudget has been exceeded! current cost|\bkey limit exceeded\b",
             r"\bin arrears\b|\barrearage\b|\bplease (recharge|top up)\b|\bpurchase (more )?credits\b",
             r"\bfree (tier|quota|trial)\b[^.]{0,40}\b(exhausted|used up|expired)",
             r"余额不足|欠费|额度不足|额度已用|请充值",

@@ -7,7 +7,14 @@ from typing import Any
 
 _SYNONYMS = {
     "stop": ("end_turn", "stop_sequence", "eos", "eos_token", "complete"),
-    "length": ("max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "token_limit", "error_limit"),
+    "length": (
+        "max_tokens",
+        "max_output_tokens",
+        "model_length",
+        "model_context_window_exceeded",
+        "token_limit",
+        "error_limit",
+    ),
     "tool_calls": ("tool_use", "tool_call", "function_call"),
     "content_filter": (
         "refusal",
