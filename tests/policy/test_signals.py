@@ -564,7 +564,8 @@ def test_a_spent_account_serves_again_once_a_call_of_the_same_model_succeeds() -
     rules = IncidentRules(on_events={"quota_exhausted"}, quiet_s=600, escalate=(), reminders=Reminders())
     known = decide(said, None, rules)
     assert known is not None
-    later = {"completed_at": failed.completed_at + timedelta(seconds=9)}
+    began = failed.completed_at + timedelta(seconds=1)
+    later = {"started_at": began, "completed_at": began + timedelta(seconds=9)}
     [over] = of_attempts(attempt("e12", **later), known=known)
     assert isinstance(over, Resolved)
     ended_incident = decide(over, known, rules)
@@ -573,7 +574,8 @@ def test_a_spent_account_serves_again_once_a_call_of_the_same_model_succeeds() -
     assert of_attempts(attempt("e12", **later), known=ended_incident) == ()
     assert of_attempts(attempt("e12", **later, model="openai/other"), known=known) == ()
     assert of_attempts(attempt("e12", **later, provider="other"), known=known) == ()
-    assert of_attempts(attempt("e12", completed_at=failed.completed_at), known=known) == ()
+    under_way = {"started_at": failed.completed_at, "completed_at": began}
+    assert of_attempts(attempt("e12", **under_way), known=known) == (), "what had begun before says nothing of now"
     assert of_attempts(attempt("e12", **later)) == ()
 
 

@@ -278,7 +278,8 @@ def of_quotas(execution: Execution, newest: Callable[[str], Alert | None]) -> tu
             and known.status != "resolved"
             # Quotas may be of one model each.
             and known.payload.get("model_id") == attempt.model
-            and known.last_at < attempt.completed_at
+            # One that was under way when another was refused says nothing of what is left.
+            and known.last_at < attempt.started_at
         ):
             text = f"{attempt.model} has answered a call of {attempt.agent}. Nothing to do."
             source, why = f"{attempt.attempt_id}/served", "a call was answered"

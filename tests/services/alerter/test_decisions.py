@@ -348,7 +348,7 @@ async def test_a_spent_account_is_one_incident_until_a_call_there_succeeds(own_n
         ended(number, error=spent, attempts=(attempt(f"e{number}", outcome="error", error=spent, completed_at=now),))
         for number in range(3)
     ]
-    served = attempt("e9", completed_at=now + timedelta(seconds=1))
+    served = attempt("e9", started_at=now + timedelta(seconds=1), completed_at=now + timedelta(seconds=2))
     async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
         await publish_executions(bus, *jobs)
         await bus.finished("EVENTS", "alerter-executions", 3)
