@@ -13,13 +13,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime
 from itertools import groupby
+from typing import cast
 
 import structlog
 
 from breakwater import background
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected, Unstorable
-from breakwater.analytics.log_comparison import LogComparison, last_comparison, missing_sequences, save_comparison
+from breakwater.analytics.log_comparison import (
+    MARGIN,
+    LogComparison,
+    last_comparison,
+    missing_sequences,
+    save_comparison,
+)
 from breakwater.analytics.rows import Row
 from breakwater.analytics.schema import Table
 from breakwater.bus.errors import BusError, BusUnavailable
@@ -99,18 +106,18 @@ class LogComparer:
         """Stores again what is missing. Returns how much of it was acknowledged as stored."""
         lost = 0
         while first <= last and (head := await self._lookup.next(Stream.EVENTS, EVENTS, first)) is not None:
-            end = min(first + SPAN - 1, last)
-            missing = await missing_sequences(self._analytics, first, end, since=head.stored_at, most=MOST)
+            end, since = min(first + SPAN - 1, last), head.stored_at - MARGIN
+            missing = await missing_sequences(self._analytics, first, end, since=since, most=MOST)
             stored = await self._store_again(missing)
-            lost += sum(sequence <= acknowledged for sequence in stored)
+            lost += sum(sequence <= acknowledged and happened_at >= since for sequence, happened_at in stored)
             first = missing[-1] + 1 if len(missing) == MOST else end + 1
         if lost:
             self._metrics.lost(lost)
             structlog.get_logger().warning("clickhouse_lacked_rows", rows=lost, what_happens="they are stored again")
         return lost
 
-    async def _store_again(self, sequences: Sequence[int]) -> list[int]:
-        """Stores messages, but for those that no table takes. Returns which are stored."""
+    async def _store_again(self, sequences: Sequence[int]) -> list[tuple[int, datetime]]:
+        """Stores messages, but for those that no table takes. Returns which are stored, and when each happened."""
         rows: dict[str, tuple[Table, list[tuple[int, Row]]]] = {}
         for first, last in _runs(sequences):
             async with aclosing(scan(self._connection, Stream.EVENTS, EVENTS, start=first, up_to=last)) as found:
@@ -118,16 +125,18 @@ class LogComparer:
                     with suppress(Unstorable):
                         table, row = records.read(one.subject, one.data, one.headers, one.sequence, one.stored_at)
                         rows.setdefault(table.name, (table, []))[1].append((one.sequence, row))
-        stored: list[int] = []
+        stored: list[tuple[int, datetime]] = []
         for table, numbered in rows.values():
+            time = tuple(table.columns).index(table.time)
+            timed = [(sequence, cast(datetime, row[time])) for sequence, row in numbered]
             try:
                 await self._analytics.insert(table, [row for _, row in numbered])
-                stored += [sequence for sequence, _ in numbered]
+                stored += timed
             except RowsRejected:
-                for sequence, row in numbered:
+                for one, (_, row) in zip(timed, numbered, strict=True):
                     with suppress(RowsRejected):
                         await self._analytics.insert(table, [row])
-                        stored.append(sequence)
+                        stored.append(one)
         return stored
 
 

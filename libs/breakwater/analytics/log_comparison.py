@@ -30,7 +30,8 @@ LOG_COMPARISONS = Table(
 
 MARGIN = timedelta(hours=6)
 """How long before its message was stored something may have happened. What is older is taken for missing, and is then
-stored a second time, which changes nothing; rows of an earlier stream are not taken for those of this one."""
+stored a second time, which changes nothing and is not counted; rows of an earlier stream are not taken for those of
+this one."""
 
 _TABLES = (ATTEMPTS, EXECUTIONS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS)
 _WITHIN = "event_sequence BETWEEN {first:UInt64} AND {last:UInt64}"
@@ -86,13 +87,12 @@ async def missing_sequences(
         analytics: the database.
         first: the first one that is looked for.
         last: the last one.
-        since: when the first message was stored.
+        since: what happened before is taken for missing.
         most: how many to name at most.
 
     Raises as `Analytics.query` does.
     """
     for table in _TABLES:
         await analytics.catch_up(table)
-    since_ms = int((since - MARGIN).timestamp() * 1000)
-    parameters = {"first": first, "last": last, "since_ms": since_ms, "most": most}
+    parameters = {"first": first, "last": last, "since_ms": int(since.timestamp() * 1000), "most": most}
     return tuple(int(row[0]) for row in (await analytics.query(_MISSING, parameters)).rows)

@@ -105,6 +105,16 @@ async def test_what_is_lost_after_one_comparison_is_found_by_the_next(filled: Pl
     assert await stored(filled) == (JOBS, JOBS)
 
 
+async def test_what_began_long_before_it_was_recorded_is_not_taken_for_lost(plane: Plane) -> None:
+    """The attempt of a worker that died, say, on a machine that was switched off over night."""
+    began = datetime.now(UTC) - timedelta(hours=9)
+    await plane.publish([of_attempt(samples.attempt("j1", 1, started_at=began, duration_ms=100)), *jobs(2)])
+    async with plane.sink():
+        await plane.until_done()
+    looks = Looks(plane)
+    assert (await looks.look(2)).lost == 0
+
+
 async def test_what_is_deleted_once_it_is_settled_stays_deleted(filled: Plane) -> None:
     looks = Looks(filled)
     await looks.look(2)
