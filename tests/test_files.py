@@ -52,6 +52,20 @@ def test_what_fails_in_the_middle_leaves_the_old_file_and_no_other(tmp_path: Pat
     assert file.read_text() == "old"
 
 
+def test_what_is_no_regular_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """`/dev/null`, say, or a shell's `>(gzip)`."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        replace(pipe)
+        assert os.read(reader, 9) == b"new"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [one.name for one in tmp_path.iterdir()] == ["pipe"]
+
+
 def test_nobody_sees_a_part_of_it(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("old")

@@ -12,7 +12,8 @@ from typing import BinaryIO
 def replacing(path: Path, *, private: bool = False) -> Generator[BinaryIO]:
     """A file that takes the place of another one when the block ends, and is deleted where that fails.
 
-    A link stays one. Mode and owner stay what they were, as far as this user may set them.
+    A link stays one. Mode and owner stay what they were, as far as this user may set them. What is no regular file, as
+    a pipe or `/dev/null`, is written to.
 
     Args:
         path: The file to replace, or to write.
@@ -21,6 +22,10 @@ def replacing(path: Path, *, private: bool = False) -> Generator[BinaryIO]:
     Raises:
         OSError: The directory or the file is not writable, or the disk is full; an older version is then still there.
     """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
     target = Path(os.path.realpath(path))
     before = target.stat() if target.exists() else None
     if before is not None and not os.access(target, os.W_OK):
