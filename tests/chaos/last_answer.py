@@ -1,4 +1,9 @@
-"""The kill of everything: `breakwater up`, of which every process gets SIGKILL as soon as the last job is answered."""
+"""The kill of everything: `breakwater up`, of which every process gets SIGKILL as soon as the last job is answered.
+
+Who listens on `bw.results.>` hears a result a moment before NATS has stored it. A kill in that moment takes the result
+away, though not the attempt, and the job is called again: a row may have more calls than executions, and an attempt for
+each.
+"""
 
 from __future__ import annotations
 
