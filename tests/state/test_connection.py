@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import DataError, ResponseError
 
 from breakwater.embedded.ports import free_port
-from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable, translated
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable, translated, unavailable
 from tests.helpers import until
 from tests.servers import RunningServer
 
@@ -105,6 +105,14 @@ async def test_a_server_that_can_not_write_is_an_outage(redis: RoundTrips) -> No
                 await redis.client.set("key", 1)
     finally:
         await redis.client.config_set("maxmemory", "0")
+
+
+def test_what_a_command_of_a_script_is_told_is_an_outage_in_the_words_of_redis_6() -> None:
+    place = "Error running script (call to f_7043ae32): @user_script:35: @user_script: 35: "
+    of_replica = unavailable(ResponseError(f"{place}-READONLY You can't write against a read only replica."))
+    assert "READONLY" in str(of_replica)
+    assert unavailable(ResponseError(f"{place}READONLY is no number")) is None
+    assert unavailable(ResponseError(f"{place}WRONGTYPE Operation against a key")) is None
 
 
 async def test_only_the_scripts_that_the_server_did_not_know_run_again(redis: RoundTrips) -> None:

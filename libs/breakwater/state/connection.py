@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -259,10 +260,11 @@ async def translated() -> AsyncGenerator[None]:
         raise translation from error
 
 
-_PASSING = frozenset(
-    ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "READONLY", "OOM", "MISCONF", "TRYAGAIN")
+_PASSING = re.compile(
+    "(?:^|: -)(?:LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|READONLY|OOM|MISCONF|TRYAGAIN)(?!\\S)"
 )
-"""The codes with which a server says that it can't serve just now."""
+"""The codes with which a server says that it can't serve just now; Redis 6.2 has that of a script's command within its
+text."""
 
 
 def unavailable(error: Exception) -> StateUnavailable | None:
@@ -271,5 +273,5 @@ def unavailable(error: Exception) -> StateUnavailable | None:
         return StateUnavailable(f"Redis did not answer: {str(error) or type(error).__name__}")
     # redis-py takes a code that it knows out of the text.
     text = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
-    passes = isinstance(error, ResponseError) and text.partition(" ")[0] in _PASSING
+    passes = isinstance(error, ResponseError) and _PASSING.search(text) is not None
     return StateUnavailable(f"Redis does not serve: {text}") if passes else None
