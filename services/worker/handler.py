@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
@@ -59,6 +59,19 @@ MAX_CRASHES = 10
 """How often a job may fail for a reason of ours, before it is dead-lettered."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a message is not run.
+
+    Attributes:
+        why: in words.
+        job: that it is, where only the config as it is now objects to it.
+    """
+
+    why: str
+    job: Job | None = None
+
+
 class JobHandler:
     """Handles the jobs of one agent."""
 
@@ -102,7 +115,7 @@ class JobHandler:
             log.exception("job_handling_failed", agent=self._agent_name, **place)
             await self._give_back(delivery, asked, error)
 
-    async def _handle(self, asked: JobDelivery, parsed: Job | str) -> None:
+    async def _handle(self, asked: JobDelivery, parsed: Job | Refusal) -> None:
         delivery, execution_id = asked.delivery, execution_id_of(asked.delivery, asked.job)
         maybe_seen = (
             delivery.deliveries > 1
@@ -111,33 +124,24 @@ class JobHandler:
         )
         if maybe_seen and (known := await self._decided(execution_id)) is not None:
             await self._answer_known(asked, execution_id, known)
-        elif isinstance(parsed, str):
-            message = self._worker.redactor.text(parsed)
-            text = "The request was not valid and was not run."
-            error = ErrorInfo(kind="invalid", class_="InvalidJobError", message=message, user_message=text)
-            await self._dead_end(asked, execution_id, "invalid", error)
-        else:
-            if parsed.parent_execution_id is not None:
-                parsed = await self._with_task(parsed, parsed.parent_execution_id)
-                asked = replace(asked, job=parsed)
-            if not parsed.dry_run:
-                await self._run(asked, parsed, execution_id, maybe_seen=maybe_seen)
-                return
-            planned = await dry_run(self._worker, self._assignment(asked, parsed, Claim(execution_id, ""), None))
-            result = self._concluded(asked, execution_id, planned, self._worker.now(), dry_run=True)
-            await finish(self._worker, asked, result)
+            return
+        if isinstance(parsed, Job) and parsed.parent_execution_id is not None:
+            parsed = await self._with_task(parsed, parsed.parent_execution_id)
+            asked = replace(asked, job=parsed)
+        await self._run(asked, parsed, execution_id, maybe_seen=maybe_seen)
 
     async def _with_task(self, job: Job, parent_id: str) -> Job:
         """With the task of its parent, where it names none itself."""
         task_id = job.task_id or await task_of_parent(self._worker, job, parent_id)
         return job.model_copy(update={"task_id": task_id})
 
-    async def _run(self, asked: JobDelivery, job: Job, execution_id: str, *, maybe_seen: bool) -> None:
+    async def _run(self, asked: JobDelivery, parsed: Job | Refusal, execution_id: str, *, maybe_seen: bool) -> None:
         worker, delivery = self._worker, asked.delivery
         claim, asked_at = Claim.new(execution_id, worker.id), monotonic()
+        tenant, task_id = (parsed.tenant, parsed.task_id) if isinstance(parsed, Job) else (None, None)
         # A job that no guard counts is the first of no task.
-        task_id = job.task_id or (execution_id if self._agent.guard is None else None)
-        ask = partial(worker.executions.claim, claim, asked.digest, tenant=job.tenant, task_id=task_id)
+        task_id = task_id or (execution_id if self._agent.guard is None else None)
+        ask = partial(worker.executions.claim, claim, asked.digest, tenant=tenant, task_id=task_id)
         match await worker.outages.retry_while_unavailable(ask):
             case Conflict():
                 await self._refuse_id(asked, execution_id)
@@ -159,13 +163,25 @@ class JobHandler:
                     known := await self._decided(execution_id)
                 ) is not None:
                     await self._answer_known(asked, execution_id, known)
+                elif isinstance(parsed, Refusal):
+                    await self._refuse(asked, execution_id, parsed.why)
+                elif parsed.dry_run:
+                    planned = await dry_run(worker, self._assignment(asked, parsed, claim, None))
+                    result = self._concluded(asked, execution_id, planned, worker.now(), dry_run=True)
+                    await finish(worker, asked, result, claim)
                 else:
-                    await self._run_claimed(asked, job, claim, held, text)
+                    await self._run_claimed(asked, parsed, claim, held, text)
             except BaseException:
                 # Whoever has the job next need not wait for the end of the lease.
                 with suppress(StateUnavailable):
                     await worker.executions.release(claim)
                 raise
+
+    async def _refuse(self, asked: JobDelivery, execution_id: str, why: str) -> None:
+        text = "The request was not valid and was not run."
+        message = self._worker.redactor.text(why)
+        error = ErrorInfo(kind="invalid", class_="InvalidJobError", message=message, user_message=text)
+        await self._dead_end(asked, execution_id, "invalid", error)
 
     async def _run_claimed(self, asked: JobDelivery, job: Job, claim: Claim, held: HeldClaim, text: str | None) -> None:
         worker, delivery = self._worker, asked.delivery
@@ -318,25 +334,25 @@ class JobHandler:
                 # Whoever wakes it may have looked before it slept.
                 await delivery.retry_in(0)
 
-    def _parse(self, delivery: Delivery) -> Job | str:
-        """The job, or the reason why it can't be run, as text."""
+    def _parse(self, delivery: Delivery) -> Job | Refusal:
+        """The job, or the reason why it can't be run."""
         limit = self._worker.config.limits.max_body_bytes
         if len(delivery.data) > limit + ROOM_FOR_ID:
-            return f"the job has {len(delivery.data)} bytes; at most {limit} are accepted"
+            return Refusal(f"the job has {len(delivery.data)} bytes; at most {limit} are accepted")
         try:
             job = Job.model_validate_json(delivery.data)
         except ValidationError as error:
-            return explain(error, Job, _parsed_json(delivery.data))
+            return Refusal(explain(error, Job, _parsed_json(delivery.data)))
         if (why := ambiguity(delivery.data)) is not None:
-            return f"the job is not JSON: {why}"
+            return Refusal(f"the job is not JSON: {why}")
         if job.agent != self._agent_name:
-            return f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}"
+            return Refusal(f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}")
         if job.job_id is None and holds_key(delivery.headers.get(Header.MSG_ID.value, "")):
-            return f"{Header.MSG_ID.value}: {NO_KEY_IN_ID}"
+            return Refusal(f"{Header.MSG_ID.value}: {NO_KEY_IN_ID}")
         problem = objection(self._worker.config, job)
-        return job if problem is None else f"{problem.path}: {problem.message}"
+        return job if problem is None else Refusal(f"{problem.path}: {problem.message}", job)
 
-    def _asked(self, delivery: Delivery, parsed: Job | str) -> JobDelivery:
+    def _asked(self, delivery: Delivery, parsed: Job | Refusal) -> JobDelivery:
         owner, sender = _name_in(delivery, Header.OWNER), _name_in(delivery, Header.SUBMITTED_BY)
         if isinstance(parsed, Job):
             digest = job_digest(parsed, owner)
@@ -344,7 +360,7 @@ class JobHandler:
         # Also one that is otherwise not valid is answered.
         subject = _field(delivery.data, "reply_to")
         reply_to = subject if subject is not None and subjects.is_reply_subject(subject) else None
-        digest = job_digest(delivery.data, owner)
+        digest = job_digest(parsed.job or delivery.data, owner)
         return JobDelivery(delivery, self._agent, None, reply_to, owner, sender, digest)
 
     async def _answer_known(self, asked: JobDelivery, execution_id: str, known: Result) -> None:
@@ -366,7 +382,7 @@ class JobHandler:
             return
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
         # Not parsed again: that may be what crashes.
-        asked = asked or self._asked(delivery, info.message)
+        asked = asked or self._asked(delivery, Refusal(info.message))
         await self._dead_end(asked, execution_id_of(delivery, asked.job), "error", info)
         del self._crashes[delivery.sequence]
 
@@ -379,7 +395,7 @@ class JobHandler:
             error = ErrorInfo(kind="invalid", class_="UndecryptableJobError", message=str(why), user_message=text)
             # Not where its answer is there, and can't be read either.
             with suppress(Undecryptable):
-                await self._dead_end(self._asked(delivery, str(why)), execution_id, "invalid", error)
+                await self._dead_end(self._asked(delivery, Refusal(str(why))), execution_id, "invalid", error)
                 return
         due = worker.now() + KEY_LOOK
         await worker.outages.retry_while_unavailable(

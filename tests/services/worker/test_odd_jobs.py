@@ -9,6 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from breakwater.contracts.job import Job
+from breakwater.policy.ownership import job_digest
+from breakwater.state.executions import Claim
 from services.worker import handler
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, until
@@ -142,6 +145,32 @@ async def test_an_id_is_one_job_whether_it_is_decided_runs_or_is_not_valid(start
         await until(lambda: _drained(plane), what="an empty JOBS")
         assert plane.sim.ledger.totals.calls == 1
         assert len(await plane.messages("EVENTS", "bw.executions.plain.*", at_least=1)) == 1
+
+
+@pytest.mark.parametrize("odd", [{"prompt": 3}, {"dry_run": True}])
+async def test_what_is_not_run_takes_no_id_of_a_job_that_runs(start_worker: StartWorker, odd: dict[str, Any]) -> None:
+    agents = {"plain": {"model": "sim/m", "concurrency": 2}}
+    async with start_worker({"sim/m": model(latency_ms=1500)}, agents) as plane:
+        replies = await plane.client.subscribe("bw.replies.r")
+        progress = await plane.client.subscribe("bw.progress.>")
+        await plane.publish({"agent": "plain", "job_id": "j1", "prompt": "x"})
+        await progress.next_msg(timeout=60)
+        await plane.publish({"agent": "plain", "job_id": "j1", "prompt": "y", "reply_to": "bw.replies.r"} | odd)
+        refused = json.loads((await replies.next_msg(timeout=60)).data)
+        assert refused["error"]["class"] == "IdConflictError"
+        assert (await plane.result("j1"))["status"] == "succeeded"
+
+
+async def test_a_job_that_the_config_allows_no_more_is_the_same_job_still(start_worker: StartWorker) -> None:
+    job = {"agent": "plain", "job_id": "j1", "prompt": "x", "model": "sim/gone"}
+    async with start_worker({"sim/m": model()}, {"plain": {"model": "sim/m"}}, begin=False) as plane:
+        begun = Claim.new("j1")
+        await plane.worker.executions.claim(begun, job_digest(Job.model_validate(job), None))
+        await plane.worker.executions.release(begun)
+        await plane.publish(job)
+        plane.begin()
+        result = await plane.result("j1")
+    assert (result["reason"], result["error"]["class"]) == ("invalid", "InvalidJobError")
 
 
 async def test_a_jobs_own_short_deadline_says_nothing_of_the_model(start_worker: StartWorker) -> None:
