@@ -42,7 +42,8 @@ def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
     elif attempt.outcome == "error" and attempt.counts_for_breaker:
         failed = True
     error = (attempt.error.hash if attempt.error is not None else None) or ""
-    return Observation(sequence, attempt.attempt_id, at_ms, failed, error, attempt.breaker_version)
+    limited = attempt.outcome == "error" and attempt.error is not None and attempt.error.kind == "rate_limit"
+    return Observation(sequence, attempt.attempt_id, at_ms, failed, error, attempt.breaker_version, limited)
 
 
 def decide(key: BreakerKey, before: Loaded, seen: Sequence[Seen], jitter: float) -> Saving:

@@ -19,6 +19,7 @@ from breakwater.policy.health import health_of_agent, health_of_model
 from breakwater.pricing import unaffordable
 from breakwater.state.breakers import Breakers, Loaded
 from breakwater.state.connection import StateUnavailable
+from breakwater.state.deployments import Deployments
 from breakwater.state.health import Healths, Lately
 from services.request.problems import Problem
 from services.request.routing import ApiRequest
@@ -32,10 +33,11 @@ PROBE_POLL_S = 0.2
 class Agents:
     """The agents, as far as they can be called."""
 
-    def __init__(self, config: Config, breakers: Breakers, healths: Healths) -> None:
+    def __init__(self, config: Config, breakers: Breakers, healths: Healths, deployments: Deployments) -> None:
         self._config = config
         self._breakers = breakers
         self._healths = healths
+        self._deployments = deployments
 
     async def show(self, _: ApiRequest[Message]) -> list[AgentHealth]:
         """All of them."""
@@ -43,7 +45,7 @@ class Agents:
 
     async def read(self) -> list[AgentHealth]:
         """All of them, as of now. Raises StateUnavailable."""
-        return await agents_health(self._config, self._breakers, self._healths, self._unaffordable)
+        return await agents_health(self._config, self._breakers, self._healths, self._deployments, self._unaffordable)
 
     @cached_property
     def _unaffordable(self) -> frozenset[str]:
@@ -93,7 +95,11 @@ def _when(until_ms: int) -> str:
 
 
 async def agents_health(
-    config: Config, breakers: Breakers, healths: Healths, never_called: Collection[str] = ()
+    config: Config,
+    breakers: Breakers,
+    healths: Healths,
+    deployments: Deployments,
+    never_called: Collection[str] = (),
 ) -> list[AgentHealth]:
     """How every configured agent fares, in the config's order; in two round trips to Redis.
 
@@ -107,15 +113,37 @@ async def agents_health(
     """
     keys = {name: _keys(config, name, agent.chain) for name, agent in config.agents.items()}
     guarding = list(dict.fromkeys(key for models in keys.values() for key in models.values() if key is not None))
-    loaded = dict(zip(guarding, await breakers.load(guarding) if guarding else (), strict=True))
+    # In one round trip.
+    found, held = await asyncio.gather(
+        breakers.load(guarding),
+        held_until(config, deployments, ((name, model) for name, models in keys.items() for model in models)),
+    )
+    loaded = dict(zip(guarding, found, strict=True))
     lately = await healths.of(list(keys))
     return [
-        _agent(name, {model: key and loaded[key] for model, key in models.items()}, calls, never=name in never_called)
+        _agent(
+            name,
+            {model: key and loaded[key] for model, key in models.items()},
+            calls,
+            {model: held.get((name, model)) for model in models},
+            never=name in never_called,
+        )
         for (name, models), calls in zip(keys.items(), lately, strict=True)
     ]
 
 
-async def breaker_statuses(config: Config, breakers: Breakers) -> list[BreakerStatus]:
+async def held_until(
+    config: Config, deployments: Deployments, models: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], datetime]:
+    """Until when models are held that are, each by the agent that calls it, or `*`. Raises StateUnavailable."""
+    names = {
+        (agent, model): config.deployment(config.agents.get(agent, config.defaults), model) for agent, model in models
+    }
+    held = await deployments.held_until(names.values())
+    return {one: time_from_ms(held[name]) for one, name in names.items() if name in held}
+
+
+async def breaker_statuses(config: Config, breakers: Breakers, deployments: Deployments) -> list[BreakerStatus]:
     """Every breaker in Redis, and those of the agents' own models that were not, by agent and model.
 
     Raises:
@@ -126,10 +154,11 @@ async def breaker_statuses(config: Config, breakers: Breakers) -> list[BreakerSt
     if quiet:
         known |= zip(quiet, await breakers.load(quiet), strict=True)
     by_name = sorted(known.items(), key=lambda one: (one[0].agent, one[0].model))
-    return [breaker_status(key, loaded.breaker) for key, loaded in by_name]
+    held = await held_until(config, deployments, ((key.agent, key.model) for key in known))
+    return [breaker_status(key, loaded.breaker, held.get((key.agent, key.model))) for key, loaded in by_name]
 
 
-def breaker_status(key: BreakerKey, breaker: Breaker) -> BreakerStatus:
+def breaker_status(key: BreakerKey, breaker: Breaker, held: datetime | None = None) -> BreakerStatus:
     """A breaker in the contract's words."""
     in_a_row = consecutive_failures(breaker)
     return BreakerStatus(
@@ -141,6 +170,7 @@ def breaker_status(key: BreakerKey, breaker: Breaker) -> BreakerStatus:
         since=_time(breaker.changed_ms),
         open_until=_time(breaker.open_until_ms) if breaker.state == "open" else None,
         probe_until=_time(breaker.probe_until_ms) if breaker.state == "half_open" and breaker.probe else None,
+        held_until=held,
         consecutive_failures=in_a_row,
         total_failures=breaker.total_failures,
         unique_errors=len(breaker.errors_seen),
@@ -173,8 +203,17 @@ def _keys(config: Config, name: str, models: Iterable[str]) -> dict[str, Breaker
     return {model: breaker_of(config, name, model) for model in models}
 
 
-def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, Lately], *, never: bool) -> AgentHealth:
-    of_models = tuple(_model(model, loaded, calls.get(model, Lately())) for model, loaded in models.items())
+def _agent(
+    name: str,
+    models: Mapping[str, Loaded | None],
+    calls: Mapping[str, Lately],
+    held: Mapping[str, datetime | None],
+    *,
+    never: bool,
+) -> AgentHealth:
+    of_models = tuple(
+        _model(model, loaded, calls.get(model, Lately()), held[model]) for model, loaded in models.items()
+    )
     together = calls.get("", Lately())
     waits = [None if loaded is None else refused_until(loaded) for loaded in models.values()]
     # For those isolated the time is unknown; and where one may be called now, there is nothing to wait for.
@@ -192,7 +231,7 @@ def _agent(name: str, models: Mapping[str, Loaded | None], calls: Mapping[str, L
     )
 
 
-def _model(model: str, loaded: Loaded | None, calls: Lately) -> ModelHealth:
+def _model(model: str, loaded: Loaded | None, calls: Lately, held: datetime | None) -> ModelHealth:
     state = None if loaded is None else loaded.breaker.state
     health = health_of_model(state, calls.consecutive_failures)
     return ModelHealth(
@@ -204,6 +243,7 @@ def _model(model: str, loaded: Loaded | None, calls: Lately) -> ModelHealth:
         last_failure_at=_time(calls.last_failure_ms),
         last_success_at=_time(calls.last_success_ms),
         circuit_open_until=None if loaded is None else _time(refused_until(loaded)),
+        held_until=held,
     )
 
 

@@ -45,6 +45,7 @@ from breakwater.state.accepted import Accepted
 from breakwater.state.breakers import Breakers
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
+from breakwater.state.deployments import Deployments
 from breakwater.state.executions import Executions
 from breakwater.state.health import Healths
 from breakwater.state.plans import Plans
@@ -174,8 +175,9 @@ class RequestService:
     def _app_for(self, config: Config, redactor: Redactor) -> tuple[Starlette, RequestGauges]:
         publisher, connection = self._publisher, self._connection
         state, queue = Breakers(self._redis), Queue(publisher, self._shares)
-        agents, audit = Agents(config, state, Healths(self._redis)), AuditLog(publisher, redactor)
-        breakers = BreakerRoutes(config, state, publisher, connection)
+        deployments, audit = Deployments(self._redis, config.retry_budget), AuditLog(publisher, redactor)
+        agents = Agents(config, state, Healths(self._redis), deployments)
+        breakers = BreakerRoutes(config, state, deployments, publisher, connection)
         guards = GuardRoutes(Tasks(self._redis), publisher)
         alerts = AlertRoutes(self._incidents, config.agents)
         channels = ChannelRoutes(config.alerts.channels, connection, publisher)

@@ -17,6 +17,7 @@ from breakwater.policy.breaker import ALL, Breaker, BreakerKey, BreakerRules, Ch
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailable
+from breakwater.state.deployments import Deployments
 from services.request.agents import breaker_status, breaker_statuses
 from services.request.parsing import suggestion
 from services.request.problems import Problem, unavailable
@@ -32,18 +33,20 @@ class BreakerRoutes:
         self,
         config: Config,
         breakers: Breakers,
+        deployments: Deployments,
         publisher: Publisher,
         connected: Callable[[], object],
     ) -> None:
         self._config = config
         self._configured = breakers_of(config, of_allowed=True)
         self._breakers = breakers
+        self._deployments = deployments
         self._publisher = publisher
         self._connected = connected
 
     async def show(self, _: ApiRequest[Message]) -> BreakerList:
         """All of them."""
-        statuses = await breaker_statuses(self._config, self._breakers)
+        statuses = await breaker_statuses(self._config, self._breakers, self._deployments)
         return BreakerList(breakers=tuple(statuses), alive=await self._breakers.alive())
 
     async def isolate(self, asked: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
@@ -57,14 +60,17 @@ class BreakerRoutes:
         )
 
     async def reset(self, asked: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
-        """Closes a breaker and clears its counts, and publishes that."""
+        """Closes a breaker and clears its counts, and publishes that; the hold of its model ends, too."""
 
         def decide(loaded: Loaded, rules: BreakerRules) -> tuple[Breaker, Change | None]:
             if loaded.revision == UNSAVED:
                 return loaded.breaker, None
             return reset(loaded.breaker, by=asked.by, why=asked.why, rules=rules, now_ms=loaded.now_ms)
 
-        return await self._change(asked, "breaker_reset", decide)
+        changed = await self._change(asked, "breaker_reset", decide)
+        agent = self._config.agents.get(asked.form.agent, self._config.defaults)
+        await self._deployments.release(self._config.deployment(agent, asked.form.model))
+        return changed
 
     async def _change(
         self, asked: ApiRequest[BreakerRequest], what: str, decide: Decision

@@ -24,6 +24,7 @@ from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
 from services.worker.gates import GATES, Admitted, Gates, admit
+from services.worker.gates.deployment import retry_budget_spent
 from services.worker.gates.gate import (
     LEASE_MARGIN_S,
     POLL_S,
@@ -32,7 +33,6 @@ from services.worker.gates.gate import (
     Refused,
     WaitForCapacity,
 )
-from services.worker.gates.retry_budget import retry_budget_spent
 from services.worker.gates.task import release_hold
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover
@@ -228,6 +228,7 @@ class Attempts:
             self._at = self._at.model_copy(update={"said": said})
         if (repaired := await self._repaired(ended)) is not None:
             return repaired
+        busy = failure.kind == "rate_limit" and self._answers_others(attempt.model)
         step = after_failure(
             failure,
             policy=self._job.agent.retry,
@@ -235,9 +236,10 @@ class Attempts:
             is_last_model=self._at.is_last_of(self._job.chain),
             remaining_s=self._remaining_s(),
             jitter=self._worker.jitter(),
+            busy=busy,
         )
         if isinstance(step, Retry):
-            return await self._within_retry_budget(attempt, step)
+            return await self._within_retry_budget(attempt, step, busy=busy)
         if step.exhausted or failure.kind == "logic":
             await self._progress.retries_exhausted(attempt, "no tries are left on this model")
         elif not failure.retryable:
@@ -276,9 +278,17 @@ class Attempts:
         done, _ = await asyncio.wait({reading}, timeout=max(0.0, self._remaining_s()))
         return reading.result() if done else False
 
-    async def _within_retry_budget(self, attempt: Attempt, step: Retry) -> Step:
+    def _answers_others(self, model: str) -> bool:
+        """Whether the model has answered another of this worker's jobs since this one has first called it."""
+        answered = self._worker.outcomes.answered.get(self._worker.targets.of(self._job.agent_name, model).deployment)
+        began = min(attempt.started_at for attempt in self._at.attempts if attempt.model == model)
+        return answered is not None and answered > began
+
+    async def _within_retry_budget(self, attempt: Attempt, step: Retry, *, busy: bool) -> Step:
         worker, retry_id = self._worker, self._job.attempt_id(attempt.number + 1)
-        if await self._credited(lambda: worker.retry_budgets.may_retry(attempt.model, retry_id)):
+        deployment = worker.targets.of(self._job.agent_name, attempt.model).deployment
+        # No retry multiplies an outage where there is none: the hold of a model that is busy bounds all calls.
+        if busy or await self._credited(lambda: worker.deployments.may_retry(deployment, retry_id)):
             await self._progress.retries(attempt, step.delay_s, long=step.delay_s >= LONG_WAIT_S)
             return step
         await self._progress.retries_exhausted(attempt, "the fleet's retry budget for this model is spent")

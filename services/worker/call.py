@@ -463,7 +463,9 @@ def _failed(
 ) -> Ended:
     failure = classify(failed.failure, job.now())
     counted = failure.counts_for_breaker or (
-        job.agent.breaker_counts_auth_errors and failure.status_code in {401, 402, 403}
+        job.agent.breaker_counts_rate_limits
+        if failure.kind == "rate_limit"
+        else job.agent.breaker_counts_auth_errors and failure.status_code in {401, 402, 403}
     )
     if failure.kind == "timeout" and timeout_s < job.agent.timeout_s:
         counted = False  # the job's own deadline cut it short, which says nothing of the model

@@ -25,10 +25,10 @@ from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets, LiveReservation
 from breakwater.state.cache import AnswerCache
 from breakwater.state.connection import Redis
+from breakwater.state.deployments import Deployments
 from breakwater.state.executions import Executions
 from breakwater.state.plans import Plans
 from breakwater.state.rate_limits import RateLimits
-from breakwater.state.retry_budget import RetryBudgets
 from breakwater.state.tasks import Tasks
 from services.worker import process
 from services.worker.leases import Leases
@@ -54,7 +54,7 @@ class WorkerContext:
     executions: Executions
     breakers: Breakers
     budgets: Budgets
-    retry_budgets: RetryBudgets
+    deployments: Deployments
     cache: AnswerCache
     targets: Targets
     leases: Leases
@@ -134,7 +134,7 @@ def _compiled(config: Config, redis: Redis) -> dict[str, Any]:
         "config": config,
         "config_version": config.version,
         "budgets": Budgets(redis, config.budgets.zone),
-        "retry_budgets": RetryBudgets(redis, config.retry_budget),
+        "deployments": Deployments(redis, config.retry_budget),
         "targets": Targets(config),
         "redactor": Redactor.compile(config.redaction),
         "metrics": WorkerMetrics(config.known_models),

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,8 @@ class Outcomes:
         self._redis, self._breakers, self._outages, self._jitter = redis, breakers, outages, jitter
         self._noting: set[asyncio.Task[None]] = set()
         self._outputs: dict[tuple[str, str], deque[int]] = {}
+        self.answered: dict[str, datetime] = {}
+        """When each deployment has last answered a call of this worker."""
         self._unjudged: dict[BreakerKey, list[Seen]] = {}
         self._judging = asyncio.Lock()
 
@@ -79,6 +82,8 @@ class Outcomes:
             self._outputs.setdefault((job.agent_name, attempt.model), deque(maxlen=OBSERVED)).append(
                 attempt.output_tokens
             )
+        if attempt.outcome == "success":
+            self.answered[target.deployment] = attempt.completed_at
         noting = set[asyncio.Task[None]]() if settling is None else {settling}
         key, rules = target.breaker, job.agent.breaker
         judged: dict[BreakerKey, BreakerRules] = {}

@@ -27,6 +27,8 @@ class Target:
     """Who serves it; empty where that is unknown."""
     name: str
     """What the provider calls it."""
+    deployment: str
+    """The two together: what the provider limits, and is held and retried as one."""
     token_rules: TokenRules
     """How the tokens of a call are estimated."""
     pricing: Pricing | None
@@ -58,6 +60,7 @@ class Targets:
             model=model,
             provider=provider,
             name=config.name_at_provider(provider, model),
+            deployment=config.deployment(agent, model),
             token_rules=token_rules(config, provider, model),
             pricing=self._pricing(provider, model),
             breaker=None if agent.breaker is None else BreakerKey.of(agent.breaker.scope, agent_name, model, provider),

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-_UP = "import sys; from breakwater.cli.main import main; sys.exit(main())"
+UP = "import sys; from breakwater.cli.main import main; sys.exit(main())"
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as data:
         config = ROOT / "examples" / "breakwater.yaml"
-        command = [sys.executable, "-c", _UP, "up", "--config", str(config), "--simulate", "--data", data, "--json"]
+        command = [sys.executable, "-c", UP, "up", "--config", str(config), "--simulate", "--data", data, "--json"]
         began = time.monotonic()
         up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert up.stdout is not None

@@ -82,6 +82,57 @@ def opened_at(observations: Sequence[Observation], limits: BreakerRules) -> int 
     return None
 
 
+# Rate limits
+
+
+def limited(sequence: int, after_s: float, *, attempt: str | None = None) -> Observation:
+    """A rate limit, seen so long after the first moment."""
+    return replace(seen(sequence, None, A, at_ms=NOW + round(after_s * 1000), attempt=attempt), limited=True)
+
+
+def watched(observations: Sequence[Observation], limits: BreakerRules) -> list[int]:
+    """The sequences of those that changed its state, each taken into account as it comes."""
+    breaker, changed = Breaker(), list[int]()
+    for one in observations:
+        breaker, change = observe(breaker, one, limits, one.at_ms)
+        changed += [one.sequence] if change else []
+    return changed
+
+
+def test_rate_limits_open_no_breaker_within_a_window_nor_while_anything_else_succeeds() -> None:
+    limits = BreakerRules(consecutive_failures=1, same_error=1)
+    assert watched([limited(n, n / 20) for n in range(1, 1200)], limits) == []
+    mixed = [
+        seen(n, False, at_ms=NOW + n * 1000) if n % 50 == 0 else limited(n, n) for n in range(1, 500)
+    ]  # fmt: skip
+    assert watched(mixed, limits) == []
+
+
+def test_rate_limits_count_once_nothing_else_has_succeeded_for_the_whole_window() -> None:
+    limits = BreakerRules(consecutive_failures=3, same_error="off", within_s=60)
+    every_ten = [limited(n, n * 10) for n in range(1, 12)]
+    # Those after 60, 70 and 80 s of nothing but rate limits.
+    assert watched(every_ten, limits) == [9]
+    late = seen(5, False, at_ms=NOW + 55_000)
+    assert watched([*every_ten[:5], late, *every_ten[5:]], limits) == []
+    # One that is delivered again, from before the success, begins no window.
+    again = [late, every_ten[0], limited(20, 80), limited(21, 81), limited(22, 82)]
+    assert watched(again, limits) == []
+
+
+def test_a_rate_limit_that_the_config_counts_is_a_failure_like_any_other() -> None:
+    counted = [replace(limited(n, n), failed=True) for n in range(1, 4)]
+    assert watched(counted, BreakerRules()) == [3]
+
+
+def test_a_probe_that_meets_a_rate_limit_says_nothing_unless_nothing_else_succeeds() -> None:
+    probing = Breaker(state="half_open", probe="p", probe_until_ms=NOW + 10**6, version=2)
+    after, change = observe(probing, limited(9, 1, attempt="p"), BreakerRules(), NOW + 1000)
+    assert (after.state, after.probe, change) == ("half_open", None, None)
+    broken = replace(probing, limited_since_ms=NOW - 60_000)
+    assert observe(broken, limited(9, 1, attempt="p"), BreakerRules(), NOW + 1000)[0].state == "open"
+
+
 # The rules, and what they say
 
 

@@ -36,7 +36,7 @@ ROWS: list[Row] = [
     (HttpFailure(425, "too early"), "transient", "TooEarlyError", True, True),
     (HttpFailure(499, "client closed the request"), "transient", "ClientClosedRequestError", True, True),
     (HttpFailure(422, "max_tokens: not an integer"), "client", "UnprocessableEntityError", False, False),
-    (HttpFailure(429, "Rate limit reached"), "rate_limit", "RateLimitError", True, True),
+    (HttpFailure(429, "Rate limit reached"), "rate_limit", "RateLimitError", True, False),
     (HttpFailure(429, EMPTY_ACCOUNT, "insufficient_quota"), "quota", "QuotaExceededError", False, False),
     (HttpFailure(429, EMPTY_ACCOUNT, type="insufficient_quota"), "quota", "QuotaExceededError", False, False),
     (HttpFailure(429, "not active", "billing_not_active"), "quota", "QuotaExceededError", False, False),
@@ -313,7 +313,8 @@ def test_what_is_retried_waits_as_the_provider_says(status: int) -> None:
 def test_no_answer_is_beyond_it(status: int, message: str, code: str | None, headers: dict[str, str]) -> None:
     verdict = classify(HttpFailure(status, message, code, code, headers), NOW)
     assert verdict.message == message
-    assert verdict.retryable == (verdict.kind in {"rate_limit", "transient", "server"}) == verdict.counts_for_breaker
+    assert verdict.retryable == (verdict.kind in {"rate_limit", "transient", "server"})
+    assert verdict.counts_for_breaker == (verdict.kind in {"transient", "server"})
 
 
 def test_an_errors_class_and_text_are_its_identity() -> None:

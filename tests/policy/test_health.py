@@ -11,7 +11,7 @@ from breakwater.policy.budget import NEVER_FITS
 from breakwater.policy.health import NONE_SUCCEEDS, failed, health_of_agent, health_of_model
 
 MOMENT = time_from_ms(1_795_000_000_000)
-OF_THE_REQUEST = {"logic", "context_overflow", "orphan_tool_calls"}
+SAYS_NOTHING = {"logic", "context_overflow", "orphan_tool_calls", "rate_limit"}
 
 
 def attempt(outcome: Outcome, kind: ErrorKind | None = None, *, counts: bool = False) -> Attempt:
@@ -47,10 +47,10 @@ def test_a_call_that_no_cap_ever_has_room_for_speaks_against_it(class_name: str)
 
 @pytest.mark.parametrize("kind", get_args(ErrorKind))
 @pytest.mark.parametrize("counts", [True, False])
-def test_an_error_speaks_against_it_whether_a_breaker_counts_it_or_not_but_for_those_of_the_request(
+def test_an_error_speaks_against_it_whether_a_breaker_counts_it_or_not_but_for_those_of_the_request_and_haste(
     kind: ErrorKind, *, counts: bool
 ) -> None:
-    assert failed(attempt("error", kind, counts=counts)) is (None if kind in OF_THE_REQUEST else True)
+    assert failed(attempt("error", kind, counts=counts)) is (None if kind in SAYS_NOTHING else True)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +20,7 @@ from breakwater.policy.retry import (
     after_failure,
     backoff_s,
     failures_on,
+    hold_s,
     is_retryable,
 )
 
@@ -210,6 +212,41 @@ def test_a_model_is_tried_exactly_as_often_as_configured(
             assert after == (Stop("error", True) if last else NextModel(True))
             return
         assert tries < attempts
+
+
+def test_a_busy_model_uses_up_no_tries_of_a_job_that_may_retry_and_has_no_other() -> None:
+    spent: dict[ErrorKind, int] = {"rate_limit": 3}
+    once, counted = RetryPolicy(max_attempts=1), RetryPolicy.model_validate({"per_kind": {"rate_limit": {"max": 2}}})
+    assert step(LIMITED, spent, is_last_model=True, busy=True) == Retry(7.0)
+    assert step(LIMITED, spent, is_last_model=True, busy=True, remaining_s=7.0) == Stop("timeout")
+    assert step(LIMITED, spent, is_last_model=True) == Stop("error", exhausted=True)
+    assert step(LIMITED, spent, busy=True) == NextModel(exhausted=True)
+    for policy in (once, counted):
+        assert step(LIMITED, spent, is_last_model=True, busy=True, policy=policy) == Stop("error", exhausted=True)
+
+
+def test_a_wait_that_a_provider_asks_for_is_waited_for_unless_another_model_answers_sooner() -> None:
+    long = replace(LIMITED, retry_after_s=10.5)
+    assert step(LIMITED, jitter=0.5) == Retry(7.0 * 1.05)
+    assert step(long) == NextModel()
+    assert step(long, is_last_model=True) == Retry(10.5)
+
+
+@pytest.mark.parametrize(
+    ("named_s", "policy", "failures", "held_s"),
+    [
+        (7.0, RetryPolicy(), {"rate_limit": 1}, 7.0),
+        (0.0, RetryPolicy(), {"rate_limit": 1}, 0.0),
+        (3600.0, RetryPolicy(), {"rate_limit": 1}, 3600.0),
+        (None, RetryPolicy(), {"rate_limit": 1}, 0.5),
+        (None, RetryPolicy(), {"rate_limit": 2, "server": 1}, 2.0),
+        (None, RATE_LIMITS_APART, {"rate_limit": 1, "server": 2}, 10.0),
+    ],
+)
+def test_a_model_is_held_for_as_long_as_its_provider_asks_for_or_for_a_back_off(
+    named_s: float | None, policy: RetryPolicy, failures: dict[ErrorKind, int], held_s: float
+) -> None:
+    assert hold_s(named_s, policy, failures) == held_s
 
 
 def test_a_kind_with_its_own_limit_is_counted_apart() -> None:

@@ -479,13 +479,18 @@ REFUSED = {"kind": "budget_exceeded", "message": "no such call ever fits"}
         ({"reason": "budget_exceeded"}, None, None),
         ({"reason": "guard_tripped"}, None, None),
         ({"reason": "rate_limited"}, None, None),
-        # Unless no call of the agent is ever made.
+        # Unless no call of the agent is ever made, or its provider allows none for longer than its jobs may wait.
         (
             {"reason": "budget_exceeded", "error": {**REFUSED, "class": "CallOverCapError"}},
             "job_dead_lettered/writer/budget_exceeded",
             "Jobs fail: writer (budget_exceeded)",
         ),
         ({"reason": "budget_exceeded", "error": {**REFUSED, "class": "BudgetExceededError"}}, None, None),
+        (
+            {"reason": "rate_limited", "error": {"kind": "rate_limit", "message": "held", "class": "ModelHeldError"}},
+            "job_dead_lettered/writer/rate_limited",
+            "Jobs fail: writer (rate_limited)",
+        ),
         ({"status": "succeeded", "reason": None}, None, None),
         ({"status": "cancelled"}, None, None),
         ({"dry_run": True}, None, None),

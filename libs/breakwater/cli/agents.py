@@ -150,7 +150,7 @@ def _show_health(agents: list[AgentHealth], now: datetime) -> None:
 
     def opens(one: AgentHealth | ModelHealth) -> str:
         if isinstance(one, ModelHealth):
-            return open_until(one.breaker, one.circuit_open_until, now)
+            return open_until(one.breaker, one.circuit_open_until, now, one.held_until)
         return "" if one.circuit_open_until is None else open_until("open", one.circuit_open_until, now)
 
     def breaker(one: AgentHealth | ModelHealth) -> output.Cell:

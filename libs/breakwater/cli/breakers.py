@@ -64,7 +64,7 @@ def list_(api: Api) -> None:
         Column("agent", lambda one: one.agent),
         Column("model", lambda one: one.model),
         Column("state", lambda one: output.state(one.state)),
-        Column("open until", lambda one: open_until(one.state, one.open_until, now), drop=1),
+        Column("open until", lambda one: open_until(one.state, one.open_until, now, one.held_until), drop=1),
         Column("since", lambda one: formats.clock(one.since, now), drop=3),
         Column("fails", lambda one: one.consecutive_failures, right=True, drop=2),
         Column("in all", lambda one: one.total_failures, right=True, drop=4),
@@ -98,7 +98,7 @@ def isolate(api: Api, agent: AgentArgument, model: ModelArgument, reason: Reason
 @app.command()
 @api_command
 def reset(api: Api, agent: AgentArgument, model: ModelArgument, reason: ReasonOption = None) -> None:
-    """Close a breaker at once, and forget what it has counted.
+    """Close a breaker at once, forget what it has counted, and end a hold of its model.
 
     For example:
 
@@ -109,8 +109,10 @@ def reset(api: Api, agent: AgentArgument, model: ModelArgument, reason: ReasonOp
     _change(api, "reset", agent, model, reason)
 
 
-def open_until(state: BreakerState | None, until: datetime | None, now: datetime) -> str:
-    """When a breaker may let a call pass again, in words; empty where it lets calls pass."""
+def open_until(state: BreakerState | None, until: datetime | None, now: datetime, held: datetime | None = None) -> str:
+    """When a model may be called again by its breaker, or else by its provider; in words, empty where it may be now."""
+    if state in {None, "closed"} and held is not None and held > now:
+        return f"held until {_moment(held, now)}"
     if state == "isolated":
         return "until reset"
     if state == "half_open":
@@ -119,6 +121,10 @@ def open_until(state: BreakerState | None, until: datetime | None, now: datetime
         return ""
     if until is None or until <= now:
         return "next call probes it"
+    return _moment(until, now)
+
+
+def _moment(until: datetime, now: datetime) -> str:
     return f"{formats.clock(until, now)}, {formats.duration((until - now).total_seconds() * 1000)}"
 
 

@@ -179,6 +179,11 @@ class AgentDefaults(Message):
     breaker_counts_auth_errors: bool = Field(
         default=False, description="Whether 401, 402 and 403 count as failures of the model."
     )
+    breaker_counts_rate_limits: bool = Field(
+        default=False,
+        description="Whether rate limits count as failures of the model. If not, they do only once it has answered "
+        "nothing else for a whole window of them.",
+    )
     persist_prompts: bool = Field(
         default=True,
         description="Whether prompts are stored with executions. If not, dead letters do not show them, and hold them, "
@@ -654,6 +659,11 @@ class Config(Message):
         if settings is not None and settings.name is not None:
             return settings.name
         return model.removeprefix(f"{provider}/")
+
+    def deployment(self, agent: AgentDefaults, model: str) -> str:
+        """A model at its provider: what the provider limits, whatever the config calls it."""
+        provider = self.provider_name(agent, model) or ""
+        return f"{provider}/{self.name_at_provider(provider, model)}"
 
     def is_local(self, provider: str | None) -> bool:
         """Whether a provider is a child program or a callable, which need no model and may take any JSON as input."""

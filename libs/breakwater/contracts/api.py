@@ -549,6 +549,9 @@ class ModelHealth(Event):
     circuit_open_until: Timestamp | None = Field(
         default=None, description="When a probe may call; none while it is closed, or isolated."
     )
+    held_until: Timestamp | None = Field(
+        default=None, description="Until when no call is made, as its provider's rate limit asks; null where none does."
+    )
 
     @property
     def shown(self) -> LiveHealth:
@@ -590,6 +593,9 @@ class BreakerStatus(Event):
     since: Timestamp | None = None
     open_until: Timestamp | None = None
     probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe in flight ends.")
+    held_until: Timestamp | None = Field(
+        default=None, description="Until when its model is held, as the provider's rate limit asks. No failure."
+    )
     consecutive_failures: Count
     total_failures: Count
     unique_errors: Count

@@ -193,6 +193,8 @@ class Breaker:
     """Sequences of the latest calls in `slices`, ordered."""
     last_failure_ms: int = 0
     last_success_ms: int = 0
+    limited_since_ms: int = 0
+    """The first rate limit since the last success; 0 where there is none."""
     changed_ms: int = 0
     """When it came into this state; 0 where it never left the first."""
     reason: str = ""
@@ -211,6 +213,8 @@ class Observation:
     error: str = ""
     version: int | None = None
     """Of the breaker that let the call pass; None where that is not known."""
+    limited: bool = False
+    """It ended with a rate limit, which is no failure by itself: the model is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +251,10 @@ def observe(
         return breaker, None
     # The log's clock may be ahead of ours; what it says must not count for longer, nor only later, because of that.
     seen = replace(seen, at_ms=min(seen.at_ms, now_ms))
+    if seen.failed is None and seen.limited and seen.at_ms > breaker.last_success_ms:
+        breaker = replace(breaker, limited_since_ms=breaker.limited_since_ms or seen.at_ms)
+        # What has answered nothing else for a whole window is not busy, but broken.
+        seen = replace(seen, failed=seen.at_ms - breaker.limited_since_ms >= _window_ms(rules) or None)
     if breaker.state == "half_open":
         return _after_probe(breaker, seen, rules, now_ms, jitter)
     if seen.failed is None or seen.sequence <= breaker.closed_at or (seen.failed and _knows(breaker, seen.sequence)):
@@ -257,6 +265,7 @@ def observe(
             counted,
             last_success=max(counted.last_success, seen.sequence),
             last_success_ms=max(counted.last_success_ms, seen.at_ms),
+            limited_since_ms=0,
         ), None
     return _open_if_due(_with_failure(counted, seen, rules, now_ms), seen.error, rules, now_ms, jitter)
 

@@ -617,7 +617,8 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
     def fails(kind: ErrorKind, class_name: str, *, after_s: float | None = None) -> Classification:
         again = kind in {"rate_limit", "transient", "server"}
         param = failure.param if kind == "client" else None
-        return Classification(kind, class_name, message, status, again, again, after_s, param)
+        counted = again and kind != "rate_limit"
+        return Classification(kind, class_name, message, status, again, counted, after_s, param)
 
     wait_s = retry_after_s(failure.headers, now, failure.retry_delay_s)
     reset_s = None if failure.resets_at is None else max(0.0, (failure.resets_at - now).total_seconds())

@@ -8,8 +8,8 @@ from breakwater.contracts.events import BreakerState, Health
 from breakwater.contracts.execution import Attempt, ErrorKind
 from breakwater.policy.budget import NEVER_FITS
 
-_OF_THE_REQUEST: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls"})
-"""What was sent or answered was wrong, and is mended or sent back: the model serves."""
+_SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls", "rate_limit"})
+"""What was sent or answered was wrong, and is mended or sent back, or the model was busy: it serves."""
 
 
 NONE_SUCCEEDS = 10
@@ -26,7 +26,7 @@ def failed(attempt: Attempt) -> bool | None:
         return False
     if attempt.outcome == "short_circuited":
         return True if attempt.error and attempt.error.class_ in NEVER_FITS else None
-    if attempt.outcome == "cancelled" or (attempt.error and attempt.error.kind in _OF_THE_REQUEST):
+    if attempt.outcome == "cancelled" or (attempt.error and attempt.error.kind in _SAYS_NOTHING):
         return None
     return True
 

@@ -14,6 +14,29 @@ WINDOW_MS = 60_000
 """Requests and tokens are counted in the minute that ends now, or in the hour or the day."""
 MINUTES: Mapping[Period, int] = {"minute": 1, "hour": 60, "day": 1440}
 
+HELD = "ModelHeldError"
+"""The class of a call that is not made as the model is held."""
+
+MAX_HELD_S = 10.0
+"""For how long in all a job waits for a model that is held, where it has another."""
+
+_SPREAD = 0.1
+
+
+def waits_for_hold(wait_s: float) -> bool:
+    """Whether a job that has another model waits for one that is held, or calls the other at once."""
+    return wait_s <= MAX_HELD_S
+
+
+def after_hold_s(rest_s: float, jitter: float) -> float:
+    """When whoever waits for the end of a hold asks again: not all at the same moment.
+
+    Args:
+        rest_s: until it ends.
+        jitter: a random number in [0, 1).
+    """
+    return rest_s * (1 + _SPREAD * jitter)
+
 
 class RateLimit(Message):
     """Limits across the whole fleet. At least one must be set."""

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from breakwater.contracts.execution import Attempt, Cause, ErrorKind, Reason
 from breakwater.contracts.types import Message
 from breakwater.policy.classify import RETRYABLE_CLASSES, Classification
+from breakwater.policy.rate_limit import MAX_HELD_S, after_hold_s, waits_for_hold
 
 RetryableKind = Literal["client", "quota", "rate_limit", "transient", "server", "timeout", "network", "worker_lost"]
 
@@ -225,8 +226,11 @@ def after_failure(
     is_last_model: bool,
     remaining_s: float,
     jitter: float,
+    busy: bool = False,
 ) -> Step:
     """Decides what follows a failed attempt.
+
+    A model that is busy and answers others uses up no tries of a job that has no other: it is waited for.
 
     Args:
         verdict: what the failure means.
@@ -235,19 +239,38 @@ def after_failure(
         is_last_model: whether the chain ends here.
         remaining_s: what is left of the job's total timeout.
         jitter: a random number in [0, 1).
+        busy: whether the failure is a rate limit of a model that has answered others meanwhile.
     """
     if remaining_s <= 0:
         return Stop("timeout")
     if not is_retryable(verdict, policy):
         return Stop("error") if is_last_model else NextModel()
     retries, allowed = _retries(verdict.kind, policy, failures)
-    if retries >= allowed:
+    waits_on = busy and is_last_model and policy.max_attempts > 1 and policy.max_retries(verdict.kind) is None
+    if retries >= allowed and not waits_on:
         return Stop("error", exhausted=True) if is_last_model else NextModel(exhausted=True)
-    delay = max(backoff_s(policy.for_kind(verdict.kind), retries, jitter), verdict.retry_after_s or 0.0)
+    asked_s = verdict.retry_after_s or 0.0
+    if verdict.kind == "rate_limit" and not is_last_model and not waits_for_hold(asked_s):
+        return NextModel()
+    delay = max(backoff_s(policy.for_kind(verdict.kind), retries, jitter), after_hold_s(asked_s, jitter))
     if delay + (LONG_WAIT_SLACK_S if delay >= LONG_WAIT_S else 0.0) < remaining_s:
         return Retry(delay)
     # A wait that can't fit is no reason to sit it out: another model may answer now.
     return Stop("timeout") if is_last_model else NextModel()
+
+
+def hold_s(named_s: float | None, policy: RetryPolicy, failures: Mapping[ErrorKind, int]) -> float:
+    """For how long the fleet leaves a model alone that has answered with a rate limit.
+
+    Args:
+        named_s: what its provider asks for. None: the job's back-off, within the bounds of a hold that is waited for.
+        policy: the agent's retry settings.
+        failures: of the job on this model, this one included.
+    """
+    if named_s is not None:
+        return named_s
+    retries, _ = _retries("rate_limit", policy, failures)
+    return min(backoff_s(policy.for_kind("rate_limit"), retries, 0.0), MAX_HELD_S)
 
 
 def _retries(kind: ErrorKind, policy: RetryPolicy, failures: Mapping[ErrorKind, int]) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from breakwater.contracts.types import format_time, is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.alert_texts import moment, money_text, sentence
 from breakwater.policy.budget import NEVER_FITS
+from breakwater.policy.rate_limit import HELD
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",
@@ -324,9 +325,9 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
     if execution.dry_run or execution.status == "cancelled":
         return ()
     found: list[Firing] = []
-    never_fits = execution.error is not None and execution.error.class_ in NEVER_FITS
-    spent = execution.error is not None and execution.error.kind == "quota"
-    if execution.status == "dead_lettered" and not spent and (never_fits or execution.reason not in _ALERTED_BY_OTHERS):
+    error = execution.error
+    spent, news = error is not None and error.kind == "quota", error is not None and error.class_ in {*NEVER_FITS, HELD}
+    if execution.status == "dead_lettered" and not spent and (news or execution.reason not in _ALERTED_BY_OTHERS):
         found.append(_failed(execution))
     if costly is not None and (execution.total_cost or 0) > costly:
         cost = money_text(execution.total_cost or 0)

@@ -227,6 +227,7 @@ _NUMBERS = (
     "total_failures",
     "last_failure_ms",
     "last_success_ms",
+    "limited_since_ms",
     "changed_ms",
 )
 

@@ -18,6 +18,7 @@ from services.worker.context import WorkerContext
 from services.worker.gates.breaker import BreakerGate, TaskBreakerGate
 from services.worker.gates.budget import BudgetGate
 from services.worker.gates.claim import ClaimGate
+from services.worker.gates.deployment import DeploymentGate
 from services.worker.gates.gate import (
     LEASE_MARGIN_S,
     AdmissionRequest,
@@ -27,7 +28,6 @@ from services.worker.gates.gate import (
     WaitForCapacity,
 )
 from services.worker.gates.rate_limit import RateLimitGate
-from services.worker.gates.retry_budget import RetryBudgetGate
 from services.worker.gates.task import TaskGate
 
 Gates = Sequence[type[Gate]]
@@ -38,7 +38,7 @@ GATES: Gates = (
     BreakerGate,
     BudgetGate,
     RateLimitGate,
-    RetryBudgetGate,
+    DeploymentGate,
 )
 """In the order in which their refusals take precedence."""
 

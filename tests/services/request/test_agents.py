@@ -45,6 +45,7 @@ async def test_every_agent_is_reported_with_its_health_in_a_bare_array(governed:
                 "last_failure_at": None,
                 "last_success_at": None,
                 "circuit_open_until": format_time(time_from_ms(now + 60_000)),
+                "held_until": None,
             }
         ],
     }

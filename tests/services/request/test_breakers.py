@@ -11,6 +11,7 @@ from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Failure
 from breakwater.policy.transitions import half_opened
 from breakwater.state.breakers import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
+from breakwater.state.deployments import Deployments
 from tests.services.request.conftest import HttpApi, put_breaker, redis_ms
 
 WRITER_M = {"agent": "writer", "model": "m"}
@@ -89,6 +90,18 @@ async def test_a_reset_of_what_counted_nothing_is_no_event(governed: HttpApi, re
     assert (answer.status, answer.json["unchanged"], answer.json["state"]) == (200, True, "closed")
     assert await governed.events("bw.breakers.>") == []
     assert (await load(redis)).revision == UNSAVED
+
+
+async def test_a_reset_ends_the_hold_of_its_model(governed: HttpApi, redis: Redis) -> None:
+    await redis.run([Deployments.hold_call("local/m", 3600)])
+    [held] = {
+        one["held_until"]
+        for one in (await governed.ask("GET", "/api/v1/breakers")).json["breakers"]
+        if one["model"] == "m"
+    }
+    assert held is not None
+    await governed.act("breakers/reset", **WRITER_M)
+    assert await Deployments(redis, None).held_until(["local/m"]) == {}
 
 
 async def test_shared_breakers_are_named_by_stars(governed: HttpApi, redis: Redis) -> None:

@@ -12,6 +12,7 @@ from breakwater.contracts.types import time_from_ms
 from breakwater.policy.breaker import Breaker, BreakerKey, Failure
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
+from breakwater.state.deployments import Deployments
 from breakwater.state.health import EndedCall, Healths
 from services.request.agents import agents_health, breaker_statuses, refused_until
 
@@ -48,7 +49,7 @@ async def note(redis: Redis, agent: str, **calls: list[EndedCall]) -> None:
 
 
 async def health_of_all(redis: Redis, config: Config = CONFIG) -> dict[str, AgentHealth]:
-    healths = await agents_health(config, Breakers(redis), Healths(redis))
+    healths = await agents_health(config, Breakers(redis), Healths(redis), Deployments(redis, None))
     return {health.agent_id: health for health in healths}
 
 
@@ -167,7 +168,7 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
     )
     await put(redis, "writer", "m", opened)
     await put(redis, "gone", "old", replace(opened, state="half_open", probe="x:1", probe_until_ms=NOW + 90_000))
-    statuses = await breaker_statuses(CONFIG, Breakers(redis))
+    statuses = await breaker_statuses(CONFIG, Breakers(redis), Deployments(redis, None))
     assert [(one.agent, one.model, one.state) for one in statuses] == [
         ("*", "local/*", "closed"),
         ("*", "m", "closed"),
@@ -183,6 +184,7 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
         "since": time_from_ms(NOW + 8),
         "open_until": time_from_ms(NOW + 60_000),
         "probe_until": None,
+        "held_until": None,
         "consecutive_failures": 2,
         "total_failures": 2,
         "unique_errors": 2,
@@ -192,6 +194,22 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
     }
     assert (statuses[3].open_until, statuses[3].probe_until) == (None, time_from_ms(NOW + 90_000))
     assert (statuses[5].reason, statuses[5].since, statuses[5].version) == (None, None, 0)
+
+
+async def test_a_held_model_is_shown_with_its_end_wherever_it_is_called_and_is_no_failure(redis: Redis) -> None:
+    deployments = Deployments(redis, None)
+    await redis.run([deployments.hold_call("local/m", 60)])
+    ends = time_from_ms(await now_ms(redis) + 60_000)
+    statuses = await breaker_statuses(CONFIG, Breakers(redis), deployments)
+    held = {(one.agent, one.model): one.held_until for one in statuses if one.held_until is not None}
+    assert set(held) == {("*", "m"), ("anything", "m"), ("writer", "m")}
+    assert all(abs((until - ends).total_seconds()) < 30 for until in held.values())
+    writer = (await health_of_all(redis))["writer"]
+    assert [(one.model, one.health, one.held_until is None) for one in writer.models] == [
+        ("m", "healthy", False),
+        ("other/n", "healthy", True),
+    ]
+    assert writer.health == "healthy"
 
 
 def test_what_a_job_may_ask_for_has_breakers_as_well_as_far_as_the_config_names_it() -> None:

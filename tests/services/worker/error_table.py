@@ -64,7 +64,7 @@ def error(name: str, kind: str, class_name: str, message: str, repair: str | Non
     again = kind in {"rate_limit", "transient"}
     text = {"message": message, **{field: fault.pop(field) for field in ("code", "param") if field in fault}}
     given = {"status": int(name[:3]), "error": text} | fault
-    return Row(name, kind, class_name, retried=again, counted=again, fault=given, repair=repair)
+    return Row(name, kind, class_name, retried=again, counted=kind == "transient", fault=given, repair=repair)
 
 
 def client(status: int, class_name: str) -> Row:
@@ -158,7 +158,7 @@ ROWS = (
         "rate_limit",
         "RateLimitError",
         retried=True,
-        counted=True,
+        counted=False,
         fault={"status": 429, "retry_after_s": 0.05},
     ),
     error("429, reset in over an hour", "quota", "QuotaExceededError", "no", retry_after_s=86_400),
@@ -210,7 +210,7 @@ ROWS = (
         "rate_limit",
         "RateLimitError",
         retried=True,
-        counted=True,
+        counted=False,
         fault={
             "kind": "error_in_200",
             "error": {"type": "invalid_request_error", "message": "Too many requests, please slow down."},

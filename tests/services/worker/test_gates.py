@@ -30,9 +30,9 @@ from services.worker.context import context_for
 from services.worker.gates import GATES, Admitted, admit, gates_of, look
 from services.worker.gates.budget import BudgetGate
 from services.worker.gates.claim import ClaimGate
+from services.worker.gates.deployment import DeploymentGate
 from services.worker.gates.gate import AdmissionRequest, ClaimLost, Gate, Refused
 from services.worker.gates.rate_limit import RateLimitGate
-from services.worker.gates.retry_budget import RetryBudgetGate
 from services.worker.gates.task import TASK_STOPPED
 from tests.bench.counting import CountingRedis
 from tests.servers import RunningServer
@@ -311,7 +311,7 @@ async def test_an_agent_without_limits_asks_nothing_of_them(redis_server: Runnin
         request = await bench.request(agent_name="free")
         asked = await admit(bench.worker, request)
         assert isinstance(asked, Admitted)
-        assert [type(gate) for gate in asked.gates] == [ClaimGate, BudgetGate, RetryBudgetGate]
+        assert [type(gate) for gate in asked.gates] == [ClaimGate, BudgetGate, DeploymentGate]
         attempt: Any = None
         assert RateLimitGate(bench.worker, request).settle(attempt) is None
 
@@ -320,7 +320,7 @@ async def test_gates_that_cannot_have_a_say_are_not_even_made(redis_server: Runn
     async with bench_on(redis_server.url) as bench:
         agents = bench.worker.config.agents
         assert gates_of(bench.worker, agents["writer"]) == GATES
-        assert gates_of(bench.worker, agents["free"]) == (ClaimGate, BudgetGate, RetryBudgetGate)
+        assert gates_of(bench.worker, agents["free"]) == (ClaimGate, BudgetGate, DeploymentGate)
 
 
 async def test_a_seventh_gate_is_one_file_and_one_line(redis_server: RunningServer) -> None:

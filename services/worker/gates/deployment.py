@@ -1,0 +1,77 @@
+"""The deployment: a model that has answered with a rate limit is held for the whole fleet, for as long as that says.
+
+The same script counts the first tries that earn the retries which an outage may cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from breakwater.contracts.execution import Attempt, ErrorInfo
+from breakwater.policy.rate_limit import HELD, after_hold_s, waits_for_hold
+from breakwater.policy.retry import failures_on, hold_s
+from breakwater.state.connection import ScriptCall
+from services.worker.gates.gate import Gate, Refused, WaitForCapacity
+
+
+@dataclass(slots=True)
+class DeploymentGate(Gate):
+    """Lets no call pass while the model is held, and counts a job's first try on it. A retry is asked for elsewhere."""
+
+    _counted: bool = False
+    settles_surely = True
+
+    def ask(self) -> ScriptCall:
+        """Counts the call, if it is the job's first on this model."""
+        request = self.request
+        self._counted = request.lease_ms is not None and not request.checkpoint.tried(request.flight.model)
+        return self.worker.deployments.admit_call(request.target.deployment, first_try=self._counted)
+
+    def read(self, answer: Any) -> Refused | WaitForCapacity | None:
+        """While the model is held, the call waits; it is refused where another model may be called sooner."""
+        if not answer:
+            return None
+        self._counted = False
+        request, rest_s = self.request, answer / 1000
+        refused = Refused(
+            "rate_limited",
+            ErrorInfo(
+                kind="rate_limit",
+                class_=HELD,
+                message=f"{request.target.model} is held until its provider's rate limit is over; no call was made",
+                retry_after_s=rest_s,
+                user_message="This agent is receiving too many requests right now. Please try again later.",
+            ),
+            f"provider:{request.target.provider}",
+        )
+        waited_s = request.waited.get(refused.reason, 0.0)
+        if not request.is_last_model and not waits_for_hold(waited_s + rest_s):
+            return refused
+        return WaitForCapacity(after_hold_s(rest_s, self.worker.jitter()), refused)
+
+    def give_back(self) -> ScriptCall | None:
+        """A try that was not made earns nothing."""
+        return self.worker.deployments.take_back_call(self.request.target.deployment) if self._counted else None
+
+    def settle(self, attempt: Attempt) -> ScriptCall | None:
+        """Holds the model where it has answered with a rate limit."""
+        error = attempt.error
+        if error is None or error.kind != "rate_limit":
+            return None
+        failures = failures_on(attempt.model, (*self.request.checkpoint.attempts, attempt))
+        wait_s = hold_s(error.retry_after_s, self.request.job.agent.retry, failures)
+        return self.worker.deployments.hold_call(self.request.target.deployment, wait_s) if wait_s > 0 else None
+
+
+def retry_budget_spent(model: str) -> Refused:
+    """What a retry is refused with when the fleet has made too many of them."""
+    return Refused(
+        "error",
+        ErrorInfo(
+            kind="retry_budget",
+            class_="RetryBudgetExceededError",
+            message=f"too many calls to {model} are retries already; this one was not made",
+            user_message="This agent is temporarily unavailable because of recent failures. Please try again later.",
+        ),
+    )

@@ -1,0 +1,185 @@
+"""A model that answers a tenth of its calls with a rate limit, on a whole local stack: who is held, and who fails.
+
+    python -m tests.bench.holds [--rate 200] [--seconds 60]
+
+The provider is here: it answers after 50 ms, one call in ten at random with 429 and `Retry-After: 1`. Jobs are
+published at an even rate. A hold begins when Redis says that its key was set, and ends a second later; a call that
+reaches the provider in between was under way, or was made in spite of it. Time distinguishes the two: `--grace-ms` after
+the hold was written, all that was admitted before it has arrived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nats
+import redis.asyncio as aioredis
+import yaml
+from aiohttp import web
+
+from breakwater.contracts import subjects
+from tests.bench.local_stack import UP
+from tests.bench.plane import publish_job
+
+RETRY_AFTER_S = 1
+LATENCY_S = 0.05
+ANSWER = {
+    "id": "x",
+    "object": "chat.completion",
+    "created": 0,
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+}
+
+
+class BusyProvider:
+    """Answers, but for a share of the calls; and knows when each came."""
+
+    def __init__(self, share: float) -> None:
+        self.arrived: list[float] = []
+        self.refused = 0
+        self._share, self._random = share, random.Random(1)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.arrived.append(time.time())
+        await request.read()
+        await asyncio.sleep(LATENCY_S)
+        if self._random.random() >= self._share:
+            return web.json_response(ANSWER)
+        self.refused += 1
+        error = {"error": {"message": "Rate limit reached", "type": "requests", "code": "rate_limit_exceeded"}}
+        return web.json_response(error, status=429, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+    async def serve(self) -> tuple[web.AppRunner, int]:
+        """Listens on a free port."""
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return runner, runner.addresses[0][1]
+
+
+def config(port: int, concurrency: int) -> dict[str, Any]:
+    """One agent with all defaults but its concurrency."""
+    return {
+        "providers": {"busy": {"base_url": f"http://127.0.0.1:{port}/v1"}},
+        "models": {"busy/m": {"price": {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60"}}},
+        "agents": {"writer": {"model": "busy/m", "concurrency": concurrency}},
+    }
+
+
+def under_holds(arrived: Sequence[float], holds: Sequence[float]) -> list[float]:
+    """How long after a hold was written each call came that came before its end."""
+    found: list[float] = []
+    for at in arrived:
+        began = bisect_right(holds, at) - 1
+        if began >= 0 and at - holds[began] < RETRY_AFTER_S:
+            # A hold that was written again is the same one.
+            while began and holds[began] - holds[began - 1] < RETRY_AFTER_S:
+                began -= 1
+            found.append(at - holds[began])
+    return found
+
+
+async def load(endpoints: dict[str, Any], rate: float, seconds: float) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Publishes jobs for so long, and waits for their results; also how often each subject of breakers was heard."""
+    client = await nats.connect(endpoints["nats_url"])
+    jetstream, results, breakers = client.jetstream(), dict[str, dict[str, Any]](), Counter[str]()
+
+    async def on_result(message: Any) -> None:
+        results[message.subject] = json.loads(message.data)
+
+    async def on_breaker(message: Any) -> None:
+        breakers[json.loads(message.data).get("to_state", "")] += 1
+
+    await client.subscribe("bw.results.*", cb=on_result)
+    await client.subscribe("bw.breakers.>", cb=on_breaker)
+    jobs, begun = [uuid.uuid4().hex for _ in range(round(rate * seconds))], time.perf_counter()
+    async with asyncio.TaskGroup() as publishing:
+        for number, job_id in enumerate(jobs):
+            await asyncio.sleep(max(0.0, begun + number / rate - time.perf_counter()))
+            publishing.create_task(publish_job(jetstream, "writer", job_id))
+    print(f"{len(jobs) / (time.perf_counter() - begun):.0f} jobs a second published for {seconds:g} s")
+    async with asyncio.timeout(600):
+        while len(results) < len(jobs):
+            await asyncio.sleep(0.1)
+    print(f"{len(jobs) / (time.perf_counter() - begun):.0f} jobs a second answered")
+    await client.close()
+    return [results[subjects.result(job_id)] for job_id in jobs], breakers
+
+
+async def hear_holds(url: str, holds: list[float]) -> None:
+    """Notes when a hold is written, until cancelled."""
+    async with aioredis.Redis.from_url(url) as client, client.pubsub() as heard:
+        await client.config_set("notify-keyspace-events", "K$")
+        await heard.psubscribe("__keyspace@0__:bw:hold:*")
+        async for message in heard.listen():
+            if message["type"] == "pmessage":
+                holds.append(time.time())
+
+
+async def run(options: argparse.Namespace, data: Path) -> None:
+    """Starts the stack, loads it, and prints what came of it."""
+    provider, holds = BusyProvider(options.share), list[float]()
+    runner, port = await provider.serve()
+    path = data / "breakwater.yaml"
+    path.write_text(yaml.safe_dump(config(port, options.concurrency)))
+    command = [sys.executable, "-c", UP, "up", "--config", str(path), "--data", str(data / "plane"), "--json"]
+    up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert up.stdout is not None
+    try:
+        while '"up"' not in await asyncio.to_thread(up.stdout.readline):
+            assert up.poll() is None, "the stack did not start"
+        endpoints = json.loads((data / "plane" / "endpoints.json").read_text())
+        hearing = asyncio.create_task(hear_holds(endpoints["redis_url"], holds))
+        results, breakers = await load(endpoints, options.rate, options.seconds)
+        hearing.cancel()
+    finally:
+        up.send_signal(signal.SIGINT)
+        await asyncio.to_thread(up.wait)
+        await runner.cleanup()
+    ends = Counter(one["reason"] or one["status"] for one in results)
+    tries = Counter(one["attempts_count"] for one in results)
+    waits = sorted(one["duration_ms"] / 1000 for one in results)
+    late = under_holds(provider.arrived, holds)
+    in_spite = [after_s for after_s in late if after_s * 1000 > options.grace_ms]
+    print(f"jobs by end: {dict(ends)}; by attempts: {dict(sorted(tries.items()))}")
+    print(f"breakers, by state: {dict(breakers)}")
+    print(f"{len(provider.arrived)} calls, {provider.refused} refused; {len(holds)} holds written")
+    print(f"calls under way when a hold was written: {len(late) - len(in_spite)}; made during holds: {len(in_spite)}")
+    print(f"the last came {max(late, default=0.0) * 1000:.0f} ms after its hold was written")
+    print(f"a job took {waits[len(waits) // 2]:.1f} s (p50), {waits[len(waits) * 99 // 100]:.1f} s (p99)")
+    assert (set(ends), breakers["open"], in_spite) == ({"succeeded"}, 0, []), "see above"
+
+
+def main() -> None:
+    """Reads the options, and runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=200.0, help="jobs a second (default 200)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for how long (default 60)")
+    parser.add_argument("--share", type=float, default=0.1, help="of the calls that are refused (default 0.1)")
+    parser.add_argument("--concurrency", type=int, default=2000, help="of the agent (default 2000)")
+    parser.add_argument("--grace-ms", type=float, default=500.0, help="see above (default 500)")
+    with tempfile.TemporaryDirectory() as data:
+        asyncio.run(run(parser.parse_args(), Path(data)))
+
+
+if __name__ == "__main__":
+    main()

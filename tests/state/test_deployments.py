@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from redis.exceptions import ConnectionError as Away
+
+from breakwater.policy.retry import RetryBudgetRules
+from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.deployments import SLICES, Deployments
+
+MODEL = "openai/gpt-4.1{mini}"
+
+
+async def first_tries(redis: Redis, deployments: Deployments, count: int, model: str = MODEL) -> None:
+    await redis.run([deployments.admit_call(model, first_try=True)] * count)
+
+
+async def granted(deployments: Deployments, asks: int, name: str = "e", model: str = MODEL) -> int:
+    return sum([await deployments.may_retry(model, f"{name}:{number}") for number in range(asks)])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "floor", "tries", "retries"),
+    [
+        (0.2, 10, 0, 10),
+        (0.2, 10, 50, 10),
+        (0.2, 10, 51, 11),
+        (0.2, 10, 100, 20),
+        (0.2, 0, 0, 0),
+        (0.2, 0, 1, 1),
+        (0.0, 0, 100, 0),
+        (0.0, 3, 100, 3),
+        (0.1, 0, 30, 3),
+        (2.5, 0, 10, 25),
+    ],
+)
+async def test_retries_are_granted_below_the_floor_and_below_the_ratio_of_first_tries(
+    redis: Redis, ratio: float, floor: int, tries: int, retries: int
+) -> None:
+    deployments = Deployments(redis, RetryBudgetRules(ratio=ratio, floor=floor, window_s=3600))
+    await first_tries(redis, deployments, tries)
+    assert await granted(deployments, 40) == retries
+
+
+async def test_of_two_hundred_that_ask_at_once_the_floor_is_granted(redis: Redis) -> None:
+    deployments = [Deployments(redis, RetryBudgetRules(floor=10, window_s=3600)) for _ in range(4)]
+    asks = [deployments[number % 4].may_retry(MODEL, f"e{number}:2") for number in range(200)]
+    assert sum(await asyncio.gather(*asks)) == 10
+
+
+async def test_asking_again_for_the_same_attempt_gives_the_same_answer_and_counts_once(redis: Redis) -> None:
+    deployments = Deployments(redis, RetryBudgetRules(ratio=0.2, floor=1, window_s=3600))
+    answers = await asyncio.gather(*(deployments.may_retry(MODEL, "e:2") for _ in range(50)))
+    assert answers == [True] * 50
+    assert not await deployments.may_retry(MODEL, "f:2")
+    await first_tries(redis, deployments, 100)
+    assert not await deployments.may_retry(MODEL, "f:2")
+    assert await granted(deployments, 40, "g") == 19
+
+
+async def test_each_model_has_a_budget_of_its_own(redis: Redis) -> None:
+    deployments = Deployments(redis, RetryBudgetRules(floor=2, window_s=3600))
+    assert [await granted(deployments, 5, model=model) for model in ("a/b", "a.b", "a")] == [2, 2, 2]
+
+
+async def test_a_retry_is_forgotten_when_its_window_is_over_and_not_before(redis: Redis) -> None:
+    deployments = Deployments(redis, RetryBudgetRules(floor=3, window_s=1))
+    first = await clock_ms(redis)
+    assert await granted(deployments, 3) == 3
+    last = asked = await clock_ms(redis)
+    number = 0
+    async with asyncio.timeout(60):
+        while not await deployments.may_retry(MODEL, f"later:{(number := number + 1)}"):
+            assert asked - last <= 1100, "it was remembered for longer than its window"
+            asked = await clock_ms(redis)
+    assert await clock_ms(redis) - first >= 1000
+
+
+async def test_a_first_try_allows_nothing_when_its_window_is_over(redis: Redis) -> None:
+    deployments = Deployments(redis, RetryBudgetRules(ratio=1, floor=0, window_s=1))
+    await first_tries(redis, deployments, 1000)
+    last = asked = await clock_ms(redis)
+    number = 0
+    async with asyncio.timeout(60):
+        while await deployments.may_retry(MODEL, f"e:{(number := number + 1)}"):
+            assert asked - last <= 1100, "it allowed something for longer than its window"
+            await asyncio.sleep(0.02)
+            asked = await clock_ms(redis)
+
+
+async def test_memory_stays_the_same_as_time_passes_and_an_idle_model_leaves_nothing(redis: Redis) -> None:
+    deployments = Deployments(redis, RetryBudgetRules(floor=1_000, window_s=1))
+    begun, most, number = await clock_ms(redis), {"tried": 0, "retried": 0}, 0
+    while await clock_ms(redis) - begun < 1600 or min(most.values()) <= SLICES // 2:
+        await first_tries(redis, deployments, 5, "tried")
+        await deployments.may_retry("retried", f"e:{(number := number + 1)}")
+        for model in most:
+            most[model] = max(most[model], await redis.client.hlen(key_of(deployments, model)))
+    for model, fields in most.items():
+        assert fields <= SLICES + 1
+        left_ms = await redis.client.pttl(key_of(deployments, model))
+        assert left_ms != -1  # it has no end
+        assert left_ms <= 1050
+
+
+def key_of(deployments: Deployments, model: str) -> str:
+    return deployments.admit_call(model, first_try=True).keys[1]
+
+
+async def test_without_rules_every_retry_is_granted_and_nothing_is_counted(redis: Redis) -> None:
+    deployments = Deployments(redis, None)
+    assert await redis.run([deployments.admit_call(MODEL, first_try=True)]) == [0]
+    assert deployments.take_back_call(MODEL) is None
+    assert await deployments.may_retry(MODEL, "e:2")
+    assert await redis.client.dbsize() == 0
+
+
+async def test_a_held_deployment_admits_and_counts_nothing_until_the_hold_is_over(redis: Redis) -> None:
+    deployments = Deployments(redis, RetryBudgetRules())
+    ask, other = deployments.admit_call(MODEL, first_try=True), deployments.admit_call("other", first_try=False)
+    begun = await clock_ms(redis)
+    await redis.run([deployments.hold_call(MODEL, 0.4), deployments.hold_call(MODEL, 0.1)])
+    [held_ms, free] = await redis.run([ask, other])
+    assert 0 < held_ms <= 400
+    assert free == 0
+    assert await deployments.held_until([MODEL, "other"]) == {MODEL: pytest.approx(begun + 400, abs=50)}
+    async with asyncio.timeout(60):
+        while (await redis.run([ask]))[0]:
+            assert await redis.client.exists(ask.keys[1]) == 0
+            await asyncio.sleep(0.01)
+    assert await clock_ms(redis) - begun >= 399
+    assert await redis.client.exists(ask.keys[1]) == 1
+
+
+async def test_a_first_try_is_taken_back_from_a_held_deployment_too_and_a_person_may_end_the_hold(
+    redis: Redis,
+) -> None:
+    deployments = Deployments(redis, RetryBudgetRules())
+    ask, back = deployments.admit_call(MODEL, first_try=True), deployments.take_back_call(MODEL)
+    assert back is not None
+    [_, _, held_ms, _] = await redis.run([ask, deployments.hold_call(MODEL, 60), ask, back])
+    assert 59_000 < held_ms <= 60_000
+    assert sum(map(int, await redis.client.hvals(ask.keys[1]))) == 0
+    await deployments.release(MODEL)
+    assert await redis.run([ask]) == [0]
+
+
+async def test_a_redis_that_is_away_is_reported_as_such() -> None:
+    away = Redis("redis://127.0.0.1:1/0")
+    with pytest.raises(StateUnavailable, match="did not answer") as reported:
+        await Deployments(away, RetryBudgetRules()).may_retry(MODEL, "e:2")
+    assert isinstance(reported.value.__cause__, Away)
+    await away.close()
+
+
+async def clock_ms(redis: Redis) -> int:
+    seconds, microseconds = await redis.client.time()
+    return seconds * 1000 + microseconds // 1000
