@@ -2,10 +2,10 @@
 
     python -m tests.bench.holds [--rate 200] [--seconds 60]
 
-The provider is here: it answers after 50 ms, one call in ten at random with 429 and `Retry-After: 1`. Jobs are
+The provider is here: it answers after a second, one call in ten at random with 429 and `Retry-After: 1`. Jobs are
 published at an even rate. A hold begins when Redis says that its key was set, and ends a second later; a call that
-reaches the provider in between was under way, or was made in spite of it. Time distinguishes the two: `--grace-ms` after
-the hold was written, all that was admitted before it has arrived.
+reaches the provider in between was under way, or was made in spite of it. Time distinguishes the two: all that was
+admitted before has arrived `--grace-ms` after the hold was written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from tests.bench.local_stack import UP
 from tests.bench.plane import publish_job
 
 RETRY_AFTER_S = 1
-LATENCY_S = 0.05
 ANSWER = {
     "id": "x",
     "object": "chat.completion",
@@ -50,15 +49,15 @@ ANSWER = {
 class BusyProvider:
     """Answers, but for a share of the calls; and knows when each came."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, latency_s: float) -> None:
         self.arrived: list[float] = []
         self.refused = 0
-        self._share, self._random = share, random.Random(1)
+        self._share, self._latency_s, self._random = share, latency_s, random.Random(1)
 
     async def answer(self, request: web.Request) -> web.Response:
         self.arrived.append(time.time())
         await request.read()
-        await asyncio.sleep(LATENCY_S)
+        await asyncio.sleep(self._latency_s)
         if self._random.random() >= self._share:
             return web.json_response(ANSWER)
         self.refused += 1
@@ -137,12 +136,12 @@ async def hear_holds(url: str, holds: list[float]) -> None:
 
 async def run(options: argparse.Namespace, data: Path) -> None:
     """Starts the stack, loads it, and prints what came of it."""
-    provider, holds = BusyProvider(options.share), list[float]()
+    provider, holds = BusyProvider(options.share, options.latency_s), list[float]()
     runner, port = await provider.serve()
     path = data / "breakwater.yaml"
     path.write_text(yaml.safe_dump(config(port, options.concurrency)))
     command = [sys.executable, "-c", UP, "up", "--config", str(path), "--data", str(data / "plane"), "--json"]
-    up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
     assert up.stdout is not None
     try:
         while '"up"' not in await asyncio.to_thread(up.stdout.readline):
@@ -175,6 +174,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0, help="jobs a second (default 200)")
     parser.add_argument("--seconds", type=float, default=60.0, help="for how long (default 60)")
     parser.add_argument("--share", type=float, default=0.1, help="of the calls that are refused (default 0.1)")
+    parser.add_argument("--latency-s", type=float, default=1.0, help="of an answer (default 1)")
     parser.add_argument("--concurrency", type=int, default=2000, help="of the agent (default 2000)")
     parser.add_argument("--grace-ms", type=float, default=500.0, help="see above (default 500)")
     with tempfile.TemporaryDirectory() as data:
