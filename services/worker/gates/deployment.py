@@ -46,7 +46,8 @@ class DeploymentGate(Gate):
             f"provider:{request.target.provider}",
         )
         waited_s = request.waited.get(refused.reason, 0.0)
-        if not request.is_last_model and not waits_for_hold(waited_s + rest_s):
+        is_last = request.checkpoint.is_last_of(request.job.chain)
+        if not is_last and not waits_for_hold(waited_s + rest_s):
             return refused
         return WaitForCapacity(after_hold_s(rest_s, self.worker.jitter()), refused)
 
