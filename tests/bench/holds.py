@@ -35,7 +35,7 @@ from breakwater.contracts import subjects
 from tests.bench.local_stack import UP
 from tests.bench.plane import publish_job
 
-RETRY_AFTER_S, GATES_S = 1, 0.01
+RETRY_AFTER_S, GATES_MS = 1, 10
 ANSWER = {
     "id": "x",
     "object": "chat.completion",
@@ -83,18 +83,19 @@ def config(port: int, concurrency: int) -> dict[str, Any]:
     }
 
 
-def admissions(results: Sequence[dict[str, Any]]) -> list[float]:
-    """When each call was admitted, by Redis' clock."""
+def admissions(results: Sequence[dict[str, Any]]) -> list[int]:
+    """When each call was admitted, in ms by Redis' clock."""
     calls = [one for result in results for one in result["attempts"] if not one["short_circuited"]]
-    return [datetime.fromisoformat(call["reserved_at"]).timestamp() for call in calls]
+    return [round(datetime.fromisoformat(call["reserved_at"]).timestamp() * 1000) for call in calls]
 
 
-def under_holds(admitted: Sequence[float], ends: Sequence[float]) -> int:
-    """How many calls were admitted while a hold was there. Its gate may be asked a moment after the time is read."""
-    found = (bisect_right(ends, at + GATES_S) for at in admitted)
-    return sum(
-        later < len(ends) and at >= ends[later] - RETRY_AFTER_S for at, later in zip(admitted, found, strict=True)
-    )
+def under_holds(admitted: Sequence[int], ends: Sequence[int]) -> int:
+    """How many calls were admitted while a hold was there; in the very ms in which it was written, they came before.
+
+    The gate of holds may be asked a moment after the one that tells the time.
+    """
+    first = ((at, bisect_right(ends, at + GATES_MS)) for at in admitted)
+    return sum(index < len(ends) and at > ends[index] - RETRY_AFTER_S * 1000 for at, index in first)
 
 
 async def load(endpoints: dict[str, Any], rate: float, seconds: float) -> tuple[list[dict[str, Any]], Counter[str]]:
@@ -124,8 +125,8 @@ async def load(endpoints: dict[str, Any], rate: float, seconds: float) -> tuple[
     return [results[subjects.result(job_id)] for job_id in jobs], breakers
 
 
-async def hear_holds(url: str, ends: list[float], listening: asyncio.Event) -> None:
-    """Notes when each hold that is written ends, by Redis' clock, until cancelled."""
+async def hear_holds(url: str, ends: list[int], listening: asyncio.Event) -> None:
+    """Notes when each hold that is written ends, in ms by Redis' clock, until cancelled."""
     async with aioredis.Redis.from_url(url) as client, client.pubsub() as heard:
         await client.config_set("notify-keyspace-events", "K$")
         await heard.psubscribe("__keyspace@0__:bw:hold:*")
@@ -133,12 +134,12 @@ async def hear_holds(url: str, ends: list[float], listening: asyncio.Event) -> N
             listening.set()
             if message["type"] == "pmessage":
                 key = message["channel"].decode().removeprefix("__keyspace@0__:")
-                ends.append(await client.pexpiretime(key) / 1000)
+                ends.append(await client.pexpiretime(key))
 
 
 async def run(options: argparse.Namespace, data: Path) -> None:
     """Starts the stack, loads it, and prints what came of it."""
-    provider, ends_of_holds = BusyProvider(options.share, options.latency_s), list[float]()
+    provider, ends_of_holds = BusyProvider(options.share, options.latency_s), list[int]()
     runner, port = await provider.serve()
     path = data / "breakwater.yaml"
     path.write_text(yaml.safe_dump(config(port, options.concurrency)))

@@ -22,7 +22,7 @@ async def test_a_model_that_refuses_one_call_in_ten_serves_every_job_and_opens_n
             plane.start("worker", name)
         for name in WORKERS:
             await plane.ready(name)
-        ends_of_holds, listening = list[float](), asyncio.Event()
+        ends_of_holds, listening = list[int](), asyncio.Event()
         hearing = asyncio.create_task(hear_holds(plane.environment["BREAKWATER_REDIS_URL"], ends_of_holds, listening))
         await listening.wait()
         for number in range(JOBS):
