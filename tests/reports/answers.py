@@ -159,6 +159,14 @@ def _events() -> Iterator[Case]:
         ("unended", lines.rstrip()),
     ):
         yield Case(row, f"event-{name}", [Reply((data.decode(),))], good(), stream=True)
+    # A server that streams unasked, or whose stream has another type.
+    for streamed in (False, True):
+        name = f"event-as-json{'-streamed' if streamed else ''}"
+        yield Case(row, name, [Reply(lines)], good(), stream=streamed)
+        messages = [Reply(events(*block()).data())]
+        yield Case(row, f"{name}-anthropic", messages, good(), "anthropic", stream=streamed)
+    limit = b'data: {"error": {"message": "Rate limit reached for requests", "code": "rate_limit_exceeded"}}\n\n'
+    yield Case(row, "event-as-json-error", [Reply(limit)], bad(3, "rate_limit", counted=False))
     blank = {"message": "", "type": "", "param": "", "code": None}
     yield Case(row, "event-error-blank-plain", [chat(more={"error": blank})], good())
     for name, event in odd[2:9]:

@@ -18,6 +18,7 @@ import structlog
 from yarl import URL
 
 from breakwater.errors import ConfigError
+from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.classify import BrokenAnswer, Failure, NothingSaid, TransportFailure
 from breakwater.policy.finish import INTERRUPTED
 from breakwater.policy.known_secrets import KnownSecrets
@@ -30,6 +31,7 @@ from breakwater.providers.base import (
     CallFailed,
     HttpSettings,
     Streaming,
+    StreamReader,
     UnusableAnswerError,
     Wire,
     fields,
@@ -43,7 +45,7 @@ from breakwater.providers.failures import (
     says_why,
     transport_failure,
 )
-from breakwater.providers.http_stream import StreamBroken, receive, silence
+from breakwater.providers.http_stream import StreamBroken, assembled, is_of_events, receive, silence
 from breakwater.providers.limit import Limit
 from breakwater.secret_refs import SecretRef
 
@@ -225,9 +227,7 @@ class HttpProvider:
             _release(error)
             failure, maybe_billed, cause = transport_failure(error), course.sent, error
         except StreamBroken as broken:
-            said = reader.answer()
-            begun = streaming.answer.length > 0 or self._begun(said)
-            raise CallFailed(broken.failure, maybe_billed=begun, usage=self._wire.usage(said)) from broken
+            raise self._broken_off(broken, reader, streaming.answer) from broken
         except UnusableAnswerError as error:
             failure, cause = BrokenAnswer(str(error), status), error
         whole = reader.answer()
@@ -266,7 +266,7 @@ class HttpProvider:
         status = reply.status
         if not 200 <= status <= 299:
             raise CallFailed(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
-        body = _parsed(reply)
+        body = self._assembled(reply) if is_of_events(reply.payload) else _parsed(reply)
         usage = self._wire.usage(body)
         if carries_error(body):
             raise CallFailed(error_in_answer(body, status), maybe_billed=self._begun(body), usage=usage)
@@ -276,6 +276,22 @@ class HttpProvider:
             if says_why(body):
                 raise CallFailed(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
             raise _broken(status, str(error), usage) from error
+
+    def _assembled(self, reply: _Reply) -> dict[str, Any]:
+        answer = Assembly()
+        reader = self._wire.stream_reader(answer)
+        try:
+            assembled(reply.payload, reader, answer)
+        except StreamBroken as broken:
+            raise self._broken_off(broken, reader, answer) from broken
+        except UnusableAnswerError as error:
+            raise _broken(reply.status, str(error), self._wire.usage(reader.answer())) from error
+        return reader.answer()
+
+    def _broken_off(self, broken: StreamBroken, reader: StreamReader, answer: Assembly) -> CallFailed:
+        said = reader.answer()
+        begun = answer.length > 0 or self._begun(said)
+        return CallFailed(broken.failure, maybe_billed=begun, usage=self._wire.usage(said))
 
     def _begun(self, body: dict[str, Any]) -> bool:
         """Whether a model has said something before it failed: only then its provider may bill for it."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import aiohttp
 
-from breakwater.policy.chat_chunks import Chunk
+from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import BrokenAnswer, Failure, TransportFailure
 from breakwater.providers.base import MAX_ANSWER_BYTES, Call, Streaming, StreamReader, UnusableAnswerError
 from breakwater.providers.failures import carries_error, error_in_answer, first_of, read_json
@@ -81,6 +81,19 @@ async def receive(response: aiohttp.ClientResponse, reader: StreamReader, stream
     with suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(_LAST_BYTES_S):
             await content.read()
+
+
+def is_of_events(body: bytes) -> bool:
+    """Whether a body is a stream, whatever its type says, as some servers stream unasked or name another type."""
+    return body[:64].lstrip().startswith((b"data:", b"event:"))
+
+
+def assembled(body: bytes, reader: StreamReader, answer: Assembly) -> None:
+    """Reads a stream that is there as a whole. Raises StreamBroken, UnusableAnswerError."""
+    for chunk in _chunks(EventReader(), reader, body + b"\n\n"):
+        answer.add(chunk)
+    if not reader.whole:
+        raise UnusableAnswerError(f"the stream ended early, after {answer.chunks} chunks of content")
 
 
 async def _gather(response: aiohttp.ClientResponse) -> None:
