@@ -90,6 +90,14 @@ async def test_what_is_settled_within_the_next_minute_can_be_asked_for_as_well(r
     assert (await counters.snapshot((), LOG, BLOCK - 3, BLOCK - 1)).counts(BLOCK + 1)
 
 
+async def test_what_is_settled_after_a_log_was_found_to_be_counted_whole_can_be_asked_for_as_well(
+    redis: Redis,
+) -> None:
+    counters = await filled(redis)
+    await Budgets(redis, ZONE).settle([settlement("j:1", 9, 4)], LOG)
+    assert (await counters.snapshot((), LOG, 9, 8)).counts(9)
+
+
 # Snapshots
 
 

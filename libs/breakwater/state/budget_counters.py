@@ -165,7 +165,8 @@ class BudgetCounters:
             first: the first of those, by its sequence.
             last: the last of those. What is published within the next minute may be asked for as well.
         """
-        blocks = range(first // BLOCK, last // BLOCK + 2) if last >= first else range(0)
+        # Also where there is none of those yet: some may come, and be counted, before this is read.
+        blocks = range(first // BLOCK, max(first, last) // BLOCK + 2) if log else range(0)
         keys = [
             FILLED,
             RESERVATIONS,
