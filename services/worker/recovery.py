@@ -40,6 +40,10 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
     if flight is None or flight.number != number:
         return Recovered(checkpoint, last, None)
     held = await _held(worker, job, flight)
+    if held is None and flight.reserved is not None:
+        # It waited for capacity, as its checkpoint is saved with each question: a call that is made holds its worst
+        # case until its attempt is recorded.
+        return Recovered(checkpoint.model_copy(update={"in_flight": None}), last, None)
     flight = flight.model_copy(update={"reserved_at": None if held is None else held.at})
     # Its worker may have died after it had charged what the call cost: the rest is free since, and may be spent.
     spent = spent_at_most(flight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
 import pytest
@@ -69,6 +69,33 @@ async def test_a_job_waits_for_calls_in_flight_that_hold_what_is_left(start_work
         assert second["status"] == "succeeded"
         assert [attempt["outcome"] for attempt in second["attempts"]] == ["success"]
         assert second["attempts"][0]["backoff_ms"] > 0
+
+
+async def test_a_job_that_waited_when_its_worker_died_has_lost_no_call(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint is saved with each question whether it may call, and taken back a moment after the answer."""
+    async with start_worker({"sim/m": model({"requests": [1, 1], "hang_s": 30})}, agent("0.003")) as plane:
+        await fill(plane)
+        await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
+        await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress == 1), "the first call")
+        with monkeypatch.context() as patch:
+            patch.setattr("services.worker.gates.claim.ClaimGate.give_back", lambda _: None)
+            await plane.publish({"agent": "writer", "job_id": "second", "prompt": "x"})
+            await until(lambda: saved(plane, "second"), "a job that waits")
+            await plane.end()
+        plane.begin()
+        [lost, *_] = (await plane.result("first"))["attempts"]
+        assert lost["outcome"] == "worker_lost"
+        assert "worker_lost" not in {attempt["outcome"] for attempt in (await plane.result("second"))["attempts"]}
+        counters = await today(plane)
+        assert counters.figures["agent:writer"].spent + counters.reserved["agent:writer"] <= 3_000_000
+
+
+async def saved(plane: WorkerPlane, execution_id: str) -> bool:
+    """Whether a job has a checkpoint."""
+    checkpoint = await cast(Any, plane.worker.redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
+    return bool(checkpoint)
 
 
 async def held(plane: WorkerPlane, **job: Any) -> Mapping[str, Any]:
