@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import nats
 import nats.errors
@@ -37,10 +38,12 @@ from breakwater.contracts.subjects import Stream
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.providers.base import Answer, Call, Provider
 from breakwater.state.connection import Redis
+from breakwater.state.executions import ClaimLost
 from services.worker.cancelling import hear_orders
 from services.worker.context import WorkerContext, context_for
 from services.worker.handler import JobHandler
 from tests.flow.kit import PLANE_KEY, Plane, config_for
+from tests.helpers import until
 
 FETCH_S = 0.5
 END_S = 0.5
@@ -118,6 +121,13 @@ class WorkerPlane(Plane):
         # One that has just been acknowledged can't be given back.
         await background.stop(*self._handling)
         self._work = []
+
+    async def run_until(self, step: str, job_id: str) -> None:
+        """Publishes a job whose worker dies as it comes to a step: a function, by its module and name."""
+        with patch(step, AsyncMock(side_effect=ClaimLost(job_id))) as reached:
+            await self.publish({"agent": "writer", "job_id": job_id, "prompt": "x"})
+            await until(lambda: reached.called, "the end of the call")
+            await self.end()
 
     async def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Publishes a job, and waits for its result."""

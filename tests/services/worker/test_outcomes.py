@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -14,8 +13,7 @@ from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters
-from breakwater.state.executions import Claim, ClaimLost
-from services.worker.attempts import Attempts
+from breakwater.state.executions import Claim
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -284,18 +282,12 @@ async def test_an_estimate_of_what_an_answer_used_teaches_nothing(
 
 
 async def test_a_call_whose_worker_died_after_it_was_charged_is_recorded_at_that_cost(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+    start_worker: StartWorker,
 ) -> None:
     """What it has not used of its worst case is free since then, and may be spent by others."""
-    async with start_worker({"sim/m": model()}, agent("0.003"), begin=False) as plane:
+    async with start_worker({"sim/m": model()}, agent("0.003")) as plane:
         await fill(plane)
-        dies = AsyncMock(side_effect=ClaimLost("j"))
-        with monkeypatch.context() as patch:
-            patch.setattr("services.worker.attempts.record", dies)
-            plane.begin()
-            await plane.publish({"agent": "writer", "job_id": "j", "prompt": "x"})
-            await until(lambda: dies.called, "the end of the call")
-            await plane.end()
+        await plane.run_until("services.worker.attempts.record", "j")
         await plane.worker.redis.run([])
         await plane.worker.redis.run([plane.worker.executions.checkpoint_call(Claim("none", "t"), "")])
         plane.begin()
@@ -328,12 +320,7 @@ async def test_an_answer_that_was_cut_off_is_asked_for_again_though_its_worker_d
     async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
         await fill(plane)
         await plane.run({"agent": "writer", "job_id": "first", "prompt": "x"})
-        with monkeypatch.context() as patch:
-            dies = AsyncMock(side_effect=ClaimLost("second"))
-            patch.setattr(Attempts, "_after_failure", dies)
-            await plane.publish({"agent": "writer", "job_id": "second", "prompt": "x"})
-            await until(lambda: dies.called, "the end of the call")
-            await plane.end()
+        await plane.run_until("services.worker.attempts.Attempts._after_failure", "second")
         plane.begin()
         result = await plane.result("second")
     assert (result["status"], [one["cause"] for one in result["attempts"]]) == ("succeeded", ["first", "output_limit"])

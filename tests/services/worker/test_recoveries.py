@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
@@ -17,13 +16,10 @@ from breakwater.contracts import subjects
 from breakwater.policy.classify import HttpFailure, classify
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, CallFailed
-from breakwater.state.executions import ClaimLost
-from services.worker.attempts import Attempts
 from services.worker.recovery import classification_of
 from services.worker.repairs import Repairs
 from tests.analytics.samples import NOON, attempt
 from tests.flow.kit import COST, Plane, model
-from tests.helpers import until
 from tests.providers.kit import answering
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.error_table import CONTEXT_OVERFLOW
@@ -301,17 +297,10 @@ async def test_a_schema_that_a_model_can_not_be_held_to_is_only_checked(start_wo
 
 
 @pytest.mark.long
-async def test_a_repair_is_made_though_the_worker_died_before_it(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_repair_is_made_though_the_worker_died_before_it(start_worker: StartWorker) -> None:
     provider = ScriptedProvider(NO_MAX_TOKENS, ANSWER)
     async with start_worker({"sim/m": model()}, {"writer": ONE_TRY}, providers={"sim": provider}) as plane:
-        with monkeypatch.context() as patch:
-            dies = AsyncMock(side_effect=ClaimLost("j1"))
-            patch.setattr(Attempts, "_after_failure", dies)
-            await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})
-            await until(lambda: dies.called, "the end of the call")
-            await plane.end()
+        await plane.run_until("services.worker.attempts.Attempts._after_failure", "j1")
         plane.begin()
         result = await plane.result("j1")
     assert (result["status"], causes(result)) == ("succeeded", ["first", "parameter"])
