@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from typing import cast
 
@@ -19,7 +20,7 @@ import structlog
 
 from breakwater import background
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected, Unstorable
+from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, Unstorable
 from breakwater.analytics.log_comparison import (
     MARGIN,
     LogComparison,
@@ -36,6 +37,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.metrics import SinkMetrics
 from breakwater.outage import Outage
 from services.sink import records
+from services.sink.handlers import insert_but_rejected
 
 LOOK_EVERY_S = 60.0
 """Longer than a message waits for its redelivery, and than a system keeps what was written in its memory alone."""
@@ -128,16 +130,13 @@ class LogComparer:
         stored: list[tuple[int, datetime]] = []
         for table, numbered in rows.values():
             time = tuple(table.columns).index(table.time)
-            timed = [(sequence, cast(datetime, row[time])) for sequence, row in numbered]
-            try:
-                await self._analytics.insert(table, [row for _, row in numbered])
-                stored += timed
-            except RowsRejected:
-                for one, (_, row) in zip(timed, numbered, strict=True):
-                    with suppress(RowsRejected):
-                        await self._analytics.insert(table, [row])
-                        stored.append(one)
+            insert = partial(self._insert, table)
+            rejected = {sequence for (sequence, _), _ in await insert_but_rejected(insert, numbered)}
+            stored += [(sequence, cast(datetime, row[time])) for sequence, row in numbered if sequence not in rejected]
         return stored
+
+    async def _insert(self, table: Table, numbered: Sequence[tuple[int, Row]]) -> None:
+        await self._analytics.insert(table, [row for _, row in numbered])
 
 
 def _runs(sequences: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -27,6 +29,9 @@ from services.sink import records
 
 REFUSED_DELAY_S = 300.0
 """How long a message waits that neither ClickHouse nor DLQ takes; it stays on its stream meanwhile."""
+
+
+RowT = TypeVar("RowT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +111,15 @@ class Sink:
             The messages that could be kept nowhere.
         """
 
-        async def insert() -> None:
+        async def insert(some: Sequence[_Pending]) -> None:
             began = time.monotonic()
-            await self._analytics.insert(table, [item.row for item in pending])
-            self._metrics.stored(table.name, len(pending), time.monotonic() - began)
+            await self._analytics.insert(table, [item.row for item in some])
+            self._metrics.stored(table.name, len(some), time.monotonic() - began)
 
-        try:
-            await self._outages.retry_while_unavailable(insert)
-        except RowsRejected as error:
-            if len(pending) == 1:
-                delivery = pending[0].delivery
-                return [] if await self._set_aside(delivery, str(error)) else [delivery]
-            half = len(pending) // 2
-            return await self._insert(table, pending[:half]) + await self._insert(table, pending[half:])
-        return []
+        rejected = await insert_but_rejected(
+            lambda some: self._outages.retry_while_unavailable(partial(insert, some)), pending
+        )
+        return [item.delivery for item, error in rejected if not await self._set_aside(item.delivery, str(error))]
 
     async def _set_aside(self, delivery: Delivery, error: str) -> bool:
         """Keeps a message that no table takes on DLQ; False where that is refused."""
@@ -153,3 +153,17 @@ class Sink:
         now = self._now()
         for stream, oldest in self._held.items():
             self._metrics.behind(stream, (now - oldest).total_seconds())
+
+
+async def insert_but_rejected(
+    insert: Callable[[Sequence[RowT]], Awaitable[None]], rows: Sequence[RowT]
+) -> list[tuple[RowT, RowsRejected]]:
+    """Inserts rows together, and by halves where one of them can't be stored. Returns those that can't, and why."""
+    try:
+        await insert(rows)
+    except RowsRejected as error:
+        if len(rows) == 1:
+            return [(rows[0], error)]
+        half = len(rows) // 2
+        return await insert_but_rejected(insert, rows[:half]) + await insert_but_rejected(insert, rows[half:])
+    return []

@@ -24,6 +24,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import MAX_COUNTED
 from breakwater.errors import Unavailable
 from breakwater.policy.cancellation import error_of
+from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import (
     BrokenAnswer,
     Classification,
@@ -35,7 +36,7 @@ from breakwater.policy.classify import (
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.policy.usage import Usage, credible
-from breakwater.providers.base import Answer, Call, CallFailed, fields
+from breakwater.providers.base import Answer, Call, CallFailed
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
 from services.worker.cancelling import JobCancelled
@@ -188,8 +189,7 @@ async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, r
     try:
         return await worker.providers[flight.provider].perform(request)
     except CallFailed as failed:
-        nothing = classify(failed.failure, job.now()).class_name == "EmptyAnswerError"
-        if not nothing or job.agent.on_empty_answer == "fail":
+        if job.agent.on_empty_answer == "fail" or classify(failed.failure, job.now()).class_name != "EmptyAnswerError":
             raise
         return Answer("", failed.usage or Usage(None, None), finish_reason=failed.finish_reason)
 

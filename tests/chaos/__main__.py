@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -57,19 +57,12 @@ def directories() -> tuple[Path, Callable[[], Path]]:
 async def run_streams() -> int:
     """Prints the table of streams. Returns how many lines are wrong."""
     directory, new_directory = directories()
-    servers, failed = EmbeddedServers(new_directory), 0
-    print(streams.HEADER, flush=True)
+    servers = EmbeddedServers(new_directory)
     try:
-        async with aclosing(streams.stream_outcomes(directory, servers)) as outcomes:
-            async for outcome in outcomes:
-                print(outcome.row(), flush=True)
-                if found := outcome.faults_found():
-                    failed += 1
-                    sys.stderr.write(f"wrong: {'; '.join(found)}\n")
+        return await printed(streams.HEADER, streams.stream_outcomes(directory, servers))
     finally:
         servers.stop()
         shutil.rmtree(directory, ignore_errors=True)
-    return failed
 
 
 async def run_kills() -> int:
@@ -88,15 +81,22 @@ async def run_kills() -> int:
 async def run_last_answer(times: int) -> int:
     """Prints what is there after each kill of everything. Returns how many lines are wrong."""
     directory, _ = directories()
+    try:
+        return await printed(last_answer.HEADER, last_answer.outcomes(directory, times))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def printed(header: str, outcomes: AsyncGenerator[streams.StreamOutcome | last_answer.Outcome]) -> int:
+    """Prints a table line by line. Returns how many lines are wrong."""
     failed = 0
-    print(last_answer.HEADER, flush=True)
-    async with aclosing(last_answer.outcomes(directory, times)) as outcomes:
-        async for outcome in outcomes:
+    print(header, flush=True)
+    async with aclosing(outcomes) as rows:
+        async for outcome in rows:
             print(outcome.row(), flush=True)
             if found := outcome.faults_found():
                 failed += 1
                 sys.stderr.write(f"wrong: {'; '.join(found)}\n")
-    shutil.rmtree(directory, ignore_errors=True)
     return failed
 
 

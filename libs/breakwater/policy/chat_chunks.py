@@ -289,7 +289,7 @@ class _Call:
         call = {**({} if self.id is None else {"id": self.id}), "type": self.type, **self.more}
         if "custom" in call:
             return call
-        [*parts] = self.arguments
+        parts = self.arguments
         arguments = parts[0] if len(parts) == 1 else "".join(map(arguments_text, parts))
         named = {} if self.name is None else {"name": self.name}
         return {**call, "function": {**named, "arguments": arguments}}

@@ -16,6 +16,11 @@ OTHERS = "content_parts"
 """What a content has beside text and thinking."""
 
 
+def fields(value: Any) -> Mapping[str, Any]:
+    """A JSON object; empty where there is something else."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
 def objects(value: Any) -> list[dict[str, Any]]:
     """The objects of a list, or the one that stands in its place."""
     return [one for one in cast(list[Any], value if isinstance(value, list) else [value]) if isinstance(one, dict)]

@@ -13,6 +13,8 @@ from decimal import Decimal, InvalidOperation
 from functools import reduce
 from typing import Any, cast
 
+from breakwater.policy.chat_messages import fields
+
 MAX_USAGE = 100_000_000
 """Tokens. The largest models take and give a few million in one call."""
 
@@ -183,9 +185,9 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
     if not reported:
         return None
     # What a conversation was made shorter with is counted there alone.
-    steps = _object(reported).get("iterations")
+    steps = fields(reported).get("iterations")
     if isinstance(steps, list) and steps:
-        reported = highest(reported, reduce(_added, map(_object, cast(list[Any], steps))))
+        reported = highest(reported, reduce(_added, map(fields, cast(list[Any], steps))))
     figures = _Figures(reported)
     tokens, cached = figures.most("input"), figures.least("cached")
     written, hour = figures.written(figures.most("written"))
@@ -197,10 +199,10 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
 def _reports(answer: Mapping[str, Any]) -> Iterator[Any]:
     """Where usage may stand: Groq's streams have it in a field of their own, Moonshot's in the last choice."""
     yield answer.get("usage")
-    yield _object(answer.get("x_groq")).get("usage")
+    yield fields(answer.get("x_groq")).get("usage")
     choices = answer.get("choices")
     for choice in cast(list[Any], choices) if isinstance(choices, list) else ():
-        yield _object(choice).get("usage")
+        yield fields(choice).get("usage")
 
 
 def _added(one: Any, other: Any) -> Any:
@@ -209,10 +211,6 @@ def _added(one: Any, other: Any) -> Any:
         return {**before, **{name: _added(before.get(name), value) for name, value in more.items()}}
     here, there = figure(one), figure(other)
     return other if here is None else here + (there or 0)
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
@@ -226,7 +224,7 @@ def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str,
 
 class _Figures:
     def __init__(self, reported: Any) -> None:
-        self._reported = _object(reported)
+        self._reported = fields(reported)
         self._problems: list[str] = []
         self._found: dict[str | tuple[str, str], list[int]] = {}
         self._kinds: list[tuple[str, str]] = []

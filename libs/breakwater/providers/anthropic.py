@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.chat_messages import arguments_text, objects
+from breakwater.policy.chat_messages import arguments_text, fields, objects
 from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import max_tokens_of
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
@@ -25,7 +25,6 @@ from breakwater.providers.base import (
     Provider,
     StreamReader,
     UnusableAnswerError,
-    fields,
     refused,
 )
 

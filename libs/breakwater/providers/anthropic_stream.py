@@ -10,10 +10,9 @@ from typing import Any
 
 from breakwater.policy.chat_chunks import OBJECT, Chunk
 from breakwater.policy.chat_completions import finish_reason_of
-from breakwater.policy.chat_messages import arguments_text
+from breakwater.policy.chat_messages import arguments_text, fields
 from breakwater.policy.finish import INTERRUPTED, finish_reason, is_end
 from breakwater.policy.usage import Usage, highest
-from breakwater.providers.base import fields
 from breakwater.providers.failures import read_json
 
 _GROWS = {

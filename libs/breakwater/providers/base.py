@@ -284,8 +284,3 @@ def refused(text: str, param: str) -> CallFailed:
     """A request that the provider would not take; it is not made. `param`: the field at fault."""
     failure = HttpFailure(400, text, "unsupported_parameter", "invalid_request_error", param=param)
     return CallFailed(failure, maybe_billed=False)
-
-
-def fields(value: Any) -> Mapping[str, Any]:
-    """A JSON object; empty where there is something else."""
-    return value if isinstance(value, dict) else {}

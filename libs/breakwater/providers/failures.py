@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import orjson
 
+from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
 from breakwater.policy.known_secrets import cut
@@ -99,7 +100,7 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], sil
     message, code = _text(error.get("message")) or silent, _name(error, "code")
     upstream = _upstream(error)
     limits = dict.fromkeys(name for name in _limits(error.get("details")) if name)
-    if isinstance(source := _object(error.get("metadata")).get("limit_source"), str):
+    if isinstance(source := fields(error.get("metadata")).get("limit_source"), str):
         limits[source] = None
     if upstream is not None:
         message = f"{message}: {_text(upstream.get('message'))}"
@@ -131,7 +132,7 @@ def carries_error(body: Mapping[str, Any]) -> bool:
     # As gateways send it that wrap what they pass on, and MiniMax.
     said = body.get("message") or body.get("msg")
     failed = str(body.get("code")).lower() not in _NO_ERROR and isinstance(said, str)
-    return failed or bool(_object(body.get("base_resp")).get("status_code"))
+    return failed or bool(fields(body.get("base_resp")).get("status_code"))
 
 
 def says_why(body: dict[str, Any]) -> bool:
@@ -212,7 +213,7 @@ def _error_of(body: Any) -> dict[str, Any] | None:
     if isinstance(nested, dict):
         error = cast(dict[str, Any], nested)
         return {**error, "message": _first(error, "message", "msg", "type", "code", "status")}
-    if base := _object(top.get("base_resp")):
+    if base := fields(top.get("base_resp")):
         return {"code": base.get("status_code"), "message": base.get("status_msg")}
     message = (
         nested if isinstance(nested, str) and nested else _first(top, "message", "msg", "error_msg", "detail", "errors")
@@ -223,30 +224,26 @@ def _error_of(body: Any) -> dict[str, Any] | None:
     return {"code": status, **top, "message": message}
 
 
-def _object(value: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
-
-
 def _upstream(error: Mapping[str, Any]) -> dict[str, Any] | None:
     """What OpenRouter was answered itself, where it says no more of it than that."""
-    raw = _object(error.get("metadata")).get("raw")
+    raw = fields(error.get("metadata")).get("raw")
     found = _error_of(_parsed(raw.encode(errors="replace"))) if isinstance(raw, str) else None
     return found or ({"message": raw} if isinstance(raw, str) and raw else None)
 
 
 def _passed_on(error: Mapping[str, Any]) -> dict[str, str]:
     """The headers that OpenRouter puts into the body."""
-    headers = _object(_object(error.get("metadata")).get("headers"))
+    headers = fields(fields(error.get("metadata")).get("headers"))
     return {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
 
 
 def _limits(details: Any) -> Iterator[str]:
     """The names of the limits that Google's details list."""
-    for detail in map(_object, cast(list[Any], details) if isinstance(details, list) else ()):
+    for detail in map(fields, cast(list[Any], details) if isinstance(details, list) else ()):
         violations = detail.get("violations")
-        for one in map(_object, cast(list[Any], violations) if isinstance(violations, list) else ()):
+        for one in map(fields, cast(list[Any], violations) if isinstance(violations, list) else ()):
             yield str(one.get("quotaId") or "")
-        yield str(_object(detail.get("metadata")).get("quota_limit") or "")
+        yield str(fields(detail.get("metadata")).get("quota_limit") or "")
 
 
 def _first(values: Mapping[str, Any], *names: str) -> Any:
@@ -283,8 +280,8 @@ def _param(error: Mapping[str, Any]) -> str | None:
 def _located(message: Any) -> str:
     """`loc` of the first thing that is wrong, below the body."""
     if isinstance(message, dict):
-        message = _object(message).get("detail")
-    first = _object(cast(list[Any], message)[0]) if isinstance(message, list) and message else {}
+        message = fields(message).get("detail")
+    first = fields(cast(list[Any], message)[0]) if isinstance(message, list) and message else {}
     place = first.get("loc")
     return ".".join(str(part) for part in cast(list[Any], place) if part != "body") if isinstance(place, list) else ""
 

@@ -19,6 +19,7 @@ from yarl import URL
 
 from breakwater.errors import ConfigError
 from breakwater.policy.chat_chunks import Assembly
+from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import BrokenAnswer, Failure, NothingSaid, TransportFailure
 from breakwater.policy.finish import INTERRUPTED
 from breakwater.policy.known_secrets import KnownSecrets
@@ -34,7 +35,6 @@ from breakwater.providers.base import (
     StreamReader,
     UnusableAnswerError,
     Wire,
-    fields,
 )
 from breakwater.providers.failures import (
     carries_error,

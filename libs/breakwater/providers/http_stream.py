@@ -76,8 +76,7 @@ async def receive(response: aiohttp.ClientResponse, reader: StreamReader, stream
                 limited_at = now
             if not reader.done:
                 await _gather(response)
-    if not reader.whole:
-        raise UnusableAnswerError(f"the stream ended early, after {answer.chunks} chunks of content")
+    _check_end(reader, answer)
     with suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(_LAST_BYTES_S):
             await content.read()
@@ -92,6 +91,10 @@ def assembled(body: bytes, reader: StreamReader, answer: Assembly) -> None:
     """Reads a stream that is there as a whole. Raises StreamBroken, UnusableAnswerError."""
     for chunk in _chunks(EventReader(), reader, body + b"\n\n"):
         answer.add(chunk)
+    _check_end(reader, answer)
+
+
+def _check_end(reader: StreamReader, answer: Assembly) -> None:
     if not reader.whole:
         raise UnusableAnswerError(f"the stream ended early, after {answer.chunks} chunks of content")
 

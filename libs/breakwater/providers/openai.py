@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly, Chunk
-from breakwater.policy.chat_messages import OTHERS, parts_of
+from breakwater.policy.chat_messages import OTHERS, fields, parts_of
 from breakwater.policy.finish import finish_reason
 from breakwater.policy.price import OUTPUT_LIMITS
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
@@ -24,7 +24,6 @@ from breakwater.providers.base import (
     Provider,
     StreamReader,
     UnusableAnswerError,
-    fields,
 )
 
 

@@ -12,7 +12,7 @@ from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.policy.rate_limit import HELD, after_hold_s, waits_for_hold
 from breakwater.policy.retry import failures_on, hold_s
 from breakwater.state.connection import ScriptCall
-from services.worker.gates.gate import Gate, Refused, WaitForCapacity
+from services.worker.gates.gate import TOO_MANY, Gate, Refused, WaitForCapacity
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class DeploymentGate(Gate):
                 class_=HELD,
                 message=f"{request.target.model} is held until its provider's rate limit is over; no call was made",
                 retry_after_s=rest_s,
-                user_message="This agent is receiving too many requests right now. Please try again later.",
+                user_message=TOO_MANY,
             ),
             f"provider:{request.target.provider}",
         )

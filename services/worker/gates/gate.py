@@ -24,6 +24,10 @@ POLL_S = 0.25
 """How soon at most a call that waits for others to end asks again; up to as much again is added at random."""
 
 
+TOO_MANY = "This agent is receiving too many requests right now. Please try again later."
+"""What callers read where a rate limit has no room, whoever set it."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
     """A call that is to be made, or that a dry run only asks about."""

@@ -10,7 +10,7 @@ from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.state.connection import ScriptCall
 from breakwater.state.rate_limits import OverLimit
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
+from services.worker.gates.gate import POLL_S, TOO_MANY, Gate, Refused, WaitForCapacity
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class RateLimitGate(Gate):
                 class_="RateLimitExceededError",
                 message=f"the limit of {kind} {who} on {what} has no room for this call; no call was made",
                 retry_after_s=wait_s,
-                user_message="This agent is receiving too many requests right now. Please try again later.",
+                user_message=TOO_MANY,
             ),
             over.name,
         )
