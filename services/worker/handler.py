@@ -269,9 +269,10 @@ class JobHandler:
                 result = await again(partial(count_job, worker, job, result))
             if job.agent is not asked.agent:
                 asked = replace(asked, agent=job.agent)
-            await finish(worker, asked, result, job.claim, counted=counted)
             if cache is not None and cached_from is None:
+                # Before it is answered: the same question may come as soon as it is.
                 await cache.keep(end, job.execution_id)
+            await finish(worker, asked, result, job.claim, counted=counted)
         finally:
             held.also = None
             if cache is not None:
