@@ -33,6 +33,7 @@ from breakwater.state.tasks import Tasks
 from services.worker import process
 from services.worker.leases import Leases
 from services.worker.outcomes import Outcomes
+from services.worker.slots import Slots
 from services.worker.targets import Targets
 
 utc_now = partial(datetime.now, UTC)
@@ -58,6 +59,7 @@ class WorkerContext:
     cache: AnswerCache
     targets: Targets
     leases: Leases
+    slots: Slots
     outcomes: Outcomes
     redactor: Redactor
     outages: Outages
@@ -119,6 +121,7 @@ def context_for(
         cache=AnswerCache(redis, cipher),
         cipher=cipher,
         leases=Leases(executions, outages),
+        slots=Slots(monotonic),
         outages=outages,
         outcomes=Outcomes(redis, breakers, outages, random.random),
         tasks=Tasks(redis),

@@ -81,7 +81,8 @@ class DeadWorkers:
         await self._workers.forget(self._worker.id)
 
     async def _beat(self) -> None:
-        late = await self._workers.beat(self._worker.id, await self._presence.heard_on())
+        running, late = await self._workers.beat(self._worker.id, await self._presence.heard_on())
+        self._worker.slots.workers = running
         now = monotonic()
         if now - self._beaten_at > GAP_S:
             self._watched_from = now

@@ -184,7 +184,13 @@ class JobHandler:
         await self._dead_end(asked, execution_id, "invalid", error)
 
     async def _run_claimed(self, asked: JobDelivery, job: Job, claim: Claim, held: HeldClaim, text: str | None) -> None:
-        worker, delivery = self._worker, asked.delivery
+        worker, delivery, slots = self._worker, asked.delivery, self._worker.slots
+        callers = {"key": asked.submitted_by or asked.owner or "", "tenant": job.tenant or ""}
+        may_wait = text is None and held.cancel.cancellation is None
+        if may_wait and not slots.has_room(self._agent_name, self._agent.concurrency, callers):
+            due = worker.now() + timedelta(seconds=slots.turn_in(self._agent_name, callers))
+            await self._put_to_sleep(delivery, self._assignment(asked, job, claim, None), held, Sleeping(due))
+            return
         span = tracing.begin(
             f"invoke_agent {self._agent_name}",
             parent=delivery.headers.get(Header.TRACEPARENT.value),
@@ -203,13 +209,14 @@ class JobHandler:
             noted = {claim.execution_id: NotedJob(delivery.queued_at, self._agent_name, job.tenant, asked.owner)}
             await worker.outages.retry_while_unavailable(partial(worker.plans.accept, job.plan_id, noted))
         resumed = text is not None or not delivery.is_first
-        if resumed and text is None and job.depends_on:
-            # It may have slept for the jobs that it depends on, and have called nobody.
+        if resumed and text is None and (job.depends_on or parked_execution(delivery.headers) is not None):
+            # It may have slept for a slot, or for the jobs that it depends on, and have called nobody.
             resumed = await self._recorded(claim.execution_id, 1) is not None
         result: Result | None = None
         worker.metrics.began(self._agent_name)
         try:
-            result = await self._execute(asked, assignment, checkpoint, held, resumed=resumed)
+            with slots.taking(self._agent_name, callers):
+                result = await self._execute(asked, assignment, checkpoint, held, resumed=resumed)
         finally:
             worker.metrics.ended(self._agent_name)
             error = None if result is None or result.error is None else result.error.class_

@@ -17,19 +17,20 @@ async def silent_for(redis: Redis, worker: str, ms: int) -> None:
 
 async def test_a_heartbeat_names_the_others_that_are_late_until_they_are_heard_again_or_forgotten(redis: Redis) -> None:
     workers = Workers(redis)
-    assert await workers.beat("a", "nats-1") == []
-    assert await workers.beat("b", "") == []
+    assert await workers.beat("a", "nats-1") == (1, [])
+    assert await workers.beat("b", "") == (2, [])
     await silent_for(redis, "a", LATE_MS)
-    [late] = await workers.beat("b", "nats-2")
+    running, [late] = await workers.beat("b", "nats-2")
+    assert running == 1
     assert (late.id, late.heard_on) == ("a", "nats-1")
     assert LATE_MS / 1000 < late.silent_s < LATE_MS / 1000 + 1
     assert await workers.running() == {"b": "nats-2"}
-    assert await workers.beat("a", "nats-1") == [], "nobody is late for itself"
-    assert await workers.beat("b", "nats-2") == []
+    assert await workers.beat("a", "nats-1") == (2, []), "nobody is late for itself"
+    assert await workers.beat("b", "nats-2") == (2, [])
     await workers.forget("a")
     assert await workers.running() == {"b": "nats-2"}
     await silent_for(redis, "b", FORGET_MS)
-    assert await workers.beat("a", "nats-1") == []
+    assert await workers.beat("a", "nats-1") == (1, [])
     assert await workers.running() == {"a": "nats-1"}
 
 

@@ -34,10 +34,17 @@ class Workers:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def beat(self, worker: str, heard_on: str) -> list[LateWorker]:
-        """Leaves a worker's heartbeat, and returns the others whose heartbeat is late. Raises StateUnavailable."""
-        [late] = await self._redis.run([ScriptCall(_BEAT, [_KEY], [worker, heard_on, LATE_MS, FORGET_MS])])
-        return [LateWorker(one, int(silent_ms) / 1000, heard_on) for one, silent_ms, heard_on in late]
+    async def beat(self, worker: str, heard_on: str) -> tuple[int, list[LateWorker]]:
+        """Leaves a worker's heartbeat.
+
+        Returns:
+            How many workers run, this one included, and the others whose heartbeat is late.
+
+        Raises:
+            StateUnavailable: Redis does not answer.
+        """
+        [(running, late)] = await self._redis.run([ScriptCall(_BEAT, [_KEY], [worker, heard_on, LATE_MS, FORGET_MS])])
+        return running, [LateWorker(one, int(silent_ms) / 1000, heard_on) for one, silent_ms, heard_on in late]
 
     async def forget(self, worker: str) -> None:
         """Removes a worker: it has stopped in order, or its jobs are taken over. Raises StateUnavailable."""

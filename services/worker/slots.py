@@ -1,0 +1,100 @@
+"""Who holds an agent's slots in this worker: one caller's slow calls must not keep those of the others waiting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from breakwater.policy.slots import may_take
+
+REMEMBERED_S = 60.0
+HELD_S = 0.5
+TURN_S = 0.02
+"""A caller's jobs that are held back come again at most so often: each costs as much as a small job."""
+
+
+class Callers:
+    """The callers of one agent: a name of each, and how many slots it holds and held at most."""
+
+    __slots__ = ("_before", "_lately", "_running", "_since")
+
+    def __init__(self, now: float) -> None:
+        self._running: Counter[str] = Counter()
+        self._lately: Counter[str] = Counter()
+        self._before: Counter[str] = Counter()
+        self._since = now
+
+    def may_take(self, slots: int, caller: str, now: float) -> bool:
+        """Whether a caller may take one more of so many slots."""
+        own = self._running[caller]
+        if own < slots // 2:
+            return True
+        self._roll(now)
+        others = sum((self._lately | self._before).values()) - max(self._lately[caller], self._before[caller])
+        return may_take(slots, own, others)
+
+    def take(self, caller: str, now: float) -> None:
+        """Counts a slot that a caller takes."""
+        self._roll(now)
+        self._running[caller] += 1
+        self._lately[caller] = max(self._lately[caller], self._running[caller])
+
+    def give_back(self, caller: str) -> None:
+        """Counts a slot that a caller gives back."""
+        self._running[caller] -= 1
+        if not self._running[caller]:
+            del self._running[caller]
+
+    def _roll(self, now: float) -> None:
+        if now - self._since >= REMEMBERED_S:
+            self._before = self._lately if now - self._since < 2 * REMEMBERED_S else Counter()
+            self._lately, self._since = Counter(self._running), now
+
+
+class Slots:
+    """The slots of all agents in this worker."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Takes the clock, in seconds."""
+        self._clock = clock
+        self._agents: dict[tuple[str, str], Callers] = {}
+        self._turns: dict[tuple[str, str], float] = {}
+        self.workers = 1
+        """How many workers share the slots of each agent."""
+
+    def has_room(self, agent: str, concurrency: int, callers: dict[str, str]) -> bool:
+        """Whether a job may take a slot.
+
+        Args:
+            agent: of the job.
+            concurrency: of the agent, over all workers.
+            callers: whom the job counts for, by kind: its key, and its tenant.
+        """
+        slots, now = -(-concurrency // self.workers), self._clock()
+        return all(self._of(agent, kind).may_take(slots, caller, now) for kind, caller in callers.items())
+
+    @contextmanager
+    def taking(self, agent: str, callers: dict[str, str]) -> Generator[None]:
+        """Holds a slot while the block runs."""
+        now = self._clock()
+        for kind, caller in callers.items():
+            self._of(agent, kind).take(caller, now)
+        try:
+            yield
+        finally:
+            for kind, caller in callers.items():
+                self._of(agent, kind).give_back(caller)
+
+    def turn_in(self, agent: str, callers: dict[str, str]) -> float:
+        """In how many seconds a job comes again that finds no room. Each caller's come one after the other."""
+        now, name = self._clock(), (agent, "\n".join(callers.values()))
+        self._turns = {known: at for known, at in self._turns.items() if at > now}
+        at = self._turns[name] = max(now + HELD_S, self._turns.get(name, 0.0) + TURN_S)
+        return at - now
+
+    def _of(self, agent: str, kind: str) -> Callers:
+        found = self._agents.get((agent, kind))
+        if found is None:
+            found = self._agents[agent, kind] = Callers(self._clock())
+        return found
