@@ -72,8 +72,11 @@ class RequestGauges:
         """How long ago the job was accepted that has been in an agent's queue for longest; 0 where it is empty."""
         if not (queue.waiting or queue.in_progress):
             return 0.0
-        first = await self._lookup.next(Stream.JOBS, subjects.job(queue.agent), 1)
-        if first is None:
-            return 0.0
+        found = await asyncio.gather(
+            *(self._lookup.next(Stream.JOBS, subject, 1) for subject in subjects.jobs_of(queue.agent))
+        )
+        now = self._now()
         # The two clocks are two machines'.
-        return max((self._now() - queued_at(first.headers, first.stored_at)).total_seconds(), 0.0)
+        return max(
+            (0.0, *((now - queued_at(one.headers, one.stored_at)).total_seconds() for one in found if one is not None))
+        )

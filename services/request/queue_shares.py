@@ -98,7 +98,11 @@ class QueueShares:
         }
         # The total is known: with one agent that has nearly all, so is what it has.
         scale = facts.bytes / max(sum(estimates.values()), 1)
-        return {subjects.agent_of_job(subject): estimate * scale for subject, estimate in estimates.items()}
+        held: dict[str, float] = {}
+        for subject, estimate in estimates.items():
+            agent = subjects.agent_of_job(subject)
+            held[agent] = held.get(agent, 0.0) + estimate * scale
+        return held
 
     async def _mean_size(self, subject: str, facts: Facts, default: float) -> float:
         step = max((facts.last - facts.first) // SAMPLES, 1)

@@ -139,7 +139,7 @@ class DeadWorkers:
             How many they are, and the sequences of those that nobody has, and may not have had then.
         """
         held: dict[Delivery, str] = {}
-        deliveries = held_deliveries(self._connection, Stream.JOBS, worker_consumer(agent), subjects.job(agent))
+        deliveries = held_deliveries(self._connection, Stream.JOBS, worker_consumer(agent), subjects.jobs_of(agent))
         async with aclosing(deliveries):
             async for delivery in deliveries:
                 if (execution_id := self._execution_id(delivery)) is not None:

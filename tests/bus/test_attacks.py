@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import nats
@@ -149,6 +149,7 @@ async def holdings(root: Client) -> dict[str, object]:
 
 def changes(before: Mapping[str, object], after: Mapping[str, object], grant: Grant) -> dict[str, object]:
     """What is gone, other, or new, without the messages on subjects where the user may publish anyway."""
+    grant = replace(grant, publish=(*grant.publish, *(becomes for _, becomes in grant.publish_as)))
     differing = {name: (before.get(name), after.get(name)) for name in before.keys() | after.keys()}
     return {
         name: both

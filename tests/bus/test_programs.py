@@ -14,14 +14,23 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
-from nats.js.errors import APIError
+from nats.js.errors import APIError, NoStreamResponseError
 
+from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import GRANTS, inbox_prefix, program
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import FULL
 from breakwater.bus.topology import Plan, worker_consumer
 from breakwater.config import parse_config
-from breakwater.contracts.subjects import CANCEL_ORDERS, CANCELS, CANCELS_BY_USER, cancel, cancel_order
+from breakwater.contracts.subjects import (
+    CANCEL_ORDERS,
+    CANCELS,
+    CANCELS_BY_USER,
+    agent_of_job,
+    cancel,
+    cancel_order,
+    user_of_job,
+)
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.servers import nats_spec
 from breakwater.embedded.supervisor import Supervisor
@@ -182,6 +191,50 @@ async def test_who_asks_for_a_cancel_stands_in_the_subject_and_can_not_be_chosen
         await billing.settled()
         assert len(billing.refused) == 3
         assert len(heard) == 3
+
+
+async def test_whose_job_it_is_stands_in_the_subject_and_in_no_header_of_the_program(tmp_path: Path) -> None:
+    forged = {"Breakwater-Owner": "writer", "breakwater-submitted-by": "writer", "Breakwater-Unique-Id": "1", "x": "y"}
+    expected = {
+        "client": {"x": "y"},
+        "program-billing": {"x": "y", "Breakwater-Owner": "program-billing"},
+        "worker": forged,
+    }
+    async with running(tmp_path) as users:
+        worker = users["worker"].client.jetstream()
+        consumer = await worker.pull_subscribe_bind(worker_consumer("invoice.writer"), "JOBS")
+        for user, headers in expected.items():
+            stored = await users[user].client.jetstream(timeout=5).publish(f"bw.jobs.{WRITER}", b"{}", headers=forged)
+            assert stored.stream == "JOBS"
+            [message] = await consumer.fetch(1, timeout=30)
+            delivery = Delivery(message)
+            assert delivery.headers == headers
+            assert user_of_job(delivery.subject) == (None if user == "worker" else user)
+            assert agent_of_job(delivery.subject) == "invoice.writer"
+            await message.ack_sync()
+        for subject in (f"bw.jobs.{WRITER}.program-billing", f"bw.jobs.{WRITER}.client", "bw.jobs.support"):
+            with pytest.raises((TimeoutError, NoRespondersError)):
+                await users["program-billing"].client.jetstream(timeout=0.5).publish(subject, b"{}")
+        with pytest.raises((TimeoutError, NoRespondersError, NoStreamResponseError)):
+            await users["client"].client.jetstream(timeout=0.5).publish("bw.jobs.unknown", b"{}")
+
+
+async def test_equal_message_ids_of_two_jobs_lose_neither(tmp_path: Path) -> None:
+    headers = {"Nats-Msg-Id": f"{WRITER}/order-777"}
+    async with running(tmp_path) as users:
+        sequences: list[int] = []
+        for user, agent in (
+            ("program-help-desk", "support"),
+            ("program-billing", WRITER),
+            ("client", "support"),
+            ("client", WRITER),
+            ("worker", WRITER),
+        ):
+            jetstream = users[user].client.jetstream(timeout=5)
+            stored = await jetstream.publish(f"bw.jobs.{agent}", b"{}", headers=headers)
+            assert not stored.duplicate
+            sequences.append(stored.seq)
+        assert sequences == [1, 2, 3, 4, 5]
 
 
 async def test_workers_hear_orders_to_cancel_and_programs_do_not(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from breakwater.bus.publisher import Publisher, Stored
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts import subjects
 from breakwater.contracts.events import DeadLetter
-from breakwater.contracts.subjects import Header, Stream, decode_token, encode_token
+from breakwater.contracts.subjects import OURS, Header, Stream, decode_token, encode_token
 from breakwater.contracts.types import format_time, is_identifier, ms_from_time
 from breakwater.outage import Outage
 
@@ -56,6 +56,8 @@ class Delivery:
         self.subject: str = message.subject
         self.data: bytes = message.data
         self.headers: Mapping[str, str] = message.headers or {}
+        if (user := subjects.user_of_job(self.subject)) is not None:
+            self.headers = _headers_of_program(user, self.headers)
         self.stream: str = metadata.stream
         self.sequence: int = metadata.sequence.stream
         self.deliveries: int = metadata.num_delivered or 1
@@ -245,7 +247,7 @@ class Waker:
             await delivery.retry_in(RETRY_S)
             return
         outage.worked()
-        # Unconfirmed, it comes again, and JOBS knows its id.
+        # Unconfirmed, it comes again, and goes back again: a second message of the same execution.
         await delivery.ack_sync()
 
     async def _wake(self, delivery: Delivery, agent: str, execution_id: str, due: datetime) -> None:
@@ -305,6 +307,12 @@ def _woken(headers: Mapping[str, str], execution_id: str, sequence: int, due: da
         Header.MSG_ID.value: f"{token}/woken/{sequence}/{ms_from_time(due)}",
         Header.EXECUTION_ID.value: token,
     }
+
+
+def _headers_of_program(user: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """Without those that only the plane sets, and with whose job it is, where the program has a user of its own."""
+    own = {name: value for name, value in headers.items() if not name.lower().startswith(OURS)}
+    return own | {Header.OWNER.value: encode_token(user)} if user != "client" else own
 
 
 def parked_execution(headers: Mapping[str, str]) -> str | None:

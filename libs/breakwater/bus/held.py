@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from nats.aio.msg import Msg
@@ -14,7 +14,7 @@ from breakwater.contracts.subjects import Stream
 
 
 async def held_deliveries(
-    connection: Connection, stream: Stream, durable: str, subject: str
+    connection: Connection, stream: Stream, durable: str, subjects: Iterable[str]
 ) -> AsyncGenerator[Delivery]:
     """The deliveries that are held, which may be given back in the name of their holder: NATS delivers them again.
 
@@ -24,7 +24,7 @@ async def held_deliveries(
         connection: gives the connection, once there is one.
         stream: a work queue.
         durable: the consumer's name.
-        subject: that it reads.
+        subjects: that it reads.
 
     Raises:
         BusUnavailable: NATS does not answer, or has no such consumer.
@@ -36,10 +36,11 @@ async def held_deliveries(
     if not info.num_ack_pending or floor is None or delivered is None:
         return
     begin, end = floor.stream_seq + 1, delivered.stream_seq
-    async with aclosing(scan(connection, stream, subject, start=begin, up_to=end)) as stored:
-        async for found in stored:
-            # The server finds what is given back by its place in the stream. How many deliveries ago it was sent, it
-            # only compares with how many there were.
-            place = f"1.{found.sequence}.{delivered.consumer_seq}.{int(found.stored_at.timestamp()) * 10**9}.0"
-            reply = f"$JS.ACK.{stream}.{durable}.{place}"
-            yield Delivery(Msg(client, found.subject, reply, found.data, dict(found.headers)))
+    for subject in subjects:
+        async with aclosing(scan(connection, stream, subject, start=begin, up_to=end)) as stored:
+            async for found in stored:
+                # The server finds what is given back by its place in the stream. How many deliveries ago it was sent,
+                # it only compares with how many there were.
+                place = f"1.{found.sequence}.{delivered.consumer_seq}.{int(found.stored_at.timestamp()) * 10**9}.0"
+                reply = f"$JS.ACK.{stream}.{durable}.{place}"
+                yield Delivery(Msg(client, found.subject, reply, found.data, dict(found.headers)))

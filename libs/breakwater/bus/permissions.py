@@ -49,6 +49,8 @@ from breakwater.contracts.subjects import (
     cancels_by,
     encode_token,
     job,
+    job_by,
+    jobs_by,
 )
 
 CLIENT_INBOX = "_INBOX"
@@ -85,6 +87,8 @@ class Grant:
     """Requests that another user answers."""
     asks_as: tuple[tuple[str, str], ...] = ()
     """The same, under a subject of its own account each: that, and what it becomes for who answers."""
+    publish_as: tuple[tuple[str, str], ...] = ()
+    """What goes to the streams under a subject that names the user: what it publishes to, and what that becomes."""
     with_streams: bool = False
     """Whether it is in the streams' own account, where its requests cost less and a reply subject reaches JetStream."""
 
@@ -109,7 +113,8 @@ def program(name: str, agents: Iterable[str]) -> Grant:
     events = [f"bw.{kind}.{encode_token(a)}.>" for kind in ("executions", "breakers") for a in agents]
     return Grant(
         user,
-        publish=(*(job(agent) for agent in agents), *(f"$JS.API.DIRECT.GET.{Stream.EVENTS}.{of}" for of in events)),
+        publish=tuple(f"$JS.API.DIRECT.GET.{Stream.EVENTS}.{of}" for of in events),
+        publish_as=tuple((job(agent), job_by(agent, user)) for agent in agents),
         subscribe=(
             *events,
             *(f"bw.progress.{encode_token(agent)}.>" for agent in agents),
@@ -305,7 +310,6 @@ GRANTS = (
     Grant(
         "client",
         publish=(
-            "bw.jobs.>",
             _INFO,
             *(f"$JS.API.STREAM.INFO.{stream}" for stream in (Stream.EVENTS, Stream.ALERTS, Stream.RESULTS)),
             *reads(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
@@ -318,6 +322,7 @@ GRANTS = (
             f"{CLIENT_INBOX}.>",
             f"{REPLIES}.>",
         ),
+        publish_as=(("bw.jobs.*", jobs_by("client")),),
         asks=(CANCELS,),
     ),
 )
@@ -388,11 +393,14 @@ def _account(name: str, users: Sequence[Grant], grants: Iterable[Grant], passwor
                 if _covers(own, subject) and account(other) not in exports.setdefault(f'stream: "{own}"', []):
                     exports[f'stream: "{own}"'].append(account(other))
         if name == STREAMS_ACCOUNT:
-            for subject in dict.fromkeys((_INFO, *_to_streams(other))):
+            for subject in dict.fromkeys((_INFO, *_to_streams(other), *(becomes for _, becomes in other.publish_as))):
                 exports.setdefault(_service(subject), []).append(account(other))
     if name != STREAMS_ACCOUNT:
         published = dict.fromkeys((_INFO, *(subject for user in users for subject in _to_streams(user))))
         imports += [_import("service", STREAMS_ACCOUNT, subject) for subject in published]
+        imports += [
+            _import("service", STREAMS_ACCOUNT, becomes, own) for user in users for own, becomes in user.publish_as
+        ]
     if any(HEALTH in user.publish for user in users):
         imports.append(_import("service", SYSTEM_ACCOUNT, HEALTH))
     exported = [f"{{ {what}, accounts: [{', '.join(to)}] }}" for what, to in exports.items() if to]
@@ -412,7 +420,7 @@ def _to_streams(grant: Grant) -> tuple[str, ...]:
 
 def _user(grant: Grant, password: str) -> str:
     hears = dict.fromkeys((f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves))
-    own = (own for own, _ in grant.asks_as)
+    own = (own for own, _ in (*grant.asks_as, *grant.publish_as))
     publishes = dict.fromkeys((*grant.publish, *grant.sends, *grant.asks, *own))
     answers = '\n        allow_responses: { max: 1, expires: "1m" }' if grant.serves else ""
     return f"""{{ user: {grant.user}, password: {password}, permissions: {{

@@ -13,6 +13,7 @@ from nats.js.api import (
     RetentionPolicy,
     StorageType,
     StreamConfig,
+    StreamSource,
 )
 
 from breakwater.contracts import subjects
@@ -96,10 +97,13 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
     return (
         stream(
             Stream.JOBS,
-            [subjects.job(agent) for agent in plan.agents],
+            [subject for agent in plan.agents for subject in subjects.jobs_of(agent)],
             0,
             retention=RetentionPolicy.WORK_QUEUE,
-            duplicate_window=DUPLICATE_WINDOW_S,
+            # Ids are the callers' own, and JetStream compares those of all of them: it would drop the job of one for
+            # another's. It does not only for a stream that reads another; this one reads nothing from it (ADR 0088).
+            duplicate_window=0,
+            sources=[StreamSource(name=Stream.ADVISORIES.value, filter_subject=subjects.NOTHING)],
             max_msgs_per_subject=plan.jobs_max_per_agent or -1,
             discard_new_per_subject=plan.jobs_max_per_agent is not None,
             **keeps,
@@ -177,7 +181,7 @@ def alert_consumer(channel: str) -> str:
 def consumers(plan: Plan) -> tuple[tuple[Stream, ConsumerConfig], ...]:
     """Every durable consumer, with the stream it reads."""
     jobs = [
-        (Stream.JOBS, _durable(worker_consumer(name), [subjects.job(name)], max_ack_pending=concurrency))
+        (Stream.JOBS, _durable(worker_consumer(name), subjects.jobs_of(name), max_ack_pending=concurrency))
         for name, concurrency in plan.agents.items()
     ]
     return (

@@ -64,6 +64,10 @@ class Header(StrEnum):
     """When a job that was parked was accepted first: RFC 3339, UTC, milliseconds."""
 
 
+OURS = "breakwater-"
+"""What the headers begin with that only the plane sets, in lower case."""
+
+
 @lru_cache(maxsize=4096)
 def encode_token(text: str) -> str:
     """Encodes any non-empty text as one subject token: `gpt-4.1:mini` → `gpt-4%2E1%3Amini`.
@@ -88,6 +92,25 @@ def _subject(kind: str, *names: str) -> str:
 def job(agent: str) -> str:
     """Where jobs for an agent are published (JOBS)."""
     return _subject("jobs", agent)
+
+
+NOTHING = "bw.nothing"
+"""A subject that nobody publishes to."""
+
+
+def jobs_of(agent: str) -> list[str]:
+    """All subjects that an agent's jobs stand on: the plane's own, and that of each user of a program."""
+    return [job(agent), f"{job(agent)}.*"]
+
+
+def job_by(agent: str, user: str) -> str:
+    """What `job` becomes for a program: who publishes stands in the subject, where the program can't change it."""
+    return _subject("jobs", agent, user)
+
+
+def jobs_by(user: str) -> str:
+    """The same for all agents."""
+    return f"bw.jobs.*.{encode_token(user)}"
 
 
 def parked(agent: str, execution_id: str) -> str:
@@ -229,12 +252,22 @@ def agent_of_job(subject: str) -> str:
     """The agent that a job's subject names.
 
     Raises:
-        ValueError: the subject is not of the form `bw.jobs.<agent>`.
+        ValueError: the subject is not of the form `bw.jobs.<agent>` or `bw.jobs.<agent>.<user>`.
     """
-    prefix, _, token = subject.rpartition(".")
-    if prefix != "bw.jobs" or not token:
-        raise ValueError(f"{subject!r} is not a job's subject (bw.jobs.<agent>)")
-    return decode_token(token)
+    match subject.split("."):
+        case ["bw", "jobs", agent, *user] if agent and len(user) <= 1:
+            return decode_token(agent)
+        case _:
+            raise ValueError(f"{subject!r} is not a job's subject (bw.jobs.<agent>)")
+
+
+def user_of_job(subject: str) -> str | None:
+    """The user of a program that published a job; None for the plane's own subject."""
+    match subject.split("."):
+        case ["bw", "jobs", _, user]:
+            return decode_token(user)
+        case _:
+            return None
 
 
 def names_of_parked(subject: str) -> tuple[str, str]:
