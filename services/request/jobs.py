@@ -85,6 +85,8 @@ class Queue:
             headers[Header.OWNER.value] = subjects.encode_token(sent.owner)
         if sent.submitted_by is not None:
             headers[Header.SUBMITTED_BY.value] = subjects.encode_token(sent.submitted_by)
+        if sent.by_operator and sent.job.dry_run:
+            headers[Header.OPERATOR.value] = "1"
         try:
             stored = await self._publish(subjects.job(sent.job.agent), sent.payload, headers)
         except BusUnavailable as error:
@@ -176,11 +178,13 @@ class Jobs:
             Problem: 403, 404 or 422, the key may not send this job, or its agent can't run it.
         """
         job, body = _for_tenant_of(caller, job, body)
-        self._check_agent(job)
+        self._check_agent(caller, job)
         if not may_submit(caller, job.agent, job.tenant):
             raise _not_of_key(caller, job)
+        if (problem := objection(self._config, job)) is not None:
+            raise invalid_job([FieldError(path=problem.path, message=problem.message)])
         sent = submission(job, body, idempotency_key=idempotency_key, made_id=made_id, owner=owner_of(caller))
-        return replace(sent, submitted_by=caller.name)
+        return replace(sent, submitted_by=caller.name, by_operator=caller.may(("operate",)))
 
     async def run(
         self, request: Request, sent: Submission, traceparent: str | None, wait_s: float
@@ -318,13 +322,12 @@ class Jobs:
         if standing is not None and standing.digest not in (None, sent.digest):
             raise _id_conflict(sent)
 
-    def _check_agent(self, job: Job) -> None:
+    def _check_agent(self, caller: Caller, job: Job) -> None:
         if job.agent not in self._names:
-            message = f"agent {job.agent!r} is not configured{suggestion(job.agent, self._names)}"
-            listing = FieldError(path="agent", message=f"configured are {', '.join(sorted(self._names))}")
+            names = self._names.intersection(caller.agents) if caller.agents else self._names
+            message = f"agent {job.agent!r} is not configured{suggestion(job.agent, names)}"
+            listing = FieldError(path="agent", message=f"configured are {', '.join(sorted(names))}")
             raise Problem(404, "unknown_agent", message, [listing])
-        if (problem := objection(self._config, job)) is not None:
-            raise invalid_job([FieldError(path=problem.path, message=problem.message)])
 
 
 def make_job_id() -> str:

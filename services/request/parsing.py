@@ -51,6 +51,8 @@ class Submission:
     """The name of the API key that the job belongs to."""
     submitted_by: str | None = None
     """The name of the API key that it was sent with, whomever it belongs to."""
+    by_operator: bool = False
+    """That key may operate the plane."""
 
     @cached_property
     def digest(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import JsonValue
@@ -15,22 +16,33 @@ from services.worker.gates import ALL_GATES, look
 from services.worker.gates.gate import AdmissionRequest, Refused, WaitForCapacity
 
 
-async def dry_run(worker: WorkerContext, job: Assignment) -> Finished:
-    """The outcome of a dry run, with the plan as its output: each model of the chain, as if it were called now."""
+async def dry_run(worker: WorkerContext, job: Assignment, *, coarse: bool = False) -> Finished:
+    """The outcome of a dry run, with the plan as its output: each model of the chain, as if it were called now.
+
+    Args:
+        worker: this one.
+        job: the job.
+        coarse: of budgets, caps and limits it is only to be known whether they are used up. Whoever may ask for calls
+            of any size for nothing finds out else, by halves, what is left of them.
+    """
     now = worker.now()
     start = Checkpoint(dispatched_at=now, deadline=now)
     requests = [
         request_for(worker, job, start.at_model(index), job.agent.timeout_s, dry_run=True)
         for index in range(len(job.chain))
     ]
-    models: list[JsonValue] = [await _planned(worker, request) for request in requests]
+    models: list[JsonValue] = [await _planned(worker, request, coarse=coarse) for request in requests]
     output: JsonValue = {"dry_run": True, "models": models, "worst_case_cost_basis": "per attempt"}
     return Finished(start, output, None, None, None)
 
 
-async def _planned(worker: WorkerContext, request: AdmissionRequest) -> dict[str, Any]:
+async def _planned(worker: WorkerContext, request: AdmissionRequest, *, coarse: bool) -> dict[str, Any]:
     agent, worst = request.job.agent, request.flight.reserved
-    verdict = await worker.outages.retry_while_unavailable(lambda: look(worker, request, ALL_GATES))
+    asked = request
+    if coarse:
+        least = request.flight.model_copy(update={"reserved": None if worst is None else min(worst, 1)})
+        asked = replace(request, flight=least, worst_tokens=1)
+    verdict = await worker.outages.retry_while_unavailable(lambda: look(worker, asked, ALL_GATES))
     return {
         "model": request.flight.model,
         "provider": request.flight.provider or None,

@@ -166,7 +166,9 @@ class JobHandler:
                 elif isinstance(parsed, Refusal):
                     await self._refuse(asked, execution_id, parsed.why)
                 elif parsed.dry_run:
-                    planned = await dry_run(worker, self._assignment(asked, parsed, claim, None))
+                    job = self._assignment(asked, parsed, claim, None)
+                    coarse = job.caller is not None and Header.OPERATOR.value not in delivery.headers
+                    planned = await dry_run(worker, job, coarse=coarse)
                     result = self._concluded(asked, execution_id, planned, worker.now(), dry_run=True)
                     await finish(worker, asked, result, claim)
                 else:
@@ -240,6 +242,7 @@ class JobHandler:
             now=self._worker.steady_time(),
             output_guard=self._output_guard,
             submitted_by=asked.submitted_by,
+            caller=asked.submitted_by or asked.owner,
             cost_tags=self._cost_tags(job) if job.metadata else {},
         )
 

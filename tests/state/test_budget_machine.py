@@ -2,12 +2,14 @@
 
 Whatever happens in whatever order and how often, the counters in the real Redis must be what simple sums in Python say,
 and what is committed (spent and reserved) passes a hard cap by nothing but what calls cost beyond what was held for
-them, what is held again after a loss, or a cap that somebody lowered.
+them, what is held again after a loss, or a cap that somebody lowered. No caller and no tenant takes more than half of
+what is left of a hard cap while others use it, and who is alone takes all.
 """
 
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -23,14 +25,22 @@ from breakwater.contracts.execution import Attempt
 from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter, fits, periods_at, periods_since, scope_keys
 from breakwater.policy.ledger import Figures, Place, figures_of, ledger, places_of
 from breakwater.state.budget_counters import KEEP, BudgetCounters, Notes
-from breakwater.state.budgets import LEASES, Budgets, CountersLost, NotFilled, OverBudget, Reserved, Settlement
+from breakwater.state.budgets import HELD, LEASES, Budgets, CountersLost, NotFilled, OverBudget, Reserved, Settlement
 from tests.contracts.test_messages import attempt
 from tests.servers import RunningServer
 from tests.state.machine import RedisMachine, run_for_steps
 
 ZONE = ZoneInfo("Europe/Berlin")
 LOG = "log"
-OWNERS = [("a", None), ("a", "t"), ("b", "t"), ("b", "u|:%s"), ("a", "u|:%s")]
+Owner = tuple[str, str | None, str | None]
+OWNERS: list[Owner] = [
+    ("a", None, "k"),
+    ("a", "t", "k"),
+    ("b", "t", None),
+    ("b", "t", "k"),
+    ("b", "u|:%s", "l|:%s"),
+    ("a", "u|:%s", "k"),
+]
 KEYS = ["global", "agent:a", "agent:b", "tenant:t", "tenant:u|:%s"]
 EXAMPLES, LENGTH = 10, 100
 """Examples of a run, and steps of an example at most."""
@@ -48,6 +58,11 @@ class Call:
     attempt_id: str
     agent: str
     tenant: str | None
+    caller: str | None
+
+    def name(self, of: str) -> str:
+        """Of its tenant or its caller."""
+        return (self.tenant if of == "tenant" else self.caller) or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,8 @@ class Held:
     amount: int
     at: datetime
     charged: bool = False
+    shared: bool = False
+    """It counts for the share of its caller and its tenant."""
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -88,6 +105,7 @@ class Money(RedisMachine):
         self.figures: dict[Place, Figures] = {}
         self.held: dict[str, Held] = {}
         self.raised: dict[Place, tuple[int, int]] = {}
+        self.asks: defaultdict[tuple[Place, str], list[tuple[str, int]]] = defaultdict(list)
         # What others know when Redis does not.
         self.lost: dict[str, Held] = {}
         self.raises: dict[Place, tuple[int, int]] = {}
@@ -124,8 +142,25 @@ class Money(RedisMachine):
             by_scope[scope][name] = caps
         return CapTable(by_scope["global"][""], by_scope["agent"], by_scope["tenant"]).counters(call.agent, call.tenant)
 
-    def refusal(self, call: Call, amount: int) -> OverBudget | CountersLost | None:
+    def held_of(self, key: str, of: str, name: str, *, others: bool = False) -> int:
+        return sum(
+            one.amount
+            for one in self.held.values()
+            if one.shared and not one.charged
+            if key in scope_keys(one.call.agent, one.call.tenant)
+            if (one.call.name(of) != name) == others
+        )
+
+    def is_over_share(self, place: Place, of: str, call: Call, more: int, left: int) -> bool:
+        """Whether a call asks for too much while others use the budget: they hold some of it, or asked a moment ago."""
+        key, name = place[1], call.name(of)
+        asked = next((amount for other, amount in reversed(self.asks[place, of]) if other != name), None)
+        others = self.held_of(key, of, name, others=True) > 0 or (asked is not None and 2 * asked <= left)
+        return others and 2 * (self.held_of(key, of, name) + more) > left
+
+    def refusal(self, call: Call, amount: int, more: int) -> OverBudget | CountersLost | None:
         periods, kept_out = periods_at(self.now(), ZONE), None
+        asks: list[tuple[Place, str]] = []
         for counter in self.counters(call):
             if counter.hard_limit is None:
                 continue
@@ -135,11 +170,20 @@ class Money(RedisMachine):
             place = period.name, counter.key
             limit = self.in_force(place, counter.hard_limit)
             spent, reserved = self.spent(place), self.sum_of(place, charged=False)
-            if not fits(amount, limit=limit, spent=spent, reserved=reserved):
-                refusal = OverBudget(counter, period.end_ms, limit, spent, reserved, amount)
-                if not fits(amount, limit=limit, spent=spent):
+            is_full = not fits(more, limit=limit, spent=spent, reserved=reserved)
+            over = False
+            shares = ("caller",) if counter.scope == "tenant" else ("tenant", "caller")
+            for of in shares if more > 0 else ():
+                over = self.is_over_share(place, of, call, more, limit - spent) or over
+                if 2 * amount <= limit - spent:
+                    asks.append((place, of))
+            if is_full or over:
+                refusal = OverBudget(counter, period.end_ms, limit, spent, reserved, amount, not is_full)
+                if not fits(more, limit=limit, spent=spent):
                     return refusal
                 kept_out = kept_out or refusal
+        for place, of in asks:
+            self.asks[place, of].append((call.name(of), amount))
         return kept_out
 
     # Workers
@@ -152,36 +196,51 @@ class Money(RedisMachine):
         # Asked again with another amount, the difference is what is asked for.
         same = known is not None and (known.charged or known.amount == amount or known.places != places_at(call, now))
         more = amount - (0 if known is None else known.amount)
-        refused = None if same else self.refusal(call, more)
-        expected = replace(refused, amount=amount) if isinstance(refused, OverBudget) else refused
-        asked = self.budgets.reserve_call(
-            call.attempt_id, call.agent, call.tenant, amount, counters, now=now, lease_ms=3_600_000
-        )
+        expected = None if same else self.refusal(call, amount, more)
+        whose = call.attempt_id, call.agent, call.tenant
+        asked = self.budgets.reserve_call(*whose, amount, counters, now=now, lease_ms=3_600_000, caller=call.caller)
         [raw] = self.run(self.redis.run([asked]))
         answer = self.budgets.reserved(raw, counters, amount, now=now)
         if expected is not None:
             assert answer == expected
-            held_up = isinstance(expected, OverBudget) and expected.by_reservations
-            self.seen["kept out by reservations" if held_up else type(expected).__name__] += 1
+            held_up = isinstance(expected, OverBudget) and expected.limit - expected.spent >= more
+            by_share = isinstance(expected, OverBudget) and expected.by_share
+            what = "kept out by reservations" if held_up else type(expected).__name__
+            self.seen["kept out by its share" if by_share else what] += 1
             return
         assert isinstance(answer, Reserved)
         if known is not None:
             assert answer.at == known.at
             self.seen["asked again" if same else "asked for more" if more > 0 else "asked for less"] += 1
         if not same:
-            self.held[call.attempt_id] = held = Held(call, amount, answer.at)
+            shared = any(counter.hard_limit is not None for counter in counters)
+            self.held[call.attempt_id] = held = Held(call, amount, answer.at, shared=shared)
+            self.seen["alone with more than half"] += more > 0 and self.has_more_than_half(call, counters)
             self.lost.pop(call.attempt_id, None)
             self.grants.update(held.places)
             self.seen["granted"] += known is None
 
+    def has_more_than_half(self, call: Call, counters: tuple[Counter, ...]) -> bool:
+        """Of what is left of any hard cap; nobody else holds any of that then."""
+        periods, found = periods_at(self.now(), ZONE), False
+        for counter in counters:
+            place = periods.of(counter.window).name, counter.key
+            if counter.hard_limit is None:
+                continue
+            left = self.in_force(place, counter.hard_limit) - self.spent(place)
+            for of in ("caller",) if counter.scope == "tenant" else ("tenant", "caller"):
+                if 2 * self.held_of(counter.key, of, call.name(of)) > left:
+                    found = True
+                    assert self.held_of(counter.key, of, call.name(of), others=True) == 0
+        return found
+
     @rule(owner=st.sampled_from(OWNERS), amount=AMOUNTS)
-    def a_call_is_asked_for(self, owner: tuple[str, str | None], amount: int) -> None:
-        agent, tenant = owner
-        self.calls.append(Call(f"j|{len(self.calls)}:1", agent, tenant))
+    def a_call_is_asked_for(self, owner: Owner, amount: int) -> None:
+        self.calls.append(Call(f"j|{len(self.calls)}:1", *owner))
         self.ask(self.calls[-1], amount)
 
     @rule(owners=st.lists(st.sampled_from(OWNERS), min_size=2, max_size=5), amount=AMOUNTS)
-    def several_are_asked_for(self, owners: list[tuple[str, str | None]], amount: int) -> None:
+    def several_are_asked_for(self, owners: list[Owner], amount: int) -> None:
         for owner in owners:
             self.a_call_is_asked_for(owner, amount)
 
@@ -232,13 +291,9 @@ class Money(RedisMachine):
         self.record_call(held.call, cost, outcome, held.at, reserved=held.amount)
 
     @rule(owner=st.sampled_from(OWNERS), cost=st.one_of(st.none(), AMOUNTS), days=st.integers(0, 2))
-    def one_is_reported_that_nothing_was_held_for(
-        self, owner: tuple[str, str | None], cost: int | None, days: int
-    ) -> None:
-        agent, tenant = owner
-        self.record_call(
-            Call(f"x|{len(self.log)}:1", agent, tenant), cost, "error", self.now() - timedelta(days=days), None
-        )
+    def one_is_reported_that_nothing_was_held_for(self, owner: Owner, cost: int | None, days: int) -> None:
+        call = Call(f"x|{len(self.log)}:1", *owner)
+        self.record_call(call, cost, "error", self.now() - timedelta(days=days), None)
 
     def record_call(self, call: Call, cost: int | None, outcome: str, at: datetime, reserved: int | None) -> None:
         self.reported.add(call.attempt_id)
@@ -335,6 +390,7 @@ class Money(RedisMachine):
         self.run(self.redis.client.flushall())
         self.lost = {name: held for name, held in self.held.items() if not held.charged}
         self.filled, self.held, self.figures, self.counted, self.raised = False, {}, {}, set(), {}
+        self.asks.clear()
         self.seen["lost"] += 1
 
     @precondition(lambda self: self.lost)
@@ -349,11 +405,13 @@ class Money(RedisMachine):
                     now=self.now(),
                     lease_ms=3_600_000,
                     at=held.at,
+                    caller=call.caller,
                 )
                 [raw] = self.run(self.redis.run([again]))
                 assert self.budgets.reserved(raw, counters, held.amount, now=self.now()) == Reserved(held.at)
             del self.lost[call.attempt_id]
-            self.held[call.attempt_id] = held
+            shared = any(counter.hard_limit is not None for counter in counters)
+            self.held[call.attempt_id] = held = replace(held, shared=shared)
             self.beyond.update(dict.fromkeys(held.places, held.amount))
             self.seen["held anew"] += 1
 
@@ -382,6 +440,7 @@ class Money(RedisMachine):
         assert self.run(self.all_counters.fill(None, LOG, upto, self.periods, figures, notes))
         self.filled, self.figures, self.counted = True, figures, set(range(1, upto + 1))
         self.raised, self.anew = dict(self.raises), True
+        self.asks.clear()
 
     # What always holds
 
@@ -392,9 +451,21 @@ class Money(RedisMachine):
         if self.filled:
             assert {one for one in range(1, len(self.log) + 1) if found.counts(one)} == self.counted
         assert {
-            one.attempt_id: Held(Call(one.attempt_id, one.agent, one.tenant), one.amount, one.at, one.charged)
+            one.attempt_id: (one.agent, one.tenant, one.caller, one.amount, one.at, one.charged)
             for one in found.reservations
-        } == self.held
+        } == {
+            name: (
+                *(one.call.agent, one.call.tenant, one.call.caller if one.shared else None),
+                *(one.amount, one.at, one.charged),
+            )
+            for name, one in self.held.items()
+        }
+        shares: Tally[str] = Tally()
+        for one in self.held.values():
+            if one.shared and not one.charged:
+                shares["\n".join((one.call.agent, one.call.name("tenant"), one.call.name("caller")))] += one.amount
+        in_redis = self.run(cast(Any, self.redis.client.hgetall(HELD)))
+        assert {owner: int(held) for owner, held in in_redis.items()} == +shares
         charged, reserved = found.held(charged=True), found.held(charged=False)
         assert {place: held for place, held in found.reserved.items() if held} == {
             place: held for place, held in reserved.items() if held
@@ -437,6 +508,7 @@ class Money(RedisMachine):
         self.redis_has_what_it_must_have()
         found = self.run(self.all_counters.snapshot(self.periods))
         assert not any(found.reserved.values())
+        assert not self.run(cast(Any, self.redis.client.exists(HELD)))
         charged, record = found.held(charged=True), ledger(self.log, ZONE)
         sums = {place: one - Figures(spent=charged.get(place, 0)) for place, one in found.figures.items()}
         none = Figures()
@@ -452,6 +524,8 @@ EVERYWHERE = {
         "asked for less",
         "OverBudget",
         "kept out by reservations",
+        "kept out by its share",
+        "alone with more than half",
         "CountersLost",
         "at the cap",
         "raised",

@@ -33,7 +33,7 @@ from breakwater.contracts.events import (
     Window,
 )
 from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, ErrorKind, Execution, Reason, Status
-from breakwater.contracts.job import MOST_DEPENDENCIES, ChatMessage, Job, OwnRules, TotalTimeout
+from breakwater.contracts.job import MOST_DEPENDENCIES, MOST_FALLBACK_MODELS, ChatMessage, Job, OwnRules, TotalTimeout
 from breakwater.contracts.types import (
     NO_CONTROLS,
     NO_CONTROLS_OR_EMPTY,
@@ -229,7 +229,7 @@ class CallOptions(Message):
     depends_on: Annotated[list[Identifier], Field(max_length=MOST_DEPENDENCIES)] = Field(
         default_factory=list[Identifier]
     )
-    fallback_models: list[ModelId] | None = None
+    fallback_models: list[ModelId] | None = Field(default=None, max_length=MOST_FALLBACK_MODELS)
     total_timeout_s: TotalTimeout | None = None
     breaker: OwnRules = None
     guard: OwnRules = None

@@ -11,6 +11,7 @@ from breakwater.contracts.types import Identifier, Message, ModelId
 
 ID_ENTROPY_BYTES = 10
 MOST_DEPENDENCIES = 100
+MOST_FALLBACK_MODELS = 16
 
 TotalTimeout = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -67,7 +68,9 @@ class Job(Message):
     )
     model: ModelId | None = Field(default=None, description="Overrides the agent's model, if the agent allows it.")
     fallback_models: list[ModelId] | None = Field(
-        default=None, description="Overrides the agent's fallback models, if the agent allows them."
+        default=None,
+        max_length=MOST_FALLBACK_MODELS,
+        description="Overrides the agent's fallback models, if the agent allows them.",
     )
     tenant: Identifier | None = None
     task_id: Identifier | None = Field(

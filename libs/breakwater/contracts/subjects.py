@@ -56,6 +56,8 @@ class Header(StrEnum):
     """The name of the API key that a job belongs to, encoded as a token; set by `request`."""
     SUBMITTED_BY = "Breakwater-Submitted-By"
     """The name of the API key that a job was submitted with, encoded as a token; set by `request`."""
+    OPERATOR = "Breakwater-Operator"
+    """Set by `request` on a dry run of a key that may operate the plane, and so know what is left of its budgets."""
     DUE = "Breakwater-Due"
     """When a parked job goes back to its queue: RFC 3339, UTC, milliseconds."""
     EXECUTION_ID = "Breakwater-Execution-Id"

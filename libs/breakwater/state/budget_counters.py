@@ -20,6 +20,7 @@ from breakwater.policy.ledger import FIGURES, Figures, Ledger, Place
 from breakwater.state.budgets import (
     BLOCK,
     FILLED,
+    HELD,
     KEEP_MS,
     RESERVATIONS,
     Reservation,
@@ -218,7 +219,7 @@ class BudgetCounters:
                     fields += [part for figure, value in sums.items() for part in (f"{figure}:{key}", value)]
             fields += _fields_of(notes.get(one.name, Notes()))
             arguments += [one.name, one.end_ms + KEEP_MS, len(fields) // 2, *fields]
-        keys = [FILLED, RESERVATIONS, *(period_key(one.window, one.name) for one in periods)]
+        keys = [FILLED, RESERVATIONS, HELD, *(period_key(one.window, one.name) for one in periods)]
         [done] = await self._redis.run([ScriptCall(_FILL, keys, arguments)])
         return bool(done)
 

@@ -3,7 +3,8 @@
 A period's counters are one hash (`bw:{budget}:daily:2026-11-21`). Its fields are the names of `policy.ledger.Figures`
 and `reserved`, each followed by the scope's key: `spent:global`, `reserved:agent:<name>`, `calls:tenant:<name>`. Beside
 them stand a cap that an operator raised (`cap:`, `raised:`) and the thresholds that were announced (`announced:`). All
-keys share one hash slot. Filling, comparing and repairing the counters is in `state.budget_counters`.
+keys share one hash slot. What callers hold under hard caps, each for an agent and a tenant, is a hash of its own: who
+holds nothing has no field in it. Filling, comparing and repairing the counters is in `state.budget_counters`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ SETTLED_TOGETHER = 100
 RESERVATIONS = "bw:{budget}:reservations"
 LEASES = "bw:{budget}:leases"
 FILLED = "bw:{budget}:filled"
+HELD = "bw:{budget}:held"
 
 _RESERVE = Script.named("budget_reserve")
 _RELEASE = Script.named("budget_release")
@@ -73,6 +75,8 @@ class OverBudget:
     spent: int
     reserved: int
     amount: int
+    by_share: bool = False
+    """It has room, but not for as much of one caller or tenant while others use it."""
 
     @property
     def by_reservations(self) -> bool:
@@ -103,6 +107,8 @@ class Reservation:
     month: str
     agent: str
     tenant: str | None
+    caller: str | None = None
+    """Who sent the job, where a hard cap holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,8 @@ class LiveReservation:
     at: datetime
     until: datetime
     """When its lease ends at the latest."""
+    caller: str | None = None
+    """Who sent the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,7 @@ class Budgets:
         now: datetime,
         lease_ms: int | None,
         at: datetime | None = None,
+        caller: str | None = None,
     ) -> ScriptCall:
         """Holds an attempt's worst case against all its budgets; read its answer with `reserved`.
 
@@ -180,7 +189,9 @@ class Budgets:
             now: by the caller's clock; which day and month it is, Redis' clock decides.
             lease_ms: how long it is held for sure; None only asks, and holds nothing.
             at: when it was reserved, where Redis has lost that it was. Caps are of no matter then.
+            caller: who sent the job. All of whom nothing is known are one.
         """
+        any_hard = any(counter.hard_limit is not None for counter in counters)
         periods = self._current(now) if at is None else periods_at(at, self._zone)
         day, month = periods.day, periods.month
         arguments: list[Argument] = [
@@ -193,12 +204,13 @@ class Budgets:
                 month.name,
             ),
             *(day.start_ms, day.end_ms, month.start_ms, month.end_ms, day.end_ms + KEEP_MS, month.end_ms + KEEP_MS),
-            f"{agent}\n{tenant or ''}",
+            # A caller, and be it an unknown one, stands there where its share counts.
+            "\n".join((agent, tenant or "", caller or "") if any_hard else (agent, tenant or "")),
         ]
         for daily, monthly in zip(counters[::2], counters[1::2], strict=True):
             caps = (None, None) if at is not None else (daily.hard_limit, monthly.hard_limit)
             arguments += [daily.key, *("" if cap is None else cap for cap in caps)]
-        keys = [RESERVATIONS, LEASES, FILLED, period_key("daily", day.name), period_key("monthly", month.name)]
+        keys = [RESERVATIONS, LEASES, FILLED, period_key("daily", day.name), period_key("monthly", month.name), HELD]
         return ScriptCall(_RESERVE, keys, arguments)
 
     def reserved(
@@ -214,10 +226,10 @@ class Budgets:
             case 3:
                 return CountersLost()
             case _:
-                _, scope, window, limit, spent, reserved = answer
+                _, scope, window, limit, spent, reserved, by_share = answer
                 counter = counters[2 * (int(scope) - 1) + WINDOWS.index(window)]
                 ends = self._current(now).of(counter.window).end_ms
-                return OverBudget(counter, ends, int(limit), int(spent), int(reserved), amount)
+                return OverBudget(counter, ends, int(limit), int(spent), int(reserved), amount, bool(by_share))
 
     def release_call(
         self, attempt_id: str, agent: str, tenant: str | None, at: datetime, cost: int | None = None
@@ -233,7 +245,7 @@ class Budgets:
                 never made.
         """
         periods = self._periods(at)
-        keys = [RESERVATIONS, LEASES, *(period_key(window, periods.of(window).name) for window in WINDOWS)]
+        keys = [RESERVATIONS, LEASES, *(period_key(window, periods.of(window).name) for window in WINDOWS), HELD]
         arguments = [attempt_id, periods.day.name, periods.month.name, "" if cost is None else cost]
         return ScriptCall(_RELEASE, keys, [*arguments, *scope_keys(agent, tenant)])
 
@@ -276,13 +288,13 @@ class Budgets:
         blocks = list(dict.fromkeys(settlement.sequence // BLOCK for settlement, _ in pairs))
         periods = list(dict.fromkeys(one for _, places in pairs for one in (places.day, places.month)))
         keys = [
-            *(RESERVATIONS, LEASES, FILLED),
+            *(RESERVATIONS, LEASES, FILLED, HELD),
             *(block_key(log, block) for block in blocks),
             *(period_key(one.window, one.name) for one in periods),
         ]
         # Redis counts keys from 1.
-        block_at = {block: 4 + index for index, block in enumerate(blocks)}
-        period_at = {one: 4 + len(blocks) + index for index, one in enumerate(periods)}
+        block_at = {block: 5 + index for index, block in enumerate(blocks)}
+        period_at = {one: 5 + len(blocks) + index for index, one in enumerate(periods)}
         arguments: list[Argument] = [log, self._zone.key, 2 * KEEP_MS, len(pairs), len(blocks)]
         for one in periods:
             arguments += [one.name, one.end_ms + KEEP_MS]
@@ -323,7 +335,7 @@ class Budgets:
         Of one that was charged before, and whose month is long over, nothing more is remembered. Raises
         StateUnavailable; may be repeated.
         """
-        keys = [RESERVATIONS, LEASES, period_key("daily", lapsed.day), period_key("monthly", lapsed.month)]
+        keys = [RESERVATIONS, LEASES, period_key("daily", lapsed.day), period_key("monthly", lapsed.month), HELD]
         forget_at = period("monthly", lapsed.at, self._zone).end_ms + KEEP_MS
         arguments = [lapsed.attempt_id, forget_at, *scope_keys(lapsed.agent, lapsed.tenant)]
         await self._redis.run([ScriptCall(_LAPSE, keys, arguments)])
@@ -353,8 +365,10 @@ class Budgets:
 def reservation(attempt_id: str, text: str) -> Reservation:
     """What stands in Redis of a reservation."""
     state, amount, at, day, month, owner = text.split("|", 5)
-    agent, _, tenant = owner.partition("\n")
-    return Reservation(attempt_id, state != "r", int(amount), time_from_ms(int(at)), day, month, agent, tenant or None)
+    agent, _, names = owner.partition("\n")
+    tenant, _, caller = names.partition("\n")
+    whose = agent, tenant or None, caller or None
+    return Reservation(attempt_id, state != "r", int(amount), time_from_ms(int(at)), day, month, *whose)
 
 
 def raised_cap(text: str | None) -> tuple[int, int] | None:

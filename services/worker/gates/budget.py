@@ -81,6 +81,7 @@ class BudgetGate(Gate):
             self._counters,
             now=self._asked_at,
             lease_ms=request.lease_ms,
+            caller=request.job.caller,
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
@@ -130,7 +131,7 @@ class BudgetGate(Gate):
         job, amount = request.job, request.flight.reserved or 0
         until = self.worker.now() + timedelta(milliseconds=request.lease_ms or 0)
         live[request.attempt_id] = LiveReservation(
-            request.attempt_id, job.agent_name, job.job.tenant, amount, at, until
+            request.attempt_id, job.agent_name, job.job.tenant, amount, at, until, job.caller
         )
         try:
             yield
@@ -179,12 +180,15 @@ class BudgetGate(Gate):
         """What a call is refused with that has no time left to wait for those in flight."""
         what, worst = self._what_and_worst(over)
         spent = f"it has {money_text(over.limit - over.spent)} of {money_text(over.limit)} left"
+        why = "calls in flight hold what is left of it"
+        if over.by_share:
+            why = "a caller holds at most half of what is left of it while others use it"
         return Refused(
             "budget_exceeded",
             ErrorInfo(
                 kind="budget_exceeded",
                 class_="BudgetHeldError",
-                message=f"{what} is not spent, but calls in flight hold what is left of it; no call was made",
+                message=f"{what} is not spent, but {why}; no call was made",
                 figures=f"{spent}, {money_text(over.reserved)} of it held by calls in flight, and {worst}",
                 retry_after_s=RETRY_HELD_S,
                 user_message="This agent's budget is held by requests that are still running. Please try again soon.",
@@ -299,4 +303,5 @@ class LiveReservations:
             now=now,
             lease_ms=round(lease.total_seconds() * 1000),
             at=live.at,
+            caller=live.caller,
         )

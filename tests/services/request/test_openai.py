@@ -236,6 +236,11 @@ INVALID: list[tuple[dict[str, Any], str | None, str]] = [
         "breakwater.fallback_models[0]",
         "invalid_request",
     ),
+    (
+        {"extra_body": {"breakwater": {"fallback_models": ["anthropic/claude"] * 17}}},
+        "breakwater.fallback_models",
+        "invalid_request",
+    ),
     *(({"extra_body": {"stream": wrong}}, "stream", "invalid_request") for wrong in ("yes", "false", 1)),
     (
         {"extra_body": {"stream": True, "stream_options": {"include_usage": "no"}}},

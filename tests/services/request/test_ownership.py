@@ -88,3 +88,18 @@ async def test_a_job_names_the_key_that_submitted_it_also_where_it_belongs_to_ot
         headers = await until(lambda: sent.pop("bw.jobs.writer", None), "the job")
         assert decode_token(headers[Header.SUBMITTED_BY.value]) == name
         assert (Header.OWNER.value in headers) == (name == "own")
+        assert (await submit(api, key(api, name, **more), dry_run=True)).status == 202
+        headers = await until(lambda: sent.pop("bw.jobs.writer", None), "the dry run")
+        assert (Header.OPERATOR.value in headers) == (name == "op")
+
+
+async def test_a_bound_key_is_told_of_its_own_agents_alone(api: HttpApi) -> None:
+    narrow = key(api, "narrow", agents=("reader",))
+    for wrong in ("writr", "readr", "x"):
+        refused = await submit(api, narrow, agent=wrong)
+        assert (refused.status, refused.code) == (404, "unknown_agent")
+        assert b"writer" not in refused.body
+        assert refused.json["error"]["details"][0]["message"] == "configured are reader"
+    # Nor what the others allow.
+    refused = await submit(api, narrow, agent="writer", model="other/unknown")
+    assert (refused.status, refused.code) == (403, "forbidden")

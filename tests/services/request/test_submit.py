@@ -102,6 +102,12 @@ NO_JOBS = [
         "invalid_job",
         ["breaker.consecutive_failures"],
     ),
+    (
+        b'{"agent": "writer", "prompt": "x", "fallback_models": [%s]}' % b",".join([b'"other/n"'] * 17),
+        422,
+        "invalid_job",
+        ["fallback_models"],
+    ),
     (b'{"agent": "writr", "prompt": "x"}', 404, "unknown_agent", ["agent"]),
 ]
 

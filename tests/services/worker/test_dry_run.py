@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from breakwater.contracts.subjects import Header
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
+from breakwater.policy.ledger import Figures
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.tasks import TaskKey
@@ -103,6 +105,41 @@ async def test_a_spent_budget_is_named(start_worker: StartWorker) -> None:
         assert (only["admission"], only["refusal"]["reason"]) == ("refused", "budget_exceeded")
         assert only["refusal"]["refused_by"] == "agent:writer/daily"
         assert await in_redis(plane) == before
+
+
+@pytest.mark.parametrize("operator", [False, True])
+async def test_what_is_left_of_caps_and_limits_is_told_to_operators_alone(
+    start_worker: StartWorker, operator: bool
+) -> None:
+    """Anyone else learns from dry runs of any size what calls of theirs cost, and whether a budget is spent."""
+    hard = {"daily_usd": "0.01", "enforcement": "hard"}
+    agents = {
+        "writer": {"model": "sim/m", "budget": hard},
+        "careful": {"model": "sim/m", "guard": {"max_cost_usd": "0.01"}},
+        "paced": {"model": "sim/m", "rate_limit": {"tokens_per_minute": 20_000}},
+        "frugal": {"model": "sim/m", "max_cost_usd": "0.01"},
+    }
+    headers = {Header.SUBMITTED_BY.value: "k"} | ({Header.OPERATOR.value: "1"} if operator else {})
+    async with start_worker({"sim/m": model()}, agents) as plane:
+        counters = BudgetCounters(plane.worker.redis, plane.worker.config.budgets.zone)
+        periods = counters.periods(datetime.now(UTC))
+        await counters.fill(None, "log", 0, periods, {}, {})
+
+        async def admission(job_id: str, agent: str, max_tokens: int) -> str:
+            job = {"agent": agent, "job_id": job_id, "prompt": "x", "task_id": agent, "dry_run": True}
+            await plane.publish({**job, "params": {"max_tokens": max_tokens}}, **headers)
+            [only] = (await plane.result(job_id))["output"]["models"]
+            assert float(only["worst_case_cost"]) > max_tokens * 0.6e-6
+            return only["admission"]
+
+        for agent in agents:
+            # 0.6 millionths of a dollar each: 16,000 fit, and 17,000 don't.
+            answers = [await admission(f"{agent}-{n}", agent, n) for n in (100, 16_000, 21_000, 10_000_000)]
+            assert answers[:2] == ["admitted"] * 2
+            assert set(answers[2:]) == ({"refused"} if operator else {"admitted"}), agent
+        spent = {(one.name, "agent:writer"): Figures(spent=10_000_000) for one in periods}
+        await counters.fill(await counters.filled(), "log", 0, periods, spent, {})
+        assert await admission("spent", "writer", 1) == "refused"
 
 
 async def test_the_jobs_own_cap_and_a_model_without_a_price_are_named(start_worker: StartWorker) -> None:

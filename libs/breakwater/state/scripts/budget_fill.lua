@@ -1,11 +1,11 @@
 -- Sets all counters to what the event log says, once: the second caller changes nothing. What calls under way have
 -- reserved is kept.
--- KEYS: filled, reservations, periods...
+-- KEYS: filled, reservations, held, periods...
 -- ARGV from the 7th, for each period: name, keep until (ms), number of fields, then fields and values
 -- Returns 1, or 0 where the counters are not filled as the caller believed.
 local log, zone, upto, alone = ARGV[1], ARGV[2], ARGV[3], ARGV[4] -- alone 1: nothing in it is from another log
 local log_before, zone_before = ARGV[5], ARGV[6] -- what they are filled from now; '': they are not filled
-local filled, reservations_key, first_period, first_argument = KEYS[1], KEYS[2], 3, 7
+local filled, reservations_key, held_key, first_period, first_argument = KEYS[1], KEYS[2], KEYS[3], 4, 7
 local known = redis.call('HMGET', filled, 'log', 'zone')
 if (known[1] or '') ~= log_before or (known[2] or '') ~= zone_before then
   return 0
@@ -20,10 +20,14 @@ for k = first_period, #KEYS do
     redis.call('HSET', KEYS[k], ARGV[i], ARGV[i + 1])
   end
 end
+redis.call('DEL', held_key)
 local reservations = redis.call('HGETALL', reservations_key)
 for i = 2, #reservations, 2 do
-  local pattern = '^(%a)|(%d+)|%d+|([^|]+)|([^|]+)|(.-)\n(.*)$'
-  local state, amount, day, month, agent, tenant = string.match(reservations[i], pattern)
+  local pattern = '^(%a)|(%d+)|%d+|([^|]+)|([^|]+)|((.-)\n([^\n]*)(.*))$'
+  local state, amount, day, month, owner, agent, tenant, caller = string.match(reservations[i], pattern)
+  if state == 'r' and caller ~= '' and amount ~= '0' then
+    redis.call('HINCRBY', held_key, owner, amount)
+  end
   for _, period in ipairs({day, month}) do
     for _, key in ipairs({'global', 'agent:' .. agent, tenant ~= '' and 'tenant:' .. tenant or nil}) do
       if period_keys[period] then

@@ -1,12 +1,12 @@
 -- Replaces reservations by what the calls cost, each once for each event of the log, which has a bit in a block. Counters are
 -- added to once for all settlements of a batch; what is answered is as if one came after the other.
--- KEYS: reservations, leases, filled, applied blocks..., periods...
+-- KEYS: reservations, leases, filled, held, applied blocks..., periods...
 -- ARGV from the 6th, for each period: name, keep until (ms); then for each settlement: attempt, sequence, index of the block's
 -- key, bit, indices of the keys of day and month, number of figures, their names and values, number of scopes, their keys
 -- Returns for each {counted (1) or seen before (0), spent and raised cap ('' = none) of each scope in the day, then in the
 -- month}, {2, day, month} where it is reserved in other periods; {3} alone where the counters are not those of this log.
 local log, zone, block_keep_ms, settlements = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local reservations, leases, filled_key, first_period = KEYS[1], KEYS[2], KEYS[3], 4 + tonumber(ARGV[5])
+local reservations, leases, filled_key, held_key, first_period = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 5 + tonumber(ARGV[5])
 local EXACT = 2 ^ 53
 local filled = redis.call('HMGET', filled_key, 'log', 'zone', 'upto')
 if filled[1] ~= log or filled[2] ~= zone then
@@ -85,12 +85,18 @@ local function add(one, name, amount)
 end
 local answers, settled, blocks = {}, {}, {}
 for i, one in ipairs(batch) do
-  local state, amount, day, month = string.match(held[one.attempt] or '', '^(%a)|(%d+)|%d+|([^|]+)|([^|]+)|')
+  local pattern = '^(%a)|(%d+)|%d+|([^|]+)|([^|]+)|(.*)$'
+  local state, amount, day, month, owner = string.match(held[one.attempt] or '', pattern)
   if state and (day ~= one.day.name or month ~= one.month.name) then
     answers[i] = {2, day, month}
   else
     if state then
       add(one, state == 'r' and 'reserved' or 'spent', -tonumber(amount))
+      -- Of an owner with a caller, a share is counted (see budget_reserve).
+      local has_share = state == 'r' and amount ~= '0' and string.find(owner, '\n.*\n')
+      if has_share and redis.call('HINCRBY', held_key, owner, '-' .. amount) <= 0 then
+        redis.call('HDEL', held_key, owner)
+      end
       held[one.attempt] = nil
       settled[#settled + 1] = one.attempt
     end

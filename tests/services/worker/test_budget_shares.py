@@ -1,0 +1,127 @@
+"""Callers that share a budget under a hard cap: none of them holds what the others need."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from breakwater.contracts.subjects import Header
+from breakwater.state.budget_counters import BudgetCounters
+from breakwater.state.budgets import HELD
+from tests.flow.kit import model, until
+from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import WorkerPlane
+
+HARD = {"daily_usd": "1", "enforcement": "hard"}
+AGENTS = {
+    "slow": {"model": "sim/slow", "breaker": "off", "concurrency": 50},
+    "writer": {"model": "sim/m", "max_tokens": 1000, "breaker": "off"},
+}
+MODELS = {"sim/slow": model(latency_ms=30_000), "sim/m": model()}
+ALL_THAT_IS_LEFT = 1_600_000
+"""Output tokens of nearly a dollar."""
+
+
+async def fill(plane: WorkerPlane) -> None:
+    counters = BudgetCounters(plane.worker.redis, plane.worker.config.budgets.zone)
+    await counters.fill(None, "log", 0, counters.periods(datetime.now(UTC)), {}, {})
+
+
+async def send(plane: WorkerPlane, job_id: str, key: str, agent: str = "writer", **job: Any) -> None:
+    headers = {Header.SUBMITTED_BY.value: key}
+    await plane.publish({"agent": agent, "job_id": job_id, "prompt": "x", **job}, **headers)
+
+
+async def small_jobs_go_on(plane: WorkerPlane, name: str, key: str, tenant: str | None) -> None:
+    began = time.monotonic()
+    for number in range(5):
+        await send(plane, f"{name}-{number}", key, tenant=tenant)
+        assert (await plane.result(f"{name}-{number}", timeout_s=10))["status"] == "succeeded"
+    assert time.monotonic() - began < 5
+
+
+async def held(plane: WorkerPlane) -> Mapping[str, str]:
+    return await plane.worker.redis.client.hgetall(HELD)  # pyright: ignore[reportGeneralTypeIssues]  redis' own stub
+
+
+async def calls(plane: WorkerPlane) -> int:
+    return plane.sim.ledger.totals.in_progress
+
+
+async def hostile(plane: WorkerPlane, jobs: list[dict[str, Any]]) -> None:
+    """The hostile caller's jobs come, and what may be called of them is under way for 30 s."""
+    await asyncio.gather(*(send(plane, f"hostile-{n}", agent="slow", **job) for n, job in enumerate(jobs)))
+    await until(lambda: plane.pending_jobs(), "jobs of the hostile caller")
+
+
+async def test_a_job_whose_worst_case_is_all_that_is_left_keeps_no_other_tenant_waiting(
+    start_worker: StartWorker,
+) -> None:
+    async with start_worker(MODELS, AGENTS, budgets={"global": HARD}) as plane:
+        await fill(plane)
+        await small_jobs_go_on(plane, "before", "b", "b")
+        big = {"key": "a", "tenant": "a", "params": {"max_tokens": ALL_THAT_IS_LEFT}}
+        await hostile(plane, [big | {"total_timeout_s": 6}])
+        await small_jobs_go_on(plane, "after", "b", "b")
+        refused = await plane.result("hostile-0")
+        assert (refused["reason"], refused["error"]["class"]) == ("budget_exceeded", "BudgetHeldError")
+        assert "at most half" in refused["error"]["message"]
+        assert await plane.messages("EVENTS", "bw.budgets.>") == []
+        assert await held(plane) == {}
+
+
+async def test_many_calls_of_one_key_under_names_of_many_tenants_hold_half_of_what_is_left(
+    start_worker: StartWorker,
+) -> None:
+    async with start_worker(MODELS, AGENTS, budgets={"global": HARD}) as plane:
+        await fill(plane)
+        await small_jobs_go_on(plane, "before", "b", "b")
+        some = {"key": "a", "params": {"max_tokens": ALL_THAT_IS_LEFT // 16}}
+        await hostile(plane, [some | {"tenant": f"t{n}"} for n in range(30)])
+        await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress >= 7), "calls of the hostile key")
+        await small_jobs_go_on(plane, "after", "b", "b")
+        assert await calls(plane) <= 8
+
+
+async def test_many_keys_of_one_tenant_hold_half_of_what_is_left(start_worker: StartWorker) -> None:
+    async with start_worker(MODELS, AGENTS, budgets={"global": HARD}) as plane:
+        await fill(plane)
+        await small_jobs_go_on(plane, "before", "b", "b")
+        some = {"tenant": "a", "params": {"max_tokens": ALL_THAT_IS_LEFT // 16}}
+        await hostile(plane, [some | {"key": f"a{n}"} for n in range(30)])
+        await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress >= 7), "calls of the hostile tenant")
+        await small_jobs_go_on(plane, "after", "b", "b")
+        assert await calls(plane) <= 8
+
+
+async def test_one_key_takes_no_more_than_half_of_a_tenants_own_budget(start_worker: StartWorker) -> None:
+    budgets = {"tenants": {"shared": HARD}}
+    async with start_worker(MODELS, AGENTS, budgets=budgets) as plane:
+        await fill(plane)
+        await small_jobs_go_on(plane, "before", "b", "shared")
+        some = {"key": "a", "tenant": "shared", "params": {"max_tokens": ALL_THAT_IS_LEFT // 16}}
+        await hostile(plane, [some] * 30)
+        await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress >= 7), "calls of the hostile key")
+        await small_jobs_go_on(plane, "after", "b", "shared")
+        assert await calls(plane) <= 8
+
+
+async def test_a_lone_caller_may_hold_all_that_is_left(start_worker: StartWorker) -> None:
+    async with start_worker(MODELS | {"sim/slow": model()}, AGENTS, budgets={"global": HARD}) as plane:
+        await fill(plane)
+        await send(plane, "j", "a", "slow", tenant="a", params={"max_tokens": ALL_THAT_IS_LEFT})
+        assert (await plane.result("j", timeout_s=10))["status"] == "succeeded"
+
+
+async def test_where_only_one_call_fits_each_caller_has_its_turn(start_worker: StartWorker) -> None:
+    """None of them needs less than half of what is left, so none has a share that others could take."""
+    async with start_worker(MODELS, AGENTS, budgets={"global": HARD | {"daily_usd": "0.001"}}) as plane:
+        await fill(plane)
+        for number in range(6):
+            await send(plane, f"j{number}", "ab"[number % 2], tenant="ab"[number % 2])
+        results = [await plane.result(f"j{number}", timeout_s=10) for number in range(6)]
+        assert results[0]["status"] == "succeeded"
+        assert {"BudgetHeldError"}.isdisjoint(one["error"]["class"] for one in results if one["error"])
