@@ -204,6 +204,9 @@ class CapTable:
 
 MAX_KNOWN = 10_000
 
+MOST_TENANTS = 20_000
+"""Of how many tenants that the config does not name, and one caller does, budgets are counted in a calendar month."""
+
 NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
 """The classes of refusals that no day and no month ends: a call that a cap has no room for, whatever was spent."""
 

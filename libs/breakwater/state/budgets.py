@@ -95,6 +95,11 @@ class CountersLost:
 
 
 @dataclass(frozen=True, slots=True)
+class TooManyTenants:
+    """Who sent the job has named as many tenants in this month as budgets are kept of for them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reservation:
     """What is held for an attempt, since when, and in which periods."""
 
@@ -177,6 +182,7 @@ class Budgets:
         lease_ms: int | None,
         at: datetime | None = None,
         caller: str | None = None,
+        most_tenants: int | None = None,
     ) -> ScriptCall:
         """Holds an attempt's worst case against all its budgets; read its answer with `reserved`.
 
@@ -190,6 +196,8 @@ class Budgets:
             lease_ms: how long it is held for sure; None only asks, and holds nothing.
             at: when it was reserved, where Redis has lost that it was. Caps are of no matter then.
             caller: who sent the job. All of whom nothing is known are one.
+            most_tenants: of how many tenants in a month, that the caller names, counters are kept; None: the tenant is
+                known to exist, or there is none.
         """
         any_hard = any(counter.hard_limit is not None for counter in counters)
         periods = self._current(now) if at is None else periods_at(at, self._zone)
@@ -206,6 +214,8 @@ class Budgets:
             *(day.start_ms, day.end_ms, month.start_ms, month.end_ms, day.end_ms + KEEP_MS, month.end_ms + KEEP_MS),
             # A caller, and be it an unknown one, stands there where its share counts.
             "\n".join((agent, tenant or "", caller or "") if any_hard else (agent, tenant or "")),
+            "" if most_tenants is None else most_tenants,
+            caller or "",
         ]
         for daily, monthly in zip(counters[::2], counters[1::2], strict=True):
             caps = (None, None) if at is not None else (daily.hard_limit, monthly.hard_limit)
@@ -215,7 +225,7 @@ class Budgets:
 
     def reserved(
         self, answer: Sequence[Any], counters: Sequence[Counter], amount: int, *, now: datetime
-    ) -> Reserved | OverBudget | PeriodChanged | CountersLost:
+    ) -> Reserved | OverBudget | PeriodChanged | CountersLost | TooManyTenants:
         """Reads the answer to `reserve_call`, asked with the same arguments."""
         match answer[0]:
             case 1:
@@ -225,6 +235,8 @@ class Budgets:
                 return PeriodChanged()
             case 3:
                 return CountersLost()
+            case 4:
+                return TooManyTenants()
             case _:
                 _, scope, window, limit, spent, reserved, by_share = answer
                 counter = counters[2 * (int(scope) - 1) + WINDOWS.index(window)]

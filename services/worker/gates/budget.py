@@ -20,9 +20,17 @@ from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.outage import Outage
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.budget import OWN_CAP, CapTable, Counter, fits, spent_by
+from breakwater.policy.budget import MOST_TENANTS, OWN_CAP, CapTable, Counter, fits, spent_by
 from breakwater.policy.ledger import figures_of
-from breakwater.state.budgets import Budgets, CountersLost, LiveReservation, OverBudget, PeriodChanged, Reserved
+from breakwater.state.budgets import (
+    Budgets,
+    CountersLost,
+    LiveReservation,
+    OverBudget,
+    PeriodChanged,
+    Reserved,
+    TooManyTenants,
+)
 from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
@@ -49,6 +57,18 @@ REBUILDING = Refused(
     ),
 )
 
+TOO_MANY_TENANTS = Refused(
+    "budget_exceeded",
+    ErrorInfo(
+        kind="budget_exceeded",
+        class_="TooManyTenantsError",
+        message=f"more than {MOST_TENANTS:,} tenants were named this month by whoever sent this job; budgets are kept of "
+        "no more, but for those in the config (budgets.tenants)",
+        user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
+    ),
+    ends_chain=True,
+)
+
 
 @dataclass(slots=True)
 class BudgetGate(Gate):
@@ -70,7 +90,8 @@ class BudgetGate(Gate):
             return refused
         request, worst_case = self.request, self.request.flight.reserved
         agent, tenant = request.job.agent_name, request.job.job.tenant
-        self._counters, self._asked_at = self.worker.caps().counters(agent, tenant), self.worker.now()
+        caps = self.worker.caps()
+        self._counters, self._asked_at = caps.counters(agent, tenant), self.worker.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
             return self._unpriced("a hard budget")
         return self.worker.budgets.reserve_call(
@@ -82,6 +103,7 @@ class BudgetGate(Gate):
             now=self._asked_at,
             lease_ms=request.lease_ms,
             caller=request.job.caller,
+            most_tenants=None if tenant is None or tenant in caps.tenants else MOST_TENANTS,
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
@@ -101,6 +123,8 @@ class BudgetGate(Gate):
                 return WaitForCapacity(delay_s * (1 + self.worker.jitter()), self._held(over))
             case OverBudget() as over:
                 return self._over_budget(over)
+            case TooManyTenants():
+                return TOO_MANY_TENANTS
             case CountersLost():
                 return WaitForCapacity(REBUILDING_POLL_S * (1 + self.worker.jitter()), REBUILDING)
             case PeriodChanged():

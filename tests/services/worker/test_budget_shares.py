@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from breakwater.contracts.subjects import Header
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import HELD
@@ -107,6 +109,31 @@ async def test_one_key_takes_no_more_than_half_of_a_tenants_own_budget(start_wor
         await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress >= 7), "calls of the hostile key")
         await small_jobs_go_on(plane, "after", "b", "shared")
         assert await calls(plane) <= 8
+
+
+@pytest.mark.parametrize("enforcement", ["hard", "none"])
+async def test_a_key_that_names_ever_more_tenants_fills_redis_with_so_many_and_no_more(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, enforcement: str
+) -> None:
+    monkeypatch.setattr("services.worker.gates.budget.MOST_TENANTS", 5)
+    everyone = HARD | {"enforcement": enforcement}
+    async with start_worker(MODELS, AGENTS, budgets={"tenants": {"*": everyone, "known": everyone}}) as plane:
+        await fill(plane)
+        for number in range(5):
+            await small_jobs_go_on(plane, f"a{number}", "a", f"t{number}")
+        for number in range(5, 10):
+            await send(plane, f"a{number}", "a", tenant=f"t{number}")
+            refused = await plane.result(f"a{number}", timeout_s=10)
+            assert refused["error"]["class"] == "TooManyTenantsError"
+        # Those it has named go on, and so do those of the config, and all of other keys.
+        await small_jobs_go_on(plane, "again", "a", "t0")
+        await small_jobs_go_on(plane, "known", "a", "known")
+        await small_jobs_go_on(plane, "without", "a", None)
+        await small_jobs_go_on(plane, "other", "b", "t9")
+        counters = BudgetCounters(plane.worker.redis, plane.worker.config.budgets.zone)
+        snapshot = await counters.snapshot(counters.periods(datetime.now(UTC)))
+        named = {key for one in snapshot.periods for key in one.reserved if key.startswith("tenant:")}
+        assert named == {*(f"tenant:t{number}" for number in (*range(5), 9)), "tenant:known"}
 
 
 async def test_a_lone_caller_may_hold_all_that_is_left(start_worker: StartWorker) -> None:

@@ -1,15 +1,16 @@
 -- Reserves the worst case of a call from all its budgets, or from none. Asking again reserves it once, and renews the lease.
 -- While others call under a hard cap, a caller, and so a tenant, holds at most half of what is not spent of it.
 -- KEYS: reservations, leases, filled, day, month, held
--- ARGV from the 14th, for each scope: key, hard limit of the day, of the month ('' = none)
+-- ARGV from the 16th, for each scope: key, hard limit of the day, of the month ('' = none)
 -- Returns {1, when it was reserved} or {0, index of the refusing scope from 1, 'daily' or 'monthly', limit, spent, reserved,
 -- 1 where it is the share that has no room}, {2, now} where that is in another day or month, {3} where the counters are lost
--- and a cap could not be held.
+-- and a cap could not be held, {4} where the sender has named too many tenants in the month.
 local attempt_id, worst_case, asked_at = ARGV[1], ARGV[2], ARGV[4] -- asked_at '': now
 local lease_ms = tonumber(ARGV[3]) -- '': only looks, and reserves nothing
 local day_name, month_name = ARGV[5], ARGV[6]
 local day_start, day_end, month_start, month_end = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local keep_until_ms, owner, first_scope = {ARGV[11], ARGV[12]}, ARGV[13], 14 -- of the day and of the month
+local keep_until_ms, owner, first_scope = {ARGV[11], ARGV[12]}, ARGV[13], 16 -- of the day and of the month
+local most_tenants, sender = ARGV[14], ARGV[15] -- most_tenants '': none, or one that is known to exist
 local reservations, leases, filled_key, periods, held_key = KEYS[1], KEYS[2], KEYS[3], {KEYS[4], KEYS[5]}, KEYS[6]
 local LATELY_MS = 60000
 local time = redis.call('TIME')
@@ -28,6 +29,12 @@ end
 local at = tonumber(since or asked_at) or now
 if at < day_start or at >= day_end or at < month_start or at >= month_end then
   return {2, now}
+end
+-- Counters that nobody has had yet in the month are made for so many tenants of one sender, who may name any.
+local tenants = 'tenants:' .. sender
+local is_new = most_tenants ~= '' and lease_ms and redis.call('HEXISTS', KEYS[5], 'reserved:' .. ARGV[#ARGV - 2]) == 0
+if is_new and tonumber(redis.call('HGET', KEYS[5], tenants) or '0') >= tonumber(most_tenants) then
+  return {4}
 end
 -- Reserved with another amount, for another model, by a worker that lost the job: the difference is what is asked for.
 local amount, filled = tonumber(worst_case) - tonumber(before or '0'), false
@@ -138,6 +145,9 @@ for window = 1, 2 do
       redis.call('PEXPIREAT', periods[window], keep_until_ms[window])
     end
   end
+end
+if is_new then
+  redis.call('HINCRBY', KEYS[5], tenants, 1)
 end
 local function hold(of, sum)
   if string.match(of, OWNER) and sum ~= 0 and redis.call('HINCRBY', held_key, of, string.format('%.0f', sum)) <= 0 then
