@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from breakwater.policy.guard import GuardRules, JobOutcome, Task, Trip, after_job, before_call
 from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.state.tasks import (
+    IN_USE_MS,
     KEEP_DONE_MS,
     KEEP_MS,
     MAX_KEPT,
@@ -613,3 +614,41 @@ async def test_a_task_takes_little_memory_whatever_its_names(redis: Redis) -> No
         assert await taken("bw:task:*") < 700
         await stop(tasks, key)
         assert [one for one, _ in await tasks.tripped()] == [key]
+
+
+async def test_of_too_many_tasks_of_one_caller_those_that_rest_are_forgotten_and_nobody_elses(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breakwater.state.tasks.MOST_OF_CALLER", 3)
+    monkeypatch.setattr("breakwater.state.tasks.MOST_STOPPED_OF_CALLER", 1)
+    tasks, client = Tasks(redis), redis.client
+
+    async def begin(name: str, caller: str | None, *, rests: bool = True, stopped: bool = False) -> None:
+        key = TaskKey("t", name)
+        await enter(redis, f"job of {name}", key)
+        if stopped:
+            await tasks.trip(key, LOOPS, agent="a", execution_id="j")
+        if rests:
+            await cast(Any, client.pexpire(key.redis_key, KEEP_MS - IN_USE_MS - 1))
+        tasks.begun(key, caller)
+        await tasks.bound()
+
+    async def known() -> set[str]:
+        names = {key.split("{")[1].split("}")[0] for key in await client.keys("bw:task:{*}")}
+        return {name.removeprefix("t/") for name in names}
+
+    await begin("others", "b")
+    await begin("unknowns", None)
+    await begin("used", "a", rests=False)
+    await begin("stopped", "a", stopped=True)
+    for number in range(10):
+        await begin(str(number), "a")
+    # One in use comes again at the end of the list, where it takes the place of another.
+    assert await known() == {"others", "unknowns", "used", "stopped", "8", "9"}
+    await begin("later", "a", stopped=True)
+    for number in range(10, 20):
+        await begin(str(number), "a")
+    assert await known() == {"others", "unknowns", "used", "later", "18", "19"}
+    listed = await cast(Any, client.zcard("bw:tasks:of:{a}")), await cast(Any, client.zcard("bw:tasks:of:{a}:stopped"))
+    assert listed == (3, 1)
+    assert 0 < await client.pttl("bw:tasks:of:{a}") <= KEEP_MS

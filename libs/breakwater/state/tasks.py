@@ -4,11 +4,13 @@ A task is one hash. Its life begins with its first job and ends when it is reset
 week; a job under way then counts for nothing in the next one. Each job under way has one hold in it: what the job has
 spent so far, and the worst case of the call it is at. All keys of a task share one hash slot. The list of
 stopped tasks is a sorted set by when they stopped, in a slot of its own: it may name too many, and whoever reads it
-finds out.
+finds out. Callers may name any tasks, so each has a list of those that began with its jobs, and of too many those that
+rest are forgotten before their week is over.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -37,6 +39,17 @@ TRIPPED = "bw:tasks:tripped"
 MOST_LISTED = 1_000
 """Stopped tasks that are listed: a page is to be read, and Redis to answer others meanwhile."""
 
+MOST_OF_CALLER = 50_000
+"""Tasks that began with jobs of one caller, 0.3 KB each; more only while they are in use."""
+
+MOST_STOPPED_OF_CALLER = 5_000
+"""Stopped ones beyond those: no task goes on because others begin."""
+
+IN_USE_MS = 600_000
+"""A task is in use for ten minutes after a job of it."""
+
+_FORGOTTEN_AT_ONCE = 1_000
+
 _ENTER = Script.named("task_enter")
 _SHRINK = Script.named("task_shrink")
 _RECORD = Script.named("task_record")
@@ -45,6 +58,12 @@ _PUBLISHED = Script.named("task_published")
 _RESET = Script.named("task_reset")
 _LOAD = Script.named("task_load")
 _UNLIST = Script.named("task_unlist")
+
+_FORGET = Script.of("""
+if redis.call('HEXISTS', KEYS[1], 'rule') == 1 then return 'stopped' end
+if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[1]) then return 'in use' end
+return redis.call('UNLINK', KEYS[1])
+""")
 
 _COUNTS = ("iterations", "tokens", "cost", "consecutive_failures", "total_failures")
 _FIELDS = (*_COUNTS, "errors", "confidences", "rule", "reason", "agent", "execution", "at_ms", "published")
@@ -70,7 +89,7 @@ class TaskKey:
     @property
     def redis_key(self) -> str:
         """Its key in Redis."""
-        return f"bw:task:{{{self.short_name}}}"
+        return _redis_key(self.short_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +128,38 @@ class Tasks:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._begun: dict[str, list[str]] = {}
+
+    def begun(self, key: TaskKey, caller: str | None) -> None:
+        """Notes that a task began with a job of a caller, until `bound` is called."""
+        self._begun.setdefault(caller or "", []).append(key.short_name)
+
+    async def bound(self) -> None:
+        """Forgets tasks of callers that have too many, the first ones that began and rest, up to a thousand of each."""
+        begun, self._begun = self._begun, {}
+        for caller, names in begun.items():
+            listed = f"bw:tasks:of:{{{caller}}}"
+            extra = await self._extra(listed, names, MOST_OF_CALLER)
+            calls = [ScriptCall(_FORGET, [_redis_key(name)], [KEEP_MS - IN_USE_MS]) for name in extra]
+            found = list(zip(extra, await self._redis.run(calls), strict=True))
+            await self._extra(listed, [name for name, what in found if what == "in use"], None)
+            stopped = [name for name, what in found if what == "stopped"]
+            for name in await self._extra(f"{listed}:stopped", stopped, MOST_STOPPED_OF_CALLER):
+                async with translated():
+                    await self._redis.client.unlink(_redis_key(name))
+
+    async def _extra(self, key: str, names: Sequence[str], most: int | None) -> list[str]:
+        """Lists tasks at the end of a list, and takes off its beginning what is too many."""
+        if not names:
+            return []
+        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+            pipe.zadd(key, dict.fromkeys(names, time.time()), nx=True)
+            pipe.pexpire(key, KEEP_MS)
+            pipe.zcard(key)
+            *_, count = await pipe.execute()
+            extra = 0 if most is None else min(count - most, _FORGOTTEN_AT_ONCE)
+            popped = await self._redis.client.zpopmin(key, extra) if extra > 0 else []
+        return [name for name, _ in cast(list[tuple[str, float]], popped)]
 
     @staticmethod
     def enter_call(
@@ -220,8 +271,10 @@ class Tasks:
         return [(key, tripped) for key, tripped in zip(keys, states, strict=True) if tripped is not None]
 
     async def _list(self, key: TaskKey, at_ms: int) -> None:
-        async with translated():
-            await self._redis.client.zadd(TRIPPED, {key.name: at_ms})
+        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+            pipe.zadd(TRIPPED, {key.name: at_ms})
+            pipe.zremrangebyrank(TRIPPED, 0, -10 * MOST_LISTED - 1)
+            await pipe.execute()
 
 
 def _unlist(name: str, at_ms: int) -> ScriptCall:
@@ -230,6 +283,10 @@ def _unlist(name: str, at_ms: int) -> ScriptCall:
 
 def _marker(key: TaskKey, execution_id: str) -> str:
     return f"{key.redis_key}:x:{_short(execution_id)}"
+
+
+def _redis_key(short_name: str) -> str:
+    return f"bw:task:{{{short_name}}}"
 
 
 def _short(name: str) -> str:

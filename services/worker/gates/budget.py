@@ -62,8 +62,8 @@ TOO_MANY_TENANTS = Refused(
     ErrorInfo(
         kind="budget_exceeded",
         class_="TooManyTenantsError",
-        message=f"more than {MOST_TENANTS:,} tenants were named this month by whoever sent this job; budgets are kept of "
-        "no more, but for those in the config (budgets.tenants)",
+        message="whoever sent this job has named too many tenants this month; no call was made for one more",
+        figures=f"budgets are kept of {MOST_TENANTS:,} tenants of each sender, and of all in budgets.tenants",
         user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
     ),
     ends_chain=True,

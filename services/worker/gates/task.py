@@ -6,12 +6,15 @@ id: as long as it has no children its attempts say all of it, and Redis knows no
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import structlog
 
+from breakwater import background
 from breakwater.bus.records import decided
 from breakwater.config import Agent
 from breakwater.contracts import subjects
@@ -20,10 +23,11 @@ from breakwater.contracts.execution import ErrorInfo, FailureStatistics, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import time_from_ms
 from breakwater.encryption import Undecryptable
+from breakwater.outage import Outage
 from breakwater.policy.budget import spent_by
 from breakwater.policy.failure_statistics import of_task
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
-from breakwater.state.connection import ScriptCall
+from breakwater.state.connection import ScriptCall, StateUnavailable
 from breakwater.state.executions import ClaimLost
 from breakwater.state.tasks import Entered, TaskKey, Tripped
 from services.worker.assignment import Assignment
@@ -65,6 +69,10 @@ OWN_TASK_STOPPED = Refused(
 
 _ALONE = Entered(1, Task(), None)
 
+BOUND_EVERY_S = 1.0
+FIRST_JOBS = 2
+"""By which a task is known to have begun: the first may be the parent of a job that names no task."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
@@ -85,6 +93,11 @@ class TaskGate(Gate):
         """Not where the agent has no guard."""
         del worker
         return agent.guard is not None
+
+    @classmethod
+    def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None]:
+        """Sees to it that nobody fills Redis with tasks."""
+        return _bound_tasks(worker)
 
     def ask(self) -> ScriptCall | Refused | None:
         """Judged at once where the job is alone in its task; None where it may call then, or its agent has no guard."""
@@ -109,7 +122,11 @@ class TaskGate(Gate):
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refused where the task is stopped or must be; waits where its other jobs hold what is left of its cap."""
-        return self._judged(self.worker.tasks.entered(answer))
+        entered, request = self.worker.tasks.entered(answer), self.request
+        shared = shared_task(self.worker, request.job)
+        if shared is not None and 0 < entered.number <= FIRST_JOBS and request.lease_ms is not None:
+            self.worker.tasks.begun(shared[1], request.job.caller)
+        return self._judged(entered)
 
     def _judged(self, entered: Entered) -> Refused | WaitForCapacity | None:
         rules, attempts = self.request.job.agent.guard, self.request.checkpoint.attempts
@@ -229,7 +246,9 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result) -> R
     if shared is None:
         return result
     rules, key = shared
-    statistics = await _count(worker, key, result, rules)
+    task, statistics = await _count(worker, key, result, rules)
+    if task.iterations <= FIRST_JOBS:  # it may have called nobody, as its answer was kept
+        worker.tasks.begun(key, job.caller)
     return result if statistics is None else result.model_copy(update={"statistics": statistics})
 
 
@@ -251,15 +270,27 @@ async def count_ended(
 
 async def _count(
     worker: WorkerContext, key: TaskKey, result: Result, rules: GuardRules, *, if_alone: bool = False
-) -> FailureStatistics | None:
+) -> tuple[Task, FailureStatistics | None]:
     outcome = outcome_of(result, rules)
     task = await worker.tasks.record(key, result.execution_id, outcome)
     judged = task.iterations == 1 if if_alone else outcome.failed is not None
     trip = after_job(task, rules) if judged else None
     if trip is None:
-        return None
+        return task, None
     await _trip(worker, key, trip, task, result.agent, result.execution_id)
-    return of_task(task, trip)
+    return task, of_task(task, trip)
+
+
+async def _bound_tasks(worker: WorkerContext) -> None:
+    outage = Outage("bounds of tasks")
+    while True:
+        await asyncio.sleep(background.to_next_turn(BOUND_EVERY_S))
+        try:
+            await worker.tasks.bound()
+        except StateUnavailable as error:
+            outage.failed(error)
+        else:
+            outage.worked()
 
 
 async def _result_of(worker: WorkerContext, execution_id: str, tenant: str | None) -> Result | None:

@@ -11,6 +11,7 @@ import pytest
 
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, CancelOrder
+from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import nano_from_usd, usd_from_nano
 from breakwater.policy.classify import TransportFailure
 from breakwater.policy.guard import Task
@@ -530,3 +531,28 @@ async def test_a_job_alone_in_its_task_tries_a_model_that_fits_under_the_cap_and
         assert (result["status"], result["chosen_model"]) == ("succeeded", "sim/m")
         assert [attempt["refused_reason"] for attempt in result["attempts"]] == ["guard_tripped", None]
         assert await events(plane) == []
+
+
+async def test_a_key_that_begins_ever_more_tasks_keeps_so_many_in_redis_and_no_other_keys_are_forgotten(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breakwater.state.tasks.MOST_OF_CALLER", 5)
+    monkeypatch.setattr("breakwater.state.tasks.IN_USE_MS", 0)
+    agents = {"writer": {"model": "sim/m", "guard": {"max_iterations": 1}}}
+    async with start_worker({"sim/m": model()}, agents) as plane:
+        tasks, client = plane.worker.tasks, plane.worker.redis.client
+
+        async def run_of(key: str, job_id: str, **job: Any) -> dict[str, Any]:
+            job = {"agent": "writer", "job_id": job_id, "prompt": "x", **job}
+            await plane.publish(job, **{Header.SUBMITTED_BY.value: key})
+            result = await plane.result(job_id)
+            await tasks.bound()
+            return result
+
+        await run_of("b", "theirs", task_id="theirs")
+        for number in range(20):
+            await run_of("a", f"j{number}", task_id=f"t{number}")
+            await run_of("a", f"child-{number}", parent_execution_id=f"of-nobody-{number}")
+        assert len(await client.keys("bw:task:{*}")) <= 5 + 1
+        # The task of the other key has had its one iteration, and is stopped.
+        assert (await run_of("b", "second", task_id="theirs"))["reason"] == "guard_tripped"
