@@ -630,7 +630,7 @@ async def test_of_too_many_tasks_of_one_caller_those_that_rest_are_forgotten_and
             await tasks.trip(key, LOOPS, agent="a", execution_id="j")
         if rests:
             await cast(Any, client.pexpire(key.redis_key, KEEP_MS - IN_USE_MS - 1))
-        tasks.begun(key, caller)
+        tasks.begun(key.redis_key, caller)
         await tasks.bound()
 
     async def known() -> set[str]:

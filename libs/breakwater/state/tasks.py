@@ -4,8 +4,8 @@ A task is one hash. Its life begins with its first job and ends when it is reset
 week; a job under way then counts for nothing in the next one. Each job under way has one hold in it: what the job has
 spent so far, and the worst case of the call it is at. All keys of a task share one hash slot. The list of
 stopped tasks is a sorted set by when they stopped, in a slot of its own: it may name too many, and whoever reads it
-finds out. Callers may name any tasks, so each has a list of those that began with its jobs, and of too many those that
-rest are forgotten before their week is over.
+finds out. Callers may name any tasks, so each has a list of those that began with its jobs, and of the breakers that
+its jobs brought. Of too many, those that rest are forgotten before their time is over.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, cast
 from breakwater.contracts.events import GuardRule
 from breakwater.contracts.subjects import decode_token, encode_token
 from breakwater.policy.guard import JobOutcome, Task, Trip
+from breakwater.state.breakers import KEEP_OF_TASK_MS
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 KEEP_MS = 7 * 24 * 3_600_000
@@ -40,13 +41,13 @@ MOST_LISTED = 1_000
 """Stopped tasks that are listed: a page is to be read, and Redis to answer others meanwhile."""
 
 MOST_OF_CALLER = 50_000
-"""Tasks that began with jobs of one caller, 0.3 KB each; more only while they are in use."""
+"""Tasks that began with jobs of one caller, 0.3 KB each, and breakers of tasks; more only while they are in use."""
 
 MOST_STOPPED_OF_CALLER = 5_000
 """Stopped ones beyond those: no task goes on because others begin."""
 
 IN_USE_MS = 600_000
-"""A task is in use for ten minutes after a job of it."""
+"""A task is in use for ten minutes after a job of it, and so is its breaker."""
 
 _FORGOTTEN_AT_ONCE = 1_000
 
@@ -61,7 +62,8 @@ _UNLIST = Script.named("task_unlist")
 
 _FORGET = Script.of("""
 if redis.call('HEXISTS', KEYS[1], 'rule') == 1 then return 'stopped' end
-if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[1]) then return 'in use' end
+local left_ms = redis.call('PTTL', KEYS[1]) -- -1 of a breaker that an operator has isolated
+if left_ms == -1 or left_ms > tonumber(ARGV[1]) then return 'in use' end
 return redis.call('UNLINK', KEYS[1])
 """)
 
@@ -89,7 +91,7 @@ class TaskKey:
     @property
     def redis_key(self) -> str:
         """Its key in Redis."""
-        return _redis_key(self.short_name)
+        return f"bw:task:{{{self.short_name}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,36 +132,35 @@ class Tasks:
         self._redis = redis
         self._begun: dict[str, list[str]] = {}
 
-    def begun(self, key: TaskKey, caller: str | None) -> None:
-        """Notes that a task began with a job of a caller, until `bound` is called."""
-        self._begun.setdefault(caller or "", []).append(key.short_name)
+    def begun(self, redis_key: str, caller: str | None) -> None:
+        """Notes that a task, or its breaker, began with a job of a caller, until `bound` is called."""
+        self._begun.setdefault(caller or "", []).append(redis_key)
 
     async def bound(self) -> None:
         """Forgets tasks of callers that have too many, the first ones that began and rest, up to a thousand of each."""
         begun, self._begun = self._begun, {}
-        for caller, names in begun.items():
+        for caller, keys in begun.items():
             listed = f"bw:tasks:of:{{{caller}}}"
-            extra = await self._extra(listed, names, MOST_OF_CALLER)
-            calls = [ScriptCall(_FORGET, [_redis_key(name)], [KEEP_MS - IN_USE_MS]) for name in extra]
-            found = list(zip(extra, await self._redis.run(calls), strict=True))
-            await self._extra(listed, [name for name, what in found if what == "in use"], None)
-            stopped = [name for name, what in found if what == "stopped"]
-            for name in await self._extra(f"{listed}:stopped", stopped, MOST_STOPPED_OF_CALLER):
+            extra = await self._extra(listed, keys, MOST_OF_CALLER)
+            found = list(zip(extra, await self._redis.run([_forget(key) for key in extra]), strict=True))
+            await self._extra(listed, [key for key, what in found if what == "in use"], None)
+            stopped = [key for key, what in found if what == "stopped"]
+            for key in await self._extra(f"{listed}:stopped", stopped, MOST_STOPPED_OF_CALLER):
                 async with translated():
-                    await self._redis.client.unlink(_redis_key(name))
+                    await self._redis.client.unlink(key)
 
-    async def _extra(self, key: str, names: Sequence[str], most: int | None) -> list[str]:
-        """Lists tasks at the end of a list, and takes off its beginning what is too many."""
-        if not names:
+    async def _extra(self, listed: str, keys: Sequence[str], most: int | None) -> list[str]:
+        """Puts keys at the end of a list, and takes off its beginning what is too many."""
+        if not keys:
             return []
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
-            pipe.zadd(key, dict.fromkeys(names, time.time()), nx=True)
-            pipe.pexpire(key, KEEP_MS)
-            pipe.zcard(key)
+            pipe.zadd(listed, dict.fromkeys(keys, time.time()), nx=True)
+            pipe.pexpire(listed, KEEP_MS)
+            pipe.zcard(listed)
             *_, count = await pipe.execute()
             extra = 0 if most is None else min(count - most, _FORGOTTEN_AT_ONCE)
-            popped = await self._redis.client.zpopmin(key, extra) if extra > 0 else []
-        return [name for name, _ in cast(list[tuple[str, float]], popped)]
+            popped = await self._redis.client.zpopmin(listed, extra) if extra > 0 else []
+        return [key for key, _ in cast(list[tuple[str, float]], popped)]
 
     @staticmethod
     def enter_call(
@@ -277,16 +278,17 @@ class Tasks:
             await pipe.execute()
 
 
+def _forget(key: str) -> ScriptCall:
+    keep_ms = KEEP_MS if key.startswith("bw:task:") else KEEP_OF_TASK_MS
+    return ScriptCall(_FORGET, [key], [keep_ms - IN_USE_MS])
+
+
 def _unlist(name: str, at_ms: int) -> ScriptCall:
     return ScriptCall(_UNLIST, [TRIPPED], [name, at_ms])
 
 
 def _marker(key: TaskKey, execution_id: str) -> str:
     return f"{key.redis_key}:x:{_short(execution_id)}"
-
-
-def _redis_key(short_name: str) -> str:
-    return f"bw:task:{{{short_name}}}"
 
 
 def _short(name: str) -> str:

@@ -151,7 +151,12 @@ class TaskBreakerGate(BreakerGate):
     def ask(self) -> ScriptCall | None:
         """None where the job brings none."""
         self._key = self.request.job.task_breaker(self.request.flight.model)
-        return None if self._key is None else self._admit(self._key)
+        if self._key is None:
+            return None
+        admit = self._admit(self._key)
+        if self.request.lease_ms is not None:
+            self.worker.tasks.begun(admit.keys[0], self.request.job.caller)
+        return admit
 
     def _rules(self) -> BreakerRules | None:
         return self.request.job.breaker

@@ -125,7 +125,7 @@ class TaskGate(Gate):
         entered, request = self.worker.tasks.entered(answer), self.request
         shared = shared_task(self.worker, request.job)
         if shared is not None and 0 < entered.number <= FIRST_JOBS and request.lease_ms is not None:
-            self.worker.tasks.begun(shared[1], request.job.caller)
+            self.worker.tasks.begun(shared[1].redis_key, request.job.caller)
         return self._judged(entered)
 
     def _judged(self, entered: Entered) -> Refused | WaitForCapacity | None:
@@ -248,7 +248,7 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result) -> R
     rules, key = shared
     task, statistics = await _count(worker, key, result, rules)
     if task.iterations <= FIRST_JOBS:  # it may have called nobody, as its answer was kept
-        worker.tasks.begun(key, job.caller)
+        worker.tasks.begun(key.redis_key, job.caller)
     return result if statistics is None else result.model_copy(update={"statistics": statistics})
 
 

@@ -543,7 +543,8 @@ async def test_a_key_that_begins_ever_more_tasks_keeps_so_many_in_redis_and_no_o
         tasks, client = plane.worker.tasks, plane.worker.redis.client
 
         async def run_of(key: str, job_id: str, **job: Any) -> dict[str, Any]:
-            job = {"agent": "writer", "job_id": job_id, "prompt": "x", **job}
+            own = {"breaker": {"consecutive_failures": 1}}
+            job = {"agent": "writer", "job_id": job_id, "prompt": "x", **own, **job}
             await plane.publish(job, **{Header.SUBMITTED_BY.value: key})
             result = await plane.result(job_id)
             await tasks.bound()
@@ -553,6 +554,6 @@ async def test_a_key_that_begins_ever_more_tasks_keeps_so_many_in_redis_and_no_o
         for number in range(20):
             await run_of("a", f"j{number}", task_id=f"t{number}")
             await run_of("a", f"child-{number}", parent_execution_id=f"of-nobody-{number}")
-        assert len(await client.keys("bw:task:{*}")) <= 5 + 1
+        assert len([*await client.keys("bw:task:{*}"), *await client.keys("bw:breaker:{%2A/*}")]) <= 5 + 2
         # The task of the other key has had its one iteration, and is stopped.
         assert (await run_of("b", "second", task_id="theirs"))["reason"] == "guard_tripped"
