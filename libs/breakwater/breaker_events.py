@@ -16,7 +16,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
-from breakwater.policy.breaker import BreakerKey, BreakerRules, Observation, observe
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Observation, caller_of, observe, short_hash
 from breakwater.policy.transitions import transition
 from breakwater.state.breakers import Breakers, Loaded, Saving
 
@@ -43,7 +43,9 @@ def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
         failed = True
     error = (attempt.error.hash if attempt.error is not None else None) or ""
     limited = attempt.outcome == "error" and attempt.error is not None and attempt.error.kind == "rate_limit"
-    return Observation(sequence, attempt.attempt_id, at_ms, failed, error, attempt.breaker_version, limited)
+    version, job = attempt.breaker_version, short_hash(attempt.execution_id) if failed else ""
+    caller = caller_of(attempt.caller or attempt.submitted_by, attempt.tenant)
+    return Observation(sequence, attempt.attempt_id, at_ms, failed, error, version, limited, job, caller)
 
 
 def decide(key: BreakerKey, before: Loaded, seen: Sequence[Seen], jitter: float) -> Saving:
@@ -53,9 +55,14 @@ def decide(key: BreakerKey, before: Loaded, seen: Sequence[Seen], jitter: float)
         breaker, change = observe(breaker, one.observation, one.rules, before.now_ms, jitter)
         if change is not None and key.task is None:
             transitions.append(transition(key, change, one.rules, before.now_ms))
+    return saving(key, before, breaker, transitions)
+
+
+def saving(key: BreakerKey, before: Loaded, after: Breaker, transitions: Sequence[BreakerTransition]) -> Saving:
+    """A breaker to be saved, with its transitions behind those that `before` has yet to publish."""
     if before.unpublished is not None and transitions:
         transitions = [*_TRANSITIONS.validate_json(before.unpublished), *transitions]
-    return Saving(key, before, breaker, dumped(transitions) or before.unpublished)
+    return Saving(key, before, after, dumped(transitions) or before.unpublished)
 
 
 def dumped(transitions: Sequence[BreakerTransition]) -> str | None:

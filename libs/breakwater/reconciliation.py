@@ -179,9 +179,9 @@ class RecordedSpend:
         return LoggedSpend(upto, dict(sums))
 
     async def notes(self, stored: StoredSpend, periods: Sequence[Period]) -> dict[str, Notes]:
-        """The announced thresholds and the raised caps of budgets, by the period's name. Raises BusUnavailable."""
+        """The announced thresholds and the raised caps of budgets, by the period's name. Raises as `logged`."""
         events = {event.event_id: event for event in stored.events}
-        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.budgets.>")) as found:
+        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.budgets.>", whole=True)) as found:
             async for message in found:
                 if (event := message.read(BudgetEvent)) is not None:
                     events[event.event_id] = event

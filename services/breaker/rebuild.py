@@ -75,9 +75,10 @@ class Rebuild:
             known: that of the log that Redis was filled from; None where Redis is empty.
 
         Raises:
-            StateUnavailable, BusUnavailable: fill again.
+            StateUnavailable, BusUnavailable: fill again. Also where Redis was emptied meanwhile, or what is read of the
+                log is that of a replica that is behind.
         """
-        logger = structlog.get_logger()
+        logger, filling = structlog.get_logger(), await self._breakers.begin_filling()
         if known is not None:
             logger.warning(
                 "log_replaced", what="EVENTS", effect="breakers keep their state, and their counts start over"
@@ -91,7 +92,7 @@ class Rebuild:
             logger.warning("breakers_lost", effect="calls were not held back", remedy="filling them from EVENTS")
         attempts = await self._replay()
         jobs = await self._recall_usage(guards)
-        await self._breakers.mark_filled(log)
+        await self._breakers.mark_filled(log, filling)
         logger.info("breakers_filled", breakers=breakers, stopped_tasks=tasks, attempts=attempts, jobs_of_tasks=jobs)
 
     async def _forget_sequences(self) -> None:
@@ -106,7 +107,7 @@ class Rebuild:
 
     async def recall_breakers(self) -> int:
         """Brings breakers that are behind the log to where their latest transition left them; how many that were."""
-        transitions = await last_of_each(self._connection, Stream.EVENTS, "bw.breakers.>")
+        transitions = await last_of_each(self._connection, Stream.EVENTS, "bw.breakers.>", whole=True)
         latest: dict[BreakerKey, tuple[BreakerTransition, int]] = {}
         for found in transitions:
             if (event := found.read(BreakerTransition)) is not None:
@@ -130,7 +131,7 @@ class Rebuild:
 
     async def _latest_of_guards(self) -> dict[TaskKey, GuardEvent]:
         latest: dict[TaskKey, GuardEvent] = {}
-        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.guards.>")) as stored:
+        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.guards.>", whole=True)) as stored:
             async for found in stored:
                 if (event := found.read(GuardEvent)) is not None:
                     latest[TaskKey(event.tenant, event.task_id)] = event
@@ -152,7 +153,9 @@ class Rebuild:
             return 0
         since = self._now() - timedelta(seconds=TASKS_FROM_S)
         count = 0
-        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.executions.>", start=since)) as stored:
+        async with aclosing(
+            scan(self._connection, Stream.EVENTS, "bw.executions.>", start=since, whole=True)
+        ) as stored:
             async for found in stored:
                 # Records hold conversations, and few belong to a task: most need not be parsed.
                 if b'"task_id":"' in found.data and (record := read_record(found, Execution)) is not None:
@@ -177,7 +180,7 @@ class Rebuild:
         since = self._now() - timedelta(seconds=window_s)
         batch: list[tuple[int, int, Attempt]] = []
         count = 0
-        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.attempts.>", start=since)) as stored:
+        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.attempts.>", start=since, whole=True)) as stored:
             async for found in stored:
                 if (attempt := read_record(found, Attempt)) is not None:
                     batch.append((found.sequence, ms_from_time(found.stored_at), attempt))

@@ -11,16 +11,16 @@ from functools import cached_property
 
 from breakwater.config import Config, breaker_of, breakers_of
 from breakwater.contracts.api import AgentHealth, BreakerStatus, ModelHealth
-from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.breaker import Breaker, BreakerKey, consecutive_failures
+from breakwater.policy.breaker import Breaker, BreakerKey, caller_of, consecutive_failures
 from breakwater.policy.health import health_of_agent, health_of_model
 from breakwater.pricing import unaffordable
 from breakwater.state.breakers import Breakers, Loaded
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import Healths, Lately
+from services.request.parsing import Submission
 from services.request.problems import Problem
 from services.request.routing import ApiRequest
 
@@ -51,7 +51,7 @@ class Agents:
     def _unaffordable(self) -> frozenset[str]:
         return frozenset(name for name in self._config.agents if unaffordable(self._config, name))
 
-    async def refusal(self, job: Job, *, of_plan: bool = False) -> Problem | None:
+    async def refusal(self, sent: Submission, *, of_plan: bool = False) -> Problem | None:
         """Why a job is refused at once, as its agent wants it (`refuse_when_open`); None where it may be accepted.
 
         A whole plan (`of_plan`) is refused whatever its agents want.
@@ -59,18 +59,20 @@ class Agents:
         Takes no probe and changes nothing: of the jobs that come once a cool-down is over, the worker lets one probe.
         While that is under way, it waits a moment for its end.
         """
+        job = sent.job
         agent = self._config.agents[job.agent]
         if not (agent.refuse_when_open or of_plan) or agent.breaker is None or job.dry_run:
             return None
         chain = agent.chain_for(job)
         keys = [key for model in chain if (key := breaker_of(self._config, job.agent, model)) is not None]
+        caller = caller_of(sent.submitted_by, job.tenant)
         ends = time.monotonic() + PROBE_WAIT_S
         while True:
             try:
                 loaded = await self._breakers.load(keys)
             except StateUnavailable:
                 return None  # the worker decides, when Redis is back; other users of Redis log the outage
-            untils = [until for one in loaded if (until := refused_until(one)) is not None]
+            untils = [until for one in loaded if (until := refused_until(one, caller)) is not None]
             if not loaded or len(untils) < len(chain):
                 return None
             if time.monotonic() >= ends or not any(one.breaker.probe for one in loaded):
@@ -180,13 +182,19 @@ def breaker_status(key: BreakerKey, breaker: Breaker, held: datetime | None = No
     )
 
 
-def refused_until(loaded: Loaded) -> int | None:
+def refused_until(loaded: Loaded, caller: str = "") -> int | None:
     """Until when a breaker lets no call pass, in ms since the epoch, as of when it was read.
+
+    Args:
+        loaded: the breaker.
+        caller: whose call, as `caller_of` names it; empty: of one that it refuses.
 
     Returns:
         None where it lets one pass, a probe at least; 0 where it was isolated: until an operator resets it.
     """
     breaker, until_ms = loaded.breaker, 0
+    if caller and caller not in {breaker.alone or caller, breaker.probed_by or caller}:
+        return None
     match breaker.state:
         case "closed":
             return None

@@ -290,7 +290,7 @@ class Jobs:
         return Response(orjson.dumps(body), 202, headers, _JSON)
 
     async def _refuse_when_open(self, sent: Submission) -> None:
-        refusal = await self._agents.refusal(sent.job)
+        refusal = await self._agents.refusal(sent)
         if refusal is not None and not await self.is_repeated(sent):
             raise refusal
 

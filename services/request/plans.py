@@ -152,11 +152,11 @@ class PlanRoutes:
 
     async def _refuse_when_open(self, caller: Caller, plan_id: str, submissions: Sequence[Submission]) -> None:
         """Raises Problem: 503, no model of an agent may be called now. The plan has failed with it."""
-        found: dict[tuple[str, ...], Problem | None] = {}
+        found: dict[tuple[str | None, ...], Problem | None] = {}
         for sent in (one for one in submissions if not one.job.dry_run):
-            models = (sent.job.agent, str(sent.job.model), str(sent.job.fallback_models))
+            models = (sent.job.agent, str(sent.job.model), str(sent.job.fallback_models), sent.job.tenant)
             if models not in found:
-                found[models] = await self._agents.refusal(sent.job, of_plan=True)
+                found[models] = await self._agents.refusal(sent, of_plan=True)
             if (refusal := found[models]) is not None and not await self._jobs.is_repeated(sent):
                 await self._plans.announce(plan_id, caller.name, refusal.message)
                 refusal.message += f": no job was accepted for the plan {plan_id!r}, failed if it has no others"

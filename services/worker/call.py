@@ -224,6 +224,7 @@ def attempt_of(
         tenant=job.job.tenant,
         task_id=job.job.task_id,
         submitted_by=job.submitted_by,
+        caller=job.caller,
         cost_tags=dict(job.cost_tags),
         number=flight.number,
         model=flight.model,

@@ -19,7 +19,7 @@ import structlog
 from breakwater.breaker_events import AS_OF_NOW, Seen, decide, observation_of
 from breakwater.contracts.execution import Attempt
 from breakwater.outage import Outages, StoppedWaiting
-from breakwater.policy.breaker import BreakerKey, BreakerRules
+from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of
 from breakwater.policy.price import OBSERVED
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
@@ -92,7 +92,8 @@ class Outcomes:
                 judged[key] = rules
             elif attempt.outcome == "success" and attempt.breaker_version is not None:
                 # All else that it changes is left to the breaker service.
-                success = self._breakers.succeeded_call(key, attempt.breaker_version, sequence)
+                caller = caller_of(job.caller, attempt.tenant)
+                success = self._breakers.succeeded_call(key, attempt.breaker_version, sequence, caller)
                 self._redis.run_with_next([success])
         own = job.task_breaker(attempt.model)
         if own is not None and job.breaker is not None and not attempt.short_circuited:
@@ -100,8 +101,8 @@ class Outcomes:
         if judged:
             seen = observation_of(sequence, AS_OF_NOW, attempt)
             for one, its_rules in judged.items():
-                # The version that the attempt has is that of its agent's breaker.
-                observed = seen if one.task is None else replace(seen, version=None)
+                # The version that the attempt has is that of its agent's breaker; and a task has one caller.
+                observed = seen if one.task is None else replace(seen, version=None, caller="")
                 self._unjudged.setdefault(one, []).append(Seen(observed, its_rules))
             noting.add(self._begin(self._judge))
         if noting:

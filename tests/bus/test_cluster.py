@@ -6,8 +6,10 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from unittest.mock import AsyncMock, patch
 
 import nats
 import pytest
@@ -15,9 +17,10 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import scan
+from breakwater.bus.scan import last_of_each, scan
 from breakwater.bus.topology import Plan
 from breakwater.contracts.subjects import Header, Stream
 from tests.chaos.network import Link
@@ -105,8 +108,8 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
     cut_off = cluster.others[0]
     async with await nats.connect(cluster.nodes[cut_off].url) as client:
 
-        async def read(*, whole: bool) -> list[str]:
-            found = scan(lambda: client, Stream.EVENTS, ATTEMPTS, up_to=5, whole=whole)
+        async def read(*, whole: bool, up_to: int | None = 5) -> list[str]:
+            found = scan(lambda: client, Stream.EVENTS, ATTEMPTS, up_to=up_to, whole=whole)
             return [message.subject async for message in found]
 
         for subject in subjects[:2]:
@@ -130,6 +133,16 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
         assert await read(whole=False) == subjects[:1]
         with pytest.raises(BusUnavailable, match="is behind: it ends at message 2 of 5"):
             await read(whole=True)
+        # Where nobody has asked the leader yet, it can't be asked.
+        with pytest.raises(BusUnavailable, match="did not answer"):
+            await read(whole=True, up_to=None)
+        with pytest.raises(BusUnavailable, match="did not answer"):
+            await last_of_each(lambda: client, Stream.EVENTS, ATTEMPTS, whole=True)
+        with patch.object(Lookup, "end", AsyncMock(return_value=(3, datetime.now(UTC)))):
+            with pytest.raises(BusUnavailable, match="is behind: it ends at message 1 of 3"):
+                await read(whole=True, up_to=None)
+            with pytest.raises(BusUnavailable, match="is behind: it ends at message 0 of 3"):
+                await last_of_each(lambda: client, Stream.EVENTS, ATTEMPTS, whole=True)
         for link in cluster.links.values():
             link.become("open")
 
@@ -140,3 +153,7 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
                 return False
 
         await until(is_whole, "the replica to have the rest")
+        attempts = [subjects[0], subjects[2]]
+        assert await read(whole=True, up_to=None) == attempts
+        found = await last_of_each(lambda: client, Stream.EVENTS, ATTEMPTS, whole=True)
+        assert [message.subject for message in found] == attempts

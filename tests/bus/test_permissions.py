@@ -68,6 +68,7 @@ MAY_PUBLISH = {
     "$JS.API.STREAM.PURGE.EVENTS": set[str](),
     "$JS.API.STREAM.MSG.DELETE.JOBS": set[str](),
     "$JS.API.STREAM.MSG.GET.JOBS": set[str](),
+    "$JS.API.STREAM.MSG.GET.EVENTS": {"request", "breaker", "budget"},
     "$JS.API.CONSUMER.CREATE.EVENTS": {"setup"},
     "$JS.API.CONSUMER.CREATE.EVENTS.mine.bw.>": {"setup"},
     "$JS.API.CONSUMER.DURABLE.CREATE.EVENTS.sink-events": {"setup"},

@@ -24,7 +24,10 @@ OTHER = BreakerKey("*", "provider/*")
 OPEN = Breaker(state="open", failures=(Failure(3, 1000, "a3f1b2c4"),), last_success=2, open_until_ms=1, version=1)
 FULL = Breaker(
     state="half_open",
-    failures=tuple(Failure(number, 10 * number, f"{number:08x}") for number in range(1, 1001)),
+    failures=tuple(
+        Failure(number, 10 * number, f"{number:08x}", f"{number % 9:08x}", "k1a2b3c4d t0badc0de")
+        for number in range(1, 1001)
+    ),
     forgotten=3,
     last_success=1,
     open_until_ms=1_795_000_000_000,
@@ -35,17 +38,22 @@ FULL = Breaker(
     closed_at=2,
     total_failures=5000,
     errors_seen=tuple(f"{number:08x}" for number in range(100)),
-    slices=tuple(Slice(2_991_666_666 + number, 10, 3) for number in range(100)),
+    slices=tuple(Slice(2_991_666_666 + number, 10, 3, "k1a2b3c4d t0badc0de") for number in range(100)),
     counted=tuple(range(1, 1001)),
     last_failure_ms=1_794_999_999_999,
     last_success_ms=1_794_999_999_990,
     changed_ms=1_795_000_000_001,
     reason="3 consecutive failures (threshold: 3), “so”",
+    callers=(("k1a2b3c4d", 1_795_000_000_002), ("k5eed0002", 1_795_000_000_000), ("t0badc0de", 1_795_000_000_002)),
+    alone="k1a2b3c4d t0badc0de",
+    probed_by="k5eed0002 t0badc0de",
 )
 
 
-async def admit(redis: Redis, attempt: str, lease_ms: int = 60_000) -> BreakerAdmitted | BreakerRefused:
-    [answer] = await redis.run([Breakers.admit_call(KEY, attempt, lease_ms)])
+async def admit(
+    redis: Redis, attempt: str, lease_ms: int | None = 60_000, caller: str = ""
+) -> BreakerAdmitted | BreakerRefused:
+    [answer] = await redis.run([Breakers.admit_call(KEY, attempt, lease_ms, caller)])
     return Breakers.admission(answer)
 
 
@@ -245,3 +253,70 @@ async def test_a_redis_that_is_away_is_reported_as_such() -> None:
         with pytest.raises(StateUnavailable, match="did not answer"):
             await work()
     await away.close()
+
+
+async def test_what_one_caller_has_opened_alone_gives_way_to_another_even_while_that_one_probes(redis: Redis) -> None:
+    later = (await load(redis)).now_ms + 50_000
+    for state in (
+        replace(OPEN, alone="kA t", open_until_ms=later),
+        replace(OPEN, alone="kA t", state="half_open", probe="p:1", probe_until_ms=later),
+    ):
+        await put(redis, state)
+        for of_the_same in ("kA t", ""):
+            refused = await admit(redis, "a:1", caller=of_the_same)
+            assert isinstance(refused, BreakerRefused)
+            assert not refused.gives_way
+        refused = await admit(redis, "b:1", caller="kB t")
+        assert isinstance(refused, BreakerRefused)
+        assert refused.gives_way
+        assert (await load(redis)).breaker == state
+
+
+async def test_whose_probe_has_failed_lets_another_probe_at_once_and_clears_that_once_the_cooldown_is_over(
+    redis: Redis,
+) -> None:
+    later = (await load(redis)).now_ms + 50_000
+    await put(redis, replace(OPEN, probed_by="kA t", open_until_ms=later))
+    assert isinstance(await admit(redis, "a:1", caller="kA t"), BreakerRefused)
+    assert await admit(redis, "b:1", lease_ms=None, caller="kB t") == BreakerAdmitted(True, 1, became_half_open=False)
+    assert await admit(redis, "b:1", caller="kB t") == BreakerAdmitted(True, 2, became_half_open=True)
+    assert (await load(redis)).breaker.probed_by == "kA t"
+    await put(redis, replace(OPEN, probed_by="kA t"))
+    assert await admit(redis, "a:2", caller="kA t") == BreakerAdmitted(True, 2, became_half_open=True)
+    assert (await load(redis)).breaker.probed_by == ""
+
+
+async def test_a_success_says_who_called_until_two_are_known(redis: Redis) -> None:
+    def names(loaded: Loaded) -> list[str]:
+        return [name for name, _ in loaded.breaker.callers]
+
+    async def succeeded(sequence: int, caller: str) -> list[str]:
+        await redis.run([Breakers.succeeded_call(KEY, 0, sequence, caller)])
+        return names(await load(redis))
+
+    assert await succeeded(1, "k1 ta") == ["k1", "ta"]
+    first = await load(redis)
+    [(_, at_ms), _] = first.breaker.callers
+    assert first.now_ms - 60_000 < at_ms <= first.now_ms
+    assert 0 < await redis.client.pttl(f"bw:breaker:{{{KEY.name}}}") <= KEEP_MS
+    assert await succeeded(2, "k1 ta") == ["k1", "ta"]
+    assert (await load(redis)).revision == first.revision
+    assert await succeeded(3, "k1 tb") == ["k1", "ta", "tb"]
+    assert await succeeded(4, "k2 tc") == ["k1", "ta", "tb", "k2"]
+    await put(redis, replace(OPEN, version=0))
+    assert await succeeded(5, "k1 ta") == []  # it is open: nothing counts
+
+
+async def test_breakers_that_are_lost_while_they_are_filled_are_not_marked_as_filled(redis: Redis) -> None:
+    breakers = Breakers(redis)
+    filling = await breakers.begin_filling()
+    assert await breakers.begin_filling() == filling  # another service, which fills the same
+    await redis.client.flushall()
+    with pytest.raises(StateUnavailable, match="emptied"):
+        await breakers.mark_filled("log", filling)
+    other = await breakers.begin_filling()
+    with pytest.raises(StateUnavailable, match="emptied"):
+        await breakers.mark_filled("log", filling)
+    assert await breakers.filled_from() is None
+    await breakers.mark_filled("log", other)
+    assert await breakers.filled_from() == "log"

@@ -103,6 +103,21 @@ class Lookup:
         """
         return await self._found(stream, self._jetstream.get_last_msg(stream.value, subject, direct=True), subject)
 
+    async def end(self, stream: Stream, subject_filter: str) -> tuple[int, datetime] | None:
+        """The sequence of the last message that matches, and when it was stored, as the stream's leader knows; or None.
+
+        Raises:
+            BusUnavailable: NATS does not answer, or the stream has no leader.
+        """
+        with answered(subject_filter):
+            try:
+                message = await self._jetstream.get_last_msg(stream.value, subject_filter)
+            except NotFoundError:
+                return None
+        assert message.seq is not None
+        assert message.time is not None
+        return message.seq, message.time.astimezone(UTC)
+
     async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
         """The first stored message from a sequence on that matches, or None. Raises as `last`."""
         asked = self._jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)

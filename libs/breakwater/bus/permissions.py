@@ -157,8 +157,12 @@ def _api(*calls: str) -> tuple[str, ...]:
     return tuple(f"$JS.API.{call}" for call in calls)
 
 
+END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
+"""What the last event of a kind is, as the leader knows: a direct get is answered by a replica that may be behind."""
+
 RECORD = (
     f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
+    END,
     *(f"$JS.API.CONSUMER.INFO.{Stream.EVENTS}.{consumer}" for consumer in ("sink-events", "budget")),
 )
 """What the record of attempts is, and up to where it is stored and counted."""
@@ -247,6 +251,7 @@ GRANTS = (
             *consumes(Stream.EVENTS, "breaker"),
             # When Redis was emptied, it rebuilds its state from what is stored.
             f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
+            END,
             *reads(Stream.EVENTS),
             HEALTH,
         ),

@@ -65,8 +65,9 @@ async def scan(
         subject_filter: one subject, wildcards allowed.
         start: the first sequence, or the time (with its zone) of storing from which on to read.
         up_to: the last sequence, where it is known; no more is read than that.
-        whole: `up_to` is a message that the stream has, as its leader says. What lies between it and the last one that
-            matches is read, too, so that a replica that is behind is noticed.
+        whole: the stream's leader says what the last one is, so that a replica that is behind is noticed. With `up_to`,
+            that is what the leader has said, of a message that need not match: what follows the last one that does is
+            read, too.
 
     Raises:
         BusUnavailable: NATS does not answer in time, or has no such stream; `whole`, and a replica is behind.
@@ -74,6 +75,12 @@ async def scan(
         ValueError: the time has no zone.
     """
     first = _begin(start)
+    to_match = whole and up_to is None
+    if to_match:
+        last_one = await Lookup(connection).end(stream, subject_filter)
+        if last_one is None or (last_one[1] < start if isinstance(start, datetime) else last_one[0] < start):
+            return
+        up_to = last_one[0]
     if up_to is None:
         end = await Lookup(connection).last(stream, subject_filter)
         if end is None:
@@ -86,6 +93,8 @@ async def scan(
                 yield message
             if last >= up_to:
                 return
+    if to_match:
+        raise _behind(stream, last, up_to)
     if not whole:
         return
     rest = {"seq": last + 1} if last else first
@@ -95,7 +104,11 @@ async def scan(
             if _matches(message.subject, subject_filter):
                 yield message
     if last < up_to:
-        raise BusUnavailable(f"a replica of {stream} is behind: it ends at message {last} of {up_to}")
+        raise _behind(stream, last, up_to)
+
+
+def _behind(stream: Stream, last: int, up_to: int) -> BusUnavailable:
+    return BusUnavailable(f"a replica of {stream} is behind: it ends at message {last} of {up_to}")
 
 
 async def first_since(connection: Connection, stream: Stream, subject_filter: str, since: datetime) -> int | None:
@@ -121,24 +134,35 @@ async def last_on(connection: Connection, stream: Stream, subjects: Sequence[str
                 yield message
 
 
-async def last_of_each(connection: Connection, stream: Stream, subject_filter: str) -> tuple[Found, ...]:
+async def last_of_each(
+    connection: Connection, stream: Stream, subject_filter: str, *, whole: bool = False
+) -> tuple[Found, ...]:
     """The newest message of every subject that matches, in the stream's order. Memory holds one of each.
 
     Up to 1024 subjects the server picks them out. Beyond, all that matches is read, which takes as long as `scan`.
 
     Raises:
-        BusUnavailable: NATS does not answer in time, or has no such stream.
+        BusUnavailable: NATS does not answer in time, or has no such stream; `whole`, and a replica is behind.
         BusError: NATS refuses the request.
     """
-    end = await Lookup(connection).last(stream, subject_filter)
-    if end is None:
+    if whole:
+        of_leader = await Lookup(connection).end(stream, subject_filter)
+        up_to = None if of_leader is None else of_leader[0]
+    else:
+        end = await Lookup(connection).last(stream, subject_filter)
+        up_to = None if end is None else end.sequence
+    if up_to is None:
         return ()
-    wanted = {"multi_last": [subject_filter], "seq": 1, "up_to_seq": end.sequence}
+    wanted = {"multi_last": [subject_filter], "seq": 1, "up_to_seq": up_to}
     try:
-        return tuple([message async for message in _walk(connection(), stream, wanted)])
+        latest = [message async for message in _walk(connection(), stream, wanted)]
     except _TooManySubjectsError:
-        newest = {message.subject: message async for message in scan(connection, stream, subject_filter)}
+        stored = scan(connection, stream, subject_filter, whole=whole)
+        newest = {message.subject: message async for message in stored}
         return tuple(sorted(newest.values(), key=lambda message: message.sequence))
+    if whole and (not latest or latest[-1].sequence < up_to):
+        raise _behind(stream, latest[-1].sequence if latest else 0, up_to)
+    return tuple(latest)
 
 
 def _matches(subject: str, subject_filter: str) -> bool:

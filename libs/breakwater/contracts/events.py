@@ -41,6 +41,10 @@ class BreakerTransition(Event):
     unique_errors: Count = Field(default=0, description="How many different errors those were; at most 100.")
     errors: Count = Field(description="Failures within the window.")
     error_hash: str | None = Field(default=None, description="The repeated error (`same_error`).")
+    alone: str | None = Field(
+        default=None,
+        description="Hash of the caller whose failures opened it as nobody else called; it gives way to another.",
+    )
     within_s: float | None = None
     cooldown_s: float = Field(description="How long the breaker stays open, including growth and jitter.")
     open_until: Timestamp | None = None

@@ -124,6 +124,11 @@ class Attempt(Event):
         description="Name of the API key that the job was submitted with. Null over NATS, which does not say who its "
         "users are.",
     )
+    caller: Identifier | None = Field(
+        default=None,
+        description="That API key, or else the program that the job belongs to. Breakers distinguish callers by "
+        "it, and by `tenant`.",
+    )
     cost_tags: dict[str, str] = Field(
         default_factory=dict, description="What the job's metadata has under the keys of `cost_tags` in the config."
     )

@@ -7,13 +7,21 @@
 The step from open to half-open is taken where a call asks to be admitted (`state.breakers`); all others are decided
 here. Outcomes are known by their number in the event log and by the version of the breaker that let the call pass, and
 never by a caller's clock. So one that is delivered twice, out of order or late needs no special care.
+
+Where several call, what one of them sends must not close a model to the others. So no caller's failures make up more
+than half of what opens it, and those of one job count once. Who calls alone is judged by all of them; what that opens
+closes as soon as another one calls.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import groupby
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
@@ -137,10 +145,26 @@ class BreakerKey:
         return name if self.task is None else f"{name}/{self.task}"
 
 
+def short_hash(text: str) -> str:
+    """What distinguishes a job or a caller from others in a breaker; nothing can be read from it."""
+    return blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def caller_of(name: str | None, tenant: str | None) -> str:
+    """A caller as a breaker knows it: by its key or program, and by the tenant that it calls for.
+
+    Each counts by itself: neither tenants that a key makes up nor a tenant's many keys make several callers of one.
+    """
+    return f"k{short_hash(name or '')} t{short_hash(tenant or '')}"
+
+
 MAX_ERRORS_SEEN = 100
 
 SLICES = 100
 """Calls are counted in slices of the window, each 1 % of it, in whole ms: so exact is a failure rate's window."""
+
+CALLERS_OF_SLICE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +175,19 @@ class Failure:
     at_ms: int
     error: str = ""
     """Identity of the error text; empty where it is not known."""
+    job: str = ""
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Calls that ended within one slice of a window: `number` of slices after the epoch."""
+    """Calls of one caller that ended within one slice of a window: `number` of slices after the epoch."""
 
     number: int
     calls: int
     failed: int
+    caller: str = ""
+    """Empty for all beyond the first `CALLERS_OF_SLICE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +227,12 @@ class Breaker:
     """When it came into this state; 0 where it never left the first."""
     reason: str = ""
     """Why, in words; a half-open one keeps why it opened."""
+    callers: tuple[tuple[str, int], ...] = ()
+    """Who called last, and when a call of theirs ended: the latest two keys or programs, and the latest two tenants."""
+    alone: str = ""
+    """The caller whose failures opened it as nobody else called. It gives way to another (`give_way`)."""
+    probed_by: str = ""
+    """Whose probe has failed. Another caller may probe at once, without a cool-down; after that nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +249,10 @@ class Observation:
     """Of the breaker that let the call pass; None where that is not known."""
     limited: bool = False
     """It ended with a rate limit, which is no failure by itself: the model is busy."""
+    job: str = ""
+    """Hash of its execution; empty where that is not known."""
+    caller: str = ""
+    """As `caller_of` names it; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +289,8 @@ def observe(
         return breaker, None
     # The log's clock may be ahead of ours; what it says must not count for longer, nor only later, because of that.
     seen = replace(seen, at_ms=min(seen.at_ms, now_ms))
+    if seen.failed is not None and (callers := _heard(breaker.callers, seen)) != breaker.callers:
+        breaker = replace(breaker, callers=callers)
     if seen.failed is None and seen.limited and seen.at_ms > breaker.last_success_ms:
         breaker = replace(breaker, limited_since_ms=breaker.limited_since_ms or seen.at_ms)
         # What has answered nothing else for a whole window is not busy, but broken.
@@ -267,7 +307,32 @@ def observe(
             last_success_ms=max(counted.last_success_ms, seen.at_ms),
             limited_since_ms=0,
         ), None
-    return _open_if_due(_with_failure(counted, seen, rules, now_ms), seen.error, rules, now_ms, jitter)
+    return _open_if_due(_with_failure(counted, seen, rules, now_ms), seen, rules, now_ms, jitter)
+
+
+def give_way(breaker: Breaker, caller: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change | None]:
+    """Closes one that the failures of another caller have opened, as that one called alone.
+
+    What was counted stays: where the model fails for this caller, too, it opens as soon as a rule is due for both.
+    """
+    if breaker.state not in {"open", "half_open"} or breaker.alone in {"", caller} or not caller:
+        return breaker, None
+    reason = "another caller calls, and all that failed was one caller's"
+    after = replace(
+        breaker,
+        state="closed",
+        open_until_ms=0,
+        openings=0,
+        probe=None,
+        probe_until_ms=0,
+        version=breaker.version + 1,
+        changed_ms=now_ms,
+        reason=reason,
+        callers=_heard(breaker.callers, Observation(0, "", now_ms, failed=None, caller=caller)),
+        alone="",
+        probed_by="",
+    )
+    return after, _change(breaker, after, None, reason, rules, now_ms)
 
 
 def isolate(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change | None]:
@@ -298,6 +363,7 @@ def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: i
         closed_at=max(breaker.closed_at, breaker.last_success, breaker.forgotten, *_sequences(breaker)),
         last_failure_ms=breaker.last_failure_ms,
         last_success_ms=breaker.last_success_ms,
+        callers=breaker.callers,
     )
     return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
 
@@ -316,6 +382,7 @@ def _after_probe(
         return replace(breaker, probe=None, probe_until_ms=0), None
     if seen.failed:
         failed, reason = _with_failure(breaker, seen, rules, now_ms), "the half-open probe failed"
+        failed = replace(failed, probed_by="" if breaker.probed_by else seen.caller)
         opened = _opened(failed, reason, rules, now_ms, jitter)
         return opened, _change(breaker, opened, "probe_failed", reason, rules, now_ms)
     reason = "the half-open probe succeeded"
@@ -329,43 +396,108 @@ def _after_probe(
         errors_seen=breaker.errors_seen,
         last_failure_ms=breaker.last_failure_ms,
         last_success_ms=max(breaker.last_success_ms, seen.at_ms),
+        callers=breaker.callers,
     )
     return closed, _change(breaker, closed, None, reason, rules, now_ms)
 
 
 def _open_if_due(
-    breaker: Breaker, error: str, rules: BreakerRules, now_ms: int, jitter: float
+    breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int, jitter: float
 ) -> tuple[Breaker, Change | None]:
-    due = _rule_that_fires(breaker, error, rules, now_ms)
+    several = _several(breaker, rules, now_ms)
+    due = _rule_that_fires(breaker, seen.error, several, rules, now_ms)
     if due is None:
         return breaker, None
-    rule, reason = due
+    rule, reason, failures = due
+    if several:
+        jobs, callers = len(_of_jobs(failures)), len({failure.caller for failure in failures})
+        reason = f"{reason}, of {jobs} {_plural('job', jobs)} of {callers} {_plural('caller', callers)}"
     opened = _opened(breaker, reason, rules, now_ms, jitter)
-    repeated = error if rule == "same_error" else None
+    opened = replace(opened, alone="" if several else seen.caller, probed_by="")
+    repeated = seen.error if rule == "same_error" else None
     return opened, _change(breaker, opened, rule, reason, rules, now_ms, error_hash=repeated)
 
 
-def _rule_that_fires(breaker: Breaker, error: str, rules: BreakerRules, now_ms: int) -> tuple[BreakerRule, str] | None:
-    in_a_row = consecutive_failures(breaker)
-    if rules.consecutive_failures is not None and in_a_row >= rules.consecutive_failures:
-        counted = f"{in_a_row} consecutive {_plural('failure', in_a_row)}"
-        return "consecutive_failures", f"{counted} (threshold: {rules.consecutive_failures})"
+def _rule_that_fires(
+    breaker: Breaker, error: str, several: Sequence[str], rules: BreakerRules, now_ms: int
+) -> tuple[BreakerRule, str, Sequence[Failure]] | None:
+    """The rule, the reason in words, and the failures that it counts."""
+    in_a_row = [failure for failure in breaker.failures if failure.sequence > breaker.last_success]
+    if _reaches(in_a_row, rules.consecutive_failures, several):
+        counted = f"{len(in_a_row)} consecutive {_plural('failure', len(in_a_row))}"
+        return "consecutive_failures", f"{counted} (threshold: {rules.consecutive_failures})", in_a_row
     recent = _within(breaker.failures, rules, now_ms)
-    times = sum(failure.error == error for failure in recent) if error else 0
-    if rules.same_error is not None and times >= rules.same_error:
-        counted = f"Same error repeated {times} {_plural('time', times)}"
-        return "same_error", f"{counted} (threshold: {rules.same_error})"
+    same = [failure for failure in recent if failure.error == error] if error else []
+    if _reaches(same, rules.same_error, several):
+        counted = f"Same error repeated {len(same)} {_plural('time', len(same))}"
+        return "same_error", f"{counted} (threshold: {rules.same_error})", same
     window = f"within {rules.within_s:g} s"
-    if rules.errors is not None and len(recent) >= rules.errors:
+    if _reaches(recent, rules.errors, several):
         counted = f"{len(recent)} {_plural('error', len(recent))}"
-        return "errors", f"{counted} {window} (threshold: {rules.errors})"
+        return "errors", f"{counted} {window} (threshold: {rules.errors})", recent
     calls, failed = calls_within(breaker, rules, now_ms)
-    # Divided, not multiplied: 7 of 100 are a share of 0.07, and yet fewer than 0.07 * 100 in floats.
-    if rules.failure_rate is not None and calls >= rules.minimum_calls and failed / calls >= rules.failure_rate:
+    if calls >= rules.minimum_calls and _fails_at_rate(breaker, several, rules, now_ms):
+        assert rules.failure_rate is not None
         threshold = f"{_percent(rules.failure_rate)} of at least {rules.minimum_calls}"
         counted = f"{_percent(failed / calls)} of {calls} {_plural('call', calls)}"
-        return "failure_rate", f"{counted} failed {window} (threshold: {threshold})"
+        return "failure_rate", f"{counted} failed {window} (threshold: {threshold})", recent
     return None
+
+
+def _several(breaker: Breaker, rules: BreakerRules, now_ms: int) -> list[str]:
+    """Of what kind several have called within the window: `k`, keys or programs; `t`, tenants. Of none: one alone."""
+    since = now_ms - _window_ms(rules)
+    kinds = Counter(name[0] for name, at_ms in breaker.callers if at_ms > since)
+    return [kind for kind, names in kinds.items() if names > 1]
+
+
+def _heard(callers: tuple[tuple[str, int], ...], seen: Observation) -> tuple[tuple[str, int], ...]:
+    """Who called last, with one more call: two of a kind are kept, as they are enough to know that several call."""
+    latest = dict(callers)
+    for name in seen.caller.split():
+        latest[name] = max(seen.at_ms, latest.get(name, 0))
+    newest = sorted(latest.items(), key=lambda one: (one[0][0], -one[1], one[0]))
+    return tuple(one for _, kind in groupby(newest, key=lambda one: one[0][0]) for one in list(kind)[:2])
+
+
+def _named(caller: str, kind: str) -> str:
+    return next((name for name in caller.split() if name[0] == kind), "")
+
+
+def _of_jobs(failures: Sequence[Failure]) -> Sequence[Failure]:
+    """The last failure of each job."""
+    return tuple({failure.job or failure.sequence: failure for failure in failures}.values())
+
+
+def _reaches(failures: Sequence[Failure], threshold: int | None, several: Sequence[str]) -> bool:
+    """Whether failures are so many; where several call, of different jobs, and at most half of them of one caller."""
+    if threshold is None or len(failures) < threshold or not several:
+        return threshold is not None and len(failures) >= threshold
+    needed = max(threshold, 2)
+    most, of_jobs = -(-needed // 2), _of_jobs(failures)
+    return all(
+        sum(min(count, most) for count in Counter(_named(one.caller, kind) for one in of_jobs).values()) >= needed
+        for kind in several
+    )
+
+
+def _fails_at_rate(breaker: Breaker, several: Sequence[str], rules: BreakerRules, now_ms: int) -> bool:
+    """Whether the share of calls is reached that may fail; where several call, also without each one of them."""
+    if rules.failure_rate is None:
+        return False
+    live = _live(breaker.slices, rules, now_ms)
+    # Half of the failures that are enough at the fewest calls: a single one of the others is no rate.
+    least = max(1, int(rules.failure_rate * rules.minimum_calls) // 2)
+    parts = [live]
+    for kind in several:
+        names = {_named(one.caller, kind) for one in live}
+        parts += [[one for one in live if _named(one.caller, kind) != name] for name in names]
+    for part in parts:
+        calls, failed = sum(one.calls for one in part), sum(one.failed for one in part)
+        # Divided, not multiplied: 7 of 100 are a share of 0.07, and yet fewer than 0.07 * 100 in floats.
+        if failed < (least if several else 1) or failed / calls < rules.failure_rate:
+            return False
+    return True
 
 
 def _plural(thing: str, count: int) -> str:
@@ -437,7 +569,7 @@ def _knows(breaker: Breaker, failure: int) -> bool:
 def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
     """Counts a failure that is not known yet."""
     place = bisect_left(_sequences(breaker), seen.sequence)
-    failure = Failure(seen.sequence, seen.at_ms, seen.error)
+    failure = Failure(seen.sequence, seen.at_ms, seen.error, seen.job, seen.caller)
     failures = (*breaker.failures[:place], failure, *breaker.failures[place:])
     kept = _needed(failures, breaker.last_success, rules, now_ms)
     dropped = failures[: len(failures) - len(kept)]
@@ -476,10 +608,12 @@ def _with_call(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms:
         return breaker
     if place == 0 and len(counted) >= MAX_KEPT:
         return breaker  # older than all that are remembered: it may have been counted
-    slices = {one.number: one for one in _live(breaker.slices, rules, now_ms)}
-    number = seen.at_ms // _slice_ms(rules)
-    held = slices.get(number, Slice(number, 0, 0))
-    slices[number] = Slice(number, held.calls + 1, held.failed + bool(seen.failed))
+    slices = {(one.number, one.caller): one for one in _live(breaker.slices, rules, now_ms)}
+    number, caller = seen.at_ms // _slice_ms(rules), seen.caller
+    if (number, caller) not in slices and sum(one == number for one, _ in slices) >= CALLERS_OF_SLICE:
+        caller = ""
+    held = slices.get((number, caller), Slice(number, 0, 0))
+    slices[number, caller] = Slice(number, held.calls + 1, held.failed + bool(seen.failed), caller)
     return replace(
         breaker,
         slices=tuple(_live([slices[one] for one in sorted(slices)], rules, now_ms)),

@@ -31,6 +31,7 @@ def transition(key: BreakerKey, change: Change, rules: BreakerRules, now_ms: int
         unique_errors=len(figures.errors_seen),
         errors=change.errors,
         error_hash=change.error_hash,
+        alone=after.alone or None,
         within_s=rules.within_s,
         cooldown_s=(after.open_until_ms - now_ms) / 1000 if after.state == "open" else rules.cooldown_s,
         open_until=time_from_ms(after.open_until_ms) if after.state == "open" else None,
@@ -45,7 +46,8 @@ def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms
     """The event of a breaker that let a probe pass. Its id, made from the end of the cool-down, is stable."""
     before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
     in_a_row, errors = consecutive_failures(before), errors_within(before, rules, now_ms)
-    change = Change(before, half_open, None, "the cool-down has ended; one probe is admitted", in_a_row, errors)
+    why = "the failed probe was another caller's" if half_open.probed_by else "the cool-down has ended"
+    change = Change(before, half_open, None, f"{why}; one probe is admitted", in_a_row, errors)
     event = transition(key, change, rules, now_ms)
     return event.model_copy(update={"transition_id": f"{key.name}#{half_open.version}@{half_open.open_until_ms}"})
 
@@ -64,6 +66,7 @@ def recalled(latest: BreakerTransition, sequence: int) -> Breaker:
         version=latest.version,
         changed_ms=ms_from_time(latest.at),
         reason=latest.reason,
+        alone=latest.alone or "",
         closed_at=sequence,
         total_failures=0 if was_reset else latest.total_failures,
         last_failure_ms=0 if latest.last_failure_at is None else ms_from_time(latest.last_failure_at),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,7 @@ from breakwater.contracts.execution import FailureStatistics
 from breakwater.contracts.subjects import decode_token
 from breakwater.policy.breaker import Breaker, BreakerKey, Failure, Slice, consecutive_failures
 from breakwater.policy.failure_statistics import of_breaker
-from breakwater.state.connection import Redis, Script, ScriptCall, translated
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable, translated
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""
@@ -24,6 +25,7 @@ KEEP_OF_TASK_MS = 49 * 3_600_000
 INDEX = "bw:breakers"
 
 _FILLED = "bw:breakers:filled"
+_FILLING = "{bw:breakers:filled}:filling"
 _ALIVE = "bw:breakers:alive"
 
 ALIVE_MS = 10_000
@@ -39,6 +41,10 @@ _SAVE = Script.named("breaker_save")
 _PUBLISHED = Script.named("breaker_published")
 _SUCCEEDED = Script.named("breaker_succeeded")
 _GET = Script.of("return redis.call('GET', KEYS[1])")
+_BEGIN_FILLING = Script.of("redis.call('SET', KEYS[1], ARGV[1], 'NX') return redis.call('GET', KEYS[1])")
+_MARK_FILLED = Script.of(
+    "if redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end redis.call('SET', KEYS[1], ARGV[1]) return 1"
+)
 _LIST = Script.of("return redis.call('SADD', KEYS[1], unpack(ARGV))")
 
 
@@ -65,6 +71,8 @@ class BreakerRefused:
     """Another attempt holds the probe: its lease ends then, and its call mostly long before."""
     statistics: FailureStatistics
     """Why it opened."""
+    gives_way: bool = False
+    """Failures of another caller alone opened it: `policy.breaker.give_way` closes it, and the call may ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +103,19 @@ class Breakers:
         self._redis = redis
 
     @staticmethod
-    def admit_call(key: BreakerKey, attempt_id: str, probe_lease_ms: int | None) -> ScriptCall:
-        """Asks whether an attempt may call; read its answer with `admission`. Without a lease it only looks."""
-        return ScriptCall(_ADMIT, [_redis_key(key)], [attempt_id, "" if probe_lease_ms is None else probe_lease_ms])
+    def admit_call(key: BreakerKey, attempt_id: str, probe_lease_ms: int | None, caller: str = "") -> ScriptCall:
+        """Asks whether an attempt may call; read its answer with `admission`. Without a lease it only looks.
+
+        `caller`: as `policy.breaker.caller_of` names it; empty where that is not known.
+        """
+        lease = "" if probe_lease_ms is None else probe_lease_ms
+        return ScriptCall(_ADMIT, [_redis_key(key)], [attempt_id, lease, caller])
 
     @staticmethod
     def admission(answer: Sequence[object]) -> BreakerAdmitted | BreakerRefused:
         """Reads the answer to `admit_call`."""
         verdict, until_ms, version, changed, wait_ms, *why = answer
-        if verdict in {"refused", "probing"}:
+        if verdict in {"refused", "probing", "gives_way"}:
             reason, in_a_row, total, errors = (one or "" for one in cast(list[str | None], why[0]))
             statistics = of_breaker(
                 reason,
@@ -112,7 +124,7 @@ class Breakers:
                 unique_errors=len(errors.split(",")) if errors else 0,
             )
             waits = int(cast(int, until_ms)), int(cast(int, wait_ms))
-            return BreakerRefused(*waits, verdict == "probing", statistics)
+            return BreakerRefused(*waits, verdict == "probing", statistics, verdict == "gives_way")
         return BreakerAdmitted(verdict == "probe", int(cast(int, version)), bool(changed))
 
     @staticmethod
@@ -121,9 +133,9 @@ class Breakers:
         return ScriptCall(_RETURN_PROBE, [_redis_key(key)], [attempt_id])
 
     @staticmethod
-    def succeeded_call(key: BreakerKey, version: int, sequence: int) -> ScriptCall:
+    def succeeded_call(key: BreakerKey, version: int, sequence: int, caller: str = "") -> ScriptCall:
         """Notes that a call has succeeded which that version of a breaker let pass, by the sequence of its event."""
-        return ScriptCall(_SUCCEEDED, [_redis_key(key)], [version, sequence])
+        return ScriptCall(_SUCCEEDED, [_redis_key(key)], [version, sequence, caller, KEEP_MS])
 
     async def load(self, keys: Sequence[BreakerKey]) -> list[Loaded]:
         """Reads breakers in one round trip. Raises StateUnavailable."""
@@ -182,10 +194,25 @@ class Breakers:
         async with translated():
             return cast(str | None, await self._redis.client.get(_FILLED))
 
-    async def mark_filled(self, log: str) -> None:
-        """Records that the breakers are derived from that log. Raises StateUnavailable."""
-        async with translated():
-            await self._redis.client.set(_FILLED, log)
+    async def begin_filling(self) -> str:
+        """What `mark_filled` compares: it is lost with all that is filled from here on. Raises StateUnavailable."""
+        [filling] = await self._redis.run([ScriptCall(_BEGIN_FILLING, [_FILLING], [secrets.token_hex(8)])])
+        return str(filling)
+
+    async def mark_filled(self, log: str, filling: str | None = None) -> None:
+        """Records that the breakers are derived from that log.
+
+        Args:
+            log: the log's identity.
+            filling: what `begin_filling` gave before they were made; None to mark them whatever has happened since.
+
+        Raises:
+            StateUnavailable: Redis does not answer, or has lost what was filled: fill again.
+        """
+        filling = filling or await self.begin_filling()
+        [stands] = await self._redis.run([ScriptCall(_MARK_FILLED, [_FILLED, _FILLING], [log, filling])])
+        if not stands:
+            raise StateUnavailable("Redis was emptied while the breakers were filled")
 
     async def beat(self) -> None:
         """Reports that a breaker service is alive, for the next `ALIVE_MS`. Raises StateUnavailable."""
@@ -238,10 +265,13 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
         "state": breaker.state,
         "probe": breaker.probe or "",
         "reason": breaker.reason,
-        "failures": json.dumps([[one.sequence, one.at_ms, one.error] for one in breaker.failures]),
+        "failures": json.dumps([[one.sequence, one.at_ms, one.error, one.job, one.caller] for one in breaker.failures]),
+        "callers": " ".join(f"{name}={at_ms}" for name, at_ms in breaker.callers),
+        "alone": breaker.alone,
+        "probed_by": breaker.probed_by,
         "errors_seen": ",".join(breaker.errors_seen),
         "consecutive_failures": consecutive_failures(breaker),  # for who is refused
-        "slices": json.dumps([[one.number, one.calls, one.failed] for one in breaker.slices]),
+        "slices": json.dumps([[one.number, one.calls, one.failed, one.caller] for one in breaker.slices]),
         "counted": json.dumps(breaker.counted),
     }
 
@@ -254,6 +284,7 @@ def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
     """Reads the answer of a `_load_call`."""
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     errors_seen = fields.get("errors_seen")
+    callers = (one.partition("=") for one in fields.get("callers", "").split())
     breaker = Breaker(
         state=cast(BreakerState, fields.get("state", "closed")),
         probe=fields.get("probe") or None,
@@ -262,6 +293,9 @@ def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
         errors_seen=tuple(errors_seen.split(",")) if errors_seen else (),
         slices=tuple(Slice(*one) for one in json.loads(fields.get("slices", "[]"))),
         counted=tuple(json.loads(fields.get("counted", "[]"))),
+        callers=tuple((name, int(at_ms)) for name, _, at_ms in callers),
+        alone=fields.get("alone", ""),
+        probed_by=fields.get("probed_by", ""),
         **{name: int(fields.get(name, 0)) for name in _NUMBERS},
     )
     return Loaded(breaker, fields.get("revision", UNSAVED), now_ms, fields.get("unpublished") or None)

@@ -9,14 +9,15 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from breakwater import background
+from breakwater.breaker_events import saving
 from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outage
-from breakwater.policy.breaker import BreakerKey, BreakerRules
-from breakwater.policy.transitions import half_opened
+from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of, give_way
+from breakwater.policy.transitions import half_opened, transition
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.state.connection import ScriptCall, StateUnavailable
 from services.worker.context import WorkerContext
@@ -46,6 +47,7 @@ class BreakerGate(Gate):
 
     _key: BreakerKey | None = None
     _admitted: BreakerAdmitted | None = None
+    _gives_way: bool = False
 
     @classmethod
     def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
@@ -63,10 +65,14 @@ class BreakerGate(Gate):
     def ask(self) -> ScriptCall | None:
         """None where the agent has its breakers switched off."""
         self._key = self.request.target.breaker
-        return None if self._key is None else self._admit(self._key)
+        return None if self._key is None else self._admit(self._key, self._caller)
 
-    def _admit(self, key: BreakerKey) -> ScriptCall:
-        return self.worker.breakers.admit_call(key, self.request.attempt_id, self.request.lease_ms)
+    @property
+    def _caller(self) -> str:
+        return caller_of(self.request.job.caller, self.request.job.job.tenant)
+
+    def _admit(self, key: BreakerKey, caller: str = "") -> ScriptCall:
+        return self.worker.breakers.admit_call(key, self.request.attempt_id, self.request.lease_ms, caller)
 
     def _rules(self) -> BreakerRules | None:
         return self.request.job.agent.breaker
@@ -78,6 +84,11 @@ class BreakerGate(Gate):
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refused while the breaker is open; while another call is its probe, after a short wait for that one's end."""
         match self.worker.breakers.admission(answer):
+            case BreakerRefused(gives_way=True) as refused:
+                if self.request.lease_ms is None:
+                    return None  # a dry run: it would be admitted
+                self.announces = self._gives_way = True
+                return WaitForCapacity(0.0, self._open(refused))
             case BreakerRefused() as refused:
                 verdict = self._open(refused)
                 if refused.probing and self._may_wait():
@@ -97,12 +108,19 @@ class BreakerGate(Gate):
         return self.worker.breakers.return_probe_call(self._key, self.request.attempt_id)
 
     async def announce(self, verdict: Verdict | None) -> None:
-        """Publishes that the breaker is half-open, whether or not the call is admitted."""
+        """Publishes that the breaker is half-open, or has given way, whether or not the call is admitted."""
         del verdict
         worker, rules = self.worker, self._rules()
         assert self._key is not None
         assert rules is not None
         [loaded] = await worker.breakers.load([self._key])
+        if self._gives_way:
+            after, change = give_way(loaded.breaker, self._caller, rules, loaded.now_ms)
+            if change is not None:
+                # Where somebody else saves first, the breaker is asked again as it is then.
+                event = transition(self._key, change, rules, loaded.now_ms)
+                await worker.breakers.save([saving(self._key, loaded, after, [event])])
+            return  # a breaker service publishes it
         if loaded.breaker.state != "half_open":
             return  # somebody forced it open or reset it meanwhile, which has been published
         event = half_opened(self._key, loaded.breaker, rules, loaded.now_ms)
