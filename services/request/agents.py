@@ -193,13 +193,15 @@ def refused_until(loaded: Loaded, caller: str = "") -> int | None:
         None where it lets one pass, a probe at least; 0 where it was isolated: until an operator resets it.
     """
     breaker, until_ms = loaded.breaker, 0
-    if caller and caller not in {breaker.alone or caller, breaker.probed_by or caller}:
-        return None
     match breaker.state:
         case "closed":
             return None
         case "isolated":
             return 0
+        case _ if caller and breaker.alone not in {"", caller}:
+            return None
+        case "open" if caller and breaker.probed_by not in {"", caller}:
+            return None
         case "open":
             until_ms = breaker.open_until_ms
         case "half_open":

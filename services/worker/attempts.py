@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from breakwater import tracing
 from breakwater.contracts.execution import Attempt, Reason
+from breakwater.policy.breaker import caller_of
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.price import estimate_input_tokens, observed_limit, size_of_messages
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
@@ -288,7 +289,8 @@ class Attempts:
         worker, retry_id = self._worker, self._job.attempt_id(attempt.number + 1)
         deployment = worker.targets.of(self._job.agent_name, attempt.model).deployment
         # No retry multiplies an outage where there is none: the hold of a model that is busy bounds all calls.
-        if busy or await self._credited(lambda: worker.deployments.may_retry(deployment, retry_id)):
+        caller = caller_of(self._job.caller, self._job.job.tenant)
+        if busy or await self._credited(lambda: worker.deployments.may_retry(deployment, retry_id, caller)):
             await self._progress.retries(attempt, step.delay_s, long=step.delay_s >= LONG_WAIT_S)
             return step
         await self._progress.retries_exhausted(attempt, "the fleet's retry budget for this model is spent")

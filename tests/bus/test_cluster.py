@@ -146,14 +146,14 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
         for link in cluster.links.values():
             link.become("open")
 
+        attempts = [subjects[0], subjects[2]]
+
         async def is_whole() -> bool:
             try:
-                return await read(whole=True) == [subjects[0], subjects[2]]
+                found = await last_of_each(lambda: client, Stream.EVENTS, ATTEMPTS, whole=True)
+                asked = await read(whole=True, up_to=None)
+                return await read(whole=True) == asked == [message.subject for message in found] == attempts
             except BusUnavailable:
                 return False
 
         await until(is_whole, "the replica to have the rest")
-        attempts = [subjects[0], subjects[2]]
-        assert await read(whole=True, up_to=None) == attempts
-        found = await last_of_each(lambda: client, Stream.EVENTS, ATTEMPTS, whole=True)
-        assert [message.subject for message in found] == attempts

@@ -157,3 +157,19 @@ async def test_a_redis_that_is_away_is_reported_as_such() -> None:
 async def clock_ms(redis: Redis) -> int:
     seconds, microseconds = await redis.client.time()
     return seconds * 1000 + microseconds // 1000
+
+
+async def test_what_one_caller_has_used_up_leaves_some_retries_to_the_others(redis: Redis) -> None:
+    deployments = Deployments(redis, RetryBudgetRules(floor=10))
+
+    async def granted(caller: str, times: int) -> int:
+        name = f"{caller}{times}"
+        return sum([await deployments.may_retry("sim/shared", f"{name}:{n}", caller) for n in range(times)])
+
+    assert await granted("k1 t1", 30) == 10
+    assert await granted("", 2) == 0
+    assert await granted("k2 t2", 3) == 3
+    assert await granted("k3 t3", 30) == 2
+    assert await granted("k2 t2", 20) == 0
+    # A first try cleans old fields away, and reads them all.
+    await redis.run([deployments.admit_call("sim/shared", first_try=True)])

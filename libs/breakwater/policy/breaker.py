@@ -346,6 +346,8 @@ def isolate(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms:
         open_until_ms=0,
         probe=None,
         probe_until_ms=0,
+        alone="",
+        probed_by="",
         version=breaker.version + 1,
         changed_ms=now_ms,
         reason=reason,

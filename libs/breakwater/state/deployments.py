@@ -2,8 +2,10 @@
 
 A hold is a key that expires. The ceiling on retries is there so that an outage is not multiplied by those who retry:
 counts are kept in slices of the window, in one hash for each deployment: at most 42 small fields, however much is
-called. A first try counts for at least 95 % of the window and never for longer, a retry for at least the whole window
-and at most 5 % longer. So the ceiling errs to one side only: it never grants a retry that an exact window would refuse.
+called, and one for each caller and slice with retries. A first try counts for at least 95 % of the window and never for
+longer, a retry for at least the whole window and at most 5 % longer. So the ceiling errs to one side only: it never
+grants a retry that an exact window would refuse. But whoever has made fewer than half of them finds up to half as many
+again where others have used up all.
 """
 
 from __future__ import annotations
@@ -72,8 +74,13 @@ class Deployments:
         async with translated():
             await self._redis.client.delete(_hold(name))
 
-    async def may_retry(self, name: str, attempt_id: str) -> bool:
+    async def may_retry(self, name: str, attempt_id: str, caller: str = "") -> bool:
         """Asks for a retry, which counts if it is granted. The same attempt gets the same answer for a minute.
+
+        Args:
+            name: the deployment.
+            attempt_id: the attempt that has failed.
+            caller: whose, so that others can't use up all (`policy.breaker.caller_of`); empty where it is not known.
 
         Raises:
             StateUnavailable: it may be counted; ask again for the same attempt.
@@ -82,7 +89,7 @@ class Deployments:
         if rules is None:
             return True
         counts = _counts(name, rules)
-        arguments = [self._slice_ms, SLICES, rules.floor, round(rules.ratio * _PER_MILLION), REMEMBER_MS]
+        arguments = [self._slice_ms, SLICES, rules.floor, round(rules.ratio * _PER_MILLION), REMEMBER_MS, caller]
         [granted] = await self._redis.run([ScriptCall(_ASK_RETRY, [counts, f"{counts}:{attempt_id}"], arguments)])
         return bool(granted)
 

@@ -235,3 +235,19 @@ def test_what_a_job_may_ask_for_has_breakers_as_well_as_far_as_the_config_names_
 )
 def test_a_breaker_refuses_as_long_as_admission_would(breaker: Breaker, until: int | None) -> None:
     assert refused_until(Loaded(breaker, "1", NOW, None)) == until
+
+
+@pytest.mark.parametrize(
+    ("breaker", "until"),
+    [
+        (Breaker(state="isolated", alone="kA tA"), 0),
+        (Breaker(state="open", open_until_ms=NOW + 1), NOW + 1),
+        (Breaker(state="open", open_until_ms=NOW + 1, alone="kB tB"), NOW + 1),
+        (Breaker(state="open", open_until_ms=NOW + 1, alone="kA tA"), None),
+        (Breaker(state="half_open", probe="x:1", probe_until_ms=NOW + 1, alone="kA tA"), None),
+        (Breaker(state="open", open_until_ms=NOW + 1, probed_by="kA tA"), None),
+        (Breaker(state="half_open", probe="x:1", probe_until_ms=NOW + 1, probed_by="kA tA"), NOW + 1),
+    ],
+)
+def test_what_one_caller_alone_has_opened_refuses_no_job_of_another(breaker: Breaker, until: int | None) -> None:
+    assert refused_until(Loaded(breaker, "1", NOW, None), "kB tB") == until

@@ -15,7 +15,7 @@ local slice = math.floor((time[1] * 1000 + math.floor(time[2] / 1000)) / slice_m
 if redis.call('HINCRBY', KEYS[2], 'f' .. slice, count) == tonumber(count) then
   -- Once in a slice: old slices are dropped, and this one is kept until it is over.
   for _, field in ipairs(redis.call('HKEYS', KEYS[2])) do
-    local age = slice - tonumber(string.sub(field, 2))
+    local age = slice - tonumber(string.match(field, '%d+'))
     if age > slices or age < 0 then
       redis.call('HDEL', KEYS[2], field)
     end
