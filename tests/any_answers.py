@@ -8,12 +8,17 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import hypothesis
 from aiohttp import web
 from hypothesis import strategies as st
 
+from breakwater.analytics.rows import attempt_row, execution_row
+from breakwater.bus.records import is_result_of
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Attempt, Execution, Result
 from breakwater.policy.chat_chunks import Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of
 from tests.helpers import until
@@ -46,7 +51,7 @@ _SCALARS = (
     | st.text(max_size=5)
 )
 JSON = st.recursive(
-    _SCALARS | st.sampled_from([90, 150, 260, 900]).map(_nested),
+    _SCALARS | st.sampled_from([90, 97, 100, 150, 196, 199, 252, 260, 900]).map(_nested),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=3),
     max_leaves=6,
 )
@@ -129,6 +134,10 @@ class AnyAnswer:
     body: bytes
     status: int = 200
 
+    def agent(self, name: str) -> str:
+        """Who asks for it, by the name of the job."""
+        return f"{self.kind}-{'continue' if int(name[1:]) % 2 else 'fail'}"
+
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if len(path) > 9:
@@ -182,13 +191,13 @@ class AnyProvider:
         names = [f"j{len(self.bodies) + number}" for number in range(len(answers))]
         self.bodies |= dict(zip(names, answers, strict=True))
         for name in names:
-            answer, number = self.bodies[name], int(name[1:])
-            agent = f"{answer.kind}-{'continue' if number % 2 else 'fail'}"
-            job = {"agent": agent, "job_id": name, "prompt": name, "include_response": True, "stream": answer.streamed}
-            await self.plane.publish(job)
+            answer = self.bodies[name]
+            job = {"agent": answer.agent(name), "job_id": name, "prompt": name, "stream": answer.streamed}
+            await self.plane.publish({**job, "include_response": True})
         for name, result in zip(names, await asyncio.gather(*map(self.plane.result, names)), strict=True):
             try:
                 await self._check(name, result)
+                await check_that_all_read_it(self.plane, self.bodies[name].agent(name), name)
             except Exception as error:
                 raise AssertionError(f"{self.bodies[name]} came to {result}") from error
 
@@ -219,6 +228,23 @@ class AnyProvider:
         for chunk in self.chunks.get(name, ()):
             came.add(chunk)
         return came.chunks >= result["attempts"][-1]["chunks"]
+
+
+async def _stored(plane: WorkerPlane, stream: str, subject: str) -> bytes:
+    await until(lambda: plane.last(stream, subject), "the record, after the result")
+    return (await plane.jetstream.get_last_msg(stream, subject, direct=True)).data or b""
+
+
+async def check_that_all_read_it(plane: WorkerPlane, agent: str, job_id: str) -> None:
+    """What is published of a job is read by whoever waits for it, by the services, and by the rows of ClickHouse."""
+    result = await _stored(plane, "RESULTS", subjects.result(job_id))
+    assert is_result_of(result, job_id)
+    assert Result.model_validate_json(result).execution_id == job_id
+    record = Execution.model_validate_json(await _stored(plane, "EVENTS", subjects.execution(agent, job_id)))
+    assert execution_row(record, 1)
+    for attempt in record.attempts:
+        recorded = await _stored(plane, "EVENTS", subjects.attempt(agent, job_id, attempt.number))
+        assert attempt_row(Attempt.model_validate_json(recorded), 1, datetime.now(UTC))
 
 
 def _check_message(message: dict[str, Any]) -> None:

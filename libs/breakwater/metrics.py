@@ -142,7 +142,7 @@ class WorkerMetrics:
         self._tokens = counter("tokens_total", "Tokens that providers reported.", "agent", "model", "direction")
         what = "Known costs of calls, estimated ones among them."
         self._cost = counter("cost_usd_total", what, "agent", "model")
-        what = "Calls whose reported usage can't be true, or can't be priced."
+        what = "Calls whose reported usage can't be true, or can't be priced, or is another model's."
         self._usage_problems = counter("usage_problems_total", what, "provider")
         what = "Cost of calls that did not give the answer."
         self._wasted_cost = counter("wasted_cost_usd_total", what, "agent", "cause")
@@ -172,7 +172,7 @@ class WorkerMetrics:
             self._tokens[agent, model, "input"].inc(attempt.input_tokens)
         if attempt.output_tokens is not None:
             self._tokens[agent, model, "output"].inc(attempt.output_tokens)
-        if attempt.usage_problem is not None:
+        if attempt.usage_problem is not None or attempt.response_model is not None:
             self._usage_problems[(attempt.provider,)].inc()
         if attempt.cost is not None:
             self._cost[agent, model].inc(attempt.cost / NANO_PER_USD)

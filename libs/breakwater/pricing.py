@@ -41,6 +41,11 @@ def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
     return own or _find(model, settings)
 
 
+def listed_name(pricing: Pricing) -> str | None:
+    """What the price list calls a model whose prices are from there."""
+    return pricing.info.id if isinstance(pricing, _Listed) else None
+
+
 def unaffordable(config: Config, agent_name: str) -> str | None:
     """Why no call of an agent is ever made, whatever was spent: a hard cap has no room for the least of its calls.
 

@@ -34,8 +34,10 @@ from breakwater.policy.classify import (
     without_text,
 )
 from breakwater.policy.output import Invalid, Valid
+from breakwater.policy.output_text import TOO_DEEP, is_too_deep
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.policy.usage import Usage, credible
+from breakwater.pricing import Pricing
 from breakwater.providers.base import Answer, Call, CallFailed
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
@@ -90,6 +92,7 @@ class CallCost:
     cost_basis: CostBasis = "billed"
     usage: Usage | None = None
     usage_problem: str | None = None
+    response_model: str | None = None
 
 
 NO_COST = CallCost()
@@ -187,11 +190,17 @@ async def call(
 async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, request: Call) -> Answer:
     """What a provider answers, which may be nothing where the agent allows that. Raises CallFailed."""
     try:
-        return await worker.providers[flight.provider].perform(request)
+        answer = await worker.providers[flight.provider].perform(request)
     except CallFailed as failed:
         if job.agent.on_empty_answer == "fail" or classify(failed.failure, job.now()).class_name != "EmptyAnswerError":
             raise
         return Answer("", failed.usage or Usage(None, None), finish_reason=failed.finish_reason)
+    # Whoever provides: what is published of an answer must be read by all who wait for it.
+    response = answer.response if job.job.include_response else None
+    if any(map(is_too_deep, (answer.output, response, *(choice.output for choice in answer.choices)))):
+        broken, reason = BrokenAnswer(f"the answer {TOO_DEEP}"), answer.finish_reason
+        raise CallFailed(broken, maybe_billed=True, usage=answer.usage, cost=answer.cost, finish_reason=reason)
+    return answer
 
 
 def _unread(error: Exception, attempt_id: str) -> CallFailed:
@@ -237,6 +246,7 @@ def attempt_of(
         cached_tokens=usage.cached_tokens if usage else None,
         reasoning_tokens=usage.reasoning_tokens if usage else None,
         usage_problem=spent.usage_problem,
+        response_model=spent.response_model,
         finish_reason=finish_reason,
         first_token_ms=flight.first_token_ms,
         chunks=flight.chunks,
@@ -317,8 +327,41 @@ def _spent(
         maybe_billed: it may have cost something.
         part: the same, with estimates of what can't be read of it: by what came of an answer.
     """
+    target, reported = worker.targets.of(job.agent_name, flight.model), usage or part
+    answered = None if reported is None else reported.model
+    other = None if answered is None or answered == target.name else worker.targets.other(target, answered)
+    price = partial(_priced, flight, usage, cost, maybe_billed=maybe_billed, part=part)
+    if other is None or answered is None:
+        spent = price(target.pricing, most=flight.reserved)
+    else:
+        spent = price(other.pricing or target.pricing, most=None if other.pricing else flight.reserved)
+        name = other.known or worker.kept_word(job.agent, answered)
+        worker.targets.log_other(target, name)
+        spent = replace(spent, response_model=name)
+        if other.pricing is None and cost is None:
+            doubt = f"{name} has answered, which no price is known for"
+            basis: CostBasis = "estimated" if spent.cost_basis == "billed" else spent.cost_basis
+            problem = "; ".join(filter(None, (spent.usage_problem, doubt)))
+            spent = replace(spent, cost_basis=basis, usage_problem=problem)
+    if spent.usage_problem is not None and reported is not None:
+        for term in reported.terms:
+            kept = worker.kept_word(job.agent, term)
+            spent = replace(spent, usage_problem=(spent.usage_problem or "").replace(repr(term), repr(kept)))
+    return spent
+
+
+def _priced(
+    flight: InFlight,
+    usage: Usage | None,
+    cost: int | None,
+    pricing: Pricing | None,
+    *,
+    maybe_billed: bool,
+    part: Usage | None,
+    most: int | None = None,
+) -> CallCost:
+    """The same, at given prices. `most`: what an estimate is no more than."""
     problem = None if usage is None else usage.problem
-    pricing = worker.targets.of(job.agent_name, flight.model).pricing
     if cost is None and usage is not None and pricing is not None and (found := pricing.cost(usage)) is not None:
         if found.nano <= MAX_COUNTED:
             problem = problem or found.doubt
@@ -331,7 +374,7 @@ def _spent(
     if cost is not None:
         return CallCost(cost, "billed", usage, problem)
     if part is not None and pricing is not None and (found := pricing.cost(part)) is not None:
-        estimate = found.nano if flight.reserved is None else min(found.nano, flight.reserved)
+        estimate = found.nano if most is None else min(found.nano, most)
         return CallCost(estimate, "estimated", part, problem)
     return replace(spent_at_most(flight) if maybe_billed else NO_COST, usage=usage, usage_problem=problem)
 
@@ -355,7 +398,8 @@ def _answered(
     spent = _spent(worker, job, flight, used, answer.cost, maybe_billed=True, part=None if unread else part)
     spent = replace(spent, usage=part or used)
 
-    attempt = partial(attempt_of, job, flight, started_at, spent=spent, finish_reason=answer.finish_reason)
+    reason = answer.finish_reason and worker.kept_word(job.agent, answer.finish_reason)
+    attempt = partial(attempt_of, job, flight, started_at, spent=spent, finish_reason=reason)
 
     def refused(class_name: str, text: str, correction: Correction | None = None) -> Ended:
         kind = "client" if correction is None else "logic"
@@ -490,7 +534,7 @@ def _failed(
         started_at,
         "error",
         spent=spent,
-        finish_reason=failed.finish_reason,
+        finish_reason=failed.finish_reason and worker.kept_word(job.agent, failed.finish_reason),
         error=error,
         counted=counted,
     )

@@ -14,12 +14,15 @@ from typing import Any
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Agent, Config
+from breakwater.contracts.types import is_identifier
 from breakwater.encryption import OFF, Cipher
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outages
 from breakwater.policy.budget import CapTable
 from breakwater.policy.output import OutputGuard
+from breakwater.policy.provider_words import known_or_hash
 from breakwater.policy.redact import Redactor
+from breakwater.policy.redact_patterns import holds_key
 from breakwater.providers.base import Provider
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets, LiveReservation
@@ -86,6 +89,13 @@ class WorkerContext:
     def keeps_error_texts(self, agent: Agent) -> bool:
         """Whether what a provider says of an error may be stored. Encrypted texts must not be quoted in plain ones."""
         return agent.keeps_error_texts and not self.cipher.on
+
+    def kept_word(self, agent: Agent, word: str) -> str:
+        """A provider's word as it may be stored: a term, a reason, the name of a model."""
+        kept = known_or_hash(word)
+        if kept == word or not self.keeps_error_texts(agent) or holds_key(word) or not is_identifier(word):
+            return kept
+        return word
 
     def steady_time(self) -> Callable[[], datetime]:
         """The time of day as it is now, counted on by the monotonic clock: it does not jump."""

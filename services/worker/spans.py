@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from breakwater import tracing
 from breakwater.contracts.execution import Attempt, Result
+from breakwater.policy.provider_words import hashed, known_or_hash
 from breakwater.providers.base import Answer, HttpSettings
 from breakwater.tracing.messages import (
     JsonObject,
@@ -62,7 +63,13 @@ def call_ended(
     """
     several = () if answer is None else answer.choices
     reasons = tuple(choice.finish_reason or "error" for choice in several)
-    said = {**tracing.outcome_attributes(attempt, None if answer is None else answer.response, reasons)}
+    response = answer.response if answer is not None else None
+    if response is not None and not worker.keeps_error_texts(job.agent):
+        # A provider may write anything there.
+        model = attempt.response_model or worker.targets.of(job.agent_name, attempt.model).name
+        response = {"id": hashed(str(response.get("id") or "")), "model": model}
+        reasons = tuple(map(known_or_hash, reasons))
+    said = {**tracing.outcome_attributes(attempt, response, reasons)}
     if not worker.config.tracing.capture_content:
         return said
     if not job.agent.persist_responses:

@@ -10,12 +10,15 @@ import structlog
 
 from breakwater.config import Config
 from breakwater.policy.breaker import BreakerKey
+from breakwater.policy.model_names import is_same_model
 from breakwater.policy.price import TokenRules, rules_for
-from breakwater.pricing import Pricing, pricing_of
+from breakwater.pricing import Pricing, listed_name, pricing_of
 from breakwater.providers.base import HttpSettings
 from breakwater.state.rate_limits import Limited
 
 MAX_KNOWN = 4096
+MAX_LOGGED = 100
+"""Of the other models that answers have named: a provider may name a new one each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,19 @@ class Target:
     """The rate limits of the agent and of the model."""
 
 
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A model that has answered in place of the one that was asked for.
+
+    Attributes:
+        known: its name in the config or in the price list; None where neither has it.
+        pricing: None where it has no price.
+    """
+
+    known: str | None
+    pricing: Pricing | None
+
+
 class Targets:
     """The models of a config as its agents call them, each worked out once."""
 
@@ -48,6 +64,8 @@ class Targets:
         self.of: Callable[[str, str], Target] = lru_cache(MAX_KNOWN)(self._target)
         """A target, by its agent's name and its model's id."""
         self._pricing = lru_cache(MAX_KNOWN)(self._priced)
+        self._other = lru_cache(MAX_KNOWN)(self._found)
+        self._logged: set[tuple[str, str]] = set()
 
     def _target(self, agent_name: str, model: str) -> Target:
         config, agent, settings = self._config, self._config.agents[agent_name], self._config.models.get(model)
@@ -66,6 +84,33 @@ class Targets:
             breaker=None if agent.breaker is None else BreakerKey.of(agent.breaker.scope, agent_name, model, provider),
             limits=tuple(one for name, rule in rules if rule is not None for one in Limited.all_of(name, rule)),
         )
+
+    def other(self, target: Target, answered: str) -> Other | None:
+        """The model that an answer names, where it is another than was asked for."""
+        if answered == target.name or is_same_model(answered, (target.name, target.model)):
+            return None
+        serving = self._config.providers.get(target.provider)
+        # A deployment of Azure's has a name of its own; and what costs nothing runs on a server of one's own.
+        free = target.pricing is not None and target.pricing.worst_case(10**6, 10**6) == 0
+        if free or serving is None or serving.kind == "azure":
+            return None
+        return self._other(target.provider, answered)
+
+    def log_other(self, target: Target, answered: str) -> None:
+        """Logs once that another model answers than is asked for. `answered`: as it may be logged."""
+        place = target.deployment, answered
+        if place not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(place)
+            structlog.get_logger().warning("another_model_answers", model=target.model, answered=answered)
+
+    def _found(self, provider: str, answered: str) -> Other:
+        config = self._config
+        named = {config.name_at_provider(provider, model): model for model in sorted(config.models)}
+        ids = dict.fromkeys((named.get(answered, answered), f"{provider}/{answered}", answered))
+        for model in ids:
+            if (pricing := pricing_of(config, provider, model)) is not None:
+                return Other(model if model in config.models else listed_name(pricing), pricing)
+        return Other(next((model for model in ids if model in config.known_models), None), None)
 
     def _priced(self, provider: str, model: str) -> Pricing | None:
         found = pricing_of(self._config, provider, model)

@@ -294,7 +294,7 @@ async def test_persist_prompts_false_and_persist_responses_false_mean_it(
         await plane.result("invalid")
         assert answers["answers"].pop("output") == ANSWER, "the submitter gets the answer"
         first = answers["s400"]["attempts"][0]["error"]["message"]
-        assert first == "BadRequestError, HTTP 400, code bad_thing; what the provider said is not kept for this agent"
+        assert first == "BadRequestError, HTTP 400, code #094f6ba5; what the provider said is not kept for this agent"
         await until(lambda: _equals(whole, "SELECT count() FROM executions FINAL", (len(agents) + 1,)), what="records")
         dead_letters = await plane.messages("DLQ", "bw.>", at_least=len(agents))
         paths = ["dlq", "alerts", "agents", "breakers", "guards", "budgets", "executions", "queues"]

@@ -27,13 +27,14 @@ from breakwater.contracts.subjects import DUPLICATE_WINDOW_S
 from breakwater.contracts.types import NO_CONTROLS, Identifier, Message, ModelId, Off, UsdAmount
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
-from breakwater.policy.budget import Caps, CapTable
+from breakwater.policy.budget import OTHERS, Caps, CapTable
 from breakwater.policy.classify import RETRYABLE_CLASSES
 from breakwater.policy.cost_tags import MAX_TAGS
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
 from breakwater.policy.output import OutputRules
-from breakwater.policy.price import MAX_OUTPUT_TOKENS, OUTPUT_LIMITS, Price
+from breakwater.policy.params import connection_objection, params_objection, unknown_objection
+from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
@@ -43,54 +44,6 @@ from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.secret_refs import EnvName, Secret
 
 MIB, GIB = 1024**2, 1024**3
-
-RESERVED_PARAMS = {
-    "model": "has a place of its own in a job",
-    "messages": "have a place of their own in a job",
-    "stream": "has a place of its own in a job",
-    "stream_options": "are set by the plane: usage is always asked for",
-    "service_tier": "is not supported: tiers have prices of their own, which budgets don't know",
-    "web_search_options": "are not supported: searches have prices of their own, which budgets don't know",
-}
-
-_PRICED_APART: Mapping[str, JsonValue] = {
-    "audio": None,
-    "inference_geo": "global",
-    "mcp_servers": [],
-    "modalities": ["text"],
-    "plugins": [],
-    "search_parameters": None,
-    "speed": "standard",
-}
-"""Params of some providers that change a call's price, or add to it, each with the value that asks for nothing."""
-
-_RUN_BY_PROVIDER = ("code_", "file_search", "google_", "image_generation", "mcp", "web_", "x_search")
-"""What the types of tools begin with that the provider runs itself, and charges beside the tokens."""
-
-
-def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
-    """Why params can't go to a provider as they are; None where they can.
-
-    What a call is admitted, priced and limited by must be what is sent.
-    """
-    for name in params:
-        if name in RESERVED_PARAMS:
-            return FieldError(name, RESERVED_PARAMS[name])
-        if name in _PRICED_APART and params[name] not in (None, _PRICED_APART[name]):
-            return FieldError(name, "is not supported: it has prices of its own, which budgets don't know")
-    tools = params.get("tools")
-    for number, tool in enumerate(tools if isinstance(tools, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind.startswith(_RUN_BY_PROVIDER):
-            return FieldError(
-                f"tools.{number}.type",
-                f"{kind!r} is not supported: providers charge for such tools, unknown to budgets",
-            )
-    for name, most in (*((limit, MAX_OUTPUT_TOKENS) for limit in OUTPUT_LIMITS), ("n", 128)):
-        value = params.get(name, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            return FieldError(name, f"must be a whole number from 1 to {most}")
-    return None
 
 
 class CacheRules(Message):
@@ -110,6 +63,11 @@ class AgentDefaults(Message):
     fallback_models: tuple[ModelId, ...] = ()
     allowed_models: tuple[ModelId, ...] = Field(
         default=(), description="Models that a job may request besides the agent's own; `*` allows any."
+    )
+    allowed_params: tuple[str, ...] = Field(
+        default=(),
+        description="Params that jobs may send to models beside those that are known to cost tokens alone, under a "
+        "hard cap or with `allowed_models`. Budgets don't know what else they cost.",
     )
     system_prompt: str | None = None
     params: dict[str, JsonValue] = Field(default_factory=dict, description="Default params; those of the job win.")
@@ -577,6 +535,9 @@ class Config(Message):
                     )
                 elif provider not in self.providers:
                     yield f"agents.{name}.provider: {provider!r} is not configured{hint(provider, self.providers)}"
+            own = connection_objection(agent.params)
+            if own is not None and not all(self.is_local(self.provider_name(agent, model)) for model in agent.chain):
+                yield f"agents.{name}.params.{own.path}: {own.message}"
         yield from self._shared_breaker_problems()
         yield from self._retry_problems()
         for name, program in self.programs.items():
@@ -653,6 +614,15 @@ class Config(Message):
         agents = {name: agent.budget for name, agent in self.agents.items()}
         return CapTable(self.budgets.total, agents, self.budgets.tenants)
 
+    def strict_params(self, agent: Agent, tenant: str | None) -> str | None:
+        """Why a job's params may only be such as are known to cost tokens alone; None where others pass, too."""
+        if agent.allowed_models:
+            return "for an agent with allowed_models"
+        tenants = self.budgets.tenants
+        of_tenant = None if tenant is None else tenants.get(tenant) or tenants.get(OTHERS)
+        hard = any(caps.is_hard for caps in (self.budgets.total, agent.budget, of_tenant) if caps is not None)
+        return "under a hard cap" if hard or agent.max_cost_usd is not None else None
+
     def name_at_provider(self, provider: str, model: str) -> str:
         """What a provider calls a model: its id without the provider's name, where nothing else is set."""
         settings = self.models.get(model)
@@ -677,7 +647,7 @@ def objection(config: Config, job: Job) -> FieldError | None:
     for path, name in (*ids, *(("depends_on", name) for name in job.depends_on)):
         if name is not None and holds_key(name):
             return FieldError(path, NO_KEY_IN_ID)
-    if job.params and (problem := params_objection(job.params)) is not None:
+    if job.params and (problem := _params_objection(config, agent, job)) is not None:
         return FieldError(f"params.{problem.path}", problem.message)
     named = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
     if job.model is not None:
@@ -700,6 +670,24 @@ def objection(config: Config, job: Job) -> FieldError | None:
         chain = agent.chain_for(job)
         if any(not config.is_local(config.provider_name(agent, model)) for model in chain):
             return FieldError("input", f"agent {job.agent!r} is a chat agent and takes prompt or messages")
+    return None
+
+
+def _params_objection(config: Config, agent: Agent, job: Job) -> FieldError | None:
+    """Why the params that a job brings can't go to those who may be called for it."""
+    if (problem := params_objection(job.params)) is not None:
+        return problem
+    named = {config.provider_name(agent, model) for model in agent.chain_for(job)}
+    kinds = {config.providers[name].kind for name in named if name in config.providers and not config.is_local(name)}
+    if kinds and (problem := connection_objection(job.params)) is not None:
+        return problem
+    if (why := config.strict_params(agent, job.tenant)) is None:
+        return None
+    for kind in sorted(kinds):
+        if (problem := unknown_objection(job.params, kind, agent.allowed_params)) is not None:
+            known = problem.path.partition(".")[0]
+            how = f"{why}, only such params pass; list {known!r} in agents.{job.agent}.allowed_params to let it pass"
+            return FieldError(problem.path, f"{problem.message}: {how}")
     return None
 
 

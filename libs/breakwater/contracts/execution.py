@@ -148,6 +148,11 @@ class Attempt(Event):
         default=None,
         description="What of the usage that was reported can't be true, or has no price. The cost is an estimate then.",
     )
+    response_model: str | None = Field(
+        default=None,
+        description="The model that the response names, if it is another than was asked for. It is priced as itself, "
+        "or the cost is an estimate.",
+    )
     finish_reason: FinishReason = None
     first_token_ms: Count | None = Field(
         default=None,

@@ -107,6 +107,11 @@ class Caps(Message):
             raise ValueError("thresholds are percentages from 1 to 100")
         return tuple(sorted(set(percents)))
 
+    @property
+    def is_hard(self) -> bool:
+        """Whether a cap must hold."""
+        return self.enforcement == "hard" and (self.daily_usd, self.monthly_usd) != (None, None)
+
     def limit(self, window: Window) -> int | None:
         """The cap of a window in nano-dollars."""
         return self.daily_usd if window == "daily" else self.monthly_usd
@@ -199,7 +204,7 @@ class CapTable:
     def any_hard(self) -> bool:
         """Whether any cap must hold."""
         every = (self.total, *self.agents.values(), *self.tenants.values())
-        return any(caps.enforcement == "hard" and (caps.daily_usd, caps.monthly_usd) != (None, None) for caps in every)
+        return any(caps.is_hard for caps in every)
 
 
 MAX_KNOWN = 10_000

@@ -11,6 +11,7 @@ from typing import Literal
 
 from breakwater.contracts.execution import ErrorInfo, ErrorKind
 from breakwater.policy.delays import latest_reset_s, retry_after_s
+from breakwater.policy.provider_words import known_or_hash, known_place
 from breakwater.policy.user_message import user_message
 
 MAX_LENGTH = 500
@@ -588,16 +589,17 @@ def classify(failure: Failure, now: datetime) -> Classification:
             return _classify_status(failure, now)
 
 
-_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
 def without_text(verdict: Classification, failure: Failure) -> Classification:
-    """The same without the provider's words: class, status and code, where these are no words themselves."""
-    class_name = verdict.class_name if _CODE.fullmatch(verdict.class_name) else "ProviderError"
+    """The same without the provider's words: class, status, and of its code and the place at fault what is known."""
+    class_name = verdict.class_name if _NAME.fullmatch(verdict.class_name) else "ProviderError"
     status = "" if verdict.status_code is None else f", HTTP {verdict.status_code}"
-    code = failure.code if isinstance(failure, HttpFailure) and _CODE.fullmatch(failure.code or "") else None
-    message = f"{class_name}{status}{'' if code is None else f', code {code}'}; {NOT_KEPT}"
-    return replace(verdict, class_name=class_name, message=message)
+    code = failure.code if isinstance(failure, HttpFailure) else None
+    message = f"{class_name}{status}{f', code {known_or_hash(code)}' if code else ''}; {NOT_KEPT}"
+    param = None if verdict.param is None else known_place(verdict.param)
+    return replace(verdict, class_name=class_name, message=message, param=param)
 
 
 def _classify_status(failure: HttpFailure, now: datetime) -> Classification:

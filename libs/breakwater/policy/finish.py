@@ -56,6 +56,7 @@ INTERRUPTED = frozenset(
     }
 )
 """The answer is no good: its provider had a problem while the model was writing, or the model wrote no valid call."""
+KNOWN_REASONS = INTERRUPTED | _STANDARD.keys() | _SYNONYMS.keys() | {"pause_turn", "compaction"}
 
 
 def finish_reason(given: Any) -> str | None:

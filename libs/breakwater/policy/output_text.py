@@ -12,7 +12,8 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 MAX_DEPTH = 100
-"""Deeper JSON has no use here, and other programs refuse it."""
+"""Deeper JSON has no use here, and other programs refuse it: pydantic reads 200 levels, with those that are put around
+an answer, and writes 255."""
 MAX_CANDIDATES = 100
 """Parts of a text that are tried. Who writes a hundred that look like JSON and are none has no answer."""
 
@@ -64,26 +65,33 @@ def parse_json(text: str) -> JsonValue:
     except ValueError:
         raise NoJsonError("has a number with too many digits") from None
     except RecursionError:
-        raise NoJsonError(_TOO_DEEP) from None
+        raise NoJsonError(TOO_DEEP) from None
     if (flaw := flaw_of(value)) is not None:
         raise NoJsonError(flaw)
     return cast(JsonValue, value)
 
 
-_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
+TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 
 
 def flaw_of(value: object) -> str | None:
     """Why a value can't be written as JSON, or shouldn't be; None where it can."""
     for depth, level in enumerate(levels(value)):
         if depth > MAX_DEPTH:
-            return _TOO_DEEP
+            return TOO_DEEP
         for item in level:
             if isinstance(item, float) and not math.isfinite(item):
                 return "has a number that JSON does not know, such as NaN or Infinity"
             if isinstance(item, str) and not item.isascii() and _SURROGATE.search(item):
                 return "has half of a surrogate pair in a string"
     return None
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether a value is nested deeper than all who read it on the way take, with what holds it."""
+    if not isinstance(value, dict | list | tuple):
+        return False
+    return any(depth > MAX_DEPTH for depth, _ in enumerate(levels(cast(object, value))))
 
 
 def levels(value: object) -> Iterator[list[Any]]:

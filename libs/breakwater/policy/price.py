@@ -24,7 +24,7 @@ from pydantic import Field, JsonValue
 
 from breakwater.contracts.types import Message, UsdAmount
 from breakwater.policy.file_parts import FILES, IMAGES, SOUND_AND_FILM, content_of, payload_of
-from breakwater.policy.usage import Usage
+from breakwater.policy.usage import STANDARD_TERMS, Usage
 
 TOKENS_PER_PRICE = 1_000_000
 
@@ -77,6 +77,7 @@ _TERMS = {
 dearest."""
 _OTHER_TERMS = 250
 """The most that the price list has, for OpenAI's `priority`."""
+KNOWN_TERMS = STANDARD_TERMS | _TERMS.keys() | {"priority", "performance", "premium", "eu", "ultrafast"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +250,13 @@ def _rates(tiers: Sequence[tuple[int, TokenPrices]]) -> Rates:
     return Rates({kind: found for kind, found in steps.items() if any(nano is not None for _, nano in found)})
 
 
+CHOICES = ("n", "best_of")
+MAX_CHOICES = 128
+
+
 def choices_of(params: Mapping[str, JsonValue]) -> int:
-    """How many answers a request asks for: `n`."""
-    return _positive(params.get("n")) or 1
+    """How many answers a request has made: those that it asks for, or of which it asks for the best."""
+    return max(_positive(params.get(name)) or 1 for name in CHOICES)
 
 
 def max_tokens_of(params: Mapping[str, JsonValue], default: int) -> int:

@@ -34,6 +34,7 @@ class Usage:
         terms: on which the call was served, in the provider's words; none for its standard ones.
         problem: what can't be true of what was reported.
         fees: nano-dollars at their makers' prices, of what was done beside the tokens.
+        model: that answered, in the provider's words.
     """
 
     input_tokens: int | None
@@ -45,6 +46,7 @@ class Usage:
     terms: tuple[str, ...] = ()
     problem: str | None = None
     fees: int = 0
+    model: str | None = field(default=None, compare=False)
 
 
 _COUNTS = ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "input_tokens", "output_tokens")
@@ -59,7 +61,7 @@ def credible(usage: Usage) -> Usage:
         return usage
     what, tokens = next((what, tokens) for what, tokens in named.items() if tokens > MAX_USAGE)
     said = f"{Decimal(tokens):.3g} {what.replace('_', ' ')} were reported"
-    return Usage(None, None, problem=f"{said}, over {MAX_USAGE:,} are not credible for one call")
+    return Usage(None, None, problem=f"{said}, over {MAX_USAGE:,} are not credible for one call", model=usage.model)
 
 
 _MOST = Decimal(10) ** 40
@@ -196,6 +198,12 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
     return figures.usage(answer, tokens, cached, written, hour)
 
 
+def model_of(answer: Mapping[str, Any]) -> str | None:
+    """Which model answered, where the answer says so."""
+    model = answer.get("model")
+    return model if isinstance(model, str) and model else None
+
+
 def _reports(answer: Mapping[str, Any]) -> Iterator[Any]:
     """Where usage may stand: Groq's streams have it in a field of their own, Moonshot's in the last choice."""
     yield answer.get("usage")
@@ -222,6 +230,11 @@ def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str,
             yield f"{outer}{name}", value
 
 
+def _named(what: str | tuple[str, str]) -> str:
+    """What figures mean, in words of ours: a provider may name anything."""
+    return what if isinstance(what, str) else what[1] if what[1] in _MODALITIES else f"other {what[0]} tokens"
+
+
 class _Figures:
     def __init__(self, reported: Any) -> None:
         self._reported = fields(reported)
@@ -237,12 +250,12 @@ class _Figures:
                 self._kinds.append(what)
             tokens = figure(value)
             if tokens is None:
-                self.doubt(f"{place} is no number of tokens")
+                self.doubt(f"{place if place in _MEANING else _named(what)} is no number of tokens")
             else:
                 self._found.setdefault(what, []).append(tokens)
         for what, found in self._found.items():
             if len(found) > 1 and len({tokens for tokens in found if tokens}) > 1:
-                self.doubt(f"two figures of the same tokens differ ({what if isinstance(what, str) else what[1]})")
+                self.doubt(f"two figures of the same tokens differ ({_named(what)})")
         if not self._reported:
             self.doubt("what was reported as usage is no object")
 
@@ -313,6 +326,7 @@ class _Figures:
             tuple(term for term in dict.fromkeys(terms) if term not in STANDARD_TERMS),
             "; ".join(dict.fromkeys(self._problems)) or None,
             sum(nano * (self.most(place) or 0) for place, nano in _FEES.items()),
+            model_of(answer),
         )
 
     def _output(self, tokens: int | None, output: int | None, *, thinks_beside: bool) -> int | None:

@@ -28,8 +28,8 @@ MAX_ERROR_TEXT = 16_000
 _MAX_PAGE_TEXT = 300
 _MAX_PAGE = 4_000
 _MAX_CODE = 200
-_SHORT = 320
-"""Bytes of JSON that can't be nested deeper than all who read it on the way take, with what holds it: 200 levels."""
+_SHORT = 2 * MAX_DEPTH
+"""Bytes of JSON that can't be nested too deep."""
 
 _STATUS_BY_NAME = {
     # Anthropic's types

@@ -24,7 +24,7 @@ from breakwater.policy.classify import BrokenAnswer, Failure, NothingSaid, Trans
 from breakwater.policy.finish import INTERRUPTED
 from breakwater.policy.known_secrets import KnownSecrets
 from breakwater.policy.redact import RedactionRules
-from breakwater.policy.usage import Usage
+from breakwater.policy.usage import Usage, model_of
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     Answer,
@@ -164,6 +164,9 @@ class HttpProvider:
         self._origin = _checked_origin(wire.url("model"))
         self._headers = {"Content-Type": "application/json", **_checked_headers(settings.headers)}
         self._credential = Credential(settings.api_key)
+        self._secrets = KnownSecrets([], self._placeholder)
+        """What no answer may say: the key, which a provider was sent, and may quote."""
+        self._secrets_version = 0
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
@@ -172,13 +175,16 @@ class HttpProvider:
     async def perform(self, call: Call) -> Answer:
         """Makes the call once. Raises CallFailed."""
         key, version = self._credential.value, self._credential.version
+        if self._secrets_version != version:
+            self._secrets = KnownSecrets([] if key is None else [key], self._placeholder)
+            self._secrets_version = version
         try:
             if call.streaming is not None:
                 return await self._stream(call, key, call.streaming)
             return self._read(await self._post(call, key))
         except CallFailed as failed:
             raise CallFailed(
-                failed.failure if key is None else _without(KnownSecrets([key], self._placeholder), failed.failure),
+                _without(self._secrets, failed.failure),
                 maybe_billed=failed.maybe_billed,
                 usage=failed.usage,
                 credential=version,
@@ -220,7 +226,7 @@ class HttpProvider:
                     # An error, which may be an event; or the whole answer, from a server that does not stream.
                     return self._read(await _reply(response))
                 status = response.status
-                await receive(response, reader, streaming, limit)
+                await receive(response, reader, streaming, limit, self._secrets)
         except TimeoutError as error:
             failure, maybe_billed, cause = silence(call, streaming), course.sent, error
         except (aiohttp.ClientError, OSError) as error:
@@ -230,7 +236,7 @@ class HttpProvider:
             raise self._broken_off(broken, reader, streaming.answer) from broken
         except UnusableAnswerError as error:
             failure, cause = BrokenAnswer(str(error), status), error
-        whole = reader.answer()
+        whole = self._secrets.hidden_in(reader.answer())  # of which each piece may have said a part
         usage = self._wire.usage(whole)
         # What breaks after the end of an answer takes nothing of it.
         if failure is None or reader.whole:
@@ -266,7 +272,11 @@ class HttpProvider:
         status = reply.status
         if not 200 <= status <= 299:
             raise CallFailed(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
-        body = self._assembled(reply) if is_of_events(reply.payload) else _parsed(reply)
+        body = (
+            self._assembled(reply)
+            if is_of_events(reply.payload)
+            else self._secrets.hidden_in_read(reply.payload, _parsed(reply))
+        )
         usage = self._wire.usage(body)
         if carries_error(body):
             raise CallFailed(error_in_answer(body, status), maybe_billed=self._begun(body), usage=usage)
@@ -281,12 +291,12 @@ class HttpProvider:
         answer = Assembly()
         reader = self._wire.stream_reader(answer)
         try:
-            assembled(reply.payload, reader, answer)
+            assembled(reply.payload, reader, answer, self._secrets)
         except StreamBroken as broken:
             raise self._broken_off(broken, reader, answer) from broken
         except UnusableAnswerError as error:
             raise _broken(reply.status, str(error), self._wire.usage(reader.answer())) from error
-        return reader.answer()
+        return self._secrets.hidden_in(reader.answer())
 
     def _broken_off(self, broken: StreamBroken, reader: StreamReader, answer: Assembly) -> CallFailed:
         said = reader.answer()
@@ -321,7 +331,10 @@ class HttpProvider:
         if failure is not None:
             raise CallFailed(failure, maybe_billed=True, usage=usage, finish_reason=reason)
         several = choices if len(choices) > 1 else ()
-        return Answer(chosen.output, usage or Usage(None, None), None, body, reason, several)
+        output = chosen.output
+        if isinstance(output, str):  # of several blocks, perhaps
+            output = self._secrets.hidden(output)
+        return Answer(output, usage or Usage(None, None, model=model_of(body)), None, body, reason, several)
 
 
 async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
@@ -375,17 +388,7 @@ def _broken(status: int, text: str, usage: Usage | None = None) -> CallFailed:
 
 def _without(key: KnownSecrets, failure: Failure) -> Failure:
     """The failure without the key, which a provider may repeat when it complains of it."""
-    return replace(failure, **{item.name: _hidden(key, getattr(failure, item.name)) for item in fields_of(failure)})
-
-
-def _hidden(key: KnownSecrets, value: Any) -> Any:
-    match value:
-        case str():
-            return key.hidden(value)
-        case dict():
-            return {name: _hidden(key, inner) for name, inner in cast(dict[str, Any], value).items()}
-        case _:
-            return value
+    return replace(failure, **{item.name: key.hidden_in(getattr(failure, item.name)) for item in fields_of(failure)})
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ import aiohttp
 
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import BrokenAnswer, Failure, TransportFailure
+from breakwater.policy.known_secrets import KnownSecrets
 from breakwater.providers.base import MAX_ANSWER_BYTES, Call, Streaming, StreamReader, UnusableAnswerError
 from breakwater.providers.failures import carries_error, error_in_answer, first_of, read_json
 from breakwater.providers.limit import Limit
@@ -38,7 +39,9 @@ class StreamBroken(Exception):  # noqa: N818  what happened, in the field's word
         self.failure = failure
 
 
-async def receive(response: aiohttp.ClientResponse, reader: StreamReader, streaming: Streaming, limit: Limit) -> None:
+async def receive(
+    response: aiohttp.ClientResponse, reader: StreamReader, streaming: Streaming, limit: Limit, secrets: KnownSecrets
+) -> None:
     """Passes on a stream until its end.
 
     Args:
@@ -46,6 +49,7 @@ async def receive(response: aiohttp.ClientResponse, reader: StreamReader, stream
         reader: of the API's events.
         streaming: where the chunks go.
         limit: entered, with the time until the answer must have begun.
+        secrets: which no event may say.
 
     Raises:
         StreamBroken: an error came as an event, or too much was said.
@@ -61,7 +65,7 @@ async def receive(response: aiohttp.ClientResponse, reader: StreamReader, stream
         # The last event may lack the empty line that ends it.
         piece, chunks, said = b"\n\n" if over else await _piece(content), list[Chunk](), answer.length
         try:
-            for chunk in _chunks(events, reader, piece):
+            for chunk in _chunks(events, reader, piece, secrets):
                 chunks.append(chunk)
         finally:
             # What came before an event that can't be used was said all the same.
@@ -87,9 +91,9 @@ def is_of_events(body: bytes) -> bool:
     return body[:64].lstrip().startswith((b"data:", b"event:"))
 
 
-def assembled(body: bytes, reader: StreamReader, answer: Assembly) -> None:
+def assembled(body: bytes, reader: StreamReader, answer: Assembly, secrets: KnownSecrets) -> None:
     """Reads a stream that is there as a whole. Raises StreamBroken, UnusableAnswerError."""
-    for chunk in _chunks(EventReader(), reader, body + b"\n\n"):
+    for chunk in _chunks(EventReader(), reader, body + b"\n\n", secrets):
         answer.add(chunk)
     _check_end(reader, answer)
 
@@ -127,12 +131,12 @@ def silence(call: Call, streaming: Streaming) -> TransportFailure:
     return TransportFailure("timeout", "StreamStalledError", text)
 
 
-def _chunks(events: EventReader, reader: StreamReader, piece: bytes) -> Iterator[Chunk]:
+def _chunks(events: EventReader, reader: StreamReader, piece: bytes, secrets: KnownSecrets) -> Iterator[Chunk]:
     try:
         for name, data in events.feed(piece):
             if name in _ALIVE:
                 continue
-            event = None if data == b"[DONE]" else _parsed(data)
+            event = None if data == b"[DONE]" else secrets.hidden_in_read(data, _parsed(data))
             if event is not None and (name == b"error" or carries_error(event)):
                 raise StreamBroken(error_in_answer(event))
             yield from reader.read(event)

@@ -1,0 +1,152 @@
+"""Which params of a job go to its provider.
+
+What a call is admitted, priced and limited by must be what is sent. Those that are known to break that are always
+refused. Where a cap has to hold, or models are chosen from a list, nobody may guess: only those pass that are known to
+cost tokens alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from breakwater.contracts.validation import FieldError
+from breakwater.policy.price import CHOICES, MAX_CHOICES, MAX_OUTPUT_TOKENS, OUTPUT_LIMITS
+
+
+def words(text: str) -> frozenset[str]:
+    """Those of a text."""
+    return frozenset(re.findall(r"\S+", text))
+
+
+RESERVED_PARAMS = {
+    "model": "has a place of its own in a job",
+    "messages": "have a place of their own in a job",
+    "stream": "has a place of its own in a job",
+    "stream_options": "are set by the plane: usage is always asked for",
+    "service_tier": "is not supported: tiers have prices of their own, which budgets don't know",
+    "web_search_options": "are not supported: searches have prices of their own, which budgets don't know",
+}
+
+_PRICED_APART: Mapping[str, JsonValue] = {
+    "audio": None,
+    "inference_geo": "global",
+    "mcp_servers": [],
+    "modalities": ["text"],
+    "plugins": [],
+    "search_parameters": None,
+    "speed": "standard",
+}
+"""Params of some providers that change a call's price, or add to it, each with the value that asks for nothing."""
+
+_OF_THE_CONNECTION = words(
+    """
+    api_base api_key api_version base_url custom_llm_provider default_headers default_query extra_body extra_headers
+    extra_query headers max_retries organization proxies proxy timeout
+    """
+)
+"""What clients and gateways take for where a request goes, as whom, and with what beside the body."""
+
+_RUN_BY_PROVIDER = ("code_", "file_search", "google_", "image_generation", "mcp", "web_", "x_search")
+"""What the types of tools begin with that the provider runs itself, and charges beside the tokens."""
+
+_COMMON = words(
+    """
+    frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens metadata n
+    parallel_tool_calls prediction presence_penalty prompt_cache_key prompt_cache_retention reasoning_effort
+    response_format safety_identifier seed stop store temperature thinking tool_choice tools top_k top_logprobs
+    top_p user verbosity
+    """
+)
+_OF_SERVERS = words(
+    """
+    add_generation_prompt allowed_token_ids bad_words best_of chat_template_kwargs continue_final_message do_sample
+    dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range ebnf echo
+    enable_thinking grammar guided_choice guided_decoding_backend guided_grammar guided_json guided_regex ignore_eos
+    include_reasoning include_stop_str_in_output json_schema length_penalty min_keep min_p min_tokens mirostat
+    mirostat_eta mirostat_tau no_repeat_ngram_size penalize_nl prompt_mode random_seed reasoning reasoning_format
+    reasoning_split regex repeat_last_n repeat_penalty repetition_penalty return_reasoning safe_prompt
+    separate_reasoning skip_special_tokens spaces_between_special_tokens stop_regex stop_token_ids
+    structured_outputs thinking_budget tool_stream top_a top_n_sigma truncate_prompt_tokens typical_p usage
+    xtc_probability xtc_threshold
+    """
+)
+"""Of OpenRouter, vLLM, SGLang, llama.cpp, Ollama, and of makers whose API is compatible with OpenAI's."""
+_OF_ANTHROPIC = frozenset({"cache_control", "output_config", "output_format", "stop_sequences", "system"})
+
+_BY_KIND: Mapping[str, frozenset[str]] = {
+    "openai": _COMMON | _OF_SERVERS,
+    "azure": _COMMON,
+    "anthropic": _COMMON | _OF_ANTHROPIC,
+}
+"""What costs tokens alone, as all that is estimated and billed does."""
+KNOWN_PARAMS = (
+    _COMMON | _OF_SERVERS | _OF_ANTHROPIC | RESERVED_PARAMS.keys() | _PRICED_APART.keys() | _OF_THE_CONNECTION
+)
+
+_OF_FUNCTION = words(
+    """
+    type function custom name description parameters strict cache_control defer_loading input_examples
+    """
+)
+_RUN_BY_CLIENT = ("bash_", "computer_", "memory_", "text_editor_")
+"""What the types of Anthropic's tools begin with that the client runs."""
+
+
+def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
+    """Why params can't go to any provider as they are; None where they can."""
+    for name in params:
+        if name in RESERVED_PARAMS:
+            return FieldError(name, RESERVED_PARAMS[name])
+        if name in _PRICED_APART and params[name] not in (None, _PRICED_APART[name]):
+            return FieldError(name, "is not supported: it has prices of its own, which budgets don't know")
+    for place, tool in _tools(params):
+        kind = tool.get("type")
+        if isinstance(kind, str) and kind.startswith(_RUN_BY_PROVIDER):
+            return FieldError(
+                f"{place}.type", f"{kind!r} is not supported: providers charge for such tools, unknown to budgets"
+            )
+    for name, most in (dict.fromkeys(OUTPUT_LIMITS, MAX_OUTPUT_TOKENS) | dict.fromkeys(CHOICES, MAX_CHOICES)).items():
+        value = params.get(name, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            return FieldError(name, f"must be a whole number from 1 to {most}")
+    return None
+
+
+def connection_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
+    """The same of params that mean where a model's API is, and as whom it is asked."""
+    found = next((name for name in params if name in _OF_THE_CONNECTION), None)
+    return None if found is None else FieldError(found, "is for the config of the provider to set")
+
+
+def unknown_objection(params: Mapping[str, JsonValue], kind: str, allowed: Collection[str]) -> FieldError | None:
+    """The same where only params pass that are known to cost tokens alone.
+
+    Args:
+        params: of a job.
+        kind: of the provider.
+        allowed: what the config allows beside.
+    """
+    for name in params:
+        if name not in _BY_KIND[kind] and name not in _PRICED_APART and name not in allowed:
+            return FieldError(name, "is not known to cost tokens alone, and to leave the model as it is")
+    for place, tool in () if "tools" in allowed else _tools(params):
+        type_ = tool.get("type")
+        if kind == "anthropic":
+            run_by_client = isinstance(type_, str) and type_.startswith(_RUN_BY_CLIENT)
+            if type_ not in (None, "function", "custom") and not run_by_client:
+                return FieldError(f"{place}.type", f"{type_!r} is not known to be run by the client")
+        elif type_ not in ("function", "custom"):
+            return FieldError(f"{place}.type", "must be `function` or `custom`: others may be run by the provider")
+        elif odd := tool.keys() - _OF_FUNCTION:
+            return FieldError(f"{place}.{min(odd)}", "is not known of a tool that the client runs")
+    return None
+
+
+def _tools(params: Mapping[str, JsonValue]) -> list[tuple[str, Mapping[str, Any]]]:
+    tools = params.get("tools")
+    given = enumerate(tools) if isinstance(tools, list) else ()
+    return [(f"tools.{number}", cast(dict[str, Any], tool) if isinstance(tool, dict) else {}) for number, tool in given]
