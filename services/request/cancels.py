@@ -21,13 +21,12 @@ from breakwater import background
 from breakwater.bus.delivery import wake_early
 from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
 from breakwater.bus.lookup import Connection, Lookup
-from breakwater.bus.permissions import PROGRAM
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.api import CancelledJob, CancelRequest, ErrorBody, ErrorDetails
 from breakwater.contracts.execution import Cancellation, CancelOrder
-from breakwater.contracts.subjects import decode_token
+from breakwater.contracts.subjects import PROGRAM, decode_token
 from breakwater.contracts.types import is_identifier
 from breakwater.encryption import Undecryptable
 from breakwater.policy.callers import Caller
@@ -78,7 +77,9 @@ class Cancels:
         with suppress(BusUnavailable):
             await self._publisher.transient(subjects.cancel_order(job_id), stands)
         try:
-            await wake_early(self._publisher, self._lookup, job_id, order.agents)
+            # Once for an order: each time puts another message of the job into its queue.
+            if stands.json_bytes() == order.json_bytes():
+                await wake_early(self._publisher, self._lookup, job_id, order.agents)
         except (BusUnavailable, PublishRefused) as error:
             structlog.get_logger().info("cancelled_job_not_woken", execution_id=job_id, error=str(error))
         cancellation = stands.cancellation

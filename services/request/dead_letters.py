@@ -1,8 +1,8 @@
 """Dead letters, as they are kept; and running their jobs again, each once.
 
-A replay's id is a function of its dead letter, so JOBS takes it once in ten minutes, and the worker runs it once as
-long as its record is kept. What outlasts both is the record beside the dead letter. It is written once the job is
-queued: after a crash in between, a second replay is the same job again.
+A replay's id is a function of its dead letter, so the worker runs it once as long as its record is kept. What outlasts
+that is the record beside the dead letter. It is written once the job is queued: after a crash in
+between, a second replay is the same job again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
@@ -321,8 +321,6 @@ class Replays:
             digest=again.digest,
             plan_id=job.plan_id,
         )
-        if not duplicate:
-            await self._queue.announce_queued(again)
         note = ReplayNote(
             dead_letter_id=kept.number,
             execution_id=kept.replay_id,
@@ -332,9 +330,14 @@ class Replays:
             at=by.at,
         )
         # Another request that replays it at the same moment may be the first to record it.
-        with suppress(AlreadyDecided):
+        try:
             await self._publisher.event(subjects.replayed(kept.number), note, id=kept.replay_id, at=by.at, once=True)
-        return "already" if duplicate else "replayed"
+        except AlreadyDecided:
+            return "already"
+        if duplicate:
+            return "already"
+        await self._queue.announce_queued(again)
+        return "replayed"
 
     async def _ended(self, stream: Stream, of: Sequence[str]) -> dict[str, Status]:
         found: dict[str, Status] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import get_args
 
-from breakwater.bus.delivery import queued_at
+from breakwater.bus.delivery import believed, queued_at
 from breakwater.bus.lookup import Lookup
 from breakwater.contracts import subjects
 from breakwater.contracts.api import AgentQueue
@@ -78,5 +78,12 @@ class RequestGauges:
         now = self._now()
         # The two clocks are two machines'.
         return max(
-            (0.0, *((now - queued_at(one.headers, one.stored_at)).total_seconds() for one in found if one is not None))
+            (
+                0.0,
+                *(
+                    (now - queued_at(believed(one.subject, one.headers), one.stored_at)).total_seconds()
+                    for one in found
+                    if one is not None
+                ),
+            )
         )

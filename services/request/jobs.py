@@ -24,12 +24,12 @@ from breakwater.contracts import subjects
 from breakwater.contracts.api import UndecidedJob
 from breakwater.contracts.execution import Progress
 from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
-from breakwater.contracts.subjects import Header
+from breakwater.contracts.subjects import REPLIES, Header, Stream
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import FieldError
 from breakwater.outage import Outage
 from breakwater.policy.callers import Caller
-from breakwater.policy.ownership import may_see, may_submit, owner_of
+from breakwater.policy.ownership import for_own_tenant, may_be_answered_at, may_see, outside, owner_of
 from breakwater.policy.record import without_figures
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
@@ -46,6 +46,9 @@ MAX_WAIT_S = 300.0
 ACCEPT_TIMEOUT_S = 8.0
 """For the acknowledgement of a job, a second try included."""
 
+MOST_REMEMBERED = 10_000
+"""Jobs with ids that callers chose, of which this process knows where in JOBS they stand."""
+
 LOOK_UP_S = 1.0
 """For what is known of an id that a job brings: beyond it, the worker alone finds that it is that of another job."""
 
@@ -59,20 +62,63 @@ class Queue:
         self._publisher = publisher
         self._shares = shares
         self._outage = Outage("accepting jobs")
+        self._stored: dict[str, tuple[str, int]] = {}
+        """On which subject and where in JOBS, by job id."""
+        self._under_way: dict[str, tuple[asyncio.Lock, int]] = {}
+        """The ids that are being accepted, and by how many requests."""
 
     async def put(self, sent: Submission, traceparent: str | None) -> bool:
-        """Publishes a job.
+        """Publishes a job, unless it waits there already.
+
+        JOBS itself takes every message. Where another process has put the same job there, the worker makes them one.
 
         Args:
             sent: the job.
             traceparent: the W3C trace context it belongs to; None where nobody traces it yet.
 
         Returns:
-            Whether a job with this id was there already; the new one is then not stored.
+            Whether this process has put a job with this id there before, which still stands there.
 
         Raises:
             Problem: 503, it was not accepted.
         """
+        if sent.id_made_here:
+            await self._store(sent, traceparent)
+            return False
+        async with self._one_at_a_time(sent.job_id):
+            if await self._stands(sent.job_id):
+                return True
+            stored = await self._store(sent, traceparent)
+            self._stored[sent.job_id] = subjects.job(sent.job.agent), stored.sequence
+            if len(self._stored) > MOST_REMEMBERED:
+                del self._stored[next(iter(self._stored))]
+            return False
+
+    async def _stands(self, job_id: str) -> bool:
+        """Whether a job stands in JOBS, where this process has put it; not where that can't be known now."""
+        subject, sequence = self._stored.get(job_id, ("", 0))
+        if not sequence:
+            return False
+        with suppress(BusError):
+            found = await self._shares.lookup.next(Stream.JOBS, subject, sequence)
+            message_id = None if found is None else found.headers.get(Header.MSG_ID.value, "")
+            return message_id is not None and message_id.rpartition("/")[2] == subjects.encode_token(job_id)
+        return False
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, job_id: str) -> AsyncGenerator[None]:
+        """Puts jobs of one id there one after the other: each sees that there was one before."""
+        lock, users = self._under_way.get(job_id, (asyncio.Lock(), 0))
+        self._under_way[job_id] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            _, users = self._under_way.pop(job_id)
+            if users > 1:
+                self._under_way[job_id] = lock, users - 1
+
+    async def _store(self, sent: Submission, traceparent: str | None) -> Stored:
         if not self._shares.has_room(sent.job.agent, len(sent.payload)):
             what = f"the jobs of agent {sent.job.agent!r} that wait take its whole share of the queue"
             raise unavailable("refused", f"the job was not accepted: {what}; send it again when some are done")
@@ -96,8 +142,7 @@ class Queue:
             raise unavailable("refused", f"the job was not accepted: {error}") from error
         self._outage.worked()
         self._shares.add(sent.job.agent, len(sent.payload))
-        # An id that was made here is there already only where the first try's acknowledgement was lost.
-        return stored.duplicate and not sent.id_made_here
+        return stored
 
     async def announce_queued(self, sent: Submission) -> None:
         """Publishes as progress that a job is queued. The job is stored already, so a failure is ignored."""
@@ -116,8 +161,7 @@ class Queue:
         try:
             return await self._publisher.job(subject, payload, headers, timeout_s=PUBLISH_TIMEOUT_S)
         except BusUnavailable:
-            # The same message id again: stored once, also where only the acknowledgement was lost. But a server that
-            # crashed in between may have forgotten it, so the id is not called unique any more.
+            # The first may be stored, if only its acknowledgement was lost: the id is not called unique any more.
             again = {name: value for name, value in headers.items() if name != Header.UNIQUE_ID.value}
             left_s = begun + ACCEPT_TIMEOUT_S - time.monotonic()
             return await self._publisher.job(subject, payload, again, timeout_s=max(left_s, 0.1))
@@ -179,8 +223,7 @@ class Jobs:
         """
         job, body = _for_tenant_of(caller, job, body)
         self._check_agent(caller, job)
-        if not may_submit(caller, job.agent, job.tenant):
-            raise _not_of_key(caller, job)
+        _check_sender(caller, job)
         if (problem := objection(self._config, job)) is not None:
             raise invalid_job([FieldError(path=problem.path, message=problem.message)])
         sent = submission(job, body, idempotency_key=idempotency_key, made_id=made_id, owner=owner_of(caller))
@@ -268,21 +311,25 @@ class Jobs:
 
     async def accept(self, sent: Submission, traceparent: str | None) -> Response:
         """Publishes a job. Raises Problem: 409 or 503, it was not accepted."""
+        known: Standing | None = None
         if not sent.id_made_here:
-            # JetStream knows an id for ten minutes, and on the subject of one agent. Where nothing can be looked up,
-            # the job is accepted, and the worker compares.
+            # Where nothing can be looked up, the job is accepted, and the worker compares.
             with suppress(BusUnavailable, StateUnavailable, TimeoutError):
                 async with asyncio.timeout(LOOK_UP_S):
-                    await self.refuse_other_job(sent, just_now=False)
-        duplicate = await self._queue.put(sent, traceparent)
-        if duplicate:
+                    known = await self.refuse_other_job(sent, just_now=False)
+        duplicate = known is not None and known.taken and sent.job.reply_to is None
+        if not duplicate and (duplicate := await self._queue.put(sent, traceparent)):
             try:
                 await self.refuse_other_job(sent, just_now=True)
             except (BusUnavailable, StateUnavailable) as error:
                 raise unavailable("unavailable", f"whether this is the same job cannot be read now: {error}") from error
-        digest = None if sent.id_made_here else sent.digest
-        job, plan_id = sent.job, None if sent.job.dry_run else sent.job.plan_id
-        self._accepted.mark(sent.job_id, job.agent, tenant=job.tenant, owner=sent.owner, digest=digest, plan_id=plan_id)
+        if known is None and not duplicate:
+            digest = None if sent.id_made_here else sent.digest
+            job, plan_id = sent.job, None if sent.job.dry_run else sent.job.plan_id
+            self._accepted.mark(
+                sent.job_id, job.agent, tenant=job.tenant, owner=sent.owner, digest=digest, plan_id=plan_id
+            )
+        duplicate = duplicate or known is not None
         if not duplicate:
             await self._queue.announce_queued(sent)
         body = {"job_id": sent.job_id, "execution_id": sent.job_id, "status": "accepted", "duplicate": duplicate}
@@ -303,24 +350,26 @@ class Jobs:
         except (BusUnavailable, StateUnavailable):
             return False
 
-    async def refuse_other_job(self, sent: Submission, *, just_now: bool) -> None:
-        """Raises Problem: 409, the id is that of another job.
+    async def refuse_other_job(self, sent: Submission, *, just_now: bool) -> Standing | None:
+        """What is known of the job, which was sent before; None where it was not.
 
         Args:
             sent: the job.
-            just_now: another process may have accepted the other one at this moment.
+            just_now: another process may have accepted it at this moment.
 
         Raises:
+            Problem: 409, the id is that of another job.
             BusUnavailable: not known.
             StateUnavailable: not known.
         """
         decided = await self._results.decided(sent.job_id)
         if decided is not None:
             _refuse_conflict(sent, decided)
-            return
+            return Standing(sent.job.agent, None, taken=False, checkpoint=None)
         standing = await self._accepted.standing(sent.job_id, just_now=just_now)
         if standing is not None and standing.digest not in (None, sent.digest):
             raise _id_conflict(sent)
+        return standing
 
     def _check_agent(self, caller: Caller, job: Job) -> None:
         if job.agent not in self._names:
@@ -347,22 +396,28 @@ def job_is_of(caller: Caller, decided: bytes | None, standing: Standing | None) 
 
 def _for_tenant_of(caller: Caller, job: Job, body: bytes) -> tuple[Job, bytes]:
     """The job in the name of the one tenant that its key is bound to, where it names none."""
-    if job.tenant is not None or len(caller.tenants) != 1:
+    bound = for_own_tenant(caller, job)
+    if bound is job or bound.tenant is None:
         return job, body
-    [tenant] = caller.tenants
-    bound = job.model_copy(update={"tenant": tenant})
     if "tenant" in job.model_fields_set:
         return bound, bound.model_dump_json(exclude_unset=True).encode()
-    return bound, with_field(body, "tenant", tenant)
+    return bound, with_field(body, "tenant", bound.tenant)
 
 
-def _not_of_key(caller: Caller, job: Job) -> Problem:
-    if caller.agents and job.agent not in caller.agents:
-        path, bound = "agent", caller.agents
-    else:
-        path, bound = "tenant", caller.tenants
-    message = f"the API key {caller.name!r} submits for {path} {' or '.join(map(repr, bound))} alone"
-    return Problem(403, "forbidden", message, [FieldError(path=path, message="is not one of the key's")])
+def _check_sender(caller: Caller, job: Job) -> None:
+    """Raises Problem: 403, the job is not one of the key's; 422, it may not be answered there."""
+    if (wrong := outside(caller, job.agent, job.tenant)) is not None:
+        path, alone = wrong
+        message = f"the API key {caller.name!r} submits {alone}"
+        raise Problem(403, "forbidden", message, [FieldError(path=path, message="is not one of the key's")])
+    if job.reply_to is None:
+        return
+    own = f"{REPLIES}{subjects.encode_token(caller.name)}."
+    if (
+        job.reply_to.startswith(REPLIES) and not job.reply_to.startswith(own) and not caller.may(("operate",))
+    ) or not may_be_answered_at(job.reply_to, caller.name):
+        message = f"must be an inbox, not one of a program of the config, or a subject below {own[:-1]}"
+        raise invalid_job([FieldError(path="reply_to", message=message)])
 
 
 def _refuse_conflict(sent: Submission, decided: bytes) -> None:

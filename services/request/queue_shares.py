@@ -34,7 +34,7 @@ class QueueShares:
     def __init__(self, share: int | None, lookup: Lookup) -> None:
         """Takes the most bytes that one agent may have (None: a quarter of what JOBS may hold), and how to look."""
         self.set_share(share)
-        self._lookup = lookup
+        self.lookup = lookup
         self._held: Mapping[str, float] = {}
         self._added: Counter[str] = Counter()
         self._over: set[str] = set()
@@ -85,12 +85,12 @@ class QueueShares:
         self._over = over
 
     async def _look(self) -> dict[str, float]:
-        facts = await self._lookup.facts(Stream.JOBS)
+        facts = await self.lookup.facts(Stream.JOBS)
         if self._configured is None and facts.max_bytes > 0:
             self._share = facts.max_bytes / 4
         if facts.bytes <= self._share / 2:
             return {}
-        counts = await self._lookup.counts(Stream.JOBS, "bw.jobs.>")
+        counts = await self.lookup.counts(Stream.JOBS, "bw.jobs.>")
         mean = facts.bytes / max(sum(counts.values()), 1)
         estimates = {
             subject: count * (mean if count * LARGEST <= self._share else await self._mean_size(subject, facts, mean))
@@ -107,6 +107,6 @@ class QueueShares:
     async def _mean_size(self, subject: str, facts: Facts, default: float) -> float:
         step = max((facts.last - facts.first) // SAMPLES, 1)
         places = range(facts.first, facts.last + 1, step)
-        found = await asyncio.gather(*(self._lookup.next(Stream.JOBS, subject, place) for place in places))
+        found = await asyncio.gather(*(self.lookup.next(Stream.JOBS, subject, place) for place in places))
         sizes = [len(one.data) for one in found if one is not None]
         return sum(sizes) / len(sizes) if sizes else default

@@ -30,9 +30,9 @@ class JobDelivery:
     job: Job | None
     reply_to: str | None
     owner: str | None
-    """The name of the API key it belongs to."""
+    """The name of the API key, or the NATS user of the named program, that it belongs to."""
     submitted_by: str | None
-    """The name of the API key it was sent with."""
+    """The same, that it was sent with."""
     digest: str
     """Of what it asks."""
 

@@ -18,17 +18,17 @@ from breakwater import tracing
 from breakwater.bus.delivery import Delivery, park, parked_execution
 from breakwater.bus.errors import PublishRefused
 from breakwater.bus.records import decided
-from breakwater.config import Agent, objection
+from breakwater.config import Agent, NatsProgram, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason, Result
 from breakwater.contracts.job import Job
-from breakwater.contracts.subjects import Header, decode_token
+from breakwater.contracts.subjects import PROGRAM, Header, decode_token
 from breakwater.contracts.types import is_identifier
 from breakwater.contracts.validation import ambiguity, explain
 from breakwater.encryption import Undecryptable, may_be_encrypted
 from breakwater.policy.cost_tags import cost_tags
 from breakwater.policy.job_rules import JobRules
-from breakwater.policy.ownership import job_digest
+from breakwater.policy.ownership import for_own_tenant, job_digest, may_be_answered_at, outside
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.executions import Claim, Claimed, ClaimLost, Conflict, Taken
@@ -206,7 +206,7 @@ class JobHandler:
             now, total_s = assignment.now(), job.total_timeout_s or self._agent.total_timeout_s
             deadline = now + timedelta(seconds=total_s)
             checkpoint = Checkpoint(dispatched_at=now, deadline=deadline, config_version=worker.config_version)
-        if job.plan_id is not None and asked.submitted_by is None:
+        if job.plan_id is not None and (asked.submitted_by is None or asked.submitted_by.startswith(PROGRAM)):
             # Of what came over NATS, the plan does not know yet.
             noted = {claim.execution_id: NotedJob(delivery.queued_at, self._agent_name, job.tenant, asked.owner)}
             await worker.outages.retry_while_unavailable(partial(worker.plans.accept, job.plan_id, noted))
@@ -361,16 +361,42 @@ class JobHandler:
         if job.job_id is None and holds_key(delivery.headers.get(Header.MSG_ID.value, "")):
             return Refusal(f"{Header.MSG_ID.value}: {NO_KEY_IN_ID}")
         problem = objection(self._worker.config, job)
-        return job if problem is None else Refusal(f"{problem.path}: {problem.message}", job)
+        return self._of_sender(delivery, job) if problem is None else Refusal(f"{problem.path}: {problem.message}", job)
+
+    def _of_sender(self, delivery: Delivery, job: Job) -> Job | Refusal:
+        """The job, where its sender may send it; what comes over HTTP was looked at there."""
+        sender = _name_in(delivery, Header.SUBMITTED_BY)
+        if job.reply_to is not None and not may_be_answered_at(job.reply_to, sender):
+            return Refusal(f"reply_to: {job.reply_to!r} is not below the sender's own prefix")
+        if sender is None or not sender.startswith(PROGRAM):
+            return job
+        program = self._program(sender)
+        if program is None:
+            # A key may have such a name, too.
+            known = subjects.user_of_job(delivery.subject) is None
+            return job if known else Refusal(f"the config has no program {sender.removeprefix(PROGRAM)!r}")
+        job = for_own_tenant(program, job)
+        if (wrong := outside(program, job.agent, job.tenant)) is None:
+            return job
+        return Refusal(f"{wrong[0]}: the NATS user {sender!r} submits {wrong[1]}", job)
+
+    def _program(self, sender: str | None) -> NatsProgram | None:
+        """The named program that has sent a job."""
+        if sender is None or not sender.startswith(PROGRAM):
+            return None
+        return self._worker.config.programs.get(sender.removeprefix(PROGRAM))
 
     def _asked(self, delivery: Delivery, parsed: Job | Refusal) -> JobDelivery:
         owner, sender = _name_in(delivery, Header.OWNER), _name_in(delivery, Header.SUBMITTED_BY)
+        if (program := self._program(sender)) is not None and program.tenants:
+            owner = None  # it belongs to its tenant
         if isinstance(parsed, Job):
             digest = job_digest(parsed, owner)
             return JobDelivery(delivery, self._agent, parsed, parsed.reply_to, owner, sender, digest)
         # Also one that is otherwise not valid is answered.
         subject = _field(delivery.data, "reply_to")
-        reply_to = subject if subject is not None and subjects.is_reply_subject(subject) else None
+        may = subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, sender)
+        reply_to = subject if may else None
         digest = job_digest(parsed.job or delivery.data, owner)
         return JobDelivery(delivery, self._agent, None, reply_to, owner, sender, digest)
 

@@ -255,6 +255,38 @@ async def test_a_crash_between_waking_and_acknowledging_wakes_the_same_execution
         await woken.ack_sync()
 
 
+async def test_a_job_of_a_program_stays_its_own_when_it_has_slept_and_what_it_says_itself_is_not_believed(
+    client: Client, publisher: Publisher
+) -> None:
+    forged = {
+        "Breakwater-Owner": "acme",
+        "Breakwater-Submitted-By": "acme",
+        "Breakwater-Unique-Id": "1",
+        "Breakwater-Execution-Id": "of-another",
+        "breakwater-owner": "acme",
+        "Breakwater-Due": "2001-01-01T00:00:00.000Z",
+        "Breakwater-Queued-At": "2001-01-01T00:00:00.000Z",
+        "traceparent": "kept",
+    }
+    for user, owner in (("program-billing", "program-billing"), ("client", None)):
+        await client.jetstream().publish(subjects.job_by(SLOW, user), b"job", headers=forged)
+        job = await taken(client)
+        whose = {} if owner is None else {"Breakwater-Owner": owner, "Breakwater-Submitted-By": owner}
+        assert job.headers == {"traceparent": "kept", **whose}
+        assert (job.is_first, job.queued_at) == (True, job.published_at)
+        await park(publisher, job, agent=SLOW, execution_id=f"of-{user}", due=now())
+        await job.ack_sync()
+        await Waker(publisher, PLAN.agents).handle(await parked(client))
+        woken = await taken(client)
+        await woken.ack_sync()
+        assert woken.subject == subjects.job(SLOW)
+        assert woken.queued_at.timestamp() == pytest.approx(job.published_at.timestamp(), abs=0.002)
+        assert {name: woken.headers.get(name) for name in ("Breakwater-Owner", "Breakwater-Submitted-By")} == {
+            "Breakwater-Owner": owner,
+            "Breakwater-Submitted-By": owner,
+        }
+
+
 async def test_a_crash_before_the_original_is_acknowledged_leaves_a_second_message_of_the_same_execution(
     client: Client, publisher: Publisher
 ) -> None:

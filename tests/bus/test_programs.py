@@ -40,6 +40,7 @@ from tests.helpers import until
 PLAN = Plan(agents={"invoice.writer": 1, "support": 1})
 PROGRAMS = [program("billing", ["invoice.writer"]), program("help-desk", ["support"])]
 WRITER = "invoice%2Ewriter"
+OWN = "program-billing"
 
 
 @dataclass
@@ -197,7 +198,7 @@ async def test_whose_job_it_is_stands_in_the_subject_and_in_no_header_of_the_pro
     forged = {"Breakwater-Owner": "writer", "breakwater-submitted-by": "writer", "Breakwater-Unique-Id": "1", "x": "y"}
     expected = {
         "client": {"x": "y"},
-        "program-billing": {"x": "y", "Breakwater-Owner": "program-billing"},
+        "program-billing": {"x": "y", "Breakwater-Owner": OWN, "Breakwater-Submitted-By": OWN},
         "worker": forged,
     }
     async with running(tmp_path) as users:

@@ -24,7 +24,7 @@ from breakwater.bus.publisher import Publisher, Stored
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts import subjects
 from breakwater.contracts.events import DeadLetter
-from breakwater.contracts.subjects import OURS, Header, Stream, decode_token, encode_token
+from breakwater.contracts.subjects import OURS, PROGRAM, Header, Stream, decode_token, encode_token
 from breakwater.contracts.types import format_time, is_identifier, ms_from_time
 from breakwater.outage import Outage
 
@@ -55,9 +55,7 @@ class Delivery:
         self.ack_subject: str = message.reply
         self.subject: str = message.subject
         self.data: bytes = message.data
-        self.headers: Mapping[str, str] = message.headers or {}
-        if (user := subjects.user_of_job(self.subject)) is not None:
-            self.headers = _headers_of_program(user, self.headers)
+        self.headers: Mapping[str, str] = believed(message.subject, message.headers or {})
         self.stream: str = metadata.stream
         self.sequence: int = metadata.sequence.stream
         self.deliveries: int = metadata.num_delivered or 1
@@ -309,10 +307,19 @@ def _woken(headers: Mapping[str, str], execution_id: str, sequence: int, due: da
     }
 
 
-def _headers_of_program(user: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """Without those that only the plane sets, and with whose job it is, where the program has a user of its own."""
+def believed(subject: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The headers of a message as they hold.
+
+    Those of a program's job are without what only the plane sets, and say whose it is where the program has a user of
+    its own.
+    """
+    user = subjects.user_of_job(subject)
+    if user is None:
+        return headers
     own = {name: value for name, value in headers.items() if not name.lower().startswith(OURS)}
-    return own | {Header.OWNER.value: encode_token(user)} if user != "client" else own
+    if user.startswith(PROGRAM):
+        own[Header.OWNER.value] = own[Header.SUBMITTED_BY.value] = encode_token(user)
+    return own
 
 
 def parked_execution(headers: Mapping[str, str]) -> str | None:

@@ -13,10 +13,12 @@ account, `plane`, from which the account of each user imports what the user may 
 may hear from the accounts of those that publish it. A reply subject means nothing outside the account of the user that
 asks. Only `worker` is in the streams' account, and is trusted with them (ADR 0040).
 
-Three more decisions that the lists below follow:
+Four more decisions that the lists below follow:
 
 - **Replies are private.** Every user of ours has its own inbox prefix (`_INBOX_worker`), and connects with it, so that
   no service receives replies to another one. Programs keep their library's default (`_INBOX`).
+- **Who sends a job stands in its subject.** What programs publish on `bw.jobs.<agent>` comes to JOBS on
+  `bw.jobs.<agent>.<user>`. Only services publish where the headers that say whose a job is are believed (ADR 0088).
 - **A job's `reply_to` is an inbox of the programs or lies under `bw.replies`.** The worker may publish nowhere else, so
   a job can't make it forge an event or answer in the server's name.
 - **Programs get no right to create consumers.** Who may create one on a stream may also change or drain those of our
@@ -44,6 +46,8 @@ from breakwater.contracts.subjects import (
     CANCELS,
     CANCELS_BY_USER,
     CHANNEL_TESTS,
+    PROGRAM,
+    REPLIES,
     WORKERS,
     Stream,
     cancels_by,
@@ -54,10 +58,6 @@ from breakwater.contracts.subjects import (
 )
 
 CLIENT_INBOX = "_INBOX"
-REPLIES = "bw.replies"
-
-PROGRAM = "program-"
-"""What the users of programs begin with that have agents of their own."""
 
 STREAMS_ACCOUNT = "plane"
 """Where the streams are, and where a reply subject reaches JetStream."""
@@ -119,7 +119,7 @@ def program(name: str, agents: Iterable[str]) -> Grant:
             *events,
             *(f"bw.progress.{encode_token(agent)}.>" for agent in agents),
             f"{CLIENT_INBOX}.{user}.>",
-            f"{REPLIES}.{user}.>",
+            f"{REPLIES}{user}.>",
         ),
         # Jobs have no agent in their ids: who asks is added, and whose job it is, the worker looks at.
         asks_as=((CANCELS, cancels_by(user)),),
@@ -195,7 +195,8 @@ GRANTS = (
         "request",
         publish=(
             # A job; what an operator resets, or forces open; caps that an operator raises.
-            *_below("jobs", "breakers", "guards", "budgets"),
+            "bw.jobs.*",
+            *_below("breakers", "guards", "budgets"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
             # How full they are; and how many bytes of JOBS each agent's jobs take.
             *(f"$JS.API.STREAM.INFO.{stream}" for stream in (Stream.JOBS, Stream.RESULTS)),
@@ -232,7 +233,7 @@ GRANTS = (
             # A job that has to wait for long is parked, and put back into its queue when it is due.
             "bw.parked.>",
             *consumes(Stream.PARKED, PARKED_CONSUMER),
-            "bw.jobs.>",
+            "bw.jobs.*",
             # Or when the job that it waits for has ended.
             f"$JS.API.DIRECT.GET.{Stream.PARKED}.>",
             *reads(Stream.EVENTS, Stream.RESULTS),
@@ -241,7 +242,7 @@ GRANTS = (
             HEALTH,
         ),
         # The last, to see whether another worker is connected.
-        sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}.>", WORKERS),
+        sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}>", WORKERS),
         subscribe=(CANCEL_ORDERS, WORKERS),
     ),
     Grant(
@@ -306,7 +307,7 @@ GRANTS = (
             *_api("CONSUMER.INFO.>", "CONSUMER.LIST.>", "CONSUMER.NAMES.>"),
             *_api("CONSUMER.CREATE.>", "CONSUMER.DURABLE.CREATE.>"),
             *reads(*Stream),
-            "bw.jobs.>",
+            "bw.jobs.*",
             # That another config is in force.
             *_below("alerts"),
             HEALTH,
@@ -325,7 +326,7 @@ GRANTS = (
                 *("progress", "results", "chunks"),
             ),
             f"{CLIENT_INBOX}.>",
-            f"{REPLIES}.>",
+            f"{REPLIES}>",
         ),
         publish_as=(("bw.jobs.*", jobs_by("client")),),
         asks=(CANCELS,),

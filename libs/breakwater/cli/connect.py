@@ -51,8 +51,9 @@ async def bus(
     import nats.errors
 
     from breakwater.bus.core import close
-    from breakwater.bus.permissions import PROGRAM, USERS, inbox_prefix
+    from breakwater.bus.permissions import USERS, inbox_prefix
     from breakwater.bus.tls import tls_options
+    from breakwater.contracts.subjects import PROGRAM
 
     outages = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
     troubles: list[Exception] = []

@@ -85,7 +85,8 @@ async def _waiting(client: Client) -> set[str] | None:
     from breakwater.contracts.subjects import Header, Stream
 
     waiting: set[str] = set()
-    for stream, subject in ((Stream.JOBS, "bw.jobs.>"), (Stream.PARKED, "bw.parked.>")):
+    for stream, subject in ((Stream.JOBS, "bw.jobs.*"), (Stream.PARKED, "bw.parked.>")):
+        # Those of programs on NATS have another subject, and were accepted there.
         async with aclosing(scan(lambda: client, stream, subject)) as stored:
             async for found in stored:
                 if len(waiting) == MOST_WAITING:

@@ -24,6 +24,7 @@ from breakwater.config.models import (
     Config,
     Limits,
     ModelSettings,
+    NatsProgram,
     RetentionDays,
     objection,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Limits",
     "LiveConfig",
     "ModelSettings",
+    "NatsProgram",
     "OpenId",
     "PythonChannel",
     "RetentionDays",

@@ -379,6 +379,11 @@ class NatsProgram(Message):
     """A program that connects to NATS with a user of its own, `program-<name>`, and may use some agents only."""
 
     agents: tuple[Identifier, ...] = Field(min_length=1, description="The agents that it may use.")
+    tenants: tuple[Identifier, ...] = Field(
+        default=(),
+        description="In whose name its jobs are; empty: in anyone's. A job that names no tenant gets the one of a "
+        "program that has one.",
+    )
 
 
 class Tracing(Message):

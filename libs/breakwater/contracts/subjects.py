@@ -20,6 +20,13 @@ DUPLICATE_WINDOW_S = 600.0
 """How long JetStream knows the ids of jobs and results again."""
 
 
+REPLIES = "bw.replies."
+"""What the subjects begin with that programs choose for answers, beside their inboxes."""
+
+PROGRAM = "program-"
+"""What the NATS users of programs begin with that the config names."""
+
+
 class Stream(StrEnum):
     """The JetStream streams."""
 
@@ -287,7 +294,7 @@ def names_of_parked(subject: str) -> tuple[str, str]:
 
 def is_reply_subject(subject: str) -> bool:
     """Whether an answer may be sent there: an inbox of a program, or a subject of its own below `bw.replies`."""
-    return subject.startswith(("_INBOX.", "bw.replies.")) and _CONCRETE.fullmatch(subject) is not None
+    return subject.startswith(("_INBOX.", REPLIES)) and _CONCRETE.fullmatch(subject) is not None
 
 
 def message_id(agent: str, job_id: str) -> str:
