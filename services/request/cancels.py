@@ -22,7 +22,7 @@ from breakwater.bus.delivery import wake_early
 from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
 from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config
+from breakwater.config import Config, NatsProgram
 from breakwater.contracts import subjects
 from breakwater.contracts.api import CancelledJob, CancelRequest, ErrorBody, ErrorDetails
 from breakwater.contracts.execution import Cancellation, CancelOrder
@@ -30,6 +30,7 @@ from breakwater.contracts.subjects import PROGRAM, decode_token
 from breakwater.contracts.types import is_identifier
 from breakwater.encryption import Undecryptable
 from breakwater.policy.callers import Caller
+from breakwater.policy.ownership import outside
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
@@ -79,7 +80,7 @@ class Cancels:
         try:
             # Once for an order: each time puts another message of the job into its queue.
             if stands.json_bytes() == order.json_bytes():
-                await wake_early(self._publisher, self._lookup, job_id, order.agents)
+                await wake_early(self._publisher, self._lookup, job_id, order.agents, order.owner)
         except (BusUnavailable, PublishRefused) as error:
             structlog.get_logger().info("cancelled_job_not_woken", execution_id=job_id, error=str(error))
         cancellation = stands.cancellation
@@ -180,7 +181,7 @@ class CancelRequests:
 
     def take_over(self, config: Config, redactor: Redactor) -> None:
         """Answers by another config from now on."""
-        self._agents = {f"{PROGRAM}{name}": program.agents for name, program in config.programs.items()}
+        self._programs = {f"{PROGRAM}{name}": program for name, program in config.programs.items()}
         self._redactor = redactor
 
     async def answer(self, subject: str, data: bytes) -> bytes:
@@ -195,22 +196,36 @@ class CancelRequests:
     async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
         user, job_id = _asked(subject)
         reason = _reason_in(data, self._redactor)
-        agents = () if user == CLIENT else tuple(self._agents.get(user, ()))
-        if not is_identifier(job_id) or (user != CLIENT and not agents):
+        program = self._programs.get(user)
+        if not is_identifier(job_id) or (user != CLIENT and program is None):
             raise unknown_job(None)
         decided = await self._cancels.results.decided(job_id)
         if decided is not None:
-            if agents and orjson.loads(decided)["agent"] not in agents:
+            if program is not None and not _is_of(user, program, decided):
                 raise unknown_job(job_id)
             return _of_result(job_id, decided)
-        # Nothing may be known yet of a job that came over NATS. The order names the agents that it may be of.
+        # Nothing may be known yet of a job that came over NATS. The order names whose it may be.
         if await self._cancels.has_too_many(user, job_id):
             message = (
                 f"{MOST_UNSEEN:,} orders of this user are kept for jobs that no worker has seen; wait for some to end"
             )
             raise Problem(429, "too_many_requests", message)
         by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
-        return _cancelling(await self._cancels.order(CancelOrder(execution_id=job_id, cancellation=by, agents=agents)))
+        order = CancelOrder(execution_id=job_id, cancellation=by)
+        if program is not None:
+            owner = None if program.tenants else user
+            order = CancelOrder(
+                execution_id=job_id, cancellation=by, agents=program.agents, tenants=program.tenants, owner=owner
+            )
+        return _cancelling(await self._cancels.order(order))
+
+
+def _is_of(user: str, program: NatsProgram, decided: bytes) -> bool:
+    """Whether a job belongs to a named program, by its result: to its tenant, or to it alone."""
+    of = orjson.loads(decided)
+    if outside(program, of["agent"], of.get("tenant")) is not None:
+        return False
+    return bool(program.tenants) or of.get("owner") == user
 
 
 def _refusal(problem: Problem) -> bytes:

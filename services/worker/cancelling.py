@@ -36,15 +36,15 @@ class CancelSignal:
         cancellation: the first that was heard of; None where it was not cancelled.
     """
 
-    def __init__(self, agent: str) -> None:
+    def __init__(self, agent: str, owner: str | None = None, tenant: str | None = None) -> None:
         self.cancellation: Cancellation | None = None
-        self._agent = agent
+        self._of = agent, owner, tenant
         self._waiting: asyncio.Task[object] | None = None
         self._interrupted = False
 
     def hear(self, orders: Iterable[CancelOrder]) -> None:
-        """Takes orders that name the job, and interrupts what it waits for where one of them holds for its agent."""
-        if self.cancellation is not None or (found := cancelled_by(orders, self._agent)) is None:
+        """Takes orders that name the job, and interrupts what it waits for where one of them holds for it."""
+        if self.cancellation is not None or (found := cancelled_by(orders, *self._of)) is None:
             return
         self.cancellation = found
         # A task that hears it itself waits for nothing: its own cancelling would hit whatever it waits for next.

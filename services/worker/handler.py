@@ -153,7 +153,7 @@ class JobHandler:
                 return
             case Claimed(text, orders, has_children):
                 pass
-        with worker.leases.keeping(claim, self._agent_name, asked_at) as held:
+        with worker.leases.keeping(claim, self._agent_name, asked_at, asked.owner, tenant) as held:
             held.has_children = has_children
             if orders:
                 held.cancel.hear(orders)

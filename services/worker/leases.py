@@ -52,15 +52,19 @@ class Leases:
         self.claims: dict[Claim, HeldClaim] = {}
 
     @contextmanager
-    def keeping(self, claim: Claim, agent: str, asked_at: float) -> Generator[HeldClaim]:
+    def keeping(
+        self, claim: Claim, agent: str, asked_at: float, owner: str | None = None, tenant: str | None = None
+    ) -> Generator[HeldClaim]:
         """Keeps a claim while the block runs.
 
         Args:
             claim: that Redis has granted.
             agent: whose job it is.
             asked_at: when it was asked for, or before, by the monotonic clock.
+            owner: of the job.
+            tenant: of the job.
         """
-        held = self.claims[claim] = HeldClaim(CancelSignal(agent), asked_at + CLAIM_LEASE_MS / 1000)
+        held = self.claims[claim] = HeldClaim(CancelSignal(agent, owner, tenant), asked_at + CLAIM_LEASE_MS / 1000)
         try:
             yield held
         finally:

@@ -269,7 +269,9 @@ class Waker:
             )
 
 
-async def wake_early(publisher: Publisher, lookup: Lookup, execution_id: str, agents: Collection[str] = ()) -> bool:
+async def wake_early(
+    publisher: Publisher, lookup: Lookup, execution_id: str, agents: Collection[str] = (), owner: str | None = None
+) -> bool:
     """Puts a job that sleeps back into its queue before it is due, as something is to be done with it now.
 
     Its message stays on PARKED. When that is due, the job is decided.
@@ -279,9 +281,10 @@ async def wake_early(publisher: Publisher, lookup: Lookup, execution_id: str, ag
         lookup: of PARKED.
         execution_id: the job.
         agents: only a job of one of these; empty: of any.
+        owner: only a job of this one; None: of anyone.
 
     Returns:
-        Whether it was put back: it sleeps, and is of one of the agents.
+        Whether it was put back: it sleeps, and is one of these.
 
     Raises:
         BusUnavailable: NATS does not answer.
@@ -293,6 +296,8 @@ async def wake_early(publisher: Publisher, lookup: Lookup, execution_id: str, ag
     due = _time(found.headers.get(Header.DUE.value)) or found.stored_at
     agent, _ = subjects.names_of_parked(found.subject)
     if agents and agent not in agents:
+        return False
+    if owner is not None and found.headers.get(Header.OWNER.value) != encode_token(owner):
         return False
     await publisher.job(subjects.job(agent), found.data, _woken(found.headers, execution_id, found.sequence, due))
     return True

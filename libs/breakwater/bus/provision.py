@@ -169,11 +169,11 @@ async def _with_waiting_subjects(jetstream: JetStreamContext, wanted: StreamConf
         return wanted
     # Only now: the answer names every subject that holds a message, and in PARKED each message has its own.
     info = await jetstream.stream_info(wanted.name or "", subjects_filter=">")
-    holding, waiting = info.state.subjects or {}, list[str]()
+    stored, waiting = info.state.subjects or {}, list[str]()
     for subject in sorted(dropped):
         # An agent's subjects go together.
         root = subject.removesuffix(".*")
-        if any(one == root or one.startswith(f"{root}.") for one in holding) or await _any_parked(jetstream, root):
+        if any(one == root or one.startswith(f"{root}.") for one in stored) or await _any_parked(jetstream, root):
             waiting.append(subject)
     return wanted.evolve(subjects=list(dict.fromkeys([*(wanted.subjects or ()), *waiting])))
 

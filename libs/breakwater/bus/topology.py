@@ -74,7 +74,7 @@ class Plan:
     max_bytes: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
     """Of the streams that the config limits."""
     jobs_max_per_agent: int | None = None
-    """The most messages of one agent in JOBS; None for any number."""
+    """The most messages of one agent and one sender in JOBS; None for any number."""
 
 
 def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:

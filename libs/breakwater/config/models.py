@@ -342,8 +342,8 @@ class Limits(Message):
     jobs_max_per_agent: int | None = Field(
         default=None,
         ge=1,
-        description="The most jobs that wait for one agent, whoever publishes them: NATS refuses more, also over NATS, "
-        "where no limit in bytes holds for an agent. By default none.",
+        description="The most jobs that wait for one agent from each sender: the HTTP API, `client`, and each named "
+        "program. NATS refuses more, also over NATS, where no limit in bytes holds for an agent. By default none.",
     )
     events_max_bytes: int = Field(
         default=8 * GIB,

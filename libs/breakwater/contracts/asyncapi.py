@@ -32,7 +32,8 @@ _TRACEPARENT = {Header.TRACEPARENT: {**_STRING, "description": "W3C trace contex
 _MSG_ID = {
     Header.MSG_ID: {
         **_STRING,
-        "description": "JetStream stores one message with this id within ten minutes. The job's id if it has no other.",
+        "description": "The job's id if it has no other. JetStream stores each message; the worker makes a repeated id "
+        "one execution.",
     }
 }
 

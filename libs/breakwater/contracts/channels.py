@@ -54,7 +54,7 @@ CHANNELS = (
         None,
         "receive",
         "Ask here for a job to be cancelled. The body may be empty. If the message has a reply subject, the response "
-        "is a `CancelledJob`, or an `ErrorBody`. A program of the config cancels jobs of its own agents only.",
+        "is a `CancelledJob`, or an `ErrorBody`. A program of the config cancels its own jobs only.",
     ),
     Channel(
         "results",

@@ -228,6 +228,8 @@ class CancelOrder(Event):
     execution_id: Identifier
     cancellation: Cancellation
     agents: tuple[Identifier, ...] = Field(default=(), description="Only a job of one of these; empty: of any.")
+    tenants: tuple[Identifier, ...] = Field(default=(), description="The same of tenants.")
+    owner: Identifier | None = Field(default=None, description="Only a job of this one; null: of anyone.")
 
 
 class Execution(Event):

@@ -15,14 +15,24 @@ _WHO = {
 }
 
 
-def cancelled_by(orders: Iterable[CancelOrder], agent: str) -> Cancellation | None:
-    """The first cancellation that was asked for by somebody who may cancel jobs of the agent; None where nobody did.
+def cancelled_by(
+    orders: Iterable[CancelOrder], agent: str, owner: str | None = None, tenant: str | None = None
+) -> Cancellation | None:
+    """The first cancellation that was asked for by somebody who may cancel the job; None where nobody did.
 
     Args:
         orders: for one job, in any order.
-        agent: whose job it is.
+        agent: of the job.
+        owner: the key or the named program that it belongs to.
+        tenant: of the job.
     """
-    valid = [order.cancellation for order in orders if not order.agents or agent in order.agents]
+    valid = [
+        order.cancellation
+        for order in orders
+        if (not order.agents or agent in order.agents)
+        and (not order.tenants or tenant in order.tenants)
+        and order.owner in (None, owner)
+    ]
     return min(valid, key=lambda one: one.at, default=None)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from breakwater.policy.cancellation import cancelled_by
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
 from services.worker.cancelling import JobCancelled
@@ -28,10 +27,11 @@ class ClaimGate(Gate):
         job, kept = self.request.job, self.worker.executions.kept(answer)
         if kept is None:
             return ClaimLost(job.execution_id)
-        found = cancelled_by(kept.orders, job.agent_name) if kept.orders else None
-        if found is not None:
-            return JobCancelled(found)
-        if not kept.has_children or (held := self.worker.leases.claims[job.claim]).has_children:
+        held = self.worker.leases.claims[job.claim]
+        held.cancel.hear(kept.orders)
+        if held.cancel.cancellation is not None:
+            return JobCancelled(held.cancel.cancellation)
+        if not kept.has_children or held.has_children:
             return None
         held.has_children = True
         return WaitForCapacity(0.0, TASK_BUDGET_HELD)

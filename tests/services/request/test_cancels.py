@@ -185,9 +185,10 @@ programs: {desk: {agents: [reader]}}
         answer = await api.bus.request(by("program-desk", job_id), b"", timeout=60)
         assert json.loads(answer.data)["status"] == "cancelling"
         [kept] = await orders_kept(redis, job_id)
-        assert (kept.cancellation.name, kept.agents) == ("program-desk", ("reader",))
+        assert (kept.cancellation.name, kept.agents, kept.owner) == ("program-desk", ("reader",), "program-desk")
         await publish_result(api.bus, result_of(decided, "writer"))
-        for subject in (by("program-desk", decided), by("program-gone", new_id())):
+        await publish_result(api.bus, result_of(anothers := new_id(), "reader"))
+        for subject in (by("program-desk", decided), by("program-desk", anothers), by("program-gone", new_id())):
             answer = await api.bus.request(subject, b"", timeout=60)
             assert json.loads(answer.data)["error"]["code"] == "unknown_job"
 

@@ -75,6 +75,25 @@ async def test_a_bound_key_submits_for_its_tenants_and_agents_and_sees_their_job
     assert [(await seen(api, job_id, headers))[0] for headers in (acme, both, rival, narrow)] == [200, 200, 404, 404]
 
 
+async def test_a_key_names_an_inbox_or_a_subject_below_its_own_prefix_for_answers(api: HttpApi) -> None:
+    own, operator = key(api, "a key"), key(api, "op", scopes=("submit", "operate"))
+    for reply_to, allowed in (
+        ("_INBOX.abc.1", (own, operator)),
+        ("bw.replies.a%20key.1", (own, operator)),
+        ("bw.replies.orders", (operator,)),
+        ("bw.replies.a%20key2.1", (operator,)),
+        ("bw.replies.program-support.orders", ()),
+        ("bw.replies.program-support", ()),
+        ("_INBOX.program-support.x", ()),
+    ):
+        for headers in (own, operator):
+            answer = await submit(api, headers, reply_to=reply_to)
+            if headers in allowed:
+                assert answer.status == 202
+            else:
+                assert (answer.status, answer.code, answer.paths) == (422, "invalid_job", ["reply_to"])
+
+
 async def test_a_job_names_the_key_that_submitted_it_also_where_it_belongs_to_others(api: HttpApi) -> None:
     sent: dict[str, Any] = {}
 

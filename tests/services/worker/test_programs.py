@@ -1,0 +1,122 @@
+"""Jobs of named programs: whose they are, in whose name they may be, and where their answers may go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Cancellation, CancelOrder
+from tests.flow.kit import model
+from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import WorkerPlane
+
+AGENTS: dict[str, Any] = {"writer": {"model": "sim/m"}, "critic": {"model": "sim/m"}}
+PROGRAMS: dict[str, Any] = {
+    "billing": {"agents": ["writer"]},
+    "acme": {"agents": ["writer"], "tenants": ["acme"]},
+    "both": {"agents": ["writer"], "tenants": ["acme", "rival"]},
+}
+FORGED = {
+    "Breakwater-Owner": "key",
+    "Breakwater-Submitted-By": "key",
+    "breakwater-owner": "key",
+    "Breakwater-Unique-Id": "1",
+    "Breakwater-Execution-Id": "of-another",
+    "Breakwater-Queued-At": "2001-01-01T00:00:00.000Z",
+}
+
+
+async def send(plane: WorkerPlane, user: str, job: Mapping[str, Any]) -> None:
+    """Publishes a job as it comes from the account of a user, with all headers that a program may try."""
+    subject = subjects.job_by(str(job["agent"]), user)
+    await plane.jetstream.publish(subject, json.dumps(job).encode(), timeout=30, headers=FORGED)
+
+
+async def test_a_job_belongs_to_who_sent_it_whatever_its_headers_say(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS, programs=PROGRAMS) as plane:
+        expected = {
+            "client": (None, None, None),
+            "program-billing": ("program-billing", "program-billing", None),
+            "program-acme": (None, "program-acme", "acme"),
+        }
+        for user, (owner, sender, tenant) in expected.items():
+            await send(plane, user, {"agent": "writer", "job_id": f"of-{user}", "prompt": user})
+            result = await plane.result(f"of-{user}")
+            assert (result["status"], result.get("owner"), result.get("tenant")) == ("succeeded", owner, tenant)
+            attempt = await plane.last("EVENTS", f"bw.attempts.writer.of-{user}.1")
+            assert attempt is not None
+            assert attempt.get("submitted_by") == sender
+            assert not result["queued_at"].startswith("2001")
+
+
+@pytest.mark.parametrize(
+    ("user", "wrong", "path"),
+    [
+        ("program-acme", {"tenant": "rival"}, "tenant"),
+        ("program-both", {}, "tenant"),
+        ("program-both", {"tenant": "third"}, "tenant"),
+        ("program-billing", {"agent": "critic"}, "agent"),
+        ("program-gone", {}, "program"),
+    ],
+)
+async def test_a_job_in_anothers_name_is_refused_and_costs_nobody(
+    start_worker: StartWorker, user: str, wrong: dict[str, Any], path: str
+) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS, programs=PROGRAMS) as plane:
+        reply_to = f"bw.replies.{user}.1"
+        replies = await plane.client.subscribe(reply_to)
+        await send(plane, user, {"agent": "writer", "job_id": "j", "prompt": "x", "reply_to": reply_to} | wrong)
+        refused = json.loads((await replies.next_msg(timeout=60)).data)
+        assert (refused["status"], refused["reason"]) == ("dead_lettered", "invalid")
+        assert path in refused["error"]["message"]
+        assert plane.sim.ledger.totals.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("user", "reply_to"),
+    [
+        ("client", "bw.replies.program-billing.orders"),
+        ("client", "bw.replies.program-billing"),
+        ("client", "_INBOX.program-billing.x"),
+        ("client", "_INBOX.program-of-nobody.x"),
+        ("program-acme", "bw.replies.program-billing.orders"),
+        ("program-acme", "_INBOX.program-billing.x"),
+        ("program-acme", "_INBOX.abc"),
+        ("program-acme", "bw.replies.orders"),
+        ("program-acme", "bw.replies.program-acme"),
+        ("program-acme", "bw.replies.program-acme-2.orders"),
+        ("program-acme", "bw.replies._INBOX.program-acme.x"),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"prompt": 3}])
+async def test_no_answer_goes_below_the_prefix_of_another(
+    start_worker: StartWorker, user: str, reply_to: str, more: dict[str, Any]
+) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS, programs=PROGRAMS) as plane:
+        heard = await plane.client.subscribe(reply_to)
+        await send(plane, user, {"agent": "writer", "job_id": "j", "prompt": "x", "reply_to": reply_to} | more)
+        assert (await plane.result("j"))["reason"] == "invalid"
+        assert heard.pending_msgs == 0
+        assert plane.sim.ledger.totals.calls == 0
+
+
+async def test_an_order_of_a_program_cancels_its_own_job_alone(start_worker: StartWorker) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS, programs=PROGRAMS) as plane:
+        await plane.end()
+        by = Cancellation(by="program", name="program-billing", at=datetime.now(UTC))
+        for user in ("client", "program-acme", "program-billing"):
+            order = CancelOrder(execution_id=f"of-{user}", cancellation=by, agents=("writer",), owner="program-billing")
+            await plane.worker.executions.cancel(order)
+            await send(plane, user, {"agent": "writer", "job_id": f"of-{user}", "prompt": user})
+        plane.begin()
+        for user, status in (
+            ("client", "succeeded"),
+            ("program-acme", "succeeded"),
+            ("program-billing", "cancelled"),
+        ):
+            assert (await plane.result(f"of-{user}"))["status"] == status
