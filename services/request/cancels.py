@@ -27,17 +27,17 @@ from breakwater.contracts import subjects
 from breakwater.contracts.api import CancelledJob, CancelRequest, ErrorBody, ErrorDetails
 from breakwater.contracts.execution import Cancellation, CancelOrder
 from breakwater.contracts.subjects import PROGRAM, decode_token
-from breakwater.contracts.types import is_identifier
+from breakwater.contracts.types import is_full_id
 from breakwater.encryption import Undecryptable
 from breakwater.policy.callers import Caller
-from breakwater.policy.ownership import outside
+from breakwater.policy.ownership import outside, scope_in, scoped_execution
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.executions import MOST_UNSEEN, Executions
 from services.request.audit import AuditLog
 from services.request.auth import caller_of
-from services.request.jobs import job_is_of, wait_s_of
+from services.request.jobs import find_job, wait_s_of
 from services.request.parsing import read_body, read_command
 from services.request.problems import Problem, not_done, unknown_job
 from services.request.results import ResultReader, Waiters
@@ -108,7 +108,7 @@ class CancelRoute:
         wait_s = wait_s_of(request.scope["query_string"])
         body = await read_body(request, MAX_BYTES, "a request like this may have at most {limit:,} bytes")
         reason = _reason_in(body, self._redactor)
-        if not is_identifier(job_id):
+        if not is_full_id(job_id):
             raise unknown_job(None)
         if not caller.may(("operate",)):
             # A program's own job: who cancelled it stands in its record.
@@ -119,15 +119,15 @@ class CancelRoute:
         except BusError as error:
             raise not_done(error) from error
 
-    async def _cancel(self, caller: Caller, job_id: str, reason: str | None, wait_s: float | None) -> Response:
+    async def _cancel(self, caller: Caller, given: str, reason: str | None, wait_s: float | None) -> Response:
         cancels = self._cancels
         try:
-            decided = await cancels.results.decided(job_id)
-            standing = None if decided is not None else await cancels.accepted.standing(job_id)
-            if not job_is_of(caller, decided, standing):
-                raise unknown_job(job_id)
+            found = await find_job(caller, given, cancels.results, cancels.accepted)
+            if found is None:
+                raise unknown_job(given)
+            job_id, decided = found
             if decided is not None:
-                return _response(_of_result(job_id, decided))
+                return _response(_of_result(given, decided))
             async with cancels.waiters.listening(subjects.result(job_id)) as answer:
                 by = _cancellation(caller, reason)
                 order = CancelOrder(execution_id=job_id, cancellation=by, agents=caller.agents)
@@ -138,7 +138,7 @@ class CancelRoute:
                     decided = await cancels.results.wait(job_id, answer, never, deadline, look_now=True)
         except (BusError, StateUnavailable) as error:
             raise not_done(error) from error
-        return _response(_cancelling(stands) if decided is None else _of_result(job_id, decided))
+        return _response(_cancelling(given, stands) if decided is None else _of_result(given, decided))
 
 
 def _cancellation(caller: Caller, reason: str | None) -> Cancellation:
@@ -194,16 +194,17 @@ class CancelRequests:
             return _refusal(not_done(error))
 
     async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
-        user, job_id = _asked(subject)
+        user, given = _asked(subject)
+        job_id = scoped_execution(given, None if user == CLIENT else scope_in(user, None))
         reason = _reason_in(data, self._redactor)
         program = self._programs.get(user)
-        if not is_identifier(job_id) or (user != CLIENT and program is None):
+        if not is_full_id(job_id) or (user != CLIENT and program is None):
             raise unknown_job(None)
         decided = await self._cancels.results.decided(job_id)
         if decided is not None:
             if program is not None and not _is_of(user, program, decided):
-                raise unknown_job(job_id)
-            return _of_result(job_id, decided)
+                raise unknown_job(given)
+            return _of_result(given, decided)
         # Nothing may be known yet of a job that came over NATS. The order names whose it may be.
         if await self._cancels.has_too_many(user, job_id):
             message = (
@@ -217,7 +218,7 @@ class CancelRequests:
             order = CancelOrder(
                 execution_id=job_id, cancellation=by, agents=program.agents, tenants=program.tenants, owner=owner
             )
-        return _cancelling(await self._cancels.order(order))
+        return _cancelling(given, await self._cancels.order(order))
 
 
 def _is_of(user: str, program: NatsProgram, decided: bytes) -> bool:
@@ -258,8 +259,7 @@ def _of_result(job_id: str, decided: bytes) -> CancelledJob:
     return CancelledJob.model_validate({**fields, "job_id": job_id, "execution_id": job_id})
 
 
-def _cancelling(order: CancelOrder) -> CancelledJob:
-    job_id = order.execution_id
+def _cancelling(job_id: str, order: CancelOrder) -> CancelledJob:
     return CancelledJob(job_id=job_id, execution_id=job_id, status="cancelling", cancellation=order.cancellation)
 
 

@@ -34,10 +34,11 @@ from breakwater.contracts.api import (
 )
 from breakwater.contracts.events import DeadLetter, ReplayNote
 from breakwater.contracts.execution import Status
-from breakwater.contracts.job import Job
+from breakwater.contracts.job import Job, ScopedJob
 from breakwater.contracts.subjects import Header, Stream, decode_token, encode_token
-from breakwater.contracts.types import Event, Identifier, format_time
+from breakwater.contracts.types import Event, FullId, format_time
 from breakwater.encryption import LEFT_OUT, OFF, Cipher, Undecryptable
+from breakwater.policy.ownership import scope_in, within
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from services.request.jobs import Queue
@@ -46,8 +47,8 @@ from services.request.problems import Problem, not_done, unavailable
 
 ALL_DEAD_LETTERS = "bw.dlq.>"
 
-ROOM = 1024
-"""What a job may be longer than the limit for jobs, as the worker sees it: ids are put into it on the way."""
+ROOM, ROOM_FOR_IDS = 1024, 32_768
+"""What a job may be longer than the limit for jobs, as the worker sees it: its id, or all ids, are put into it."""
 
 _KINDS: Mapping[str, DeadLetterKind] = {
     Stream.JOBS: "job",
@@ -138,10 +139,11 @@ def job_of(config: Config, kept: Kept) -> Job | str:
     if kept.undecryptable is not None:
         return kept.undecryptable
     limit = config.limits.max_body_bytes
-    if len(kept.payload) > limit + ROOM:
+    is_scoped = Header.SCOPED_IDS.value in kept.dead_letter.headers
+    if len(kept.payload) > limit + (ROOM_FOR_IDS if is_scoped else ROOM):
         return f"the job has {len(kept.payload):,} bytes; at most {limit:,} are accepted (limits.max_body_bytes)"
     try:
-        job = read_job(kept.payload)
+        job = read_job(kept.payload, ScopedJob if is_scoped else Job)
     except Problem as problem:
         return f"this is not a job: {problem.message}"
     if job.agent not in config.agents:
@@ -157,11 +159,12 @@ def replay_of(kept: Kept, job: Job) -> Submission:
     """The job of a dead letter, to be published again: a new execution, which names the old one."""
     dead_letter = kept.dead_letter
     original = dead_letter.execution_id or job.job_id or f"{dead_letter.stream}/{dead_letter.sequence}"
-    again = job.model_copy(update={"job_id": kept.replay_id, "metadata": {**job.metadata, "replay_of": original}})
-    payload = again.model_dump_json(exclude_unset=True).encode()
     tokens = (dead_letter.headers.get(one.value) for one in (Header.OWNER, Header.SUBMITTED_BY))
     owner, sender = (None if token is None else _name(token) for token in tokens)
-    return Submission(again, kept.replay_id, False, payload, owner, sender)
+    if owner is not None and sender is None and Header.SCOPED_IDS.value not in dead_letter.headers:
+        job = within(job, scope_in(owner, None))  # of a program, as the worker did
+    again = job.model_copy(update={"job_id": kept.replay_id, "metadata": {**job.metadata, "replay_of": original}})
+    return Submission(again, kept.replay_id, False, again.model_dump_json(exclude_unset=True).encode(), owner, sender)
 
 
 def _why_no_job(config: Config, kept: Kept) -> str:
@@ -210,7 +213,7 @@ class Outcome:
 class _Ended(Event):
     """What is read of a result or a record."""
 
-    execution_id: Identifier
+    execution_id: FullId
     status: Status
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from urllib.parse import parse_qsl, quote
 
 import orjson
@@ -25,13 +26,26 @@ from breakwater.contracts.api import UndecidedJob
 from breakwater.contracts.execution import Progress
 from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
 from breakwater.contracts.subjects import REPLIES, Header, Stream
-from breakwater.contracts.types import is_identifier
+from breakwater.contracts.types import is_full_id
 from breakwater.contracts.validation import FieldError
 from breakwater.outage import Outage
 from breakwater.policy.callers import Caller
-from breakwater.policy.ownership import for_own_tenant, may_be_answered_at, may_see, outside, owner_of
+from breakwater.policy.ownership import (
+    as_chosen,
+    for_own_tenant,
+    has_scoped_ids,
+    is_made,
+    may_be_answered_at,
+    may_see,
+    names_of,
+    outside,
+    owner_of,
+    scope_of,
+    scoped_execution,
+    shown_to,
+)
 from breakwater.policy.record import without_figures
-from breakwater.state.accepted import Accepted, Standing
+from breakwater.state.accepted import LINGER_S, Accepted, Standing
 from breakwater.state.connection import StateUnavailable
 from services.request.agents import Agents
 from services.request.auth import caller_of
@@ -53,6 +67,10 @@ LOOK_UP_S = 1.0
 """For what is known of an id that a job brings: beyond it, the worker alone finds that it is that of another job."""
 
 _JSON = "application/json"
+
+
+class AnothersId(Exception):
+    """An id that its sender did not choose is that of another owner's job, which it must not learn."""
 
 
 class Queue:
@@ -127,6 +145,8 @@ class Queue:
             headers[Header.TRACEPARENT.value] = traceparent
         if sent.id_made_here:
             headers[Header.UNIQUE_ID.value] = "1"
+        if sent.submitted_by is None or has_scoped_ids(sent.job):
+            headers[Header.SCOPED_IDS.value] = "1"
         if sent.owner is not None:
             headers[Header.OWNER.value] = subjects.encode_token(sent.owner)
         if sent.submitted_by is not None:
@@ -201,12 +221,13 @@ class Jobs:
         sent = self.prepare(
             caller_of(request), read_job(body), body, request.headers.get("idempotency-key"), make_job_id()
         )
+        sent = await self.checked(sent)
         trace.of(sent.job.agent, sent.job_id)
         if wait_s is None:
             await self._refuse_when_open(sent)
             return await self.accept(sent, trace.traceparent)
         acceptance, result = await self.run(request, sent, trace.traceparent, wait_s)
-        return acceptance if result is None else Response(result, media_type=_JSON)
+        return acceptance if result is None else Response(chosen_by(sent, result), media_type=_JSON)
 
     def prepare(self, caller: Caller, job: Job, body: bytes, idempotency_key: str | None, made_id: str) -> Submission:
         """A job that may be published.
@@ -226,7 +247,8 @@ class Jobs:
         _check_sender(caller, job)
         if (problem := objection(self._config, job)) is not None:
             raise invalid_job([FieldError(path=problem.path, message=problem.message)])
-        sent = submission(job, body, idempotency_key=idempotency_key, made_id=made_id, owner=owner_of(caller))
+        whose = {"owner": owner_of(caller), "scope": scope_of(caller, job.tenant)}
+        sent = submission(job, body, idempotency_key=idempotency_key, made_id=made_id, **whose)
         return replace(sent, submitted_by=caller.name, by_operator=caller.may(("operate",)))
 
     async def run(
@@ -279,30 +301,32 @@ class Jobs:
 
     async def show(self, request: Request) -> Response:
         """GET of one: 200 with the result or the record, 202 while it is not decided, also after `wait_s`; 404."""
-        job_id: str = request.path_params["job_id"]
-        if not is_identifier(job_id):
+        given, caller = str(request.path_params["job_id"]), caller_of(request)
+        if not is_full_id(given):
             raise unknown_job(None)
         wait_s = wait_s_of(request.scope["query_string"])
         try:
-            async with self._waiters.listening(subjects.result(job_id)) as answer:
-                decided = await self._results.decided(job_id)
-                standing = None if decided is not None else await self._accepted.standing(job_id)
-                if not job_is_of(caller_of(request), decided, standing):
-                    raise unknown_job(job_id)
-                if decided is None and wait_s is not None:
-                    decided = await self._awaited(request, job_id, answer, time.monotonic() + wait_s)
+            found = await find_job(caller, given, self._results, self._accepted)
+            if found is None and (dry_run := await self._accepted.dry_run(names_of(caller, given))) is not None:
+                found = await find_job(caller, dry_run, self._results, self._accepted)
+            if found is None:
+                raise unknown_job(given)
+            job_id, decided = found
+            if decided is None and wait_s is not None:
+                decided = await self._awaited(request, job_id, time.monotonic() + wait_s)
             if decided is not None:
-                return Response(decided, media_type=_JSON)
+                return Response(shown_result(caller, decided), media_type=_JSON)
             attempts = tuple(map(without_figures, await self._results.attempts(job_id)))
         except (BusError, StateUnavailable) as error:
             raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
-        body = UndecidedJob(job_id=job_id, execution_id=job_id, attempts=attempts)
-        return Response(body.json_bytes(), 202, media_type=_JSON)
+        body = UndecidedJob(job_id=job_id, execution_id=job_id, attempts=attempts).json_bytes()
+        return Response(shown_result(caller, body), 202, media_type=_JSON)
 
-    async def _awaited(self, request: Request, job_id: str, answer: Answer, deadline: float) -> bytes | None:
+    async def _awaited(self, request: Request, job_id: str, deadline: float) -> bytes | None:
         left = asyncio.ensure_future(_disconnected(request))
         try:
-            found = await self._results.wait(job_id, answer, left, deadline, look_now=False)
+            async with self._waiters.listening(subjects.result(job_id)) as answer:
+                found = await self._results.wait(job_id, answer, left, deadline, look_now=True)
         finally:
             left.cancel()
         if found is not None and not job_is_of(caller_of(request), found, None):
@@ -311,30 +335,49 @@ class Jobs:
 
     async def accept(self, sent: Submission, traceparent: str | None) -> Response:
         """Publishes a job. Raises Problem: 409 or 503, it was not accepted."""
-        known: Standing | None = None
-        if not sent.id_made_here:
-            # Where nothing can be looked up, the job is accepted, and the worker compares.
-            with suppress(BusUnavailable, StateUnavailable, TimeoutError):
-                async with asyncio.timeout(LOOK_UP_S):
-                    known = await self.refuse_other_job(sent, just_now=False)
-        duplicate = known is not None and known.taken and sent.job.reply_to is None
+        sent = await self.checked(sent)
+        job, known = sent.job, sent.known
+        duplicate = known is not None and known.taken and job.reply_to is None
         if not duplicate and (duplicate := await self._queue.put(sent, traceparent)):
             try:
                 await self.refuse_other_job(sent, just_now=True)
+            except AnothersId:
+                raise _id_conflict(sent) from None
             except (BusUnavailable, StateUnavailable) as error:
                 raise unavailable("unavailable", f"whether this is the same job cannot be read now: {error}") from error
         if known is None and not duplicate:
-            digest = None if sent.id_made_here else sent.digest
-            job, plan_id = sent.job, None if sent.job.dry_run else sent.job.plan_id
+            digest, plan_id = None if sent.id_made_here else sent.digest, None if job.dry_run else job.plan_id
             self._accepted.mark(
                 sent.job_id, job.agent, tenant=job.tenant, owner=sent.owner, digest=digest, plan_id=plan_id
             )
         duplicate = duplicate or known is not None
         if not duplicate:
             await self._queue.announce_queued(sent)
-        body = {"job_id": sent.job_id, "execution_id": sent.job_id, "status": "accepted", "duplicate": duplicate}
-        headers = {"Location": f"/api/v1/jobs/{quote(sent.job_id, safe='')}"}
+        shown_id = sent.shown_id
+        if job.dry_run and shown_id != sent.job_id:
+            with suppress(StateUnavailable):
+                await self._accepted.note_dry_run(scoped_execution(shown_id, sent.scope), sent.job_id)
+        body = {"job_id": shown_id, "execution_id": shown_id, "status": "accepted", "duplicate": duplicate}
+        headers = {"Location": f"/api/v1/jobs/{quote(shown_id, safe='')}"}
         return Response(orjson.dumps(body), 202, headers, _JSON)
+
+    async def checked(self, sent: Submission) -> Submission:
+        """A job whose id is not that of another one. Raises Problem: 409, it is.
+
+        Where an id with the form of a made one is another owner's, the sender must not learn that: it names a job of
+        its own.
+        """
+        if sent.id_made_here or sent.checked:
+            return sent
+        known: Standing | None = None
+        # Where nothing can be looked up, the job is accepted, and the worker compares.
+        with suppress(BusUnavailable, StateUnavailable, TimeoutError):
+            async with asyncio.timeout(LOOK_UP_S):
+                try:
+                    known = await self.refuse_other_job(sent, just_now=False)
+                except AnothersId:
+                    return await self.checked(sent.with_own_name())
+        return replace(sent, checked=True, known=known)
 
     async def _refuse_when_open(self, sent: Submission) -> None:
         refusal = await self._agents.refusal(sent)
@@ -359,17 +402,26 @@ class Jobs:
 
         Raises:
             Problem: 409, the id is that of another job.
+            AnothersId: it has the form of a made id, and is that of another owner's job.
             BusUnavailable: not known.
             StateUnavailable: not known.
         """
         decided = await self._results.decided(sent.job_id)
+        standing = None if decided is not None else await self._accepted.standing(sent.job_id, just_now=just_now)
+        found = _known(decided, standing)
+        if found is None:
+            return None
+        if found.digest == sent.digest:
+            return found if decided is None else replace(found, taken=False)
+        is_ours = found.owner == sent.owner and (sent.owner is not None or found.tenant == sent.job.tenant)
+        if sent.scope is not None and is_made(sent.job_id) and not is_ours:
+            raise AnothersId
         if decided is not None:
             _refuse_conflict(sent, decided)
-            return Standing(sent.job.agent, None, taken=False, checkpoint=None)
-        standing = await self._accepted.standing(sent.job_id, just_now=just_now)
-        if standing is not None and standing.digest not in (None, sent.digest):
+            return replace(found, taken=False)
+        if found.digest is not None:
             raise _id_conflict(sent)
-        return standing
+        return found
 
     def _check_agent(self, caller: Caller, job: Job) -> None:
         if job.agent not in self._names:
@@ -388,10 +440,48 @@ def job_is_of(caller: Caller, decided: bytes | None, standing: Standing | None) 
     """Whether there is a job, and it belongs to a caller: by its result or its record, or by what is known before."""
     if caller.may(("operate",)):
         return decided is not None or standing is not None
-    if decided is not None:
-        of = orjson.loads(decided)
-        return may_see(caller, agent=of["agent"], tenant=of.get("tenant"), owner=of.get("owner"))
-    return standing is not None and may_see(caller, agent=standing.agent, tenant=standing.tenant, owner=standing.owner)
+    of = _known(decided, standing)
+    return of is not None and may_see(caller, agent=of.agent, tenant=of.tenant, owner=of.owner)
+
+
+def _known(decided: bytes | None, standing: Standing | None) -> Standing | None:
+    """What is known of a job, also of one that is decided."""
+    if decided is None:
+        return standing
+    of = orjson.loads(decided)
+    whose = of.get("tenant"), of.get("owner"), of.get("job_digest")
+    return Standing(of["agent"], None, True, None, *whose)
+
+
+async def find_job(
+    caller: Caller, given: str, results: ResultReader, accepted: Accepted
+) -> tuple[str, bytes | None] | None:
+    """A job of a caller by the id that it chose, or by its full id: what it is called, and its result or record.
+
+    None where there is no such job. Raises as `ResultReader.decided` and `Accepted.standing`.
+    """
+    names = names_of(caller, given)
+    for wait_s in (0.0, 2 * LINGER_S):  # another process may have accepted it and not have saved it yet
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        for name in names:
+            decided = await results.decided(name)
+            standing = None if decided is not None else await accepted.standing(name, just_now=False)
+            if job_is_of(caller, decided, standing):
+                return name, decided
+    return None
+
+
+def chosen_by(sent: Submission, result: bytes) -> bytes:
+    """A result with its ids as the sender of the job chose them."""
+    return orjson.dumps(as_chosen(orjson.loads(result))) if has_scoped_ids(sent.job) else result
+
+
+def shown_result(caller: Caller, document: bytes) -> bytes:
+    """A result, a record or a step with its ids as a caller writes them."""
+    if b"@" not in document:
+        return document
+    return orjson.dumps(as_chosen(orjson.loads(document), partial(shown_to, caller)))
 
 
 def _for_tenant_of(caller: Caller, job: Job, body: bytes) -> tuple[Job, bytes]:
@@ -428,7 +518,9 @@ def _refuse_conflict(sent: Submission, decided: bytes) -> None:
 
 
 def _id_conflict(sent: Submission) -> Problem:
-    message = f"job_id {sent.job_id!r} is already the id of another job; choose another id, or send the same job again"
+    message = (
+        f"job_id {sent.shown_id!r} is already the id of another job; choose another id, or send the same job again"
+    )
     return Problem(409, "id_conflict", message, [FieldError(path="job_id", message="is that of another job")])
 
 

@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NoReturn, TypeVar
 
@@ -17,8 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError, ambiguity, problems
-from breakwater.policy.ownership import job_digest
+from breakwater.policy.ownership import job_digest, scoped, scoped_execution, shown, within
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
+from breakwater.state.accepted import Standing
 from services.request.problems import Problem
 
 MOST_DETAILS = 20
@@ -39,20 +40,37 @@ _ID_IN_HEADER = re.compile(r"[\x20-\x7e]{1,128}\Z")
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that may be published."""
+    """A job that may be published, with its ids as they are called inside the plane."""
 
     job: Job
     job_id: str
     id_made_here: bool
     """It was made here, so no other job has it."""
     payload: bytes
-    """The job as its sender wrote it, with the job id in it."""
+    """The job as its sender wrote it, with the ids in it."""
     owner: str | None = None
     """The name of the API key that the job belongs to."""
     submitted_by: str | None = None
     """The name of the API key that it was sent with, whomever it belongs to."""
     by_operator: bool = False
     """That key may operate the plane."""
+    scope: str | None = None
+    """Whose names its ids are."""
+    checked: bool = False
+    """It is known that its id is not that of another job."""
+    known: Standing | None = None
+    """What was known of it then, where it was sent before."""
+
+    @property
+    def shown_id(self) -> str:
+        """Its id as its sender chose it."""
+        return shown(self.job_id)
+
+    def with_own_name(self) -> Submission:
+        """The same under a name of its sender's own: its id, although made, is that of another's job."""
+        job_id = scoped(self.job_id, self.scope)
+        job = self.job.model_copy(update={"job_id": job_id})
+        return replace(self, job=job, job_id=job_id, payload=job.model_dump_json(exclude_unset=True).encode())
 
     @cached_property
     def digest(self) -> str:
@@ -102,14 +120,14 @@ async def _read(request: Request, limit: int, too_large: str) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def read_job(body: bytes) -> Job:
+def read_job(body: bytes, form: type[Job] = Job) -> Job:
     """Parses a body, once.
 
     Raises:
         Problem: 400 for what is not JSON in UTF-8, 422 for what is not a job.
     """
     try:
-        job = Job.model_validate_json(body)
+        job = form.model_validate_json(body)
     except ValidationError as error:
         _explain(error, body, Job, "job")
     _refuse_ambiguous(body)
@@ -141,30 +159,43 @@ def read_query(request: Request, form: type[Form]) -> Form:
 
 
 def submission(
-    job: Job, body: bytes, *, idempotency_key: str | None, made_id: str, owner: str | None = None
+    job: Job,
+    body: bytes,
+    *,
+    idempotency_key: str | None,
+    made_id: str,
+    owner: str | None = None,
+    scope: str | None = None,
 ) -> Submission:
-    """Settles the job's id: its own, else the Idempotency-Key header's, else the one made here.
+    """Settles the job's ids: its own is the one it chose, else the Idempotency-Key header's, else the one made here.
+
+    A dry run takes no id: it decides nothing for a job that comes with the same one.
 
     Raises:
         Problem: 422 for an Idempotency-Key that can't be an id, or has the form of a key.
     """
-    if job.job_id is not None:
-        return Submission(job, job.job_id, id_made_here=False, payload=body, owner=owner)
+    chosen = job.job_id if job.job_id is not None else _checked(idempotency_key)
+    own = f"{chosen}@{made_id}" if job.dry_run else scoped_execution(chosen or "", scope)
+    job_id = made_id if chosen is None else own
+    refers = within(job, scope)
+    inside = refers if job_id == job.job_id else refers.model_copy(update={"job_id": job_id})
+    if refers is not job or ("job_id" in job.model_fields_set and inside is not job):
+        body = inside.model_dump_json(exclude_unset=True).encode()
+    elif inside is not job:
+        # The sender's own bytes, as they are: no number and no escape changes its form on the way.
+        body = with_field(body, "job_id", job_id)
+    return Submission(inside, job_id, chosen is None or job.dry_run, body, owner, scope=scope)
+
+
+def _checked(idempotency_key: str | None) -> str | None:
     if idempotency_key is None:
-        return Submission(job, made_id, True, _with_id(job, body, made_id), owner)
+        return None
     if not _ID_IN_HEADER.match(idempotency_key):
         message = "must have 1 to 128 characters, all of them printable ASCII"
         raise invalid_job([FieldError(path="Idempotency-Key", message=message)])
     if holds_key(idempotency_key):
         raise invalid_job([FieldError(path="Idempotency-Key", message=NO_KEY_IN_ID)])
-    return Submission(job, idempotency_key, False, _with_id(job, body, idempotency_key), owner)
-
-
-def _with_id(job: Job, body: bytes, job_id: str) -> bytes:
-    if "job_id" in job.model_fields_set:  # written as null: a second one before it would lose
-        return job.model_copy(update={"job_id": job_id}).model_dump_json(exclude_unset=True).encode()
-    # The sender's own bytes, as they are: no number and no escape changes its form on the way.
-    return with_field(body, "job_id", job_id)
+    return idempotency_key
 
 
 def with_field(document: bytes, name: str, value: str) -> bytes:

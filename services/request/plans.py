@@ -24,7 +24,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.callers import Caller
-from breakwater.policy.ownership import may_see
+from breakwater.policy.ownership import may_see, names_of, shown, shown_to
 from breakwater.policy.plans import circle_among, plan_of
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.state.connection import StateUnavailable
@@ -32,7 +32,7 @@ from breakwater.state.plans import KnownPlan, NotedJob, Plans
 from services.request.agents import Agents
 from services.request.auth import caller_of
 from services.request.clickhouse import answered
-from services.request.jobs import Jobs, make_job_id
+from services.request.jobs import AnothersId, Jobs, make_job_id
 from services.request.observe import submitting
 from services.request.parsing import Submission, invalid_job, read_body, read_command
 from services.request.problems import Problem, not_done
@@ -64,13 +64,13 @@ class PlanRoutes:
             plan_id, submissions = self._prepare(caller, read_command(body, PlanRequest))
             try:
                 if submissions:
-                    await self._accept(caller, plan_id, submissions, trace.traceparent)
+                    await self._accept(caller, submissions, trace.traceparent)
                 else:
-                    await self._plans.announce(plan_id, caller.name)
+                    await self._plans.announce(names_of(caller, plan_id, made_first=False)[0], caller.name)
             except (BusError, StateUnavailable) as error:
                 raise not_done(error) from error
             trace.answered(202)
-        accepted = AcceptedPlan(plan_id=plan_id, job_ids=tuple(sent.job_id for sent in submissions))
+        accepted = AcceptedPlan(plan_id=plan_id, job_ids=tuple(sent.shown_id for sent in submissions))
         headers = {"Location": f"/api/v1/plans/{quote(plan_id, safe='')}"}
         return Response(accepted.json_bytes(), 202, headers, "application/json")
 
@@ -88,7 +88,8 @@ class PlanRoutes:
     async def show_one(self, asked: ApiRequest[Message]) -> PlanStatus:
         """One plan, with its jobs. Raises Problem: 404."""
         plan_id = asked.path["plan_id"]
-        for plan in await self._read(asked.caller, [plan_id], with_jobs=True):
+        names = names_of(asked.caller, plan_id, made_first=False)
+        for plan in await self._read(asked.caller, names, with_jobs=True):
             return plan
         raise Problem(404, "unknown_plan", f"there is no plan {plan_id!r}, or none that this key may see")
 
@@ -104,53 +105,57 @@ class PlanRoutes:
                     raise invalid_job([FieldError(path="plan_id", message=f"is not that of the plan, {plan_id!r}")])
                 job = job.model_copy(update={"plan_id": plan_id})
                 body = job.model_dump_json(exclude_unset=True).encode()
-                sent.append(self._jobs.prepare(caller, job, body, own_id if plan.plan_id else None, own_id))
+                made_id = make_job_id() if plan.plan_id else own_id
+                sent.append(self._jobs.prepare(caller, job, body, own_id if plan.plan_id else None, made_id))
             except Problem as problem:
                 raise _of_job(number, problem) from None
         depends_on = {one.job_id: one.job.depends_on for one in sent}
         if len(depends_on) < len(sent):
             raise invalid_job([FieldError(path="jobs", message="two of them have the same job_id")])
         if circle := circle_among(depends_on):
-            message = f"they depend on one another in a circle: {' on '.join(map(repr, circle))}"
+            message = f"they depend on one another in a circle: {' on '.join(repr(shown(one)) for one in circle)}"
             raise invalid_job([FieldError(path="jobs", message=message)])
         return plan_id, sent
 
-    async def _accept(
-        self, caller: Caller, plan_id: str, submissions: Sequence[Submission], traceparent: str | None
-    ) -> None:
+    async def _accept(self, caller: Caller, submissions: Sequence[Submission], traceparent: str | None) -> None:
+        submissions = list(submissions)
         for number, sent in enumerate(submissions):
             if not sent.id_made_here:
                 try:
                     await self._jobs.refuse_other_job(sent, just_now=False)
+                except AnothersId:
+                    submissions[number] = sent.with_own_name()
                 except Problem as problem:
                     raise _of_job(number, problem) from None
-        await self._refuse_when_open(caller, plan_id, submissions)
-        # All are known before one of them can end: a plan must not look as if it had fewer.
-        at, before = datetime.now(UTC), (await self._plans.known([plan_id]))[plan_id].jobs
-        noted = {
-            sent.job_id: NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner)
-            for sent in submissions
-            if sent.job_id not in before and not sent.job.dry_run
-        }
-        await self._plans.accept(plan_id, noted, caller.name)
-        missing = set(noted)
+        await self._refuse_when_open(caller, submissions)
+        # All are known before one of them can end: a plan must not look as if it had fewer. Of a key that is bound to
+        # several tenants, each of them has its part.
+        at, before = datetime.now(UTC), await self._plans.known({str(sent.job.plan_id) for sent in submissions})
+        noted: dict[str, dict[str, NotedJob]] = {plan_id: {} for plan_id in before}
+        for sent in submissions:
+            plan_id = str(sent.job.plan_id)
+            if sent.job_id not in before[plan_id].jobs and not sent.job.dry_run:
+                noted[plan_id][sent.job_id] = NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner)
+        for plan_id, jobs in noted.items():
+            await self._plans.accept(plan_id, jobs, caller.name)
+        missing = {job_id: plan_id for plan_id, jobs in noted.items() for job_id in jobs}
         try:
             for start in range(0, len(submissions), AT_ONCE):
                 batch = submissions[start : start + AT_ONCE]
                 done = await asyncio.gather(
                     *(self._jobs.accept(sent, traceparent) for sent in batch), return_exceptions=True
                 )
-                missing.difference_update(
-                    sent.job_id for sent, one in zip(batch, done, strict=True) if not isinstance(one, BaseException)
-                )
+                for sent, one in zip(batch, done, strict=True):
+                    if not isinstance(one, BaseException):
+                        missing.pop(sent.job_id, None)
                 for one in done:
                     if isinstance(one, BaseException):
                         raise one
         finally:
-            if missing:
-                await self._plans.withdraw(plan_id, missing)
+            for plan_id in set(missing.values()):
+                await self._plans.withdraw(plan_id, [one for one, of in missing.items() if of == plan_id])
 
-    async def _refuse_when_open(self, caller: Caller, plan_id: str, submissions: Sequence[Submission]) -> None:
+    async def _refuse_when_open(self, caller: Caller, submissions: Sequence[Submission]) -> None:
         """Raises Problem: 503, no model of an agent may be called now. The plan has failed with it."""
         found: dict[tuple[str | None, ...], Problem | None] = {}
         for sent in (one for one in submissions if not one.job.dry_run):
@@ -158,8 +163,9 @@ class PlanRoutes:
             if models not in found:
                 found[models] = await self._agents.refusal(sent, of_plan=True)
             if (refusal := found[models]) is not None and not await self._jobs.is_repeated(sent):
+                plan_id = str(sent.job.plan_id)
                 await self._plans.announce(plan_id, caller.name, refusal.message)
-                refusal.message += f": no job was accepted for the plan {plan_id!r}, failed if it has no others"
+                refusal.message += f": no job was accepted for the plan {shown(plan_id)!r}, failed if it has no others"
                 raise refusal
 
     async def _read(self, caller: Caller, plan_ids: Sequence[str], *, with_jobs: bool = False) -> list[PlanStatus]:
@@ -170,7 +176,7 @@ class PlanRoutes:
         undecided = {job_id: (plan_id, job) for plan_id, plan in known.items() for job_id, job in plan.jobs.items()}
         decided = await self._decided({job_id: one for job_id, one in undecided.items() if job_id not in recorded})
         begun = await self._plans.begun(undecided.keys() - recorded - decided.keys())
-        shown: list[PlanStatus] = []
+        plans: list[PlanStatus] = []
         for plan_id in plan_ids:
             visible = _visible(caller, known[plan_id])
             jobs = {job.job_id: job for job in ended[plan_id] if visible is None or job.job_id in visible.jobs}
@@ -185,8 +191,8 @@ class PlanRoutes:
             announced = (visible or known[plan_id]).announced
             if jobs or announced:
                 refusal = None if jobs else next(filter(None, announced.values()), None)
-                shown.append(plan_of(plan_id, jobs.values(), refusal, with_jobs=with_jobs))
-        return shown
+                plans.append(_shown(caller, plan_of(plan_id, jobs.values(), refusal, with_jobs=with_jobs)))
+        return plans
 
     async def _decided(self, noted: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
         """Those of some jobs that have results. Another's job may have got the id first: it is none of the plan's."""
@@ -199,6 +205,12 @@ class PlanRoutes:
                     if (plan_id, one.tenant, one.owner) == (of.get("plan_id"), of.get("tenant"), of.get("owner")):
                         found[job.job_id] = job
         return found
+
+
+def _shown(caller: Caller, plan: PlanStatus) -> PlanStatus:
+    """A plan with its ids as a caller writes them."""
+    jobs = tuple(job.model_copy(update={"job_id": shown_to(caller, job.job_id)}) for job in plan.jobs)
+    return plan.model_copy(update={"plan_id": shown_to(caller, plan.plan_id), "jobs": jobs})
 
 
 def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:

@@ -22,7 +22,8 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Progress
-from breakwater.contracts.types import Event, Timestamp, is_identifier
+from breakwater.contracts.types import Event, Timestamp, is_full_id
+from breakwater.policy.ownership import names_of
 from breakwater.policy.progress import steps_of
 from breakwater.state.accepted import Accepted, Standing
 from breakwater.state.connection import StateUnavailable
@@ -38,7 +39,7 @@ from services.request.event_stream import (
     server_sent,
     supervise,
 )
-from services.request.jobs import job_is_of
+from services.request.jobs import find_job, job_is_of, shown_result
 from services.request.problems import unavailable, unknown_job
 from services.request.results import ResultReader
 
@@ -101,7 +102,7 @@ class ProgressStreams:
     async def follow(self, request: Request) -> Response:
         """GET: the stream; 404, or 503 where there are too many."""
         job_id: str = request.path_params["job_id"]
-        if not is_identifier(job_id):
+        if not is_full_id(job_id):
             raise unknown_job(None)
         return _Following(self._streams, self._sources, job_id, request)
 
@@ -113,17 +114,19 @@ class _Following(EventStream):
         super().__init__()
         self._streams = streams
         self._sources = sources
-        self._job_id = job_id
+        self._given = self._job_id = job_id
         self._request = request
         self._sent = SentSteps()
         self._number = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream until the job is decided, the reader goes away, its key is revoked, or the process stops."""
-        subject = f"bw.progress.*.{subjects.encode_token(self._job_id)}"
         with self._streams.open(self._request) as ending:
             inbox = Inbox(ending)
             try:
+                if (job_id := await self._called()) is not None:
+                    self._job_id = job_id
+                subject = f"bw.progress.*.{subjects.encode_token(self._job_id)}"
                 async with hearing(self._sources.connection, subject, inbox.put):
                     found, decided = await self._known()
                     await self.begin(send)
@@ -138,6 +141,14 @@ class _Following(EventStream):
             except (BusError, StateUnavailable) as error:
                 raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
 
+    async def _called(self) -> str | None:
+        """What the job is called inside the plane that its owner names as it chose; None where it is as it is given."""
+        caller = caller_of(self._request)
+        if names_of(caller, self._given) == (self._given,):
+            return None
+        found = await find_job(caller, self._given, self._sources.results, self._sources.accepted)
+        return None if found is None else found[0]
+
     async def _known(self) -> tuple[list[Progress], bytes | None]:
         """What is known when somebody joins, and the decision. Raises Problem: 404, the job is unknown."""
         # In this order: the attempts of a job that is decided are all recorded.
@@ -149,17 +160,17 @@ class _Following(EventStream):
             if standing is not None:
                 found += of_standing(self._job_id, standing, attempts, datetime.now(UTC))
             elif not attempts:
-                raise unknown_job(self._job_id)
+                raise unknown_job(self._given)
         else:
             standing = None
         caller = caller_of(self._request)
         if not caller.may(("read",)) and not job_is_of(caller, decided, standing):
-            raise unknown_job(self._job_id)
+            raise unknown_job(self._given)
         return found, decided
 
     async def _write(self, inbox: Inbox, sender: Sender, found: list[Progress], decided: bytes | None) -> None:
         # Said even where nothing is known yet: readers and proxies see that the stream has begun.
-        await sender.send(comment(f"progress of job {self._job_id}"))
+        await sender.send(comment(f"progress of job {self._given}"))
         for step in found:
             await self._send_step(sender, step)
         pause, reconnects = LOOK_S, self._sources.reconnects()
@@ -183,7 +194,7 @@ class _Following(EventStream):
                 await inbox.wait(min(look_at, sender.silent_until) - time.monotonic())
             if decided is None and time.monotonic() >= sender.silent_until:
                 await sender.send(comment("still here"))
-        await sender.send(self._event("decided", decision(self._job_id, decided)), more=False)
+        await sender.send(self._event("decided", decision(self._given, decided)), more=False)
 
     async def _look(self, sender: Sender) -> bytes | None:
         """Sends the recorded attempts that the subscription missed, and returns the decision."""
@@ -195,7 +206,8 @@ class _Following(EventStream):
 
     async def _send_step(self, sender: Sender, step: Progress, *, while_looking: bool = False) -> None:
         if self._sent.news(step, while_looking=while_looking):
-            await sender.send(self._event("progress", step.json_bytes()))
+            document = shown_result(caller_of(self._request), step.json_bytes())
+            await sender.send(self._event("progress", document))
 
     def _event(self, event: str, data: bytes) -> bytes:
         self._number += 1

@@ -76,6 +76,8 @@ class Assignment:
     """Of its task's breaker, where the job brings one. Its guard and retry rules are those of `agent` already."""
     output_guard: OutputGuard | None = None
     """What the agent's answers must satisfy."""
+    owner: str | None = None
+    """The name of the API key or the program that it belongs to."""
     submitted_by: str | None = None
     """The name of the API key that it was sent with."""
     caller: str | None = None

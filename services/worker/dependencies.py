@@ -12,6 +12,7 @@ from breakwater.bus.delivery import wake_early
 from breakwater.bus.errors import BusUnavailable, PublishRefused
 from breakwater.bus.records import decided
 from breakwater.contracts.execution import ErrorInfo
+from breakwater.policy.ownership import shown
 from breakwater.policy.plans import Dependency, dependency_failure, look_again_in
 from breakwater.state.accepted import Accepted
 from services.worker.assignment import Assignment, Finished, JobDelivery, Sleeping
@@ -39,7 +40,7 @@ class Dependencies:
         worker, job = self._worker, self._job
         waited_s = (worker.now() - self._asked.delivery.queued_at).total_seconds()
         at_most_s = job.job.total_timeout_s or job.agent.total_timeout_s
-        why = dependency_failure(found, waited_s, at_most_s)
+        why = dependency_failure({shown(one): stands for one, stands in found.items()}, waited_s, at_most_s)
         if why is None:
             # Whoever decides one of them wakes this job from now on.
             await self._again(partial(worker.executions.wait_for, open_ones, job.execution_id))
@@ -48,7 +49,7 @@ class Dependencies:
             error = ErrorInfo(kind="dependency_failed", class_="DependencyFailedError", message=why)
             return Finished(at, None, None, "dependency_failed", error)
         progress = ProgressReporter(worker, job.agent_name, job.execution_id, job.job.parent_execution_id)
-        await progress.report("waiting", detail=f"depends on {', '.join(open_ones)}")
+        await progress.report("waiting", detail=f"depends on {', '.join(map(shown, open_ones))}")
         delay_s = look_again_in(waited_s)
         if "unknown" in found.values():
             delay_s = min(delay_s, max(at_most_s - waited_s, 0.1))
@@ -88,7 +89,7 @@ class Dependencies:
         while level:
             level = await self._again(partial(executions.waiting_for, level)) - seen
             if (both := sorted(level.intersection(open_ones))) or own in open_ones:
-                return f"the job {(both or [own])[0]!r}, which this one depends on, depends on this one in turn"
+                return f"the job {shown((both or [own])[0])!r}, which this one depends on, depends on this one in turn"
             seen |= level
         return None
 

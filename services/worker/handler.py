@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -21,14 +21,23 @@ from breakwater.bus.records import decided
 from breakwater.config import Agent, NatsProgram, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason, Result
-from breakwater.contracts.job import Job
+from breakwater.contracts.job import Job, ScopedJob
 from breakwater.contracts.subjects import PROGRAM, Header, decode_token
-from breakwater.contracts.types import is_identifier
+from breakwater.contracts.types import is_full_id, is_identifier
 from breakwater.contracts.validation import ambiguity, explain
 from breakwater.encryption import Undecryptable, may_be_encrypted
 from breakwater.policy.cost_tags import cost_tags
 from breakwater.policy.job_rules import JobRules
-from breakwater.policy.ownership import for_own_tenant, job_digest, may_be_answered_at, outside
+from breakwater.policy.ownership import (
+    for_own_tenant,
+    job_digest,
+    may_be_answered_at,
+    outside,
+    scope_in,
+    scoped_execution,
+    shown,
+    within,
+)
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.executions import Claim, Claimed, ClaimLost, Conflict, Taken
@@ -49,8 +58,8 @@ from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
 from services.worker.spans import job_ended
 
-ROOM_FOR_ID = 1024
-"""`request` accepts a body of up to the limit, and then puts the job's id in."""
+ROOM_FOR_ID, ROOM_FOR_IDS = 1024, 32_768
+"""`request` accepts a body of up to the limit, and puts the job's id in, or all of its ids as the plane has them."""
 
 KEY_WAIT, KEY_LOOK = timedelta(hours=1), timedelta(minutes=1)
 """How long a job waits for a key that is missing, and how often it is tried again."""
@@ -98,7 +107,7 @@ class JobHandler:
                     delivery.data = self._worker.cipher.decrypt_document(delivery.data)
                 parsed = self._parse(delivery)
                 asked = self._asked(delivery, parsed)
-                await self._handle(asked, parsed)
+                await self._handle(asked, asked.job or parsed)
             finally:
                 held.discard(delivery)
             self._crashes.pop(delivery.sequence, None)
@@ -126,13 +135,13 @@ class JobHandler:
             await self._answer_known(asked, execution_id, known)
             return
         if isinstance(parsed, Job) and parsed.parent_execution_id is not None:
-            parsed = await self._with_task(parsed, parsed.parent_execution_id)
+            parsed = await self._with_task(parsed, parsed.parent_execution_id, asked.owner)
             asked = replace(asked, job=parsed)
         await self._run(asked, parsed, execution_id, maybe_seen=maybe_seen)
 
-    async def _with_task(self, job: Job, parent_id: str) -> Job:
+    async def _with_task(self, job: Job, parent_id: str, owner: str | None) -> Job:
         """With the task of its parent, where it names none itself."""
-        task_id = job.task_id or await task_of_parent(self._worker, job, parent_id)
+        task_id = job.task_id or await task_of_parent(self._worker, job, parent_id, owner)
         return job.model_copy(update={"task_id": task_id})
 
     async def _run(self, asked: JobDelivery, parsed: Job | Refusal, execution_id: str, *, maybe_seen: bool) -> None:
@@ -141,7 +150,7 @@ class JobHandler:
         tenant, task_id = (parsed.tenant, parsed.task_id) if isinstance(parsed, Job) else (None, None)
         # A job that no guard counts is the first of no task.
         task_id = task_id or (execution_id if self._agent.guard is None else None)
-        ask = partial(worker.executions.claim, claim, asked.digest, tenant=tenant, task_id=task_id)
+        ask = partial(worker.executions.claim, claim, asked.digest, tenant=tenant, task_id=task_id, owner=asked.owner)
         match await worker.outages.retry_while_unavailable(ask):
             case Conflict():
                 await self._refuse_id(asked, execution_id)
@@ -241,6 +250,7 @@ class JobHandler:
             parameters=Parameters.of(self._agent, job.params, self._output_guard) if job.params else self._parameters,
             now=self._worker.steady_time(),
             output_guard=self._output_guard,
+            owner=asked.owner,
             submitted_by=asked.submitted_by,
             caller=asked.submitted_by or asked.owner,
             cost_tags=self._cost_tags(job) if job.metadata else {},
@@ -348,10 +358,12 @@ class JobHandler:
     def _parse(self, delivery: Delivery) -> Job | Refusal:
         """The job, or the reason why it can't be run."""
         limit = self._worker.config.limits.max_body_bytes
-        if len(delivery.data) > limit + ROOM_FOR_ID:
+        is_scoped = Header.SCOPED_IDS.value in delivery.headers
+        if len(delivery.data) > limit + (ROOM_FOR_IDS if is_scoped else ROOM_FOR_ID):
             return Refusal(f"the job has {len(delivery.data)} bytes; at most {limit} are accepted")
         try:
-            job = Job.model_validate_json(delivery.data)
+            form = ScopedJob if is_scoped else Job
+            job = form.model_validate_json(delivery.data)
         except ValidationError as error:
             return Refusal(explain(error, Job, _parsed_json(delivery.data)))
         if (why := ambiguity(delivery.data)) is not None:
@@ -392,7 +404,8 @@ class JobHandler:
             owner = None  # it belongs to its tenant
         if isinstance(parsed, Job):
             digest = job_digest(parsed, owner)
-            return JobDelivery(delivery, self._agent, parsed, parsed.reply_to, owner, sender, digest)
+            inside = within(parsed, _scope(delivery)) if _has_chosen_ids(delivery) else parsed
+            return JobDelivery(delivery, self._agent, inside, parsed.reply_to, owner, sender, digest)
         # Also one that is otherwise not valid is answered.
         subject = _field(delivery.data, "reply_to")
         may = subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, sender)
@@ -408,7 +421,7 @@ class JobHandler:
             await self._refuse_id(asked, execution_id)
 
     async def _refuse_id(self, asked: JobDelivery, execution_id: str) -> None:
-        why = f"job_id: {execution_id!r} is already the id of another job; choose another id"
+        why = f"job_id: {shown(execution_id)!r} is already the id of another job; choose another id"
         error = ErrorInfo(kind="invalid", class_="IdConflictError", message=why, user_message=why)
         await refuse_id(self._worker, asked, self._ended(asked, execution_id, "invalid", error))
 
@@ -503,19 +516,37 @@ class JobHandler:
 
 
 def execution_id_of(delivery: Delivery, job: Job | None) -> str:
-    """The job's id: its own, else that of its message, else made from where it is stored, the same every time.
+    """What the job is called: by its own id, else that of its message, else one that is made of where it is stored.
 
-    None for a job gives the same, if it is valid.
+    The same every time. None for a job gives the same, if it is valid and no dry run.
     """
-    if job is not None and job.job_id is not None:
-        return job.job_id
-    if job is None and (own := _field(delivery.data, "job_id")) is not None and _may_be_id(own):
-        return own
     if (parked := parked_execution(delivery.headers)) is not None:
         return parked
-    header = delivery.headers.get(Header.MSG_ID.value, "")
+    header, own = delivery.headers.get(Header.MSG_ID.value, ""), None if job is None else job.job_id
+    if job is None and (field := _field(delivery.data, "job_id", is_full_id)) is not None and not holds_key(field):
+        own = field
+    if own is not None and not _has_chosen_ids(delivery):
+        return own
+    chosen = own or (header if _may_be_id(header) else None)
     made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
-    return header if _may_be_id(header) else made
+    if job is not None and job.dry_run and chosen is not None and subjects.user_of_job(delivery.subject) is not None:
+        # It takes no id: nothing is decided for the job that comes with the same one.
+        return f"{chosen}@{made}"
+    return scoped_execution(chosen or made, _scope(delivery))
+
+
+def _has_chosen_ids(delivery: Delivery) -> bool:
+    """Whether the ids of a job are as they were chosen, as it did not come by `request`."""
+    if Header.SCOPED_IDS.value in delivery.headers:
+        return False
+    sender = _name_in(delivery, Header.SUBMITTED_BY)
+    return sender is None or sender.startswith(PROGRAM)
+
+
+def _scope(delivery: Delivery) -> str | None:
+    """Whose names the ids are of a job that came over NATS: those of a program with a user of its own."""
+    owner = _name_in(delivery, Header.OWNER)
+    return scope_in(owner, None) if owner is not None and owner.startswith(PROGRAM) else None
 
 
 def _name_in(delivery: Delivery, header: Header) -> str | None:
@@ -534,11 +565,11 @@ def _may_be_id(text: str) -> bool:
     return is_identifier(text) and not holds_key(text)
 
 
-def _field(data: bytes, name: str) -> str | None:
+def _field(data: bytes, name: str, fits: Callable[[str], bool] = is_identifier) -> str | None:
     """A text field of a job that is otherwise not valid."""
     body = _parsed_json(data)
     value = body.get(name) if isinstance(body, Mapping) else None
-    return value if isinstance(value, str) and is_identifier(value) else None
+    return value if isinstance(value, str) and fits(value) else None
 
 
 def _parsed_json(data: bytes) -> JsonValue:

@@ -32,6 +32,7 @@ class ResponseCache:
         self._key = cache_key(
             agent=job.agent_name,
             tenant=job.job.tenant,
+            owner=job.owner,
             requested_model=job.chain[0],
             messages=job.messages,
             input=job.job.input,

@@ -20,6 +20,7 @@ from breakwater.bus.errors import BusUnavailable
 from breakwater.contracts import subjects
 from breakwater.policy.chat_chunks import OBJECT, Assembly, Chunk
 from breakwater.policy.joining import CONTINUE, Join
+from breakwater.policy.ownership import shown
 from breakwater.providers.base import Answer, Streaming
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment
@@ -47,7 +48,8 @@ class AnswerStream:
         self.execution_id = job.execution_id
         self._worker = worker
         self._job = job
-        self._subjects = [subjects.chunks(job.agent_name, job.execution_id), *([] if reply_to is None else [reply_to])]
+        own, called = subjects.chunks(job.agent_name, job.execution_id), job.execution_id
+        self._subjects = {own: called, **({} if reply_to is None else {reply_to: shown(called)})}
         self._number = 0
         self.continues = job.agent.on_stream_break == "continue"
 
@@ -90,9 +92,17 @@ class AnswerStream:
             say = partial(self._worker.executions.say, self._job.claim, text, self._number)
             if not await self._worker.outages.retry_while_unavailable(say):
                 raise ClaimLost(self._job.execution_id)
-        payload = orjson.dumps(
+        payload, written = b"", ""
+        for subject, called in self._subjects.items():
+            if called != written:
+                payload, written = self._message(called, flight, chunks), called
+            with suppress(BusUnavailable):
+                await self._worker.publisher.send(subject, payload)
+
+    def _message(self, execution_id: str, flight: InFlight, chunks: Sequence[Chunk]) -> bytes:
+        return orjson.dumps(
             {
-                "execution_id": self._job.execution_id,
+                "execution_id": execution_id,
                 "agent": self._job.agent_name,
                 "number": self._number,
                 "attempt": flight.number,
@@ -100,9 +110,6 @@ class AnswerStream:
                 "chunks": chunks,
             }
         )
-        for subject in self._subjects:
-            with suppress(BusUnavailable):
-                await self._worker.publisher.send(subject, payload)
 
 
 class AttemptStream:

@@ -25,7 +25,7 @@ from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts import subjects
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import OURS, PROGRAM, Header, Stream, decode_token, encode_token
-from breakwater.contracts.types import format_time, is_identifier, ms_from_time
+from breakwater.contracts.types import format_time, is_full_id, ms_from_time
 from breakwater.outage import Outage
 
 ACK_TIMEOUT_S = 5.0
@@ -336,7 +336,7 @@ def parked_execution(headers: Mapping[str, str]) -> str | None:
         execution_id = decode_token(token)
     except UnicodeDecodeError:
         return None
-    return execution_id if is_identifier(execution_id) else None
+    return execution_id if is_full_id(execution_id) else None
 
 
 def queued_at(headers: Mapping[str, str], default: datetime) -> datetime:

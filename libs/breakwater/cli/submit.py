@@ -214,6 +214,7 @@ async def _send_over_nats(plane: PlaneLocation, job: dict[str, Any], *, wait_s: 
     from breakwater.contracts.subjects import Header
     from breakwater.contracts.validation import explain
     from breakwater.encryption import OFF
+    from breakwater.policy.ownership import scoped_execution
 
     try:
         checked = Job.model_validate(job)
@@ -221,6 +222,7 @@ async def _send_over_nats(plane: PlaneLocation, job: dict[str, Any], *, wait_s: 
         # The worker would dead-letter it; here it can still be corrected.
         raise CliError("invalid_job", explain(error, Job), exit_code=ExitCode.USAGE) from None
     agent, job_id = checked.agent, job["job_id"]
+    called = scoped_execution(job_id, None)
     try:
         cipher = plane.cipher()
     except ConfigError:
@@ -234,8 +236,11 @@ async def _send_over_nats(plane: PlaneLocation, job: dict[str, Any], *, wait_s: 
                 received.set_result(message.data)
 
         # At once where the user may subscribe to results; the look-ups below find it in any case.
-        await client.subscribe(subjects.result(job_id), cb=receive)
-        headers = {Header.MSG_ID.value: subjects.message_id(agent, job_id)}
+        # Of a dry run, which takes no id, the result is found by none.
+        inbox = client.new_inbox() if checked.dry_run else None
+        job = job if inbox is None else {**job, "reply_to": inbox}
+        await client.subscribe(inbox or subjects.result(called), cb=receive)
+        headers = {Header.MSG_ID.value: subjects.message_id(agent, called)}
         payload = json.dumps(job, ensure_ascii=False).encode()
         try:
             await Publisher(lambda: client, "cli", cipher).job(subjects.job(agent), payload, headers)
@@ -247,7 +252,7 @@ async def _send_over_nats(plane: PlaneLocation, job: dict[str, Any], *, wait_s: 
                 f"Whether the job was accepted is not known; submit it again with the same --job-id ({job_id}). "
                 "A NATS user without the right to publish jobs gets no response either.",
             ) from error
-        return await _result_over_nats(Lookup(lambda: client, cipher), received, job_id, wait_s, cipher)
+        return await _result_over_nats(Lookup(lambda: client, cipher), received, called, wait_s, cipher)
 
 
 async def _result_over_nats(

@@ -47,7 +47,7 @@ MIB, GIB = 1024**2, 1024**3
 
 
 class CacheRules(Message):
-    """Caching of answers to identical jobs. Errors are never cached."""
+    """Caching of answers to identical jobs of the same key, program or tenant. Errors are never cached."""
 
     ttl_s: int = Field(ge=1, le=30 * 86_400, description="How long an answer stays cached.")
     share_concurrent: bool = Field(

@@ -39,6 +39,7 @@ from breakwater.contracts.types import (
     NO_CONTROLS_OR_EMPTY,
     Count,
     Event,
+    FullId,
     Identifier,
     Message,
     ModelId,
@@ -98,8 +99,8 @@ class SubmitQuery(Message):
 class AcceptedJob(Event):
     """A job that is stored and will be decided, whatever crashes."""
 
-    job_id: Identifier
-    execution_id: Identifier = Field(description="The same as `job_id`.")
+    job_id: FullId
+    execution_id: FullId = Field(description="The same as `job_id`.")
     status: Literal["accepted"] = "accepted"
     duplicate: bool = Field(
         default=False,
@@ -110,8 +111,8 @@ class AcceptedJob(Event):
 class UndecidedJob(Event):
     """A job that was accepted and has not ended yet."""
 
-    job_id: Identifier
-    execution_id: Identifier = Field(description="The same as `job_id`.")
+    job_id: FullId
+    execution_id: FullId = Field(description="The same as `job_id`.")
     status: Literal["accepted"] = "accepted"
     attempts: tuple[Attempt, ...] = Field(description="Those that have ended, in order.")
 
@@ -125,8 +126,8 @@ class CancelRequest(Message):
 class CancelledJob(Event):
     """What became of a job that was to be cancelled."""
 
-    job_id: Identifier
-    execution_id: Identifier = Field(description="The same as `job_id`.")
+    job_id: FullId
+    execution_id: FullId = Field(description="The same as `job_id`.")
     status: Literal["cancelling"] | Status = Field(
         description="`cancelling`: it will end `cancelled`, without another call, unless its answer is just being "
         "stored. Otherwise how the job has ended; if not `cancelled`, it had ended before."
@@ -161,8 +162,8 @@ class PlanRequest(Message):
 class AcceptedPlan(Event):
     """A plan that was accepted: all of its jobs, or none yet."""
 
-    plan_id: Identifier
-    job_ids: tuple[Identifier, ...] = Field(description="In the order in which they were sent.")
+    plan_id: FullId
+    job_ids: tuple[FullId, ...] = Field(description="In the order in which they were sent.")
 
 
 class PlanQuery(Message):
@@ -174,7 +175,7 @@ class PlanQuery(Message):
 class PlanJob(Event):
     """A job of a plan."""
 
-    job_id: Identifier
+    job_id: FullId
     agent: Identifier
     status: PlanJobStatus
     reason: Reason | None = None
@@ -188,7 +189,7 @@ class PlanJob(Event):
 class PlanStatus(Event):
     """A plan: its state follows from its jobs, without dry runs."""
 
-    plan_id: Identifier
+    plan_id: FullId
     state: PlanState = Field(
         description="`draft`: no job was accepted; `pending`: none has started; `running`: some have not ended; "
         "`succeeded`: all did; `partial`: all have ended, and some succeeded; `failed`: none did, or the plan was "
@@ -404,8 +405,8 @@ class ExecutionQuery(Message):
         default=None, description="Only those that this model answered, or was asked for where none did."
     )
     tenant: Identifier | None = Field(default=None, description="Only those of this tenant.")
-    task_id: Identifier | None = Field(default=None, description="Only those of this task.")
-    plan_id: Identifier | None = Field(default=None, description="Only those of this plan.")
+    task_id: FullId | None = Field(default=None, description="Only those of this task.")
+    plan_id: FullId | None = Field(default=None, description="Only those of this plan.")
     error_kind: ErrorKind | None = Field(default=None, description="Only those that failed with an error of this kind.")
     text: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_CONTROLS)] | None = Field(
         default=None,
@@ -436,11 +437,11 @@ class ExecutionQuery(Message):
 class ExecutionSummary(Event):
     """An execution without its texts and its attempts, as it is listed and as the stream of events has it."""
 
-    execution_id: Identifier
+    execution_id: FullId
     agent: Identifier
     tenant: Identifier | None = None
-    task_id: Identifier | None = None
-    plan_id: Identifier | None = None
+    task_id: FullId | None = None
+    plan_id: FullId | None = None
     status: Status
     reason: Reason | None = None
     requested_model: ModelId | None = None
@@ -529,7 +530,7 @@ class BreakerRequest(OperatorRequest):
 class GuardRequest(OperatorRequest):
     """Which task, and why."""
 
-    task_id: Identifier
+    task_id: FullId
     tenant: Identifier | None = Field(default=None, description="Whose task; omit it for a task of no tenant.")
 
 
@@ -620,10 +621,10 @@ class UnchangedBreaker(BreakerStatus):
 class StoppedTask(Event):
     """A task that its guard stopped."""
 
-    task_id: Identifier
+    task_id: FullId
     tenant: Identifier | None = None
     agent: Identifier
-    execution_id: Identifier | None = None
+    execution_id: FullId | None = None
     rule: GuardRule
     reason: str
     since: Timestamp
@@ -916,7 +917,7 @@ class DeadLetterQuery(Message):
 
     reason: ReasonFilter = None
     agent: AgentFilter = None
-    execution_id: Identifier | None = Field(default=None, description="Only those of this execution.")
+    execution_id: FullId | None = Field(default=None, description="Only those of this execution.")
     since: Since = None
     limit: Limit = 100
 
@@ -933,9 +934,7 @@ class ListedDeadLetter(Event):
     at: Timestamp = Field(description="When it was given up.")
     replayable: bool = Field(description="Whether a replay would run it.")
     why_not: str | None = Field(default=None, description="Why a replay would not, and what to do instead.")
-    replayed_as: Identifier | None = Field(
-        default=None, description="The execution id of its replay, where it has one."
-    )
+    replayed_as: FullId | None = Field(default=None, description="The execution id of its replay, where it has one.")
     replay_status: ReplayStatus | None = Field(
         default=None,
         description="The status of its replay: `accepted` until it is decided. None where there was none, or where "
@@ -1018,7 +1017,7 @@ class ReplayedDeadLetter(Event):
     """A dead letter whose job runs again."""
 
     dead_letter_id: Count
-    execution_id: Identifier = Field(description="Of the new execution; its `metadata.replay_of` names the old one.")
+    execution_id: FullId = Field(description="Of the new execution; its `metadata.replay_of` names the old one.")
 
 
 class SkippedDeadLetter(Event):

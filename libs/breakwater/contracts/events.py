@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from breakwater.contracts.execution import Encrypted
-from breakwater.contracts.types import Count, Event, Identifier, ModelId, Money, Timestamp
+from breakwater.contracts.types import Count, Event, FullId, Identifier, ModelId, Money, Timestamp
 
 BreakerState = Literal["closed", "open", "half_open", "isolated"]
 BreakerRule = Literal["errors", "consecutive_failures", "same_error", "failure_rate", "probe_failed"]
@@ -61,8 +61,8 @@ class GuardEvent(Event):
     kind: Literal["tripped", "reset"]
     agent: Identifier = Field(description="Whose job tripped it; `*` where none did, in a reset.")
     tenant: Identifier | None = None
-    task_id: Identifier
-    execution_id: Identifier | None = Field(default=None, description="The job that tripped it.")
+    task_id: FullId
+    execution_id: FullId | None = Field(default=None, description="The job that tripped it.")
     rule: GuardRule | None = None
     reason: str = Field(description="In words, with the limit; for operators only.")
     by: str | None = Field(default=None, description="Who reset it.")
@@ -170,7 +170,7 @@ class ReplayNote(Event):
     """Kept beside a dead letter: that it was replayed."""
 
     dead_letter_id: Count
-    execution_id: Identifier = Field(description="Of the new execution.")
+    execution_id: FullId = Field(description="Of the new execution.")
     agent: Identifier
     by: str
     why: str | None = Field(default=None, description="Redacted.")

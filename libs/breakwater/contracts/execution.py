@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field, JsonValue
 
-from breakwater.contracts.types import Count, Event, Identifier, ModelId, Money, Timestamp
+from breakwater.contracts.types import Count, Event, FullId, Identifier, ModelId, Money, Timestamp
 
 ErrorKind = Literal[
     "client",
@@ -115,10 +115,10 @@ class Attempt(Event):
     """An attempt: one call of one model, or its refusal. Recorded once, on its own subject."""
 
     attempt_id: str = Field(description="`<execution_id>:<number>`, numbered from 1.")
-    execution_id: Identifier
+    execution_id: FullId
     agent: Identifier
     tenant: Identifier | None = None
-    task_id: Identifier | None = None
+    task_id: FullId | None = None
     submitted_by: Identifier | None = Field(
         default=None,
         description="Name of the API key that the job was submitted with. Null over NATS, which does not say who its "
@@ -225,7 +225,7 @@ class Cancellation(Event):
 class CancelOrder(Event):
     """That a job is to be cancelled, as workers get it: kept in Redis until the job ends, and sent to who runs it."""
 
-    execution_id: Identifier
+    execution_id: FullId
     cancellation: Cancellation
     agents: tuple[Identifier, ...] = Field(default=(), description="Only a job of one of these; empty: of any.")
     tenants: tuple[Identifier, ...] = Field(default=(), description="The same of tenants.")
@@ -235,12 +235,12 @@ class CancelOrder(Event):
 class Execution(Event):
     """The terminal record of a job. Exactly one for each execution id. Redacted where it is stored."""
 
-    execution_id: Identifier
+    execution_id: FullId
     agent: Identifier
     tenant: Identifier | None = None
-    task_id: Identifier | None = None
-    parent_execution_id: Identifier | None = None
-    plan_id: Identifier | None = None
+    task_id: FullId | None = None
+    parent_execution_id: FullId | None = None
+    plan_id: FullId | None = None
     status: Status
     reason: Reason | None = None
     requested_model: ModelId | None = None
@@ -281,7 +281,7 @@ class Execution(Event):
     completed_at: Timestamp
     duration_ms: Count
     cache_hit: bool = Field(default=False, description="Answered from the cache: no call, no cost.")
-    cached_from: Identifier | None = Field(default=None, description="The execution that a cached answer comes from.")
+    cached_from: FullId | None = Field(default=None, description="The execution that a cached answer comes from.")
     dry_run: bool = False
     owner: Identifier | None = Field(
         default=None, description="The name of the API key that the job belongs to, if any."
@@ -316,7 +316,7 @@ class Choice(Event):
 class Result(Execution):
     """The result of a job, for its submitter: the execution with its output as the model returned it."""
 
-    job_id: Identifier
+    job_id: FullId
     choices: tuple[Choice, ...] = Field(
         default=(),
         description="All choices of a response that has several, as with `n` in the job's `params`, as the model "
@@ -332,7 +332,7 @@ class Result(Execution):
 class AnswerChunks(Event):
     """Part of a streamed answer, while it is produced: as the model said it, not stored, at most once."""
 
-    execution_id: Identifier
+    execution_id: FullId
     agent: Identifier
     number: int = Field(ge=1, description="From 1, without gaps. After a gap, the whole answer is in the result.")
     attempt: int = Field(ge=1, description="The attempt's number, from 1.")
@@ -359,7 +359,7 @@ Notification = Literal[
 class Progress(Event):
     """A live step of an execution; not stored. Error texts are redacted."""
 
-    execution_id: Identifier
+    execution_id: FullId
     agent: Identifier
     state: Literal[
         "queued", "dispatched", "in_progress", "retried", "waiting", "succeeded", "dead_lettered", "cancelled"
@@ -368,7 +368,7 @@ class Progress(Event):
     at: Timestamp
     attempt: int | None = Field(default=None, description="The attempt's number, from 1.")
     model: ModelId | None = None
-    parent_execution_id: Identifier | None = None
+    parent_execution_id: FullId | None = None
     duration_ms: Count | None = None
     input_tokens: Count | None = None
     output_tokens: Count | None = None

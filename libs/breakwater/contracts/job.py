@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from breakwater.contracts.subjects import is_reply_subject
-from breakwater.contracts.types import Identifier, Message, ModelId
+from breakwater.contracts.types import FullId, Identifier, Message, ModelId
 
 ID_ENTROPY_BYTES = 10
 MOST_DEPENDENCIES = 100
@@ -161,6 +161,16 @@ class Job(Message):
         if self.messages is not None:
             return [message.model_dump(mode="json", exclude_unset=True) for message in self.messages]
         return [] if self.prompt is None else [{"role": "user", "content": self.prompt}]
+
+
+class ScopedJob(Job):
+    """A job with its ids as the plane calls them, which it has from `request`."""
+
+    job_id: FullId | None = None
+    task_id: FullId | None = None
+    parent_execution_id: FullId | None = None
+    plan_id: FullId | None = None
+    depends_on: tuple[FullId, ...] = ()
 
 
 def new_job_id(epoch_ms: int, entropy: bytes) -> str:

@@ -65,6 +65,8 @@ class Header(StrEnum):
     """The name of the API key that a job was submitted with, encoded as a token; set by `request`."""
     OPERATOR = "Breakwater-Operator"
     """Set by `request` on a dry run of a key that may operate the plane, and so know what is left of its budgets."""
+    SCOPED_IDS = "Breakwater-Scoped-Ids"
+    """Set by `request` on a job whose ids are called already what they are inside the plane."""
     DUE = "Breakwater-Due"
     """When a parked job goes back to its queue: RFC 3339, UTC, milliseconds."""
     EXECUTION_ID = "Breakwater-Execution-Id"

@@ -118,13 +118,28 @@ NO_CONTROLS, NO_CONTROLS_OR_EMPTY = rf"^[^{_CONTROLS}]+$", rf"^[^{_CONTROLS}]*$"
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_CONTROLS)]
 """A name chosen by people or programs: any text without control characters; subjects carry it encoded."""
 
-_IDENTIFIER = TypeAdapter(Identifier)
+MAX_SCOPE = 64
+"""Of the name of those who have chosen an id, in bytes of UTF-8."""
+
+FullId = Annotated[str, StringConstraints(min_length=1, max_length=129 + MAX_SCOPE, pattern=NO_CONTROLS)]
+"""An id of an execution, a task or a plan as the plane calls it: as it was chosen, and `@` and whose it is."""
+
+_IDENTIFIER, _FULL_ID = TypeAdapter(Identifier), TypeAdapter(FullId)
 
 
 def is_identifier(text: str) -> bool:
     """Whether a text may be an id or a name: it then fits into a subject, and into every record."""
+    return _is(_IDENTIFIER, text)
+
+
+def is_full_id(text: str) -> bool:
+    """The same of an id with whose it is."""
+    return _is(_FULL_ID if "@" in text else _IDENTIFIER, text)
+
+
+def _is(form: TypeAdapter[str], text: str) -> bool:
     try:
-        _IDENTIFIER.validate_python(text)
+        form.validate_python(text)
     except ValidationError:
         return False
     return True

@@ -21,6 +21,7 @@ def cache_key(
     input: JsonValue,  # noqa: A002  the job's word
     params: Mapping[str, JsonValue],
     schema: JsonValue,
+    owner: str | None = None,
 ) -> str:
     """Names a question: `v1:` and 64 hex digits.
 
@@ -36,6 +37,9 @@ def cache_key(
         "params": dict(params),
         "schema": schema,
     }
+    if owner is not None:
+        # Whoever can ask for an answer that is another's learns what that one has asked.
+        parts["owner"] = owner
     # One document, so that no two parts run into each other; escaped, so that any text has bytes.
     document = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return f"{VERSION}:{hashlib.sha256(document.encode()).hexdigest()}"

@@ -14,6 +14,7 @@ from breakwater.contracts.api import CallOptions, ChatCompletionRequest
 from breakwater.contracts.job import Job
 from breakwater.policy.chat_messages import normalized, objects
 from breakwater.policy.finish import is_end
+from breakwater.policy.ownership import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
     choices = cast(list[Mapping[str, Any]], result.get("choices") or [{"index": 0, **result}])
     usage = _usage(result)
     return {
-        "id": f"chatcmpl-{result['execution_id']}",
+        "id": f"chatcmpl-{shown(result['execution_id'])}",
         "object": "chat.completion",
         "created": int(datetime.fromisoformat(result["completed_at"]).timestamp()),
         "model": result.get("chosen_model") or result.get("requested_model") or result["agent"],

@@ -1,16 +1,25 @@
-"""Whose a job is, and which question an id stands for."""
+"""Whose a job is, which question an id stands for, and what ids are called inside the plane.
+
+Callers choose ids without knowing of one another, so each has names of its own: `order-1` of the key `shop` is the
+execution `order-1@shop`, wherever it is stored or published. Its owner reads and writes `order-1`.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import PROGRAM
+from breakwater.contracts.types import MAX_SCOPE
 from breakwater.policy.callers import Caller
 
 _DIGEST_BYTES = 16
 _NOT_THE_QUESTION = {"job_id", "reply_to"}
+_MADE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(\.[0-9]+)?")
+_IDS = ("job_id", "execution_id", "task_id", "parent_execution_id", "plan_id", "cached_from")
 
 
 def job_digest(job: Job | bytes, owner: str | None) -> str:
@@ -91,3 +100,95 @@ def may_see(caller: Caller, *, agent: str | None, tenant: str | None, owner: str
     if agent is None or outside(caller, agent, tenant) is not None:
         return False
     return bool(caller.tenants) or owner == caller.name
+
+
+def scope_of(caller: Caller, tenant: str | None) -> str | None:
+    """Whose names the ids of a job are; None for those of operators, who have theirs in common.
+
+    Args:
+        caller: who sends it.
+        tenant: of the job. Keys that are bound to a tenant have their names in common with its other keys.
+    """
+    if caller.kind == "person" or caller.may(("operate",)) or not caller.may(("submit",)):
+        return None
+    return scope_in(caller.name, tenant if caller.tenants else None)
+
+
+def scope_in(name: str, tenant: str | None) -> str:
+    """The scope of the names of a key or a program, or of the tenant that it is bound to. Long ones are hashed."""
+    scope = name if tenant is None else tenant
+    for mark in "%@:":
+        scope = scope.replace(mark, f"%{ord(mark):X}")
+    scope = scope if tenant is None else f"tenant:{scope}"
+    if len(scope.encode()) <= MAX_SCOPE:
+        return scope
+    return blake2b(scope.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def scoped(chosen: str, scope: str | None) -> str:
+    """What an id is called inside the plane: no two pairs of an id and a scope have a name in common."""
+    if scope is not None:
+        return f"{chosen}@{scope}"
+    return f"{chosen}@" if "@" in chosen else chosen
+
+
+def scoped_execution(chosen: str, scope: str | None) -> str:
+    """The same of an execution. One with the form of the ids that are made here, which nobody can guess, stays so."""
+    return chosen if is_made(chosen) else scoped(chosen, scope)
+
+
+def is_made(execution_id: str) -> bool:
+    """Whether an id has the form of those that are made for jobs without one: of `new_job_id`, or a plan's job."""
+    return _MADE.fullmatch(execution_id) is not None
+
+
+def shown(full: str) -> str:
+    """An id as its owner chose it."""
+    return full.rpartition("@")[0] or full
+
+
+def shown_to(caller: Caller, full: str) -> str:
+    """An id as a caller writes it: whose another's is stands in it."""
+    scope = full.rpartition("@")[2]
+    own = {scope_of(caller, tenant) or "" for tenant in caller.tenants or (None,)}
+    return shown(full) if scope in own or is_made(scope) else full
+
+
+def names_of(caller: Caller, given: str, *, made_first: bool = True) -> tuple[str, ...]:
+    """What an execution or a plan may be called that a caller names by the id it chose, or by the full one."""
+    if scope_of(caller, None) is None:
+        names = [scoped(given, None)]
+    else:
+        names = [scoped(given, scope_of(caller, tenant)) for tenant in caller.tenants or (None,)]
+    if made_first and is_made(given):
+        return tuple(dict.fromkeys((given, *names)))
+    return tuple(dict.fromkeys((*names, given)))
+
+
+def has_scoped_ids(job: Job) -> bool:
+    """Whether an id of a job is not called as it was chosen."""
+    return any("@" in one for one in (job.job_id, job.task_id, job.parent_execution_id, job.plan_id) if one) or any(
+        "@" in one for one in job.depends_on
+    )
+
+
+def within(job: Job, scope: str | None) -> Job:
+    """A job with the ids that it refers to as they are called inside the plane; itself where that changes none."""
+    ids = {
+        "task_id": job.task_id and scoped(job.task_id, scope),
+        "plan_id": job.plan_id and scoped(job.plan_id, scope),
+        "parent_execution_id": job.parent_execution_id and scoped_execution(job.parent_execution_id, scope),
+        "depends_on": tuple(scoped_execution(one, scope) for one in job.depends_on),
+    }
+    changed = {name: value for name, value in ids.items() if value != getattr(job, name)}
+    return job.model_copy(update=changed) if changed else job
+
+
+def as_chosen(document: Mapping[str, Any], show: Callable[[str], str] = shown) -> dict[str, Any]:
+    """A result, a record, an attempt or a step, as JSON, with its ids as they were chosen, or as `show` says."""
+    found = {**document, **{name: show(document[name]) for name in _IDS if document.get(name)}}
+    if "attempt_id" in document:
+        found["attempt_id"] = f"{found['execution_id']}:{document['number']}"
+    if attempts := cast("list[Mapping[str, Any]] | None", document.get("attempts")):
+        found["attempts"] = [as_chosen(one, show) for one in attempts]
+    return found

@@ -16,6 +16,7 @@ from breakwater.contracts.types import MAX_COUNTED, nano_from_usd
 from breakwater.policy.chat_chunks import OBJECT
 from breakwater.policy.classify import ProgramFailure
 from breakwater.policy.known_secrets import KnownSecrets, cut
+from breakwater.policy.ownership import shown
 from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Call, Streaming
@@ -95,7 +96,7 @@ class Pieces:
                 return None
 
     def _head(self, call: Call) -> dict[str, Any]:
-        name = f"chatcmpl-{call.execution_id}"
+        name = f"chatcmpl-{shown(call.execution_id)}"
         return {"id": name, "object": OBJECT, "created": int(time.time()), "model": call.model}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -109,6 +109,17 @@ class Accepted:
             return _standing(self._unsaved[execution_id], taken=False, checkpoint=None)
         return standing
 
+    async def note_dry_run(self, asked_id: str, execution_id: str) -> None:
+        """Notes which execution the newest dry run of an id is, which takes no id. Raises StateUnavailable."""
+        async with translated():
+            await self._redis.client.set(_dry_run_key(asked_id), execution_id, ex=KEEP_S)
+
+    async def dry_run(self, asked_ids: Iterable[str]) -> str | None:
+        """The newest dry run of the first of some ids that has one. Raises StateUnavailable."""
+        async with translated():
+            found = await self._redis.client.mget([_dry_run_key(one) for one in asked_ids])
+        return next((str(one) for one in found if one is not None), None)
+
     async def close(self) -> None:
         """Saves what is left, if Redis takes it at once."""
         if self._saving is None:
@@ -194,6 +205,10 @@ async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[Remembe
             pipe.exists(Claim(job.execution_id, "").key)
         claimed: list[Any] = await pipe.execute()
     return [job for job, has in zip(jobs, claimed, strict=True) if not has]
+
+
+def _dry_run_key(asked_id: str) -> str:
+    return f"bw:dry-run:{{{asked_id}}}"
 
 
 def _standing(note: str | None, *, taken: bool, checkpoint: str | None) -> Standing:

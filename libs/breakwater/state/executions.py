@@ -131,7 +131,13 @@ class Executions:
         self._cipher = cipher
 
     async def claim(
-        self, claim: Claim, digest: str = "", *, tenant: str | None = None, task_id: str | None = None
+        self,
+        claim: Claim,
+        digest: str = "",
+        *,
+        tenant: str | None = None,
+        task_id: str | None = None,
+        owner: str | None = None,
     ) -> Claimed | Taken | Conflict:
         """Takes the job, unless somebody else has it. May be repeated with the same claim. Raises StateUnavailable.
 
@@ -140,10 +146,11 @@ class Executions:
             digest: of what the job asks; a job with the same id and another one is a conflict. Empty: any.
             tenant: of the job, for its children.
             task_id: the task that they belong to; None: that of the job, whose id is the execution's.
+            owner: the key or the program that the job belongs to.
 
         Raises Undecryptable, too: it is ours, and what an earlier claim saved can't be read.
         """
-        arguments = [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest, tenant or "", task_id or ""]
+        arguments = [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest, tenant or "", task_id or "", owner or ""]
         call = ScriptCall(_CLAIM, claim.keys, arguments)
         [(verdict, detail, *orders)] = await self._redis.run([call])
         match verdict:
@@ -223,7 +230,9 @@ class Executions:
         tenant, task_id, *notices = cast(list[str], answer)
         return ClaimEnded(_waiting(notices), tenant or None, task_id or None)
 
-    async def parent(self, execution_id: str, tenant: str | None, *, look_only: bool) -> tuple[str, str]:
+    async def parent(
+        self, execution_id: str, tenant: str | None, *, look_only: bool, owner: str | None = None, others: str = ""
+    ) -> tuple[str, str]:
         """The task and the checkpoint of a job, for a child of the same tenant; each empty for none.
 
         The checkpoint is as it stands in Redis: without the texts where they are encrypted.
@@ -232,11 +241,15 @@ class Executions:
             execution_id: the parent.
             tenant: of the child.
             look_only: a parent that has no task but its own need not learn that it has children there.
+            owner: of the child; None: it may be of any.
+            others: the task where the parent is of another owner.
 
         Raises:
             StateUnavailable: ask again.
         """
-        call = ScriptCall(_PARENT, Claim(execution_id, "").keys, [tenant or "", int(look_only), KEEP_MS])
+        call = ScriptCall(
+            _PARENT, Claim(execution_id, "").keys, [tenant or "", int(look_only), KEEP_MS, owner or "", others]
+        )
         [(task_id, checkpoint)] = await self._redis.run([call])
         return task_id, checkpoint
 

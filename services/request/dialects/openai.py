@@ -32,6 +32,7 @@ from breakwater.contracts.execution import Cancellation, CancelOrder
 from breakwater.contracts.validation import FieldError, problems
 from breakwater.policy.cancellation import ends_with_client
 from breakwater.policy.chat_completions import completion_of, error_of, job_of
+from breakwater.policy.ownership import shown
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.unanswered import Unanswered
 from services.request.auth import caller_of
@@ -140,6 +141,7 @@ class OpenAIRoutes:
         body = await read_body(request, self._config.limits.max_body_bytes)
         asked = read_command(body, ChatCompletionRequest)
         call = await self._begin(self._call(request, asked))
+        call = replace(call, sent=await self._jobs.checked(call.sent))
         sent = call.sent
         trace.of(sent.job.agent, sent.job_id)
         if asked.stream:
@@ -155,7 +157,7 @@ class OpenAIRoutes:
         if result is None or has_left:
             await self._leave(call, cancels=False)
         if result is None:
-            raise _stopping(sent.job_id)
+            raise _stopping(sent.shown_id)
         response = self._response(sent, orjson.loads(result))
         if call.question is not None and not has_left:
             response.background = BackgroundTask(self._answered, call)
@@ -175,7 +177,9 @@ class OpenAIRoutes:
             await (self._answered(call) if whole else self._leave(call, cancels=cancels))
 
         def error(result: dict[str, Any] | None) -> bytes:
-            response = _stopping(job_id).response(CHAT_COMPLETIONS) if result is None else self._response(sent, result)
+            response = (
+                _stopping(sent.shown_id).response(CHAT_COMPLETIONS) if result is None else self._response(sent, result)
+            )
             return bytes(response.body)
 
         subject = subjects.chunks(sent.job.agent, job_id)
@@ -194,7 +198,7 @@ class OpenAIRoutes:
             raise
         if inbox.first is None and found is None:
             await ended(False)
-            raise _stopping(job_id)
+            raise _stopping(sent.shown_id)
         result: dict[str, Any] | None = None if found is None else orjson.loads(found)
         if result is not None and result["status"] != "succeeded":
             await ended(True)
@@ -209,7 +213,7 @@ class OpenAIRoutes:
     def _first_headers(self, sent: Submission, first: Mapping[str, Any]) -> dict[str, str]:
         """What is known when the answer begins."""
         model = str(first["model"])
-        known = {"execution-id": sent.job_id, "model": model, "attempts": str(first["attempt"]), "cache": "miss"}
+        known = {"execution-id": sent.shown_id, "model": model, "attempts": str(first["attempt"]), "cache": "miss"}
         return _named(known, self._dropped(sent, model))
 
     def _call(self, request: Request, asked: ChatCompletionRequest) -> _Call:
@@ -256,7 +260,7 @@ class OpenAIRoutes:
         except StateUnavailable:
             # Without Redis a retry is a call of its own; who else needs Redis logs the outage.
             return replace(call, question=None)
-        return call if job_id == call.sent.job_id else replace(call, sent=call.prepare(job_id, call.request_id))
+        return call if job_id == call.sent.job_id else replace(call, sent=call.prepare(shown(job_id), call.request_id))
 
     async def _answered(self, call: _Call) -> None:
         """Forgets a call whose response is sent."""
@@ -304,7 +308,7 @@ class OpenAIRoutes:
         model = cast(str | None, result.get("chosen_model"))
         dropped = () if model is None else self._dropped(sent, model)
         known = {
-            "execution-id": sent.job_id,
+            "execution-id": sent.shown_id,
             "model": model,
             "attempts": str(result["attempts_count"]),
             "cost-usd": result.get("total_cost"),

@@ -27,6 +27,7 @@ from breakwater.outage import Outage
 from breakwater.policy.budget import spent_by
 from breakwater.policy.failure_statistics import of_task
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
+from breakwater.policy.ownership import scope_in, scoped
 from breakwater.state.connection import ScriptCall, StateUnavailable
 from breakwater.state.executions import ClaimLost
 from breakwater.state.tasks import Entered, TaskKey, Tripped
@@ -188,25 +189,30 @@ def shared_task(worker: WorkerContext, job: Assignment) -> tuple[GuardRules, Tas
     return job.agent.guard, TaskKey(job.job.tenant, task_id)
 
 
-async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str) -> str:
+async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str, owner: str | None = None) -> str:
     """The task of a job that names a parent and no task.
 
     A parent that was given none is counted in the task that is named by its id, unless that is done: it is the first of
-    that task. One of which nothing is known, or that is another tenant's, gives the task no more than its name.
+    that task. One of which nothing is known, or that is another tenant's, gives the task no more than its name; one of
+    another key or program not even that, which is the name of that one's task.
 
     Args:
         worker: this one.
         job: the job; one that is a dry run changes nothing.
         parent_id: whom it names.
+        owner: the name of the key or the program that the job belongs to.
     """
+    others = "" if owner is None else scoped(parent_id, scope_in(owner, None))
     until_available = worker.outages.retry_while_unavailable
     task_id, checkpoint = await until_available(
-        partial(worker.executions.parent, parent_id, job.tenant, look_only=job.dry_run)
+        partial(worker.executions.parent, parent_id, job.tenant, look_only=job.dry_run, owner=owner, others=others)
     )
     if task_id:
         return task_id
     # Also of one that seems to be under way: its answer may be out, and its claim not yet let go of.
     ended = await until_available(partial(_result_of, worker, parent_id, job.tenant))
+    if ended is not None and owner is not None and ended.owner != owner:
+        return others
     if ended is not None and ended.task_id is not None:
         return ended.task_id
     key = TaskKey(job.tenant, parent_id)

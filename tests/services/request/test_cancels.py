@@ -184,10 +184,10 @@ programs: {desk: {agents: [reader]}}
         job_id, decided = new_id(), new_id()
         answer = await api.bus.request(by("program-desk", job_id), b"", timeout=60)
         assert json.loads(answer.data)["status"] == "cancelling"
-        [kept] = await orders_kept(redis, job_id)
+        [kept] = await orders_kept(redis, f"{job_id}@program-desk")
         assert (kept.cancellation.name, kept.agents, kept.owner) == ("program-desk", ("reader",), "program-desk")
-        await publish_result(api.bus, result_of(decided, "writer"))
-        await publish_result(api.bus, result_of(anothers := new_id(), "reader"))
+        await publish_result(api.bus, result_of(f"{decided}@program-desk", "writer"))
+        await publish_result(api.bus, result_of(f"{(anothers := new_id())}@program-desk", "reader"))
         for subject in (by("program-desk", decided), by("program-desk", anothers), by("program-gone", new_id())):
             answer = await api.bus.request(subject, b"", timeout=60)
             assert json.loads(answer.data)["error"]["code"] == "unknown_job"

@@ -237,11 +237,11 @@ async def test_a_batch_gives_each_job_back_and_counts(plane: ClientPlane) -> Non
         progress = batch.progress
         assert (progress.total, progress.succeeded, progress.failed) == (22, 20, 2)
         assert progress.cost_usd >= 20 * Decimal("0.000042")
-        ids = [job.job_id for job in jobs]
-        assert plane.calls(*ids) == 20
+        ids, names = [job.job_id for job in jobs], [f"{job.job_id}@app" for job in jobs]
+        assert plane.calls(*names) == 20
         again = client.batch(iter(jobs))
         assert {item.job.job_id async for item in again} == set(ids)
-        assert (again.progress.total, again.progress.succeeded, plane.calls(*ids)) == (None, 20, 20)
+        assert (again.progress.total, again.progress.succeeded, plane.calls(*names)) == (None, 20, 20)
 
 
 async def test_a_batch_that_is_left_submits_no_more(plane: ClientPlane) -> None:

@@ -205,8 +205,8 @@ async def test_options_come_by_headers_and_by_the_body_which_comes_first(plane: 
     [job] = plane.jobs
     expected = {
         "tenant": "acme",
-        "task_id": "t2",
-        "parent_execution_id": "e0",
+        "task_id": "t2@app",
+        "parent_execution_id": "e0@app",
         "total_timeout_s": 20,
         "skip_cache": True,
         "breaker": {"consecutive_failures": 1},
@@ -317,7 +317,7 @@ async def test_the_idempotency_key_is_the_jobs_id_and_another_body_is_a_conflict
     first = await sdk.chat.completions.create(model="writer", extra_headers=once, **ASK)
     again = await sdk.chat.completions.create(model="writer", extra_headers=once, **ASK)
     assert first == again
-    assert [job["job_id"] for job in plane.jobs] == ["order 1"]
+    assert [job["job_id"] for job in plane.jobs] == ["order 1@app"]
     with pytest.raises(openai.ConflictError) as found:
         await sdk.chat.completions.create(model="writer", temperature=1, extra_headers=once, **ASK)
     assert (found.value.code, found.value.param) == ("id_conflict", "Idempotency-Key")

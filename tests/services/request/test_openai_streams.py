@@ -380,7 +380,7 @@ async def test_the_call_of_a_client_that_has_left_is_aborted_and_charged_by_what
     key = {"Idempotency-Key": new_id()} if has_key else {}
     job_id = await left(plane, name, **key)
     gone_at = datetime.now(UTC)
-    result = await plane.worker.result(job_id)
+    result = await plane.worker.result(f"{job_id}@app" if has_key else job_id)
     assert (datetime.fromisoformat(result["completed_at"]) - gone_at).total_seconds() < 1
     assert (result["status"], result["cancellation"]["by"]) == ("cancelled", "client_disconnect")
     [attempt] = result["attempts"]
@@ -468,7 +468,7 @@ async def test_a_retry_with_the_key_of_a_call_that_was_left_is_a_call_of_its_own
     job_id, stream = await opened(sdk, "left-cancels", "0", key=key)
     await stream.close()
     assert job_id == key
-    assert (await plane.worker.result(key))["status"] == "cancelled"
+    assert (await plane.worker.result(f"{key}@app"))["status"] == "cancelled"
     again, retry = await opened(sdk, "left-cancels", "1", key=key)
     await retry.close()
     assert again != key
@@ -480,7 +480,7 @@ async def test_the_answer_is_finished_where_it_can_be_asked_for_again_or_the_age
     plane: OpenAIPlane, name: str, has_key: bool
 ) -> None:
     job_id = await left(plane, name, **({"Idempotency-Key": new_id()} if has_key else {}))
-    result = await plane.worker.result(job_id)
+    result = await plane.worker.result(f"{job_id}@app" if has_key else job_id)
     assert (result["status"], result["output"]) == ("succeeded", ANSWER)
 
 
@@ -512,7 +512,7 @@ async def test_what_the_bus_has_lost_follows_with_the_result(plane: OpenAIPlane)
     stream = await plane.sdk().chat.completions.create(model="slow", **ASK, **key)
     early = [await anext(stream) for _ in range(10)]
     # As after a gap: what is numbered so can't be the next message.
-    await plane.worker.client.publish(f"bw.chunks.slow.{job_id}", b'{"number": 999, "chunks": []}')
+    await plane.worker.client.publish(f"bw.chunks.slow.{job_id}%40app", b'{"number": 999, "chunks": []}')
     late = [chunk async for chunk in stream]
     assert text_of([*early, *late]) == ANSWER
     assert len(late) < 50

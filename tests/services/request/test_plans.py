@@ -220,11 +220,14 @@ async def test_a_key_sees_its_own_jobs_of_a_plan_and_one_that_may_read_sees_all(
     reader = key(api, "reader", scopes=("read",))
     assert (await planning.submit(job(f"{plan}-1"), plan_id=plan, headers=one)).status == 202
     assert (await planning.submit(job(f"{plan}-2"), plan_id=plan, headers=other)).status == 202
-    for headers, jobs in ((one, [f"{plan}-1"]), (other, [f"{plan}-2"]), (reader, [f"{plan}-1", f"{plan}-2"])):
-        assert [job["job_id"] for job in (await planning.show(plan, **headers)).json["jobs"]] == jobs
+    for headers, name, job_id in ((one, "one", f"{plan}-1"), (other, "other", f"{plan}-2")):
+        assert [job["job_id"] for job in (await planning.show(plan, **headers)).json["jobs"]] == [job_id]
+        full = (await planning.show(f"{plan}@{name}", **reader)).json["jobs"]
+        assert [job["job_id"] for job in full] == [f"{job_id}@{name}"]
     hidden, unknown = await planning.show(plan, **third), await planning.show("unknown", **third)
     assert (hidden.status, hidden.code) == (404, "unknown_plan")
     assert hidden.message.replace(plan, "unknown") == unknown.message
     draft = new_id()
     assert (await planning.submit(plan_id=draft, headers=one)).status == 202
-    assert [(await planning.show(draft, **headers)).status for headers in (one, other, reader)] == [200, 404, 200]
+    assert [(await planning.show(draft, **headers)).status for headers in (one, other)] == [200, 404]
+    assert (await planning.show(f"{draft}@one", **reader)).status == 200

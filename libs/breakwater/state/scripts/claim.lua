@@ -5,7 +5,7 @@
 -- An execution has one digest, of what its job asks: another job with the same id never gets it.
 -- Returns {'conflict', 0}, {'yours', checkpoint or '', order…} or {'taken', ms until it may be asked for with success}.
 local token, lease_ms, grace_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local keep_ms, digest, tenant, task = ARGV[4], ARGV[5], ARGV[6], ARGV[7] -- each of the last three '' for none
+local keep_ms, digest, tenant, task, owner = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] -- but for the first '' for none
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local known = redis.call('HMGET', KEYS[1], 'token', 'lease_until', 'asked_at', 'checkpoint', 'digest')
@@ -27,7 +27,7 @@ if holder and holder ~= token then
   redis.call('HSET', KEYS[1], 'taken_over', 1)
 end
 local fields = {'token', token, 'lease_until', now + lease_ms}
-for name, value in pairs({digest = digest, tenant = tenant, task = task}) do
+for name, value in pairs({digest = digest, tenant = tenant, task = task, owner = owner}) do
   if value ~= '' then
     fields[#fields + 1], fields[#fields + 2] = name, value
   end

@@ -1,9 +1,14 @@
 -- Looks at a job of the tenant for a child of it. One that has no task but its own learns that it has children there, also
 -- where it is not begun yet.
 -- KEYS: execution of the parent; orders to cancel it, and what else is for whoever has it
--- Returns {its task or '', its checkpoint or ''}: two times '' where nothing is known of such a job.
+-- Returns {its task or '', its checkpoint or ''}: two times '' where nothing is known of such a job; {others, ''} where it
+-- is of another owner.
 local tenant, look_only, keep_ms = ARGV[1], ARGV[2], ARGV[3] -- tenant '' for none; look_only '1': it learns nothing
-local known = redis.call('HMGET', KEYS[1], 'tenant', 'task', 'checkpoint')
+local owner, others = ARGV[4], ARGV[5] -- owner '' for any
+local known = redis.call('HMGET', KEYS[1], 'tenant', 'task', 'checkpoint', 'owner')
+if owner ~= '' and (known[4] or '') ~= owner and redis.call('EXISTS', KEYS[1]) == 1 then
+  return {others, ''}
+end
 if (known[1] or '') ~= tenant and redis.call('EXISTS', KEYS[1]) == 1 then
   return {'', ''}
 end
