@@ -69,7 +69,7 @@ LOOK_UP_S = 1.0
 _JSON = "application/json"
 
 
-class AnothersId(Exception):
+class ForeignIdError(Exception):
     """An id that its sender did not choose is that of another owner's job, which it must not learn."""
 
 
@@ -341,7 +341,7 @@ class Jobs:
         if not duplicate and (duplicate := await self._queue.put(sent, traceparent)):
             try:
                 await self.refuse_other_job(sent, just_now=True)
-            except AnothersId:
+            except ForeignIdError:
                 raise _id_conflict(sent) from None
             except (BusUnavailable, StateUnavailable) as error:
                 raise unavailable("unavailable", f"whether this is the same job cannot be read now: {error}") from error
@@ -375,7 +375,7 @@ class Jobs:
             async with asyncio.timeout(LOOK_UP_S):
                 try:
                     known = await self.refuse_other_job(sent, just_now=False)
-                except AnothersId:
+                except ForeignIdError:
                     return await self.checked(sent.with_own_name())
         return replace(sent, checked=True, known=known)
 
@@ -402,7 +402,7 @@ class Jobs:
 
         Raises:
             Problem: 409, the id is that of another job.
-            AnothersId: it has the form of a made id, and is that of another owner's job.
+            ForeignIdError: it has the form of a made id, and is that of another owner's job.
             BusUnavailable: not known.
             StateUnavailable: not known.
         """
@@ -415,7 +415,7 @@ class Jobs:
             return found if decided is None else replace(found, taken=False)
         is_ours = found.owner == sent.owner and (sent.owner is not None or found.tenant == sent.job.tenant)
         if sent.scope is not None and is_made(sent.job_id) and not is_ours:
-            raise AnothersId
+            raise ForeignIdError
         if decided is not None:
             _refuse_conflict(sent, decided)
             return replace(found, taken=False)

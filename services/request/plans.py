@@ -32,7 +32,7 @@ from breakwater.state.plans import KnownPlan, NotedJob, Plans
 from services.request.agents import Agents
 from services.request.auth import caller_of
 from services.request.clickhouse import answered
-from services.request.jobs import AnothersId, Jobs, make_job_id
+from services.request.jobs import ForeignIdError, Jobs, make_job_id
 from services.request.observe import submitting
 from services.request.parsing import Submission, invalid_job, read_body, read_command
 from services.request.problems import Problem, not_done
@@ -123,7 +123,7 @@ class PlanRoutes:
             if not sent.id_made_here:
                 try:
                     await self._jobs.refuse_other_job(sent, just_now=False)
-                except AnothersId:
+                except ForeignIdError:
                     submissions[number] = sent.with_own_name()
                 except Problem as problem:
                     raise _of_job(number, problem) from None
