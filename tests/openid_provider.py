@@ -5,6 +5,7 @@ The proxy checks PKCE and the client's secret, counts what is asked, and may iss
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -44,6 +45,8 @@ class RunningProvider:
     """How the ID token is made from its claims; None: the provider's own is passed on."""
     answers: dict[str, Any] = field(default_factory=dict[str, Any])
     """By path: a response instead of the right one, or fields of a document that are others."""
+    held: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
+    """By path: what a response to it waits for."""
     issuer: str = ""
     url: str = ""
     _challenges: dict[str, str] = field(default_factory=dict[str, str])
@@ -54,6 +57,7 @@ class RunningProvider:
         self.keys.clear()
         self.claims.clear()
         self.answers.clear()
+        self.held.clear()
         self.sign = None
 
     async def put_person(self, sub: str, **claims: Any) -> None:
@@ -72,6 +76,8 @@ class RunningProvider:
 
     async def handle(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
+        if (holds := self.held.get(request.path)) is not None:
+            await holds.wait()
         changed = self.answers.get(request.path)
         if isinstance(changed, web.Response):
             return web.Response(status=changed.status, headers=changed.headers, body=changed.body)

@@ -15,9 +15,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from breakwater.embedded.ports import free_port
-from breakwater.http_server import Server, listen
+from breakwater.http_server import Server, Shares, listen, vouch
 from tests.helpers import until
 
+KNOWN = b"GET /slow?known HTTP/1.1\r\nHost: x\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -31,7 +32,7 @@ def test_a_connection_sends_what_is_written_at_once() -> None:
 
 
 class LocalServer:
-    """A server whose `/slow` responds when it is released."""
+    """A server whose `/slow` responds when it is released. It knows who asks with `?known`."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -39,6 +40,8 @@ class LocalServer:
         self.waiting = 0
 
     async def respond(self, request: Request) -> Response:
+        if request.url.query == "known":
+            vouch(request.scope)
         if request.url.path == "/slow":
             self.waiting += 1
             await self.released.wait()
@@ -121,7 +124,7 @@ async def test_idle_connections_give_way_and_busy_ones_do_not(local: LocalServer
         await reader.readuntil(b"hello")
     busy: list[Streams] = []
     for number in range(3):
-        busy.append(await local.connect(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"))
+        busy.append(await local.connect(KNOWN))
         await until(lambda number=number: local.waiting > number)
     for reader, _ in idle:
         assert await rest(reader) == b""
@@ -132,3 +135,63 @@ async def test_idle_connections_give_way_and_busy_ones_do_not(local: LocalServer
     local.released.set()
     for reader, _ in busy:
         assert await reader.readuntil(b"hello")
+
+
+async def test_the_last_who_gives_way_is_who_is_known(local: LocalServer) -> None:
+    known = [await local.connect(KNOWN) for _ in range(2)]
+    await until(lambda: local.waiting == 2)
+    asking = await local.connect(KNOWN.replace(b"?known", b""))
+    await until(lambda: local.waiting == 3)
+    for sent in (b"", b"GET / HTTP/1.1\r\nHost: ", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nab"):
+        # It takes the place of the one before it, at first of the one that is not known and is being answered.
+        reader, _ = asking
+        asking = await local.connect(sent)
+        assert await rest(reader) == b""
+    reader, _ = asking
+    newest, _ = await local.connect(GET)
+    assert await newest.readuntil(b"hello")
+    assert await rest(reader) == b""
+    local.released.set()
+    for reader, _ in known:
+        assert await reader.readuntil(b"hello")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-More: ",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-More: a\r\n",
+        b"GET /",
+        b"POST /slow HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX-More: ",
+    ],
+    ids=["a header", "headers", "a path", "trailers"],
+)
+async def test_headers_without_end_are_not_kept(local: LocalServer, sent: bytes) -> None:
+    reader, writer = await local.connect(sent)
+    with suppress(ConnectionError):
+        for _ in range(100):
+            writer.write((b"X" * 65_530 + b"\r\nA: ") if b"a\r\n" in sent[-3:] else b"x" * 65_536)
+            async with asyncio.timeout(5):
+                await writer.drain()
+            if reader.at_eof():
+                break
+        assert writer.is_closing() or reader.at_eof()
+    writer.close()
+
+
+def test_a_caller_alone_has_half_and_many_leave_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("breakwater.http_server.MOST_CONNECTIONS", 2000)
+    shares = Shares()
+
+    def take_all(caller: str) -> int:
+        held = 0
+        while shares.take(caller):
+            held += 1
+        return held
+
+    assert take_all("a") == 1000
+    assert [take_all(caller) for caller in "bcd"] == [445, 198, 88]
+    assert take_all("e") > 30
+    for _ in range(1000):
+        shares.give_back("a")
+    assert take_all("e") > 300

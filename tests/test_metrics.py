@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
@@ -503,6 +503,23 @@ def test_a_port_with_a_token_shows_nothing_to_who_has_not_got_it(tmp_path: Path)
         for wrong in ("Bearer ", f"Bearer {token}x", f"Basic {token}", token, "Bearer \u00fc"):
             assert answer(wrong) == (401, False), wrong
         assert answer(f"Bearer {token}") == (200, True)
+
+
+def test_connections_without_a_request_keep_no_scraper_out(tmp_path: Path) -> None:
+    port = free_port()
+    with (
+        service("sink", environment_for(tmp_path, BREAKWATER_METRICS_PORT=str(port)), tmp_path / "log") as process,
+        ExitStack() as held,
+    ):
+        scrape(process, f"http://127.0.0.1:{port}/metrics")
+        for _ in range(300):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n")
+        begun = time.monotonic()
+        assert scrape(process, f"http://127.0.0.1:{port}/metrics")
+        assert time.monotonic() - begun < 5
+        assert len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 100
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def a_sink(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

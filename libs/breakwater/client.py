@@ -551,7 +551,9 @@ class _Retries:
 
 def _may_pass(error: ApiError) -> bool:
     """Whether a request that failed may succeed in a moment. What breakers refuse would not."""
-    return isinstance(error, ApiUnavailable) or (error.status in _UNAVAILABLE and error.code != "agent_unavailable")
+    if isinstance(error, ApiUnavailable) or error.code == "too_many_requests":
+        return True
+    return error.status in _UNAVAILABLE and error.code != "agent_unavailable"
 
 
 def _has_ended(error: ApiError) -> bool:

@@ -1,6 +1,7 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and how many may be open."""
 
 import os
+import resource
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,3 +53,12 @@ def write_private(path: Path, text: str) -> None:
     """Writes a text that only its owner may read. Raises OSError as `replacing` does."""
     with replacing(path, private=True) as file:
         file.write(text.encode())
+
+
+def raise_file_limit(wanted: int) -> None:
+    """Lets this process have so many files and sockets open, as far as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(hard, wanted)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

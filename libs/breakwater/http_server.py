@@ -13,8 +13,10 @@ from typing import Any
 
 import structlog
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from breakwater.files import raise_file_limit
 
 BACKLOG = 2048
 _WRITE_S = 2.0
@@ -32,6 +34,7 @@ def listen(host: str, port: int, *, variables: str = "BREAKWATER_HTTP_HOST and B
         PortTakenError: the port or the address can't be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    raise_file_limit(2 * MOST_CONNECTIONS)
     try:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
@@ -54,10 +57,23 @@ KEEP_ALIVE_S = 120
 HEADERS_S = 10.0
 """How long a client may take over the headers of a request."""
 
-MOST_CONNECTIONS = 2_000
-"""Of one process. Beyond, connections without a request are closed for new ones; without such, new ones get 503."""
+MOST_HEADER_BYTES = 65_536
+"""Of headers, or of what follows a body in chunks."""
 
+OPEN_BODY_S = 5.0
+"""How long a client that has shown no key may take over the body of a request."""
+
+OPEN_BODY_BYTES = 8_192
+
+MOST_CONNECTIONS = 2_000
+"""Of one process. Beyond, a new one takes the place of one without a caller that is known (`vouch`)."""
+
+_OF_FREE = 1.25
+"""How much one caller may hold, to what is left free: 1,000 requests, if no other calls."""
+
+_CONNECTION = "breakwater.connection"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n%s"
@@ -68,24 +84,68 @@ _FULL_BODY = (
 )
 
 
-class Connection(HttpToolsProtocol):
-    """A connection of uvicorn's, with a time limit for headers, and a number that idle clients can't use up."""
+def vouch(scope: Scope) -> None:
+    """Says that the caller of a request is known: its connection gives way to no other while it is answered."""
+    connection: Connection | None = scope.get(_CONNECTION)
+    if connection is not None:
+        connection.vouched()
 
+
+class Shares:
+    """Which callers' requests are being answered: each may have a share of the connections, and never the last ones.
+
+    What a caller may hold follows from what is left free. So one alone may have half of all, and whoever comes after
+    callers that hold all they may finds room, too.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, int] = {}
+        self._total = 0
+
+    def take(self, caller: str) -> bool:
+        """Takes a place for one more request, which `give_back` ends; False where the caller has its share."""
+        held = self._of.get(caller, 0)
+        if held >= _OF_FREE * (MOST_CONNECTIONS - _for_strangers() - self._total):
+            return False
+        self._of[caller] = held + 1
+        self._total += 1
+        return True
+
+    def give_back(self, caller: str) -> None:
+        """The request has been answered."""
+        self._total -= 1
+        self._of[caller] -= 1
+        if not self._of[caller]:
+            del self._of[caller]
+
+
+def _for_strangers() -> int:
+    """Connections that are left to those who are not known yet, among them who asks for the health."""
+    return max(MOST_CONNECTIONS // 10, 1)
+
+
+class Connection(HttpToolsProtocol):
+    """A connection of uvicorn's, with limits for headers, and a number that nobody can use up."""
+
+    connections: _Connections
     _due: asyncio.TimerHandle | None = None
     _in_headers = False
+    _known = False
+    _unread = 0
+    """Bytes since something of a request was complete."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Takes a connection, at the expense of an idle one if there are too many."""
+        """Takes a connection, in the place of another one if there are too many."""
         super().connection_made(transport)
         self._start_timer()
+        self.connections.strangers[self] = None
         if len(self.connections) > MOST_CONNECTIONS:
-            others = (one for one in self.connections if one is not self and isinstance(one, Connection))
-            idle = next((one for one in others if one.is_idle), None)
-            if idle is not None:
-                idle.transport.abort()
-            else:
+            giving_way = self.connections.pop_least()
+            if giving_way is self:
                 transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
                 transport.close()
+            else:
+                giving_way.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets the connection."""
@@ -94,8 +154,13 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes what the client sends. Anything but a request's headers and its body has to become headers in time."""
+        self._unread += len(data)
         super().data_received(data)
-        if self._due is None and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._unread > MOST_HEADER_BYTES:
+            self._end(_TOO_LONG)
+        elif self._due is None:
             between = self.timeout_keep_alive_task is None and self.is_idle
             if self._in_headers or between:
                 self._start_timer()
@@ -103,13 +168,40 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request has come."""
         self._in_headers = True
+        self._unread = 0
         super().on_message_begin()
+        self.scope[_CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
         """All headers of a request have come."""
         self._in_headers = False
+        self._unread = 0
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body has come."""
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request has come as a whole."""
+        self._unread = 0
+        super().on_message_complete()
+        if self.connections.strangers.pop(self, self) is None:
+            self.connections.asking[self] = None
+
+    def on_response_complete(self) -> None:
+        """A request was answered."""
+        super().on_response_complete()
+        if self in self.connections:
+            self.connections.forget(self)
+            (self.connections.idle if self._known else self.connections.strangers)[self] = None
+
+    def vouched(self) -> None:
+        """The caller of the request that is being answered is known."""
+        self._known = True
+        self.connections.forget(self)
 
     @property
     def is_idle(self) -> bool:
@@ -117,17 +209,17 @@ class Connection(HttpToolsProtocol):
         return not self.cycle or self.cycle.response_complete
 
     def _start_timer(self) -> None:
-        self._due = self.loop.call_later(HEADERS_S, self._end)
+        self._due = self.loop.call_later(HEADERS_S, self._end, _TOO_SLOW)
 
     def _stop_timer(self) -> None:
         if self._due is not None:
             self._due.cancel()
             self._due = None
 
-    def _end(self) -> None:
-        self._due = None
+    def _end(self, why: bytes) -> None:
+        self._stop_timer()
         if self.is_idle:
-            self.transport.write(_TOO_SLOW)
+            self.transport.write(why)
         self.transport.close()
 
 
@@ -172,7 +264,7 @@ class Server(uvicorn.Server):
         self._release = release
         self._stopping = stopping
         self._woken = asyncio.Event()
-        self.server_state.connections = _Watched(self._woken)
+        self.server_state.connections = _Connections(self._woken)
         self.server_state.tasks = _Watched(self._woken)
 
     def stop(self) -> None:
@@ -241,3 +333,33 @@ class _Watched(set[Any]):
         super().discard(element)
         if not self:
             self._emptied.set()
+
+
+class _Connections(_Watched):
+    """All connections, and those that give way; each group begins with the one that has been in it for longest."""
+
+    def __init__(self, woken: asyncio.Event) -> None:
+        super().__init__(woken)
+        self.strangers: dict[Connection, None] = {}
+        """Without a whole request, and without a caller that was ever known."""
+        self.asking: dict[Connection, None] = {}
+        """With a request that is being answered, by whomever."""
+        self.idle: dict[Connection, None] = {}
+        """Between two requests of a caller that is known."""
+
+    def pop_least(self) -> Connection:
+        """The connection that gives way first, taken out of its group; the newest one where all others are at work."""
+        crowded = len(self.strangers) > _for_strangers()
+        group = self.strangers if crowded else self.idle or self.asking or self.strangers
+        connection = next(iter(group))
+        del group[connection]
+        return connection
+
+    def forget(self, connection: Connection) -> None:
+        """It gives way to no other."""
+        for group in (self.strangers, self.asking, self.idle):
+            group.pop(connection, None)
+
+    def discard(self, element: Any) -> None:
+        super().discard(element)
+        self.forget(element)

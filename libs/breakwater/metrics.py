@@ -13,14 +13,16 @@ import errno
 import hmac
 import os
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
 from socketserver import ThreadingMixIn
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import (
@@ -539,6 +541,10 @@ def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused
     )
 
 
+_MOST_CONNECTIONS = 50
+"""To the metrics of one process, each of which takes a thread."""
+
+
 def serve(host: str, port: int, token: str | None = None) -> None:
     """Serves /metrics from a thread, until the process ends; where another program has the port, as soon as it can.
 
@@ -565,10 +571,35 @@ def serve(host: str, port: int, token: str | None = None) -> None:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """Has a thread for each connection; beyond `_MOST_CONNECTIONS`, the oldest one gives way to a new one."""
+
     daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._open: dict[Any, None] = {}
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open[request] = None
+        if len(self._open) > _MOST_CONNECTIONS:
+            self._open.pop(oldest := next(iter(self._open)))
+            with suppress(OSError):  # its client may have closed it
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # such as that it gave way, or was too slow
+            super().handle_error(request, client_address)
 
 
 class _Unlogged(WSGIRequestHandler):
+    timeout = 10.0
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  as the base class has it
         """Scrapes are not logged."""
 

@@ -77,7 +77,7 @@ class ConsoleService:
             config.budgets.zone,
             cipher_of(config),
         )
-        self._provider = _provider_of(config)
+        self._console = config.console
         self._server = Server(self._app(), drain_s=DRAIN_S, release=lambda: None, stopping=self._context.stopping.set)
 
     async def run(self) -> None:
@@ -104,7 +104,7 @@ class ConsoleService:
         """Shows pages by another config from now on."""
         self._context.placeholder = config.redaction.placeholder
         self._context.trace_template = config.tracing.url_template
-        self._provider = _provider_of(config)
+        self._console = config.console
 
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""
@@ -113,7 +113,14 @@ class ConsoleService:
     def _app(self) -> Starlette:
         """The pages, behind the sign-in."""
         sessions = KnownSessions()
-        sign_in = SignIn(sessions, self._api, self._pages, lambda: self._provider)
+        sign_in = SignIn(
+            sessions,
+            self._api,
+            self._pages,
+            lambda: self._console.openid and self._console.openid.shown_as,
+            # The console has no TLS of its own.
+            lambda: (self._console.url or "").startswith("https://"),
+        )
         routes = [
             *(route for page in PAGES for route in page.routes(self._context)),
             Route("/sign-in", sign_in.show, methods=["GET"]),
@@ -177,11 +184,6 @@ class _Static(StaticFiles):
         response.headers["Cache-Control"] = f"public, max-age={YEAR_S}" if scope["query_string"] else "no-cache"
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
-
-
-def _provider_of(config: Config) -> str | None:
-    """What the OpenID provider is called; None where there is none."""
-    return None if config.console.openid is None else config.console.openid.shown_as
 
 
 async def _alive(_: Request) -> Response:

@@ -25,7 +25,9 @@ from breakwater.contracts.api import (
     OpenIdCallback,
     OpenIdRedirect,
 )
+from breakwater.http_server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares, vouch
 from breakwater.policy.api_keys import is_session
+from breakwater.policy.sign_in_limits import SignInLimits, TooManySignIns
 from services.console.operator_actions import read_form
 from services.console.pages import PageRenderer
 from services.console.sessions import (
@@ -35,6 +37,7 @@ from services.console.sessions import (
     Session,
     csrf_of,
     pack,
+    session_of,
     unpack,
 )
 
@@ -46,6 +49,10 @@ FLOW = "breakwater_sign_in"
 FLOW_S = 600
 """How long they may take there."""
 OPENID = "/sign-in/openid"
+AT_ONCE = 3
+"""Sign-ins of one address that are under way at the provider."""
+FAILURES_A_MINUTE = 10
+_AT_PROVIDER = ("openid_refused", "openid_invalid")
 CHECK_EVERY_S = 10.0
 """How soon the sessions of a revoked key, and those that were ended elsewhere, are out."""
 CHECK_TIMEOUT_S = 3.0
@@ -79,6 +86,7 @@ class RequireSignIn:
         self._pages = pages
         self._clock = clock
         self._check_again_at = -math.inf
+        self._shares = Shares()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on with its session, or answers it."""
@@ -86,13 +94,24 @@ class RequireSignIn:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        refusal = await self._refusal(request)
-        await (self._app if refusal is None else refusal)(scope, receive, self._with_notices(request, send))
+        if (refusal := await self._refusal(request)) is not None:
+            await refusal(scope, receive, send)
+            return
+        holder = session_of(request).known.key.id
+        if not self._shares.take(holder):
+            text = "Too many of your pages are being loaded at the same time. Close some, or wait."
+            await self._pages.plain(request, 429, "Too many requests", text)(scope, receive, send)
+            return
+        vouch(scope)
+        try:
+            await self._app(scope, receive, self._with_notices(request, send))
+        finally:
+            self._shares.give_back(holder)
 
     async def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD") and not _same_site(request):
             return _from_another_site(self._pages, request)
-        token = request.cookies.get(COOKIE, "")
+        token = _cookie(request, COOKIE)
         if not is_session(token):
             return to_sign_in(request)
         known, now, problem = self._sessions.find(token), self._clock(), "the HTTP API does not respond"
@@ -110,7 +129,7 @@ class RequireSignIn:
                 known = self._seen(token, key, now)
         if known is None or now - known.checked_at > UNCHECKED_S:
             return self._pages.plain(request, 503, "Your session can't be checked", problem)
-        notices = unpack(request.cookies.get(NOTICES, ""), token)
+        notices = unpack(_cookie(request, NOTICES), token)
         request.scope[SESSION] = Session(api, known, csrf_of(token), notices)
         return None
 
@@ -129,10 +148,10 @@ class RequireSignIn:
             if message["type"] == "http.response.start" and session is not None and session.notices_changed:
                 cookie = Response()
                 if session.notices:
-                    packed = pack(session.notices, request.cookies[COOKIE])
-                    cookie.set_cookie(NOTICES, packed, max_age=NOTICES_S, **_cookie_for(request))
+                    packed = pack(session.notices, _cookie(request, COOKIE))
+                    _set_cookie(request, cookie, NOTICES, packed, NOTICES_S)
                 else:
-                    cookie.delete_cookie(NOTICES, **_cookie_for(request))
+                    _delete_cookie(request, cookie, NOTICES)
                 name, value = next(header for header in cookie.raw_headers if header[0] == b"set-cookie")
                 message = {**message, "headers": [*message["headers"], (name, value)]}
             await send(message)
@@ -148,11 +167,19 @@ class SignIn:
         api: the HTTP API.
         pages: what renders them.
         provider: what the OpenID provider is called now; None where there is none.
+        behind_proxy: whether browsers come through a proxy, which says where from.
     """
 
     def __init__(
-        self, sessions: KnownSessions, api: ApiClient, pages: PageRenderer, provider: Callable[[], str | None]
+        self,
+        sessions: KnownSessions,
+        api: ApiClient,
+        pages: PageRenderer,
+        provider: Callable[[], str | None],
+        behind_proxy: Callable[[], bool],
     ) -> None:
+        self._behind_proxy = behind_proxy
+        self._limits = SignInLimits(AT_ONCE, FAILURES_A_MINUTE, time.monotonic)
         self._sessions = sessions
         self._api = api
         self._pages = pages
@@ -167,7 +194,7 @@ class SignIn:
         """POST: 303 to the page that was asked for, with a cookie; or the form again, with the problem."""
         if not _same_site(request):
             return _from_another_site(self._pages, request)
-        fields = await read_form(request)
+        fields = await read_form(request, OPEN_BODY_BYTES, OPEN_BODY_S)
         wanted, key = fields.get("next", ""), fields.get("key", "").strip()
         if not key:
             return self._page(request, wanted, "Enter an API key.", 422)
@@ -202,24 +229,34 @@ class SignIn:
             return self._page(request, wanted, error.message, error.status)
         response = RedirectResponse(flow.url, 303, {"Cache-Control": "no-store"})
         kept = f"{flow.flow}.{quote(_local(wanted)[:MOST_WANTED], safe='')}"
-        response.set_cookie(FLOW, kept, max_age=FLOW_S, path=OPENID, **_cookie_for(request))
+        _set_cookie(request, response, FLOW, kept, FLOW_S)
         return response
 
     async def complete_openid(self, request: Request) -> Response:
         """GET, where the provider sends people back to: 303 to the page that was asked for; or the problem."""
-        flow, _, wanted = request.cookies.get(FLOW, "").partition(".")
+        flow, _, wanted = _cookie(request, FLOW).partition(".")
         wanted, response = unquote(wanted), None
         brought = {name: request.query_params[name] for name in _BROUGHT if name in request.query_params}
         if not flow:
             text = "This sign-in took over ten minutes, or the browser kept no cookie. Sign in again."
             return self._page(request, wanted, text, 403)
         try:
-            session = await self._api.act(NewSession, "openid/complete", {**brought, "flow": flow})
+            with self._limits.of(self._address(request)) as attempt:
+                try:
+                    session = await self._api.act(NewSession, "openid/complete", {**brought, "flow": flow})
+                except ApiError as error:
+                    # What was not sent to the provider costs nobody else anything.
+                    attempt.failed = error.status == 502 or (error.status == 403 and error.code in _AT_PROVIDER)
+                    raise
+                attempt.failed = False
+        except TooManySignIns:
+            text = "Too many sign-ins from your address are under way, or have failed within a minute. Wait a minute."
+            return self._page(request, wanted, text, 429)
         except ApiError as error:
             response = self._page(request, wanted, error.message, error.status)
         else:
             response = await self._signed_in(request, session, wanted)
-        response.delete_cookie(FLOW, path=OPENID, **_cookie_for(request))
+        _delete_cookie(request, response, FLOW)
         return response
 
     async def sign_out(self, request: Request) -> Response:
@@ -240,8 +277,14 @@ class SignIn:
         else:
             response = RedirectResponse("/sign-in", 303)
         for name in (COOKIE, NOTICES):
-            response.delete_cookie(name, **_cookie_for(request))
+            _delete_cookie(request, response, name)
         return response
+
+    def _address(self, request: Request) -> str:
+        """Where a browser is: as the proxy before the console has added it, where there is one for TLS."""
+        forwarded = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+        peer = request.client.host if request.client else ""
+        return (forwarded or peer) if self._behind_proxy() else peer
 
     async def _signed_in(self, request: Request, session: NewSession, wanted: str) -> Response:
         # Signing in again in the same browser replaces the session. One that can't be ended now ends by its time.
@@ -249,12 +292,12 @@ class SignIn:
             await self._end(request)
         response = RedirectResponse(_local(wanted), 303)
         lasts_s = int((session.ends_at - datetime.now(UTC)).total_seconds())
-        response.set_cookie(COOKIE, session.token, max_age=lasts_s, **_cookie_for(request))
+        _set_cookie(request, response, COOKIE, session.token, lasts_s)
         return response
 
     async def _end(self, request: Request) -> EndedSession | None:
         """Ends the session of the browser; None if it has none. Raises ApiError."""
-        if is_session(token := request.cookies.get(COOKIE, "")):
+        if is_session(token := _cookie(request, COOKIE)):
             self._sessions.forget(token)
             with suppress(ApiKeyRefused):
                 return await self._api.with_key(SecretStr(token)).act(EndedSession, "sessions/end", {})
@@ -271,12 +314,33 @@ class _Cookie(TypedDict):
     secure: bool
 
 
+def _cookie(request: Request, name: str) -> str:
+    """A cookie that was set here; empty where there is none."""
+    return request.cookies.get(_named(request, name), "")
+
+
+def _set_cookie(request: Request, response: Response, name: str, value: str, lasts_s: int) -> None:
+    response.set_cookie(_named(request, name), value, max_age=lasts_s, **_cookie_for(request))
+
+
+def _delete_cookie(request: Request, response: Response, name: str) -> None:
+    response.delete_cookie(_named(request, name), **_cookie_for(request))
+
+
+def _named(request: Request, name: str) -> str:
+    """The name of a cookie; where TLS is on, with the prefix that keeps other hosts of the domain from setting it."""
+    return f"__Host-{name}" if _is_secure(request) else name
+
+
 def _cookie_for(request: Request) -> _Cookie:
-    """How a cookie is set, and deleted."""
-    # Of several proxies, the first one says how the browser connected.
-    outside = request.headers.get("x-forwarded-proto", request.url.scheme).partition(",")[0].strip()
+    """How a cookie is set, and deleted: for `/`, as `__Host-` demands."""
     # Lax rather than strict: who follows a link in an alert is signed in.
-    return {"httponly": True, "samesite": "lax", "secure": outside == "https"}
+    return {"httponly": True, "samesite": "lax", "secure": _is_secure(request)}
+
+
+def _is_secure(request: Request) -> bool:
+    # Of several proxies, the first one says how the browser connected.
+    return request.headers.get("x-forwarded-proto", request.url.scheme).partition(",")[0].strip() == "https"
 
 
 def _from_another_site(pages: PageRenderer, request: Request) -> Response:
@@ -291,8 +355,8 @@ def to_sign_in(request: Request, why: str = "") -> Response:
     elif request.method == "POST":
         query = {"expired": "", "next": _page_of_form(request)}
     response = RedirectResponse(f"/sign-in?{urlencode(query)}" if query else "/sign-in", 303)
-    if COOKIE in request.cookies:
-        response.delete_cookie(COOKIE, **_cookie_for(request))
+    if _cookie(request, COOKIE):
+        _delete_cookie(request, response, COOKIE)
     return response
 
 

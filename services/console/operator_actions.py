@@ -48,21 +48,21 @@ class Fields:
         return [value for key, value in self._pairs if key == name]
 
 
-async def read_form(request: Request) -> Fields:
-    """The fields in the body of a request.
+async def read_form(request: Request, limit: int = MAX_BYTES, within_s: float = BODY_TIMEOUT_S) -> Fields:
+    """The fields in the body of a request, of at most `limit` bytes.
 
     Raises:
         FormRefused: it is too large, too slow, or not a form.
     """
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             async for part in request.stream():
                 body += part
-                if len(body) > MAX_BYTES:
-                    raise FormRefused(422, f"The form is larger than {MAX_BYTES:,} bytes.")
+                if len(body) > limit:
+                    raise FormRefused(422, f"The form is larger than {limit:,} bytes.")
     except TimeoutError:
-        raise FormRefused(422, f"The form did not arrive within {BODY_TIMEOUT_S:g} s.") from None
+        raise FormRefused(422, f"The form did not arrive within {within_s:g} s.") from None
     try:
         return Fields(parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError as error:

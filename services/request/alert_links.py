@@ -36,9 +36,8 @@ from breakwater.policy.links import link_objection
 from breakwater.policy.redact import Redactor
 from services.request.alerts import decided, utc_now
 from services.request.audit import Actor, AuditLog
-from services.request.parsing import read_body
+from services.request.parsing import read_open_body
 from services.request.problems import Problem
-from services.request.routing import MAX_BYTES
 
 _MOST_FIELDS = 10
 _STATE = {
@@ -95,7 +94,7 @@ class LinkRoutes:
         if (objection := self._objection(request)) is not None:
             return objection
         try:
-            return await self._act(request, _fields(await read_body(request, MAX_BYTES, "this is too long")))
+            return await self._act(request, _fields(await read_open_body(request)))
         except (Problem, BusError) as error:
             return self._trouble(error)
 

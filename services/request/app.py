@@ -36,7 +36,7 @@ from breakwater.contracts.events import Reconciliation
 from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER
 from breakwater.encryption import Undecryptable
 from breakwater.http_metrics import CountRequests
-from breakwater.http_server import PortTakenError, Server, listen
+from breakwater.http_server import PortTakenError, Server, Shares, listen
 from breakwater.metrics import HttpMetrics, Readings, ShownGauges, StreamMetrics
 from breakwater.policy.redact import Redactor
 from breakwater.reconciliation import RecordedSpend, compare
@@ -50,6 +50,7 @@ from breakwater.state.executions import Executions
 from breakwater.state.health import Healths
 from breakwater.state.plans import Plans
 from breakwater.state.sessions import PersonSession, Sessions
+from breakwater.state.sign_ins import SignIns
 from breakwater.state.tasks import Tasks
 from breakwater.state.unanswered import Unanswered
 from services.request.agents import Agents
@@ -124,6 +125,7 @@ class RequestService:
         self._shares = QueueShares(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._streams = OpenStreams()
+        self._request_shares = Shares()
         self._event_log = EventLog(self._connection)
         app, self._gauges = self._app_for(config, redactor)
         self._app = _LiveApp(app)
@@ -194,7 +196,7 @@ class RequestService:
         budgets = BudgetRoutes(self._live.caps, counters, publisher, compared)
         costs = CostRoutes(self._analytics, self._live.caps, config.budgets.zone, config.cost_tags)
         provider = None if config.console.openid is None else _provider_of(config.console, config.console.openid)
-        openid = OpenIdRoutes(config.console.openid, provider, self._sessions, audit)
+        openid = OpenIdRoutes(config.console.openid, provider, self._sessions, SignIns(self._redis), audit)
 
         async def end_at_provider(session: PersonSession) -> str | None:
             return provider and await provider.end_session_url(session.id_token, f"{config.console.url}/sign-in")
@@ -248,6 +250,7 @@ class RequestService:
             "create_chat_completion": openai.complete,
             "begin_openid": openid.begin,
             "complete_openid": openid.complete,
+            "logout_openid": openid.log_out,
             "follow_job": progress.follow,
             "follow_events": EventStreams(self._streams, self._event_log).follow,
             "alive": self._alive,
@@ -277,6 +280,7 @@ class RequestService:
                     keys=KeyRing(self._settings.api_keys_file),
                     sessions=self._sessions,
                     openid=config.console.openid,
+                    shares=self._request_shares,
                 ),
             ],
             exception_handlers={

@@ -16,6 +16,7 @@ from breakwater.api_keys import KeyRing
 from breakwater.config import OpenId
 from breakwater.contracts.api import KeyScope
 from breakwater.contracts.types import time_from_ms
+from breakwater.http_server import Shares, vouch
 from breakwater.policy.api_keys import OPEN_TO_ALL, is_session, scopes_for
 from breakwater.policy.callers import Caller, holder_of_key, person, roles_of, roles_that_may
 from breakwater.state.connection import StateUnavailable
@@ -66,30 +67,40 @@ class RequireApiKey:
         keys: that are known.
         sessions: of those who are signed in.
         openid: of the config; without it, sessions of persons have ended.
+        shares: of the connections.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, sessions: Sessions, openid: OpenId | None) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, sessions: Sessions, openid: OpenId | None, shares: Shares) -> None:
         self._app = app
         self._keys = keys
         self._sessions = sessions
         self._openid = openid
+        self._shares = shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or answers it with 401 or 403."""
-        if scope["type"] == "http" and is_guarded(scope["path"]):
-            try:
-                key = _key_of(scope)
-                caller = scope[_CALLER] = await self._caller(key)
-                scope[_SESSION] = key if is_session(key) else None
-                sent = (scope.get("raw_path") or b"").decode("latin-1")
-                needed = scopes_for(scope["method"], scope["path"], sent)
-                if not caller.may(needed):
-                    raise _forbidden(caller, needed)
-                scope[_LOOK_AGAIN] = lambda: self._why_not_now(key, needed)
-            except Problem as problem:
-                await problem.response(scope["path"])(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        """Passes the request on, or answers it with 401, 403 or 429."""
+        if scope["type"] != "http" or not is_guarded(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        try:
+            key = _key_of(scope)
+            caller = scope[_CALLER] = await self._caller(key)
+            scope[_SESSION] = key if is_session(key) else None
+            sent = (scope.get("raw_path") or b"").decode("latin-1")
+            needed = scopes_for(scope["method"], scope["path"], sent)
+            if not caller.may(needed):
+                raise _forbidden(caller, needed)
+            scope[_LOOK_AGAIN] = lambda: self._why_not_now(key, needed)
+            if not self._shares.take(caller.id):
+                raise _too_many()
+        except Problem as problem:
+            await problem.response(scope["path"])(scope, receive, send)
+            return
+        vouch(scope)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._shares.give_back(caller.id)
 
     async def _caller(self, key: str) -> Caller:
         try:
@@ -160,6 +171,14 @@ def _forbidden(caller: Caller, needed: tuple[KeyScope, ...]) -> Problem:
         )
     challenge = f'Bearer realm="breakwater", error="insufficient_scope", scope="{needed[0]}"'
     return Problem(403, "forbidden", message, headers={"WWW-Authenticate": challenge})
+
+
+def _too_many() -> Problem:
+    message = (
+        "this API key has as many requests under way here as it may, most of which wait for results or for their own "
+        "bodies; send it again when some are answered, or wait for fewer results at once"
+    )
+    return Problem(429, "too_many_requests", message, headers={"Retry-After": "1"})
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -38,7 +38,7 @@ from breakwater.state.executions import MOST_UNSEEN, Executions
 from services.request.audit import AuditLog
 from services.request.auth import caller_of
 from services.request.jobs import find_job, wait_s_of
-from services.request.parsing import read_body, read_command
+from services.request.parsing import A_REQUEST, read_body, read_command
 from services.request.problems import Problem, not_done, unknown_job
 from services.request.results import ResultReader, Waiters
 from services.request.routing import MAX_BYTES, actor_of
@@ -106,7 +106,7 @@ class CancelRoute:
         """200 with how the job has ended, or 202 while it is being cancelled."""
         job_id, caller = str(request.path_params["job_id"]), caller_of(request)
         wait_s = wait_s_of(request.scope["query_string"])
-        body = await read_body(request, MAX_BYTES, "a request like this may have at most {limit:,} bytes")
+        body = await read_body(request, MAX_BYTES, A_REQUEST)
         reason = _reason_in(body, self._redactor)
         if not is_full_id(job_id):
             raise unknown_job(None)

@@ -51,6 +51,7 @@ _HEADERS = {
     202: {"Location": {"description": "Where the result will be.", "schema": {"type": "string"}}},
     401: {"WWW-Authenticate": {"description": "`Bearer`", "schema": {"type": "string"}}},
     403: {"WWW-Authenticate": {"description": "`Bearer` with `insufficient_scope`.", "schema": {"type": "string"}}},
+    429: {"Retry-After": {"description": "Seconds until it is worth another try.", "schema": {"type": "integer"}}},
     503: {"Retry-After": {"description": "Seconds until it is worth another try.", "schema": {"type": "integer"}}},
 }
 _OF_STREAMS = (Progress, Attempt, ExecutionSummary, BreakerTransition, BudgetEvent, GuardEvent, Alert, EventGap)
@@ -126,8 +127,11 @@ class _Writer:
         security: list[dict[str, list[str]]] = []
         if operation.query is not None:
             errors[422] = "A parameter is wrong (`invalid_query`)."
+        of_json = operation.body_type == "application/json"
         if operation.body is not None:
-            errors |= _ERRORS_OF_BODIES
+            errors |= {
+                status: text for status, text in _ERRORS_OF_BODIES.items() if of_json or status not in (400, 422)
+            }
         if operation.method == "POST" and operation.tag not in ("jobs", "plans", "openai", "openid"):
             description.append("The action is recorded under the name of the API key.")
         if is_guarded(operation.path):
@@ -142,6 +146,7 @@ class _Writer:
                 errors[403] = f"The key does not have the scope {named} (`forbidden`)."
                 description.append(f"Needs a key with the scope {named}.")
                 security = [{"api_key": [scope]} for scope in needed]  # alternatives: each of them is enough
+        errors |= operation.errors
         parameters, body = self._parameters(operation), operation.body
         return {
             "tags": [operation.tag],
@@ -151,12 +156,12 @@ class _Writer:
             "security": security,
             **({"parameters": parameters} if parameters else {}),
             **({} if body is None else {"requestBody": self._body(operation, body)}),
-            "responses": self._responses(operation, errors | dict(operation.errors)),
+            "responses": self._responses(operation, errors),
         }
 
     def _body(self, operation: Operation, body: type[Message]) -> dict[str, Any]:
         content = self._content(operation, body, "validation", "request")
-        return {"required": True, "content": {"application/json": content}}
+        return {"required": True, "content": {operation.body_type: content}}
 
     def _parameters(self, operation: Operation) -> list[dict[str, Any]]:
         named = re.findall(r"{(\w+)}", operation.path)

@@ -1,9 +1,17 @@
-"""`/api/v1/openid`: people sign in with OpenID Connect. Whoever asks has no key, and gets a session at the end."""
+"""`/api/v1/openid`: people sign in with OpenID Connect, and the provider says when they have signed out of it.
+
+Whoever asks has no key. So what was not begun here costs no more than an HMAC, nothing is redeemed twice, and what
+fails is counted for the address that it comes from.
+"""
 
 from __future__ import annotations
 
 import secrets
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 import structlog
 from pydantic_core import to_json
@@ -11,20 +19,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.config import OpenId
-from breakwater.contracts.api import NewSession, OpenIdCallback, OpenIdRedirect
+from breakwater.contracts.api import BackChannelLogout, EndedSessions, NewSession, OpenIdCallback, OpenIdRedirect
 from breakwater.contracts.types import Event, time_from_ms
 from breakwater.policy.callers import claim_values, name_of, roles_of
-from breakwater.policy.openid_flow import SignInFlow
+from breakwater.policy.openid_flow import ENTROPY_BYTES, LASTS_S, SignInFlow
+from breakwater.policy.sign_in_limits import SignInLimits, SignInTry, TooManySignIns
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.sessions import PersonSession, Sessions
+from breakwater.state.sign_ins import SignIns
 from services.request.audit import Actor, AuditLog
-from services.request.parsing import read_body, read_command
+from services.request.parsing import read_command, read_open_body
 from services.request.problems import Problem, not_done
 
 if TYPE_CHECKING:
     from services.request.openid_provider import OpenIdProvider, SignedIn
 
-MAX_BYTES = 32_768
+AT_ONCE = 10
+"""Sign-ins of one address, which is the console's for all who sign in there. It has a limit for each of them."""
+FAILURES_A_MINUTE = 100
+LOGOUT_REMEMBERED_S = 900
+"""Longer than a logout token is taken."""
 LONGEST_ID_TOKEN = 4_096
 """Bytes of an ID token that is kept for signing out: longer ones do not fit into a URL."""
 
@@ -33,32 +47,75 @@ class OpenIdRoutes:
     """The two ends of a sign-in. Without a provider, both say that there is none."""
 
     def __init__(
-        self, settings: OpenId | None, provider: OpenIdProvider | None, sessions: Sessions, audit: AuditLog
+        self,
+        settings: OpenId | None,
+        provider: OpenIdProvider | None,
+        sessions: Sessions,
+        sign_ins: SignIns,
+        audit: AuditLog,
     ) -> None:
         self._known = None if settings is None or provider is None else (settings, provider)
         self._sessions = sessions
+        self._sign_ins = sign_ins
         self._audit = audit
+        self._limits = SignInLimits(AT_ONCE, FAILURES_A_MINUTE, time.monotonic)
+        self._logout_limits = SignInLimits(AT_ONCE, FAILURES_A_MINUTE, time.monotonic)
 
     async def begin(self, _: Request) -> Response:
         """Where the browser goes."""
         provider = self._configured()[1]
-        flow = SignInFlow(secrets.token_urlsafe(32))
+        with _stored():
+            key = await self._sign_ins.key()
+        flow = SignInFlow.begin(key, secrets.token_bytes(ENTROPY_BYTES), int(time.time()))
         return _response(OpenIdRedirect(url=await provider.authorization_url(flow), flow=flow.secret))
 
     async def complete(self, request: Request) -> Response:
         """What the browser has brought back becomes a session."""
         settings, provider = self._configured()
-        body = await read_body(request, MAX_BYTES, "a request like this may have at most {limit:,} bytes")
-        brought = read_command(body, OpenIdCallback)
+        brought = read_command(await read_open_body(request), OpenIdCallback)
         flow = SignInFlow(brought.flow)
         # First: nothing else that a browser was sent here with is looked at, unless the browser has asked for it.
         if not flow.is_state(brought.state):
             message = "this answer is not for a sign-in of this browser, or it was begun again meanwhile; sign in again"
             raise Problem(403, "openid_state", message)
+        with _stored():
+            if not flow.is_begun(await self._sign_ins.key(), int(time.time())):
+                raise Problem(403, "openid_state", "this sign-in took over ten minutes; sign in again")
+            if await self._sign_ins.is_used(flow.secret):
+                raise _used()
         if brought.error is not None or brought.code is None:
             raise _denied(brought)
-        signed_in = await provider.redeem(flow, brought.code, brought.iss)
+        with _attempt(self._limits, request) as attempt:
+            with _stored():
+                # Twice as long as a sign-in lasts, whose clocks may differ.
+                if not await self._sign_ins.use(flow.secret, 2 * LASTS_S):
+                    raise _used()
+            signed_in = await provider.redeem(flow, brought.code, brought.iss)
+            attempt.failed = False
         return _response(await self._begin(settings, signed_in))
+
+    async def log_out(self, request: Request) -> Response:
+        """What the provider says of somebody who has signed out ends their sessions here."""
+        settings, provider = self._configured()
+        form = parse_qs((await read_open_body(request)).decode("latin-1"), max_num_fields=10)
+        try:
+            sent = BackChannelLogout(logout_token=form["logout_token"][0])
+        except (KeyError, ValueError):
+            raise Problem(400, "invalid_logout_token", "the form has no usable field logout_token") from None
+        with _attempt(self._logout_limits, request) as attempt:
+            said = await provider.signed_out(sent.logout_token)
+            with _stored():
+                if not await self._sign_ins.use(f"logout {said.token_id}", LOGOUT_REMEMBERED_S):
+                    raise Problem(400, "invalid_logout_token", "this logout token was used before")
+                ended = await self._sessions.end_of_person(settings.issuer, said.subject, said.session)
+            attempt.failed = False
+        for known in ended:
+            person = known.session
+            if isinstance(person, PersonSession):
+                structlog.get_logger().info("signed_out_at_provider", by=person.name, session=known.id)
+                actor = Actor(person.name, "person", person.subject)
+                await self._audit.note("sign_out", actor, {"session": known.id, "at": "provider"})
+        return _response(EndedSessions(ended=len(ended)))
 
     async def _begin(self, settings: OpenId, signed_in: SignedIn) -> NewSession:
         claims, subject = signed_in.claims, str(signed_in.claims["sub"])
@@ -74,12 +131,15 @@ class OpenIdRoutes:
         known = settings.role_values
         id_token = signed_in.id_token if len(signed_in.id_token) <= LONGEST_ID_TOKEN else None
         session = PersonSession(
-            settings.issuer, subject, name, tuple(value for value in values if value in known), id_token
+            settings.issuer,
+            subject,
+            name,
+            tuple(value for value in values if value in known),
+            id_token,
+            claims["sid"] if isinstance(claims.get("sid"), str) else None,
         )
-        try:
-            begun = await self._sessions.begin(f"person:{settings.issuer} {subject}", session)
-        except StateUnavailable as error:
-            raise not_done(error) from error
+        with _stored():
+            begun = await self._sessions.begin(session)
         structlog.get_logger().info("signed_in", by=name, subject=subject, session=begun.id)
         await self._audit.note("sign_in", actor, {"session": begun.id})
         return NewSession(token=begun.token, ends_at=time_from_ms(begun.ends_ms))
@@ -90,6 +150,34 @@ class OpenIdRoutes:
                 404, "no_openid", "no OpenID provider is configured (console.openid); sign in with an API key"
             )
         return self._known
+
+
+@contextmanager
+def _stored() -> Generator[None]:
+    """Asks Redis in the block. Raises Problem: 503, it is unavailable."""
+    try:
+        yield
+    except StateUnavailable as error:
+        raise not_done(error) from error
+
+
+@contextmanager
+def _attempt(limits: SignInLimits, request: Request) -> Generator[SignInTry]:
+    """One attempt of the address that a request comes from."""
+    try:
+        with limits.of(request.client.host if request.client else "") as attempt:
+            try:
+                yield attempt
+            except Problem as problem:
+                attempt.failed = problem.status != 503
+                raise
+    except TooManySignIns:
+        message = "too many sign-ins from this address are under way, or have failed within a minute; wait a minute"
+        raise Problem(429, "too_many_sign_ins", message, headers={"Retry-After": "60"}) from None
+
+
+def _used() -> Problem:
+    return Problem(409, "openid_refused", "this sign-in was used before; sign in again")
 
 
 def _denied(brought: OpenIdCallback) -> Problem:

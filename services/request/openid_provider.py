@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from ipaddress import ip_network
 from typing import Annotated, Any, cast
 from urllib.parse import quote_plus, urlsplit
 
@@ -31,6 +30,7 @@ from breakwater.config import OpenId
 from breakwater.config.console import secure_url
 from breakwater.contracts.types import Event
 from breakwater.guarded_http import AddressRefused, Redirected, guarded_session
+from breakwater.policy.addresses import ANYWHERE
 from breakwater.policy.openid_flow import SignInFlow
 from services.request.problems import Problem, unavailable
 
@@ -40,16 +40,20 @@ COMPLETE_WITHIN_S = 12.0
 """For all requests of a sign-in: those who ask for it wait for 15 s."""
 KEPT_S = 3_600.0
 """How long what the provider says of itself, and its keys, are used without asking again."""
+LOGOUT_S = 600
+"""How old a logout token may be."""
+KEYS_AGAIN_S = 30.0
+"""How soon its keys are read again for a logout token of another key, which anybody may send."""
 LEEWAY_S = 60
 """How far its clock and ours may differ."""
 MOST_AT_ONCE = 20
-"""Sign-ins that are asked of it at the same time. Anybody may begin one, so there is a bound."""
+"""Codes that it is redeeming at the same time. Those who begin to sign in take no place."""
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 """Signatures with a key pair. Never `none`, and none by a shared secret."""
 
-_ANYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 _Endpoint = Annotated[str, AfterValidator(secure_url)]
+_LOGOUT_EVENT = "http://schemas.openid.net/event/backchannel-logout"
 _CODE = re.compile(r"[a-z_]{1,64}\Z")
 
 
@@ -80,6 +84,17 @@ class SignedIn:
     """Of the ID token, and those of userinfo that it lacks."""
 
 
+@dataclass(frozen=True, slots=True)
+class SignedOut:
+    """Who has signed out at the provider."""
+
+    token_id: str
+    subject: str | None
+    """All sessions of the person; None where the one of the provider alone is named."""
+    session: str | None
+    """The provider's session, and those here that have come from it; None for all of the person."""
+
+
 class OpenIdProvider:
     """The client of one provider. Its methods raise Problem, whose text is for the person who signs in.
 
@@ -101,11 +116,13 @@ class OpenIdProvider:
         self._places = asyncio.Semaphore(MOST_AT_ONCE)
         self._metadata: tuple[float, ProviderMetadata] | None = None
         self._keys: tuple[float, KeySet] | None = None
+        self._reading = asyncio.Lock()
+        self._failed: tuple[float, Problem] | None = None
+        """When what it says of itself could last not be read, and why."""
 
     async def authorization_url(self, flow: SignInFlow) -> str:
         """Where a browser begins to sign in."""
-        async with self._bounded():
-            metadata = await self._read_metadata()
+        metadata = await self._read_metadata()
         asked = {
             "response_type": "code",
             "client_id": self._settings.client_id,
@@ -131,8 +148,7 @@ class OpenIdProvider:
     async def end_session_url(self, id_token: str | None, then: str) -> str | None:
         """Where a browser signs out of the provider, too; None where that does not offer it, or does not respond."""
         try:
-            async with self._bounded():
-                metadata = await self._read_metadata()
+            metadata = await self._read_metadata()
         except Problem:
             return None
         if metadata.end_session_endpoint is None:
@@ -140,6 +156,23 @@ class OpenIdProvider:
         query = {"client_id": self._settings.client_id, "post_logout_redirect_uri": then}
         hint = {} if id_token is None else {"id_token_hint": id_token}
         return str(URL(metadata.end_session_endpoint).update_query({**hint, **query}))
+
+    async def signed_out(self, logout_token: str) -> SignedOut:
+        """Whom the provider says has signed out. Raises Problem: 400, it does not say so."""
+        metadata = await self._read_metadata()
+        try:
+            async with self._bounded():
+                claims = await self._signed(metadata, logout_token, again_after_s=KEYS_AGAIN_S)
+            _check_logout(metadata, claims, self._settings.client_id, int(self._now()))
+        except JoseError as error:
+            raise self._no_logout(str(error)) from None
+        except Problem as problem:
+            raise (self._no_logout(problem.message) if problem.status == 403 else problem) from None
+        return SignedOut(claims["jti"], claims.get("sub"), claims.get("sid"))
+
+    def _no_logout(self, why: str) -> Problem:
+        structlog.get_logger().warning("openid_logout_invalid", issuer=self._settings.issuer, why=why)
+        return Problem(400, "invalid_logout_token", f"this is no logout token for this client: {why}")
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncGenerator[None]:
@@ -152,8 +185,20 @@ class OpenIdProvider:
             raise self._unavailable(f"it took over {COMPLETE_WITHIN_S:g} s") from None
 
     async def _read_metadata(self) -> ProviderMetadata:
-        if self._metadata is not None and time.monotonic() - self._metadata[0] < KEPT_S:
-            return self._metadata[1]
+        """One at a time asks for it: those who wait meanwhile get the same, also where it fails."""
+        came = time.monotonic()
+        async with self._reading:
+            if self._metadata is not None and time.monotonic() - self._metadata[0] < KEPT_S:
+                return self._metadata[1]
+            if self._failed is not None and self._failed[0] >= came:
+                raise self._failed[1].with_traceback(None)
+            try:
+                return await self._ask_metadata()
+            except Problem as problem:
+                self._failed = time.monotonic(), problem
+                raise
+
+    async def _ask_metadata(self) -> ProviderMetadata:
         url = self._settings.issuer.rstrip("/") + "/.well-known/openid-configuration"
         _, document = await self._ask("GET", url, only=200)
         try:
@@ -192,16 +237,20 @@ class OpenIdProvider:
 
     async def _verified(self, metadata: ProviderMetadata, id_token: str, flow: SignInFlow) -> dict[str, Any]:
         try:
-            try:
-                claims = self._decoded(id_token, await self._read_keys(metadata))
-            except InvalidKeyIdError:
-                # The provider has a new key. Asked once: a second time it would say the same.
-                claims = self._decoded(id_token, await self._read_keys(metadata, again=True))
+            claims = await self._signed(metadata, id_token)
             self._check(metadata, claims, flow)
         except JoseError as error:
             # Of a claim that is wrong the value stays out: it may name somebody.
             raise self._invalid(str(error)) from None
         return claims
+
+    async def _signed(self, metadata: ProviderMetadata, token: str, again_after_s: float = 0.0) -> dict[str, Any]:
+        """The claims of a token that the provider has signed. Raises JoseError, or Problem."""
+        try:
+            return self._decoded(token, await self._read_keys(metadata))
+        except InvalidKeyIdError:
+            # The provider has a new key. Asked once: a second time it would say the same.
+            return self._decoded(token, await self._read_keys(metadata, kept_s=again_after_s))
 
     def _decoded(self, id_token: str, keys: KeySet) -> dict[str, Any]:
         # Headers that the library does not know are no mistake, unless `crit` names them.
@@ -239,8 +288,8 @@ class OpenIdProvider:
         if not (subject.isascii() and subject.isprintable() and len(subject) <= 255):
             raise self._invalid("its ID token names nobody: sub")
 
-    async def _read_keys(self, metadata: ProviderMetadata, *, again: bool = False) -> KeySet:
-        if self._keys is not None and not again and time.monotonic() - self._keys[0] < KEPT_S:
+    async def _read_keys(self, metadata: ProviderMetadata, *, kept_s: float = KEPT_S) -> KeySet:
+        if self._keys is not None and time.monotonic() - self._keys[0] < kept_s:
             return self._keys[1]
         _, document = await self._ask("GET", metadata.jwks_uri, only=200)
         try:
@@ -277,7 +326,7 @@ class OpenIdProvider:
         only: int | None = None,
     ) -> tuple[int, object]:
         """The status and the JSON of an answer. `only`: the one status that is no mistake."""
-        allowed = _ANYWHERE if urlsplit(url).hostname == self._host else self._settings.allow_networks
+        allowed = ANYWHERE if urlsplit(url).hostname == self._host else self._settings.allow_networks
         sent = {"Accept": "application/json", **(headers or {})}
         try:
             async with (
@@ -319,6 +368,29 @@ class OpenIdProvider:
         structlog.get_logger().warning("openid_clock_skew", issuer=self._settings.issuer, why=why)
         message = f"the clocks of {self._host} and of this plane differ: {why}, by the plane's clock. Check both (NTP)"
         return Problem(403, "openid_clock_skew", message)
+
+
+def _check_logout(metadata: ProviderMetadata, claims: dict[str, Any], client_id: str, now: int) -> None:
+    """Whether claims are those of a logout token (OpenID Connect Back-Channel Logout 1.0, 2.6). Raises JoseError."""
+    jwt.JWTClaimsRegistry(
+        now,
+        LEEWAY_S,
+        iss={"essential": True, "value": metadata.issuer},
+        aud={"essential": True, "value": client_id},
+        iat={"essential": True},
+        jti={"essential": True},
+        events={"essential": True},
+    ).validate(claims)
+    events = claims["events"]
+    if not isinstance(events, dict) or not isinstance(cast("dict[str, object]", events).get(_LOGOUT_EVENT), dict):
+        raise InvalidClaimError("events")
+    if "nonce" in claims:  # which ID tokens have
+        raise InvalidClaimError("nonce")
+    if not isinstance(claims["iat"], int | float) or claims["iat"] < now - LOGOUT_S - LEEWAY_S:
+        raise InvalidClaimError("iat")
+    named = [claims[name] for name in ("jti", "sub", "sid") if name in claims]
+    if len(named) < 2 or not all(isinstance(one, str) and 0 < len(one) <= 255 for one in named):
+        raise InvalidClaimError("jti, and sub or sid")
 
 
 def _reason(error: Exception) -> str:

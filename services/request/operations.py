@@ -20,6 +20,7 @@ NO_OPENID = "The config names no OpenID provider (`no_openid`)."
 OPENID_UNAVAILABLE = (
     "The OpenID provider is unavailable (`openid_unavailable`), or too many people are signing in (`openid_busy`)."
 )
+TOO_MANY = "The API key has as many requests under way in this process as it may (`too_many_requests`)."
 PERHAPS_DONE = "It may have been done all the same; asking again is safe."
 UNKNOWN_INCIDENT = {
     404: "No such incident is known (`unknown_incident`).",
@@ -42,6 +43,7 @@ class Operation:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """The headers that the request may have, and what each is."""
     body: type[Message] | None = None
+    body_type: str = "application/json"
     results: Mapping[int, tuple[str, Any]]
     """By status below 400: what it means, and the type of the body."""
     content_type: str = "application/json"
@@ -75,6 +77,7 @@ OPERATIONS = (
             404: "The agent is not configured (`unknown_agent`).",
             409: "The job id is that of another job, or of another key's (`id_conflict`).",
             422: "The body is not a job (`invalid_job`), or the query is wrong (`invalid_query`).",
+            429: TOO_MANY,
             503: "Nothing was accepted: NATS is unavailable (`unavailable`) or full (`refused`); or the breakers of "
             "all the agent's models are open, and it has `refuse_when_open` (`agent_unavailable`; without Retry-After "
             "if all of them are isolated). This never applies to dry runs and jobs that were accepted before.",
@@ -109,6 +112,7 @@ OPERATIONS = (
         results={200: ("Ended.", Result), 202: ("Accepted, and not ended yet.", api.UndecidedJob)},
         errors={
             404: "There is no such job (`unknown_job`).",
+            429: TOO_MANY,
             503: "The status can't be read now (`unavailable`).",
         },
     ),
@@ -130,6 +134,7 @@ OPERATIONS = (
         errors={
             404: "There is no such job (`unknown_job`).",
             422: "The body is not a request to cancel (`invalid_request`), or the query is wrong (`invalid_query`).",
+            429: TOO_MANY,
             503: f"NATS or Redis is unavailable (`unavailable`). {PERHAPS_DONE}",
         },
     ),
@@ -149,6 +154,7 @@ OPERATIONS = (
             404: "An agent is not configured (`unknown_agent`).",
             409: "A job id is that of another job, or of another key's (`id_conflict`).",
             422: "The body is not a plan (`invalid_request`), or a job in it is invalid (`invalid_job`).",
+            429: TOO_MANY,
             503: "The plan was refused (`agent_unavailable`). Or NATS or Redis is unavailable (`unavailable`), or NATS "
             "is full (`refused`): some of the jobs may have been accepted, and sending the plan again adds the others.",
         },
@@ -201,7 +207,7 @@ OPERATIONS = (
             403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
             404: "There is no such agent or model for this key (`model_not_found`).",
             409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",
-            429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`).",
+            429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`). " + TOO_MANY,
             502: "No model gave a usable answer: `provider_error`, `provider_unreachable`, `invalid_output`, "
             "`worker_lost`.",
             503: "The breakers of all models are open (`breaker_open`, `agent_unavailable`), or nothing was accepted "
@@ -625,9 +631,31 @@ OPERATIONS = (
             "refused (`openid_denied`, `openid_refused`); its answer can't be trusted (`openid_invalid`); the clocks "
             "differ (`openid_clock_skew`).",
             404: NO_OPENID,
+            409: "It was completed before, or tried (`openid_refused`).",
             502: "The provider does not accept the client (`openid_client_refused`), or refuses in another way "
             "(`openid_refused`).",
+            429: "Too many sign-ins from this address have failed within a minute, or are under way "
+            "(`too_many_sign_ins`).",
             503: f"{OPENID_UNAVAILABLE} Or Redis is (`unavailable`).",
+        },
+    ),
+    Operation(
+        id="logout_openid",
+        method="POST",
+        path="/api/v1/openid/backchannel-logout",
+        tag="openid",
+        summary="End the sessions of somebody who has signed out at the OpenID provider",
+        description="For the provider, by OpenID Connect Back-Channel Logout 1.0: `sid` ends the sessions that have "
+        "come from its own one, and `sub` alone all of the person.",
+        body=api.BackChannelLogout,
+        body_type="application/x-www-form-urlencoded",
+        results={200: ("They have ended, everywhere.", api.EndedSessions)},
+        errors={
+            400: "The logout token is not signed by the provider, is for another client, too old, or was used before "
+            "(`invalid_logout_token`).",
+            404: NO_OPENID,
+            429: "Too many tokens from this address were wrong within a minute (`too_many_sign_ins`).",
+            503: "The OpenID provider (`openid_unavailable`) or Redis (`unavailable`) is unavailable.",
         },
     ),
     Operation(

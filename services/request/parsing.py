@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError, ambiguity, problems
+from breakwater.http_server import OPEN_BODY_BYTES, OPEN_BODY_S
 from breakwater.policy.ownership import job_digest, scoped, scoped_execution, shown, within
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
 from breakwater.state.accepted import Standing
@@ -32,6 +33,8 @@ _A_JOB = (
     "a job may have at most {limit:,} bytes (limits.max_body_bytes in Breakwater's config); "
     "keep large inputs elsewhere and send a reference to them"
 )
+
+A_REQUEST = "a request like this may have at most {limit:,} bytes"
 
 Form = TypeVar("Form", bound=Message)
 
@@ -78,7 +81,12 @@ class Submission:
         return job_digest(self.job, self.owner)
 
 
-async def read_body(request: Request, limit: int, too_large: str = _A_JOB) -> bytes:
+async def read_open_body(request: Request) -> bytes:
+    """The whole body of a request that takes no key: small, and in a short time. Raises as `read_body` does."""
+    return await read_body(request, OPEN_BODY_BYTES, A_REQUEST, within_s=OPEN_BODY_S)
+
+
+async def read_body(request: Request, limit: int, too_large: str = _A_JOB, within_s: float = READ_TIMEOUT_S) -> bytes:
     """The whole body, at most `limit` bytes.
 
     What is left of a body that is too large is not kept: the server discards it while the answer goes out.
@@ -87,6 +95,7 @@ async def read_body(request: Request, limit: int, too_large: str = _A_JOB) -> by
         request: whose.
         limit: in bytes.
         too_large: what to say of a larger one; `{limit}` stands for the limit.
+        within_s: how long it may take.
 
     Raises:
         Problem: 413 for a larger body, by its Content-Length or found while reading; 408 for one that stalls.
@@ -96,11 +105,11 @@ async def read_body(request: Request, limit: int, too_large: str = _A_JOB) -> by
     if declared.isdecimal() and int(declared) > limit:
         raise Problem(413, "body_too_large", too_large.format(limit=limit))
     try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             return await _read(request, limit, too_large)
     except TimeoutError:
         raise Problem(
-            408, "body_timeout", f"the body did not arrive within {READ_TIMEOUT_S:g} s", headers={"Connection": "close"}
+            408, "body_timeout", f"the body did not arrive within {within_s:g} s", headers={"Connection": "close"}
         ) from None
 
 

@@ -29,7 +29,7 @@ from breakwater.policy.redact import Redactor
 from services.request.audit import Actor, AuditLog
 from services.request.auth import caller_of, session_of
 from services.request.operations import Operation
-from services.request.parsing import read_body, read_command, read_query
+from services.request.parsing import A_REQUEST, read_body, read_command, read_query
 from services.request.problems import not_done, not_read
 
 MAX_BYTES = 16_384
@@ -154,7 +154,7 @@ def as_routed(scope: Scope) -> str:
 
 async def _form(operation: Operation, request: Request) -> Message:
     if operation.body is not None:
-        body = await read_body(request, MAX_BYTES, "a request like this may have at most {limit:,} bytes")
+        body = await read_body(request, MAX_BYTES, A_REQUEST)
         return read_command(body, operation.body)
     return Message() if operation.query is None else read_query(request, operation.query)
 

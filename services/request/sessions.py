@@ -28,7 +28,7 @@ class SessionRoutes:
         key = asked.caller
         if asked.session is not None:
             raise Problem(409, "is_a_session", "a session is begun with an API key, and not with another session")
-        begun = await self._sessions.begin(f"key:{key.id}", KeySession(key.id))
+        begun = await self._sessions.begin(KeySession(key.id))
         asked.log("signed_in", session=begun.id)
         await self._audit.note("sign_in", actor_of(key), {"session": begun.id})
         return NewSession(token=begun.token, ends_at=time_from_ms(begun.ends_ms))

@@ -39,8 +39,8 @@ class SignInPlane:
     provider: RunningProvider
     url: str
     """The console's, as people know it."""
-    console: Callable[[int], AbstractAsyncContextManager[str]]
-    """Starts one at a port."""
+    console: Callable[..., AbstractAsyncContextManager[str]]
+    """Starts one at a port; as the second, by which URL it is known, where that is another."""
 
     @property
     def port(self) -> int:
@@ -67,14 +67,14 @@ async def plane(
         config = CONFIG + yaml.safe_dump({"console": {"url": url, "openid": openid}})
         async with new_api(nats_server.url, redis_server.url, directory, config) as api:
 
-            def console(port: int) -> AbstractAsyncContextManager[str]:
+            def console(port: int, known_as: str = url) -> AbstractAsyncContextManager[str]:
                 nowhere = f"http://127.0.0.1:{free_port()}/breakwater"
                 settings = Settings(
                     clickhouse_url=nowhere,  # pyright: ignore[reportArgumentType]
                     request_url=api.url,
                     console_port=port,
                 )
-                return running(settings, config)
+                return running(settings, config.replace(url, known_as))
 
             yield SignInPlane(api, provider, url, console)
 
@@ -197,6 +197,28 @@ async def test_nobody_is_sent_elsewhere_after_signing_in(plane: SignInPlane, per
     async with plane.console(plane.port):
         signed_in = await person.sign_in(plane.url, elsewhere)
         assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
+
+
+async def test_who_fails_over_and_over_keeps_nobody_out_and_has_the_provider_asked_little(
+    plane: SignInPlane, person: Person
+) -> None:
+    async def tries(number: int, came_from: str) -> int:
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http:
+            http.headers["X-Forwarded-For"] = f"192.0.2.{number}, {came_from}"
+            browser = Person(http, plane.provider)
+            state = URL(await browser.begin(console)).query["state"]
+            return (await browser.get(f"{console}/sign-in/openid/callback?state={state}&code=made-up")).status
+
+    async with plane.console(free_port(), "https://console.example") as console:
+        before = plane.provider.asked.count(TOKEN)
+        # The proxy before the console adds the address that it sees; what is before it, the browser has made up.
+        statuses = [await tries(number, "198.51.100.7") for number in range(30)]
+        assert 10 <= statuses.count(403) <= 12
+        assert statuses.count(429) == 30 - statuses.count(403)
+        assert await tries(0, "198.51.100.8") == 403
+        assert plane.provider.asked.count(TOKEN) - before <= 13
+    async with plane.console(plane.port):
+        assert (await person.sign_in(plane.url)).status == 303
 
 
 async def shoot(page: Page, name: str) -> None:

@@ -73,6 +73,7 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
 
     from breakwater.cli.doctor_bus import nats_findings
     from breakwater.cli.doctor_jobs import job_findings
+    from breakwater.cli.doctor_openid import openid_findings
 
     checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
         ("nats", lambda: nats_findings(plane, config)),
@@ -86,6 +87,7 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
     ]
     if config is not None:
         checks.append(("provider", lambda: doctor_checks.provider_findings(config)))
+        checks.append(("openid", lambda: openid_findings(config)))
         checks.append(("encryption", lambda: doctor_checks.encryption_findings(plane, config)))
     found = await asyncio.gather(*(_guarded(area, check) for area, check in checks))
     return [finding for findings in found for finding in findings]

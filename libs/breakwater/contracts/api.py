@@ -379,6 +379,20 @@ class OpenIdCallback(Message):
     iss: _OfProvider | None = None
 
 
+class BackChannelLogout(Message):
+    """What an OpenID provider sends when somebody has signed out of it."""
+
+    logout_token: Annotated[str, StringConstraints(min_length=1, max_length=8_192)] = Field(
+        description="As OpenID Connect Back-Channel Logout 1.0 has it, signed by the provider."
+    )
+
+
+class EndedSessions(Event):
+    """Sessions that were ended for somebody who has signed out elsewhere."""
+
+    ended: int = Field(ge=0, description="How many.")
+
+
 # Executions, and the stream of events
 
 

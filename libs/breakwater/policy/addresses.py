@@ -12,6 +12,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
+ANYWHERE: tuple[Network, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
+"""Where something may be that the operator has named by its host."""
+
 # Of IANA's special-purpose registries. `is_private` and `is_global` differ between patch versions of Python, so they
 # are only asked at last. Where networks overlap, the narrower one comes first.
 _REFUSED_4: tuple[tuple[IPv4Network, str], ...] = tuple(

@@ -37,8 +37,8 @@ _APPROVALS = frozenset(
     {"/api/v1/alerts/ack", "/api/v1/alerts/resolve", "/api/v1/guards/reset", "/api/v1/budgets/raise"}
 )
 """What decides on something that a limit has stopped, or a person was called to."""
-OPEN_TO_ALL = frozenset({f"{_OPENID}/begin", f"{_OPENID}/complete"})
-"""What takes no key, as who signs in has none."""
+OPEN_TO_ALL = frozenset({f"{_OPENID}/begin", f"{_OPENID}/complete", f"{_OPENID}/backchannel-logout"})
+"""What takes no key, as neither who signs in nor the OpenID provider has one."""
 
 
 def _in_order(scopes: tuple[KeyScope, ...]) -> tuple[KeyScope, ...]:

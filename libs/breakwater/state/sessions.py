@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 import secrets
+from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -42,8 +43,10 @@ class PersonSession:
     """What they do is recorded under it."""
     values: tuple[str, ...]
     """Those of the claim that roles are read from which the config named when they signed in."""
-    id_token: str | None
+    id_token: str | None = None
     """Given back to the provider to end the session there."""
+    sid: str | None = None
+    """What the provider calls its own session, from which this one has come."""
 
 
 StoredSession = KeySession | PersonSession
@@ -75,10 +78,14 @@ class Sessions:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def begin(self, holder: str, session: StoredSession) -> Begun:
-        """Begins a session. `holder`: whose it is, such as a key's id; of one holder there are only so many."""
-        of, session_id, secret = _digest(holder)[:16], secrets.token_hex(8), secrets.token_urlsafe(32)
-        stored = json.dumps({"sha256": _digest(secret), **asdict(session)})
+    async def begin(self, session: StoredSession) -> Begun:
+        """Begins a session. Of the holder of one key, and of one person, there are only so many."""
+        of, session_id, secret = _of(session), secrets.token_hex(8), secrets.token_urlsafe(32)
+        fields = {name: value for name, value in asdict(session).items() if value is not None}
+        stored = json.dumps({"sha256": _digest(secret), **fields})
+        if isinstance(session, PersonSession) and session.sid is not None:
+            async with translated():
+                await self._redis.client.set(_of_sid(session.issuer, session.sid), of, px=LASTS_MS)
         call = ScriptCall(_BEGIN, [_key(of)], [session_id, stored, LASTS_MS, MOST_OF_A_HOLDER])
         [ends_ms] = await self._redis.run([call])
         return Begun(session_id, f"{SESSION_PREFIX}_{of}_{session_id}_{secret}", int(ends_ms))
@@ -95,13 +102,10 @@ class Sessions:
             found, (seconds, micros) = cast("tuple[str | None, tuple[int, int]]", await pipe.execute())
         if found is None:
             return None
-        began_ms, ends_ms, stored = found.split(" ", 2)
-        fields: dict[str, Any] = json.loads(stored)
-        if not hmac.compare_digest(fields.pop("sha256"), _digest(secret)):
+        known, digest = _read(session_id, found)
+        if not hmac.compare_digest(digest, _digest(secret)) or known.ends_ms <= seconds * 1000 + micros // 1000:
             return None
-        if int(ends_ms) <= seconds * 1000 + micros // 1000:
-            return None
-        return Known(session_id, int(began_ms), int(ends_ms), _session(fields))
+        return known
 
     async def end(self, token: str) -> Known | None:
         """Ends a session: from now on its token opens nothing. Returns what it was; None where there was none."""
@@ -110,6 +114,43 @@ class Sessions:
             async with translated():
                 await cast(Any, self._redis.client.hdel(_key(parts[0]), parts[1]))
         return known
+
+    async def end_of_person(self, issuer: str, subject: str | None, sid: str | None) -> list[Known]:
+        """Ends the sessions of a person, or those alone that have come from one session at the provider.
+
+        Args:
+            issuer: the provider.
+            subject: its `sub` of them; None where it names its session alone.
+            sid: its session; None for all.
+
+        Returns:
+            What they were.
+        """
+        async with translated():
+            of = None if subject is None else _of(PersonSession(issuer, subject, "", ()))
+            if of is None and sid is not None:
+                of = cast("str | None", await self._redis.client.get(_of_sid(issuer, sid)))
+            if of is None:
+                return []
+            stored = await cast("Awaitable[dict[str, str]]", self._redis.client.hgetall(_key(of)))
+        ended = [known for session_id, text in stored.items() if _has(known := _read(session_id, text)[0], sid)]
+        if ended:
+            async with translated():
+                await cast(Any, self._redis.client.hdel(_key(of), *(known.id for known in ended)))
+        return ended
+
+
+def _has(known: Known, sid: str | None) -> bool:
+    """Whether a session has come from this one at the provider, as far as that has named it."""
+    return isinstance(known.session, PersonSession) and (sid is None or known.session.sid in (None, sid))
+
+
+def _read(session_id: str, text: str) -> tuple[Known, str]:
+    """A session as it is stored, and the digest of its secret."""
+    began_ms, ends_ms, stored = text.split(" ", 2)
+    fields: dict[str, Any] = json.loads(stored)
+    digest = fields.pop("sha256")
+    return Known(session_id, int(began_ms), int(ends_ms), _session(fields)), digest
 
 
 def _session(fields: dict[str, Any]) -> StoredSession:
@@ -125,6 +166,18 @@ def _parts(token: str) -> tuple[str, str, str] | None:
             return of, session_id, secret
         case _:
             return None
+
+
+def _of(session: StoredSession) -> str:
+    """What a holder of sessions is called in a token, and where theirs are stored."""
+    holder = (
+        f"key:{session.key_id}" if isinstance(session, KeySession) else f"person:{session.issuer} {session.subject}"
+    )
+    return _digest(holder)[:16]
+
+
+def _of_sid(issuer: str, sid: str) -> str:
+    return f"bw:openid:sid:{_digest(f'{issuer} {sid}')}"
 
 
 def _key(of: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from breakwater.embedded.ports import free_port
 from breakwater.settings import Settings
 from services.console.sessions import Notice, pack
 from tests.cli.api_stub import KEY, Stub, problem
+from tests.held_connections import held, received
 from tests.services.console.conftest import Console, Page, key_with, running, visiting
 
 PAGES = ("/", "/agents", "/executions", "/breakers", "/budgets", "/alerts", "/dead-letters")
@@ -150,8 +152,62 @@ async def test_the_cookie_is_hidden_from_scripts_and_holds_no_key(visited: Conso
     assert "SameSite=lax" in cookie
     assert KEY not in cookie
     assert "Secure" not in cookie
+    assert cookie.startswith("breakwater_console=")
     by_tls = await visited.post("/sign-in", {"key": KEY}, follow=False, **{"X-Forwarded-Proto": "https"})
-    assert "Secure" in by_tls.headers["Set-Cookie"]
+    cookie = by_tls.headers["Set-Cookie"]
+    assert cookie.startswith("__Host-breakwater_console=")
+    assert "Secure" in cookie
+    assert "Path=/;" in f"{cookie};"
+    assert "domain" not in cookie.lower()
+
+
+async def test_by_tls_a_cookie_that_another_host_may_have_set_is_not_looked_at(visited: Console):
+    token = (await visited.sign_in()).headers["Set-Cookie"].partition(";")[0].partition("=")[2]
+    visited.http.cookie_jar.clear()
+    for name, proto, let_in in (
+        ("__Host-breakwater_console", "https", True),
+        ("breakwater_console", "https", False),
+        ("__Host-breakwater_console", "http", False),
+        ("breakwater_console", "http", True),
+    ):
+        sent = {"Cookie": f"{name}={token}", "X-Forwarded-Proto": proto}
+        page = await visited.get("/breakers", follow=False, **sent)
+        assert (page.status == 200) is let_in, (name, proto)
+    by_tls = {"Cookie": f"__Host-breakwater_console={token}", "X-Forwarded-Proto": "https"}
+    out = await visited.post("/sign-out", {}, follow=False, **by_tls)
+    assert out.headers["Set-Cookie"].startswith('__Host-breakwater_console=""')
+    assert "Secure" in out.headers["Set-Cookie"], "without it, browsers keep the cookie"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /sign-in HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\nkey=",
+        b"POST /breakers/reset HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\nkey=",
+    ],
+    ids=["nothing", "sign-in", "action"],
+)
+async def test_who_sends_half_a_form_without_end_keeps_nobody_out(visited: Console, sent: bytes):
+    await visited.sign_in()
+    async with held(URL(visited.url).port or 0, sent):
+        for _ in range(3):
+            begun = time.monotonic()
+            assert (await visited.get("/healthz", Connection="close")).status == 200
+            assert time.monotonic() - begun < 1.0
+            assert (await visited.sign_in()).status == 303
+            assert (await visited.get("/breakers", Connection="close")).status == 200
+
+
+async def test_a_form_of_who_is_not_signed_in_is_small_and_has_little_time(
+    visited: Console, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.console.auth.OPEN_BODY_S", 0.2)
+    assert (await visited.sign_in("x" * 9_000)).status == 422
+    stalled = b"POST /sign-in HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\nkey="
+    async with held(URL(visited.url).port or 0, stalled, 100) as connections:
+        await asyncio.sleep(0.5)
+        assert await received(connections) == {b"422": 100}
 
 
 @pytest.mark.parametrize("path", PAGES)

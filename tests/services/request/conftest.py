@@ -397,8 +397,8 @@ def result_of(job_id: str, agent: str, output: str = "done") -> Result:
     )
 
 
-async def answer_jobs(bus: Client, *, delay_s: float = 0.0) -> None:
-    """A worker that decides every job, the first of an id for good."""
+async def answer_jobs(bus: Client, *, delay_s: float = 0.0, agents: str = ">") -> None:
+    """A worker that decides every job of these agents, the first of an id for good."""
 
     decided: set[str] = set()
 
@@ -414,7 +414,7 @@ async def answer_jobs(bus: Client, *, delay_s: float = 0.0) -> None:
         result = result_of(job["job_id"], job["agent"], f"answer to {job.get('prompt')}")
         await publish_result(bus, result.model_copy(update=whose))
 
-    await bus.subscribe("bw.jobs.>", cb=work)
+    await bus.subscribe(f"bw.jobs.{agents}", cb=work)
     # nats-py sends the ping of `flush` ahead of a subscription that waits to be sent: only a question comes after it.
     await bus.jetstream().account_info()
 

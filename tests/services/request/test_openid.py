@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlencode
 
+import aiohttp
 import pytest
 import pytest_asyncio
 import yaml
@@ -17,7 +22,18 @@ from breakwater.embedded.ports import free_port
 from breakwater.policy.openid_flow import SignInFlow
 from breakwater.state.connection import Redis
 from services.request.openapi import document as openapi
-from tests.openid_provider import CLIENT, SECRET, RunningProvider, running_provider
+from tests.helpers import until
+from tests.openid_provider import (
+    CLIENT,
+    DISCOVERY,
+    JWKS,
+    SECRET,
+    TOKEN,
+    RunningProvider,
+    new_key,
+    running_provider,
+    signed,
+)
 from tests.services.request.conftest import ALERTING, LINK_SECRET, Answer, HttpApi, StartApi, new_id, running
 
 GROUPS: Mapping[str, list[str]] = {
@@ -76,6 +92,15 @@ async def api(
     provider.reset()
     async with start_api(config_with(provider)) as api:
         yield api
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def attacked(
+    request: pytest.FixtureRequest, start_api: StartApi, api: HttpApi, provider: RunningProvider
+) -> AsyncGenerator[HttpApi]:
+    """An API of the test's own: what is refused counts for a minute."""
+    async with start_api(config_with(provider, label=request.node.name)) as attacked:
+        yield attacked
 
 
 async def begin(api: HttpApi) -> tuple[str, str]:
@@ -274,3 +299,215 @@ async def test_what_is_kept_of_a_person_is_little_and_no_right(
     assert len(kept.pop("sha256")) == 64
     expected = {"issuer": provider.issuer, "subject": "otto", "name": "otto@example.com", "values": ["staff", "sre"]}
     assert kept == expected
+
+
+@asynccontextmanager
+async def elsewhere(api: HttpApi) -> AsyncGenerator[HttpApi]:
+    """The API, asked from another address."""
+    connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    async with aiohttp.ClientSession(connector=connector) as http:
+        yield HttpApi(api.url, http, api.bus, api.settings, api.stop)
+
+
+async def loops(api: HttpApi, flows: list[str], statuses: list[int]) -> None:
+    """Brings a made-up code with a flow, and the state that follows from it, over and over."""
+    while True:
+        for flow in flows or [(await begin(api))[1]]:
+            made_up = URL("/").with_query(state=SignInFlow(flow).state, code="made-up")
+            statuses.append((await complete(api, flow, made_up)).status)
+
+
+@pytest.mark.parametrize("whose", ["made up", "begun once", "begun each time"])
+async def test_who_holds_flow_and_state_keeps_nobody_out_and_has_the_provider_asked_little(
+    attacked: HttpApi, provider: RunningProvider, whose: str
+) -> None:
+    flows = {"made up": ["mine"], "begun once": [(await begin(attacked))[1]]}.get(whose, [])
+    statuses: list[int] = []
+    attack = [asyncio.create_task(loops(attacked, flows, statuses)) for _ in range(30)]
+    await until(lambda: len(statuses) > 500)
+    async with elsewhere(attacked) as other:
+        for _ in range(5):
+            assert (await sign_in(other, provider, "ada")).status == 200
+    if flows:
+        # From the same address, too: what was not begun here, or was used before, is not counted.
+        assert (await sign_in(attacked, provider, "ada")).status == 200
+    else:
+        assert (await begin(attacked))[1], "who begins finds a place"
+    assert not any(task.done() for task in attack)
+    for task in attack:
+        task.cancel()
+    await asyncio.wait(attack)
+    most = {"made up": 0, "begun once": 1}.get(whose, 130)
+    assert provider.asked.count(TOKEN) <= most + 6
+    assert set(statuses) <= {403, 409, 429}
+
+
+async def test_who_begins_finds_a_place_while_the_provider_redeems_nothing(
+    attacked: HttpApi, provider: RunningProvider
+) -> None:
+    await begin(attacked)
+    provider.held[TOKEN] = asyncio.Event()
+    statuses: list[int] = []
+    attack = [asyncio.create_task(loops(attacked, [], statuses)) for _ in range(30)]
+    await until(lambda: provider.asked.count(TOKEN) == 10)
+    async with elsewhere(attacked) as other:
+        url, flow = await begin(other)
+        waiting = asyncio.create_task(complete(other, flow, await provider.sign_in(url, "ada")))
+        await until(lambda: provider.asked.count(TOKEN) == 11)
+        provider.held[TOKEN].set()
+        assert (await waiting).status == 200
+    for task in attack:
+        task.cancel()
+    await asyncio.wait(attack)
+
+
+async def test_a_provider_that_hangs_is_asked_once_for_all_who_begin(
+    attacked: HttpApi, provider: RunningProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.request.openid_provider.TIMEOUT_S", 1.0)
+    provider.held[DISCOVERY] = asyncio.Event()
+    begun = time.monotonic()
+    asked = [attacked.ask("POST", "/api/v1/openid/begin", headers={"Authorization": ""}) for _ in range(100)]
+    assert {answer.code for answer in await asyncio.gather(*asked)} == {"openid_unavailable"}
+    assert time.monotonic() - begun < 4
+    assert provider.asked.count(DISCOVERY) <= 3
+    provider.held.pop(DISCOVERY).set()
+    assert await begin(attacked)
+
+
+async def test_a_flow_is_good_for_ten_minutes_and_for_this_plane(
+    api: HttpApi, provider: RunningProvider, monkeypatch: pytest.MonkeyPatch, redis: Redis
+) -> None:
+    url, flow = await begin(api)
+    back = await provider.sign_in(url, "ada")
+    cut, written_otherwise = flow[:-4], f"{flow[:20]}!{flow[20:]}"
+    for changed in (cut, written_otherwise, f"A{flow[1:]}", flow.swapcase()):
+        refused = await complete(api, changed, back, state=SignInFlow(changed).state)
+        assert (refused.status, refused.code) == (403, "openid_state"), changed
+    now = time.time()
+    with monkeypatch.context() as later:
+        later.setattr("services.request.openid.time.time", lambda: now + 601)
+        assert (await complete(api, flow, back)).code == "openid_state"
+    await redis.client.delete("bw:openid:key")
+    assert (await complete(api, flow, back)).code == "openid_state", "begun on another plane"
+    assert provider.asked.count(TOKEN) == 0
+
+
+LOGOUT_EVENT = "http://schemas.openid.net/event/backchannel-logout"
+PROVIDERS_KEY = new_key("theirs")
+
+
+def logout_claims(provider: RunningProvider, **changed: Any) -> dict[str, Any]:
+    """Those of a logout token; None leaves one out."""
+    claims = {"iss": provider.issuer, "aud": CLIENT, "iat": int(time.time()), "jti": new_id(), "sub": "ada"}
+    claims = {**claims, "exp": claims["iat"] + 120, "events": {LOGOUT_EVENT: {}}, **changed}
+    return {name: value for name, value in claims.items() if value is not None}
+
+
+async def log_out(api: HttpApi, token: str, **more: str) -> Answer:
+    """What the provider posts."""
+    headers = {"Authorization": "", "Content-Type": "application/x-www-form-urlencoded"}
+    sent = urlencode({"logout_token": token, **more})
+    return await api.ask("POST", "/api/v1/openid/backchannel-logout", data=sent, headers=headers)
+
+
+async def alive(api: HttpApi, sent: dict[str, str]) -> bool:
+    return (await api.ask("GET", "/api/v1/key", headers=sent)).status == 200
+
+
+@pytest.fixture
+def logging_out(provider: RunningProvider) -> RunningProvider:
+    provider.reset()
+    provider.keys.append(PROVIDERS_KEY)
+    provider.sign = lambda claims: signed(claims, PROVIDERS_KEY)
+    return provider
+
+
+async def test_who_signs_out_at_the_provider_is_signed_out_here(api: HttpApi, logging_out: RunningProvider) -> None:
+    first, second = [await token_of(api, logging_out, "ada") for _ in range(2)]
+    another = await token_of(api, logging_out, "otto")
+    said = await log_out(api, signed(logout_claims(logging_out), PROVIDERS_KEY, typ="logout+jwt"))
+    assert (said.status, said.json, said.headers["Cache-Control"]) == (200, {"ended": 2}, "no-store")
+    assert [await alive(api, one) for one in (first, second, another)] == [False, False, True]
+    assert (await log_out(api, signed(logout_claims(logging_out), PROVIDERS_KEY))).json == {"ended": 0}
+    recorded = [one for one in await api.audit() if one["action"] == "sign_out"]
+    assert [(one["by"], one["details"]["at"]) for one in recorded] == [("ada@example.com", "provider")] * 2
+
+
+async def test_a_session_at_the_provider_ends_those_that_have_come_from_it(
+    api: HttpApi, logging_out: RunningProvider
+) -> None:
+    sent: dict[str, dict[str, str]] = {}
+    for sid in ("one", "two", "three"):
+        logging_out.claims["sid"] = sid
+        sent[sid] = await token_of(api, logging_out, "ada")
+    assert (await log_out(api, signed(logout_claims(logging_out, sid="one"), PROVIDERS_KEY))).json == {"ended": 1}
+    only_sid = logout_claims(logging_out, sub=None, sid="two")
+    assert (await log_out(api, signed(only_sid, PROVIDERS_KEY))).json == {"ended": 1}
+    assert {sid: await alive(api, one) for sid, one in sent.items()} == {"one": False, "two": False, "three": True}
+    unknown = logout_claims(logging_out, sub=None, sid="four")
+    assert (await log_out(api, signed(unknown, PROVIDERS_KEY))).json == {"ended": 0}
+
+
+WRONG_LOGOUTS: dict[str, dict[str, Any]] = {
+    "another issuer": {"iss": "https://evil.example"},
+    "another audience": {"aud": "another"},
+    "no audience": {"aud": None},
+    "old": {"iat": int(time.time()) - 3600, "exp": None},
+    "expired": {"exp": int(time.time()) - 3600},
+    "from the future": {"iat": int(time.time()) + 3600},
+    "no time": {"iat": None},
+    "no id": {"jti": None},
+    "an id that is none": {"jti": 7},
+    "no event": {"events": None},
+    "another event": {"events": {"http://schemas.openid.net/event/other": {}}},
+    "an event that is none": {"events": {LOGOUT_EVENT: None}},
+    "events that are none": {"events": [LOGOUT_EVENT]},
+    "a nonce": {"nonce": "x"},
+    "nobody": {"sub": None},
+    "somebody that is none": {"sub": ["ada"]},
+    "a session that is none": {"sid": ""},
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LOGOUTS)
+async def test_what_is_no_logout_token_signs_nobody_out(api: HttpApi, logging_out: RunningProvider, name: str) -> None:
+    sent = await token_of(api, logging_out, "ada")
+    refused = await log_out(api, signed(logout_claims(logging_out, **WRONG_LOGOUTS[name]), PROVIDERS_KEY))
+    assert (refused.status, refused.code) == (400, "invalid_logout_token"), refused.body
+    assert await alive(api, sent)
+
+
+async def test_a_logout_token_is_the_providers_own_and_good_for_once(
+    attacked: HttpApi, logging_out: RunningProvider
+) -> None:
+    sent = await token_of(attacked, logging_out, "ada")
+    claims = logout_claims(logging_out)
+    keys_read = logging_out.asked.count(JWKS)
+    id_token: list[str] = []
+    logging_out.sign = lambda issued: id_token.append(one := signed(issued, PROVIDERS_KEY)) or one
+    await token_of(attacked, logging_out, "ada")
+    forged = [
+        *(signed(claims, new_key(f"strange-{number}")) for number in range(10)),
+        signed(claims, new_key("theirs")),
+        signed(claims, b"", "none"),
+        signed(claims, SECRET.encode(), "HS256"),
+        *id_token,
+        "",
+        "a.b.c",
+        "x" * 8_100,
+        "x" * 9_000,
+    ]
+    for token in forged:
+        refused = await log_out(attacked, token)
+        assert refused.status in (400, 413), token
+    assert logging_out.asked.count(JWKS) <= keys_read + 2, "keys that are not known have it asked once"
+    assert await alive(attacked, sent)
+    for body, status in ((b"", 400), (b"{}", 400), (b"\xff=\xff&logout_token", 400)):
+        path = "/api/v1/openid/backchannel-logout"
+        assert (await attacked.ask("POST", path, data=body, headers={"Authorization": ""})).status == status
+    token = signed(claims, PROVIDERS_KEY)
+    assert (await log_out(attacked, token)).status == 200
+    renewed = await token_of(attacked, logging_out, "ada")
+    assert (await log_out(attacked, token)).code == "invalid_logout_token"
+    assert await alive(attacked, renewed)

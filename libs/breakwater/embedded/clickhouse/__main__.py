@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import os
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from breakwater.embedded.clickhouse.access import Role
 from breakwater.embedded.clickhouse.engine import DataDirectoryError, Engine
 from breakwater.embedded.clickhouse.http import application
 from breakwater.embedded.clickhouse.request import User, Users
+from breakwater.files import raise_file_limit
 
 _STOP_SECONDS = 3.0  # for answers to be finished
 _ENGINE_STOP_SECONDS = 0.5  # for statements whose client is gone
@@ -42,13 +42,6 @@ def _password(file: Path) -> str:
     if not password:
         raise ValueError(f"the password file {file} is empty: authentication is always on")
     return password
-
-
-def _raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(engine: Engine, users: Users, data: Path, host: str, port: int) -> None:
@@ -95,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, DataDirectoryError) as error:
         sys.stderr.write(f"clickhouse: {error}\n")
         return 1
-    _raise_file_limit()
+    raise_file_limit(_OPEN_FILES)
     code = 0
     try:
         uvloop.run(_serve(engine, Users(tuple(users)), asked.data, asked.host, asked.port))
