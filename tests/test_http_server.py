@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import closing, suppress
@@ -15,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from breakwater.embedded.ports import free_port
-from breakwater.http_server import Server, Shares, listen, vouch
+from breakwater.http_server import MOST_CONNECTIONS, Server, Shares, listen, vouch
 from tests.helpers import until
 
 KNOWN = b"GET /slow?known HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -29,6 +30,17 @@ def test_a_connection_sends_what_is_written_at_once() -> None:
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_process_may_open_as_many_sockets_as_it_has_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        listen("127.0.0.1", free_port()).close()
+        raised, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert raised >= min(hard, 2 * MOST_CONNECTIONS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class LocalServer:

@@ -163,9 +163,14 @@ async def test_a_plane_that_is_away_is_tried_for_as_long_as_is_said(plane: Clien
 
 async def test_a_refusal_for_the_moment_is_repeated_with_the_same_id_and_that_of_a_breaker_is_not() -> None:
     async with serving() as stub, AsyncClient(stub.url, KEY, retry_for_s=0.3) as client:
-        for code, repeated in (("refused", True), ("unavailable", True), ("agent_unavailable", False)):
+        for status, code, repeated in (
+            (503, "refused", True),
+            (503, "unavailable", True),
+            (503, "agent_unavailable", False),
+            (429, "too_many_requests", True),
+        ):
             stub.asked.clear()
-            stub.answers["POST jobs"] = (503, problem(code, "not now"))
+            stub.answers["POST jobs"] = (status, problem(code, "not now"))
             with pytest.raises(ApiRefused, match="not now"):
                 await client.submit(a_job())
             assert (len(stub.asked) > 1) == repeated
