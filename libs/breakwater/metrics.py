@@ -117,6 +117,12 @@ def _plain_gauge(registry: CollectorRegistry, name: str, what: str) -> Gauge:
     return Gauge(f"breakwater_{name}", what, registry=registry)
 
 
+def dead_letter_refused(stream: str, registry: CollectorRegistry = REGISTRY) -> None:
+    """DLQ took nothing of a message, which was ended all the same."""
+    what = "Messages that were ended without a dead letter, as DLQ refused it."
+    _counter(registry, "dead_letters_refused_total", what, "stream")[(stream,)].inc()
+
+
 class WorkerMetrics:
     """Counts what a worker does. Costs a few microseconds for each attempt."""
 

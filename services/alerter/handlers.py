@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from breakwater import background
 from breakwater.bus.delivery import Delivery, dead_letter, heartbeat, still_held
-from breakwater.bus.errors import BusError
+from breakwater.bus.errors import BusError, PublishRefused
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import BUSY, Pull
@@ -87,7 +87,11 @@ class Decisions:
             await _set_aside(self._publisher, delivery, error, self._now())
         else:
             for signal in signals_of(event):
-                await self._log.apply(signal, self._rules)
+                try:
+                    await self._log.apply(signal, self._rules)
+                except PublishRefused as error:
+                    # Tried on for ever, it would be the last event that is handled.
+                    structlog.get_logger().error("alert_refused", key=signal.key, error=str(error))
 
 
 @dataclass(slots=True)
@@ -194,9 +198,10 @@ class Grouping:
     async def _record(self, signal: Signal) -> None:
         try:
             await self._log.apply(signal, self._rules)
-        except ValidationError as error:
+        except (ValidationError, PublishRefused) as error:
             # What an event names may be longer than an alert's names: better one alert less than none after it.
-            structlog.get_logger().error("alert_impossible", key=signal.key, error=error.title)
+            what = error.title if isinstance(error, ValidationError) else str(error)
+            structlog.get_logger().error("alert_impossible", key=signal.key, error=what)
 
     async def _inhibited(self, signal: Signal) -> bool:
         """Whether it only says that jobs of an agent fail whose breaker is open: that is an incident already."""

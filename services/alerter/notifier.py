@@ -19,8 +19,8 @@ import structlog
 from pydantic import ValidationError
 
 from breakwater import background
-from breakwater.bus.delivery import Delivery, still_held
-from breakwater.bus.errors import BusError, NoRoom, PublishRefused
+from breakwater.bus.delivery import Delivery, keep, still_held
+from breakwater.bus.errors import BusError, NoRoom
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
@@ -384,8 +384,8 @@ class Notifier:
         another = f"/{deliveries[0].sequence}" if composed.replay else ""
         subject = subjects.dead_letter(dead_letter.reason, dead_letter.agent or "unknown")
         try:
-            await self._publisher.event(subject, dead_letter, id=f"dlq/{name}/{identity}{another}", at=dead_letter.at)
-        except (PublishRefused, NoRoom) as refusal:
+            await keep(self._publisher, subject, dead_letter, id=f"dlq/{name}/{identity}{another}")
+        except NoRoom as refusal:
             # It is tried on: a dead letter that can't be kept must not be the end of an alert.
             composed.not_before = self._clock() + self._schedule.max_s
             structlog.get_logger().error("dead_letter_refused", channel=name, alert_id=identity, error=str(refusal))

@@ -103,6 +103,8 @@ class ChannelRoutes:
                 404, "unknown_dead_letter", f"{message}; {hint}", [FieldError(path="dead_letter_id", message=hint)]
             )
         self._check(kept.channel)
+        if kept.dead_letter.omitted_bytes is not None:
+            raise Problem(409, "not_kept", f"the alert of dead letter {number} was too large to be kept: see its incident")
         await self._put(kept.channel, kept, again=True)
         return AlertReplays(replayed=1, already=0, skipped=0, channels={kept.channel: 1})
 
@@ -118,7 +120,7 @@ class ChannelRoutes:
                     continue_after = last
                     break
                 looked_at, last = looked_at + 1, kept.number
-                if channel not in self._channels:
+                if channel not in self._channels or kept.dead_letter.omitted_bytes is not None:
                     skipped += 1
                 elif await self._put(channel, kept, again=False):
                     replayed[channel] += 1

@@ -265,7 +265,8 @@ class DeadLetterViews:
         note = notes.get(kept.number)
         withheld = self._replays.is_withheld(kept)
         hidden = withheld or kept.undecryptable is not None
-        payload, cut = (None, False) if hidden else self._visible(kept.payload)
+        omitted = kept.dead_letter.omitted_bytes
+        payload, cut = (None, False) if hidden or omitted is not None else self._visible(kept.payload)
         headers = self._redactor.json(dict(kept.dead_letter.headers))
         return DeadLetterDetails.model_validate(
             {
@@ -276,7 +277,9 @@ class DeadLetterViews:
                 "headers": headers,
                 "payload": payload,
                 "payload_withheld": withheld,
-                "payload_bytes": len(kept.payload),
+                "payload_omitted": omitted is not None,
+                "payload_sha256": kept.dead_letter.omitted_sha256,
+                "payload_bytes": len(kept.payload) if omitted is None else omitted,
                 "payload_cut": cut,
                 "replayed_by": None if note is None else note.by,
                 "replayed_at": None if note is None else note.at,

@@ -138,6 +138,8 @@ def job_of(config: Config, kept: Kept) -> Job | str:
         return _why_no_job(config, kept)
     if kept.undecryptable is not None:
         return kept.undecryptable
+    if (size := kept.dead_letter.omitted_bytes) is not None:
+        return f"its {size:,} bytes were too large to be kept in a dead letter: submit the job again, and smaller"
     limit = config.limits.max_body_bytes
     is_scoped = Header.SCOPED_IDS.value in kept.dead_letter.headers
     if len(kept.payload) > limit + (ROOM_FOR_IDS if is_scoped else ROOM):

@@ -21,7 +21,7 @@ from breakwater.analytics.errors import RowsRejected, Unstorable
 from breakwater.analytics.rows import Row
 from breakwater.analytics.schema import Table
 from breakwater.bus.delivery import Delivery, dead_letter, heartbeat
-from breakwater.bus.errors import NoRoom, PublishRefused
+from breakwater.bus.errors import NoRoom
 from breakwater.bus.publisher import Publisher
 from breakwater.metrics import SinkMetrics
 from breakwater.outage import Outages, StoppedWaiting
@@ -138,7 +138,7 @@ class Sink:
 
         try:
             await self._outages.retry_while_unavailable(publish, unless=NoRoom)
-        except (PublishRefused, NoRoom):
+        except NoRoom:
             log.exception("dead_letter_refused", error=error, tried_again_in_s=REFUSED_DELAY_S)
             return False
         self._metrics.set_aside(delivery.stream)

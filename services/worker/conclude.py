@@ -7,6 +7,7 @@ answered and woken, and its task let go of what it held. Only then is the job ac
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -17,10 +18,10 @@ import structlog
 from pydantic import JsonValue
 
 from breakwater.bus.delivery import dead_letter
-from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
+from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused, TooLarge
 from breakwater.bus.records import is_result_of
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Cancellation, Execution, Reason, Result
+from breakwater.contracts.execution import Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
 from breakwater.policy.cancellation import error_of
@@ -125,6 +126,27 @@ def stopped(at: Checkpoint, reason: Reason) -> Finished:
     return Finished(at, None, None, *why_unanswered(at.attempts, reason))
 
 
+def without_answer(result: Result) -> Result:
+    """What stands in place of a result that is too large to be published. What its calls cost is wasted. Pure."""
+    message = "the answer and the job's metadata are together too large for a result (8 MB)"
+    error = ErrorInfo(kind="invalid", class_="ResultTooLargeError", message=message)
+    sums = totals(result.attempts, answered=False)
+    return result.model_copy(
+        update={
+            "status": "dead_lettered",
+            "reason": "invalid",
+            "error": error.model_copy(update={"user_message": user_message_for(error)}),
+            "wasted_cost": sums.wasted_cost,
+            "wasted_by_cause": sums.wasted_by_cause,
+            "output": None,
+            "finish_reason": None,
+            "choices": (),
+            "response": None,
+            "metadata": {},
+        }
+    )
+
+
 async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) -> None:
     """Refuses a job whose id another execution has: dead-lettered and answered, but not recorded under that id."""
     await _keep_dead_letter(worker, asked, refusal)
@@ -135,8 +157,8 @@ async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) 
 
 async def finish(
     worker: WorkerContext, asked: JobDelivery, result: Result, held: Claim | None = None, *, counted: bool = False
-) -> None:
-    """Decides a job, and answers it.
+) -> Result:
+    """Decides a job, and answers it; returns the result that stands.
 
     Args:
         worker: this one.
@@ -147,8 +169,16 @@ async def finish(
     """
     if result.status == "dead_lettered":
         await _keep_dead_letter(worker, asked, result)
-    standing = await worker.outages.retry_while_unavailable(partial(_decide, worker, asked, result))
+    for one in (result, result.model_copy(update={"response": None}), without_answer(result)):
+        if one.status == "dead_lettered" != result.status:
+            await _keep_dead_letter(worker, asked, one)
+        with suppress(TooLarge):
+            standing = await worker.outages.retry_while_unavailable(partial(_decide, worker, asked, one))
+            break
+    else:
+        raise TooLarge(f"{result.execution_id}: not even the shortest result is taken")
     await answer(worker, asked, standing, held, counted=counted)
+    return standing
 
 
 async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
@@ -218,15 +248,16 @@ async def _record(worker: WorkerContext, asked: JobDelivery, result: Result) -> 
     subject = subjects.execution(record.agent, record.execution_id)
     # Placeholders may make it longer than the bus takes. A record without its texts is better than none.
     shorter = record.model_copy(update={"messages": None, "input": None, "params": None})
-    shortest = shorter.model_copy(update={"output": None, "metadata": {}})
+    shortest = shorter.model_copy(update={"output": None, "metadata": {}, "attempts": ()})
     for one in (record, shorter, shortest):
         try:
             await worker.publisher.event(subject, one, id=one.execution_id, at=one.completed_at, once=True)
         except AlreadyDecided:
             return  # by ourselves before a crash, or by another worker from the same result
-        except PublishRefused:
+        except PublishRefused as error:
             if one is shortest:
-                raise
+                # The job is decided: it is not to come again for what nothing takes.
+                structlog.get_logger().error("record_refused", execution_id=one.execution_id, error=str(error))
         else:
             return
 

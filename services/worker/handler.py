@@ -15,7 +15,7 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
 from breakwater import tracing
-from breakwater.bus.delivery import Delivery, park, parked_execution
+from breakwater.bus.delivery import Delivery, dead_letter, park, parked_execution
 from breakwater.bus.errors import PublishRefused
 from breakwater.bus.records import decided
 from breakwater.config import Agent, NatsProgram, objection
@@ -26,6 +26,8 @@ from breakwater.contracts.subjects import PROGRAM, Header, decode_token
 from breakwater.contracts.types import is_full_id, is_identifier
 from breakwater.contracts.validation import ambiguity, explain
 from breakwater.encryption import Undecryptable, may_be_encrypted
+from breakwater.errors import Unavailable
+from breakwater.outage import StoppedWaiting
 from breakwater.policy.cost_tags import cost_tags
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ownership import (
@@ -65,7 +67,10 @@ KEY_WAIT, KEY_LOOK = timedelta(hours=1), timedelta(minutes=1)
 """How long a job waits for a key that is missing, and how often it is tried again."""
 
 MAX_CRASHES = 10
-"""How often a job may fail for a reason of ours, before it is dead-lettered."""
+"""How often a job may fail for a reason of ours, in whichever worker, before it is dead-lettered."""
+
+MOST_HEADERS = 32 * 1024
+"""So many characters of headers may a job have: they are carried along, and count where a message has a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,10 @@ class Refusal:
     job: Job | None = None
 
 
+class CrashedEachTimeError(Exception):
+    """A message whose worker ended before it had handled it, again and again."""
+
+
 class JobHandler:
     """Handles the jobs of one agent."""
 
@@ -88,8 +97,6 @@ class JobHandler:
         self._worker = worker
         self._agent_name = agent_name
         self._agent = agent
-        self._crashes: dict[int, int] = {}
-        """How often each job has crashed its handler here. Deliveries would count waits, too."""
         self._gates = gates_of(worker, agent)
         self._output_guard = worker.output_guards.get(agent_name)
         self._parameters = Parameters.of(agent, {}, self._output_guard)
@@ -99,9 +106,13 @@ class JobHandler:
         """Handles one delivery. Acknowledges it when the record stands, and gives it back otherwise."""
         held, log = self._worker.leases.deliveries, structlog.get_logger()
         asked: JobDelivery | None = None
+        # Deliveries count waits, too. But a message that ends its worker each time is told by them alone.
+        suspect = delivery.deliveries > MAX_CRASHES
         try:
             held.add(delivery)
             try:
+                if suspect and await self._crashed(delivery) > MAX_CRASHES:
+                    raise CrashedEachTimeError
                 # From here on as it was asked; what is published of it is encrypted again.
                 if may_be_encrypted(delivery.data):
                     delivery.data = self._worker.cipher.decrypt_document(delivery.data)
@@ -110,11 +121,15 @@ class JobHandler:
                 await self._handle(asked, asked.job or parsed)
             finally:
                 held.discard(delivery)
-            self._crashes.pop(delivery.sequence, None)
+            if suspect:
+                await self._crashed(delivery, -1)
         except ClaimLost:
             log.info("job_taken_over", agent=self._agent_name, sequence=delivery.sequence)
         except Undecryptable as error:
-            await self._wait_for_key(delivery, error)
+            try:
+                await self._wait_for_key(delivery, error)
+            except PublishRefused as refusal:
+                await self._give_back(delivery, asked, refusal)
         except asyncio.CancelledError:
             # The process stops: another worker may go on at once.
             await delivery.retry_in(0)
@@ -292,7 +307,7 @@ class JobHandler:
             if cache is not None and cached_from is None:
                 # Before it is answered: the same question may come as soon as it is.
                 await cache.keep(end, job.execution_id)
-            await finish(worker, asked, result, job.claim, counted=counted)
+            result = await finish(worker, asked, result, job.claim, counted=counted)
         finally:
             held.also = None
             if cache is not None:
@@ -361,6 +376,8 @@ class JobHandler:
         is_scoped = Header.SCOPED_IDS.value in delivery.headers
         if len(delivery.data) > limit + (ROOM_FOR_IDS if is_scoped else ROOM_FOR_ID):
             return Refusal(f"the job has {len(delivery.data)} bytes; at most {limit} are accepted")
+        if sum(map(len, delivery.headers.values())) + sum(map(len, delivery.headers)) > MOST_HEADERS:
+            return Refusal(f"the job's headers have more than {MOST_HEADERS} characters")
         try:
             form = ScopedJob if is_scoped else Job
             job = form.model_validate_json(delivery.data)
@@ -426,15 +443,49 @@ class JobHandler:
         await refuse_id(self._worker, asked, self._ended(asked, execution_id, "invalid", error))
 
     async def _give_back(self, delivery: Delivery, asked: JobDelivery | None, error: Exception) -> None:
-        crashes = self._crashes[delivery.sequence] = self._crashes.get(delivery.sequence, 0) + 1
+        crashes = await self._crashed(delivery)
         if crashes < MAX_CRASHES:
             await delivery.retry_in(min(2.0**crashes, 60.0))
             return
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
-        # Not parsed again: that may be what crashes.
-        asked = asked or self._asked(delivery, Refusal(info.message))
-        await self._dead_end(asked, execution_id_of(delivery, asked.job), "error", info)
-        del self._crashes[delivery.sequence]
+        execution_id = None
+        try:
+            # Not parsed again: that may be what crashes.
+            asked = asked or self._asked(delivery, Refusal(info.message))
+            execution_id = execution_id_of(delivery, asked.job)
+            await self._dead_end(asked, execution_id, "error", info)
+        except (Unavailable, StoppedWaiting):
+            raise
+        except Exception:
+            place = {"agent": self._agent_name, "sequence": delivery.sequence, "execution_id": execution_id}
+            structlog.get_logger().exception("job_ended_without_a_record", **place)
+            await self._bury(asked, delivery, info)
+
+    async def _bury(self, asked: JobDelivery | None, delivery: Delivery, info: ErrorInfo) -> None:
+        """Ends a message of which not even the end can be recorded. Whoever waits for it is told."""
+        worker, execution_id = self._worker, f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+        await worker.outages.retry_while_unavailable(
+            lambda: dead_letter(
+                worker.publisher,
+                delivery,
+                reason="error",
+                error=info.message,
+                agent=self._agent_name,
+                at=worker.now(),
+                withheld=not self._agent.persist_prompts,
+                private=not self._agent.keeps_error_texts,
+            )
+        )
+        if asked is not None and asked.reply_to is not None:
+            bare = replace(asked, job=None)
+            id_ = execution_id if asked.job is None else asked.job.job_id or execution_id
+            await worker.publisher.transient(asked.reply_to, self._ended(bare, id_, "error", info))
+        await delivery.terminate()
+
+    async def _crashed(self, delivery: Delivery, by: int = 1) -> int:
+        message = f"{self._agent_name}/{delivery.sequence}/{int(delivery.published_at.timestamp())}"
+        count = partial(self._worker.executions.crashed, message, by)
+        return await self._worker.outages.retry_while_unavailable(count)
 
     async def _wait_for_key(self, delivery: Delivery, why: Undecryptable) -> None:
         """Has a job wait that a key is missing for. It holds no slot, and is dead-lettered in the end."""

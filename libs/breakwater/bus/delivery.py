@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 
 import nats.errors
+import structlog
 from nats.aio.msg import Msg
 
-from breakwater.bus.errors import BusUnavailable, NoStream, PublishRefused
+from breakwater.bus.errors import BusUnavailable, NoStream, PublishRefused, TooLarge
 from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher, Stored
+from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts import subjects
 from breakwater.contracts.events import DeadLetter
@@ -90,6 +92,10 @@ class Delivery:
         """Has the message redelivered after `delay_s` (a nak); it holds no slot of this process meanwhile."""
         await self._message.nak(delay=delay_s)
 
+    async def terminate(self) -> None:
+        """Ends the message undone: it is delivered to nobody any more."""
+        await self._message.term()
+
     async def in_progress(self) -> None:
         """Reports to the server that the message is still in progress, which restarts its ack wait."""
         await self._message.in_progress()
@@ -134,15 +140,16 @@ async def dead_letter(
     consumer: str | None = None,
     withheld: bool = False,
     private: bool = False,
-) -> Stored:
-    """Stores a message on DLQ. Its id is that of the original, so that a repeated call stores it once.
+) -> None:
+    """Stores a message on DLQ, or what it was where it is too large for that. Its id is that of the original, so that a repeated call stores it once.
 
     `consumer` is for streams on which several give up for reasons of their own: each then has its own dead letter.
     `withheld`: nobody may be shown the original, which only a replay reads. `private`: it must not be stored in plain.
 
+    Whoever calls this may end the message then, also one of which nothing is kept: else it would come for ever.
+
     Raises:
         BusUnavailable: not stored for sure; the original must not be acknowledged.
-        PublishRefused: the stream does not take it.
     """
     dead_letter = DeadLetter(
         reason=reason,
@@ -160,7 +167,53 @@ async def dead_letter(
     subject = subjects.dead_letter(reason, agent or "unknown")
     original = f"dlq/{delivery.stream}/{delivery.sequence}"
     event_id = f"{original}/{consumer}" if consumer else original
-    return await publisher.event(subject, dead_letter, id=event_id, at=at, private=private)
+    await keep(publisher, subject, dead_letter, id=event_id, private=private)
+
+
+MOST_ERROR, MOST_HEADER = 10_000, 1_000
+"""What is kept in characters of a dead letter's error, and of a header, where all of it is too much."""
+
+
+async def keep(
+    publisher: Publisher,
+    subject: str,
+    dead_letter: DeadLetter,
+    *,
+    id: str,  # noqa: A002  CloudEvents' own name
+    private: bool = False,
+) -> None:
+    """Stores a dead letter; without its original where it is not taken with it. Raises BusUnavailable.
+
+    What is not taken even so is in the log and the metrics alone.
+    """
+    place = {"stream": dead_letter.stream, "sequence": dead_letter.sequence, "reason": dead_letter.reason}
+    try:
+        await publisher.event(subject, dead_letter, id=id, at=dead_letter.at, private=private)
+    except PublishRefused as error:
+        structlog.get_logger().warning("dead_letter_without_original", **place, error=str(error))
+        original = base64.b64decode(dead_letter.payload_base64)
+        ours = {one.value for one in Header} - {Header.MSG_ID.value}
+        headers = {
+            name: value
+            for name, value in dead_letter.headers.items()
+            if name in ours and len(value) <= MOST_HEADER
+        }
+        reduced = {
+            "error": dead_letter.error[:MOST_ERROR],
+            "headers": headers,
+            "payload_base64": "",
+            "omitted_bytes": len(original),
+            "omitted_sha256": hashlib.sha256(original).hexdigest(),
+        }
+        try:
+            await publisher.event(
+                subject, dead_letter.model_copy(update=reduced), id=id, at=dead_letter.at, private=private
+            )
+        except PublishRefused as refusal:
+            from breakwater.metrics import dead_letter_refused  # not where the command line parks a job
+
+            dead_letter_refused(dead_letter.stream)
+            structlog.get_logger().error("dead_letter_refused", **place, error=str(refusal))
 
 
 RETRY_S = 5.0
@@ -190,7 +243,7 @@ async def park(publisher: Publisher, delivery: Delivery, *, agent: str, executio
 
     Raises:
         BusUnavailable: not stored for sure; try again, and do not acknowledge the delivery.
-        PublishRefused: PARKED is full, or the job with its headers over the server's limit: it must wait in JOBS.
+        PublishRefused: PARKED is full, or the job over the server's limit (`TooLarge`): it must wait in JOBS.
     """
     token = encode_token(execution_id)
     headers = _carried(delivery.headers) | {
@@ -252,15 +305,17 @@ class Waker:
         headers = _woken(delivery.headers, execution_id, delivery.sequence, due)
         try:
             await self._publisher.job(subjects.job(agent), delivery.data, headers)
-        except NoStream as error:
+        except (NoStream, TooLarge) as error:
+            gone = isinstance(error, NoStream)
             # A cluster that is choosing the leader of JOBS answers the same; the config distinguishes the two.
-            if agent in self._agents:
+            if gone and agent in self._agents:
                 raise
+            removed = f"the agent {agent!r} was taken out of the config while its job waited: {error}"
             await dead_letter(
                 self._publisher,
                 delivery,
-                reason="unknown_agent",
-                error=f"the agent {agent!r} was taken out of the config while its job waited: {error}",
+                reason="unknown_agent" if gone else "invalid",
+                error=removed if gone else str(error),
                 agent=agent,
                 at=self._now(),
                 execution_id=execution_id,

@@ -4,6 +4,7 @@ BusError
 ├── BusUnavailable      no server, no answer in time: try again later, with the same message id
 │   └── NoRoom          the stream of an event is full: the same
 ├── PublishRefused      the stream does not take it: full, or too large
+│   ├── TooLarge        over the server's limit for a message
 │   ├── NoStream        no stream takes the subject: an agent that is not configured
 │   └── StreamFull      a queue is full
 ├── AlreadyDecided      another writer was first (wrong last sequence on its own subject): read it back
@@ -31,6 +32,10 @@ class NoRoom(BusUnavailable):
 
 class PublishRefused(BusError):  # noqa: N818
     """The stream refused the message, which is not stored."""
+
+
+class TooLarge(PublishRefused):
+    """The message is over the server's limit."""
 
 
 class NoStream(PublishRefused):

@@ -10,13 +10,14 @@ from typing import Any
 
 import nats.errors
 import orjson
+import structlog
 from nats.aio.client import Client
 
-from breakwater.bus.errors import AlreadyDecided, BusUnavailable, NoRoom, NoStream, PublishRefused, StreamFull
+from breakwater.bus.errors import AlreadyDecided, BusUnavailable, NoRoom, NoStream, PublishRefused, StreamFull, TooLarge
 from breakwater.bus.replies import Replies
 from breakwater.bus.server_health import RESTART, Unhealthy, unhealthy_servers
 from breakwater.contracts.events import DeadLetter
-from breakwater.contracts.execution import Execution
+from breakwater.contracts.execution import Execution, Result
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import Event, format_time
 from breakwater.encryption import OFF, Cipher
@@ -31,6 +32,10 @@ FULL = frozenset({10077, 10002, 10047})
 at its limit of storage."""
 
 PUBLISH_TIMEOUT_S = 5.0
+
+HEADERS_BYTES = 64 * 1024
+"""What of a message's limit is left for its headers, which count: the server closes the connection of who goes beyond
+it, with all that is on its way."""
 
 CE_ID, CE_TYPE, CE_SOURCE = Header.CE_ID.value, Header.CE_TYPE.value, Header.CE_SOURCE.value
 CE_TIME, CE_SPECVERSION = Header.CE_TIME.value, Header.CE_SPECVERSION.value
@@ -91,6 +96,7 @@ class Publisher:
         Raises:
             AlreadyDecided: `once`, and there is a message on the subject; or `after`, and there are later ones.
             BusUnavailable: no acknowledgement came, or there is no room (`NoRoom`); publish again with the same id.
+            TooLarge: the server does not take it.
             PublishRefused: the stream does not take it.
         """
         headers = {
@@ -110,6 +116,9 @@ class Publisher:
         else:
             headers[MSG_ID] = id
         payload = event.json_bytes()
+        if isinstance(event, Result):
+            # It is also sent to who waits for it, as it is: also where it is compressed on its stream.
+            self._check_size(subject, len(payload))
         if (private or self._cipher.on) and isinstance(event, Execution | DeadLetter):
             payload = self._cipher.encrypt_document(payload, private=private)
         try:
@@ -124,6 +133,8 @@ class Publisher:
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
     ) -> Stored:
         """Publishes a job as `raw` does, its texts encrypted where that is on."""
+        if sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) > HEADERS_BYTES:
+            raise TooLarge(f"{subject}: the headers have over {HEADERS_BYTES} bytes")
         return await self.raw(subject, self._cipher.encrypt_document(payload), headers, timeout_s=timeout_s)
 
     async def raw(
@@ -134,12 +145,11 @@ class Publisher:
         if not client.is_connected:
             # Otherwise the client would buffer it and send it at some later time, unconfirmed.
             raise BusUnavailable("NATS is not connected")
+        self._check_size(subject, len(payload))
         try:
             answer = await self._replies.ask(client, subject, payload, timeout_s, headers)
         except nats.errors.NoRespondersError as error:
             raise NoStream(f"{subject}: no stream takes this subject") from error
-        except nats.errors.MaxPayloadError as error:
-            raise PublishRefused(f"{subject}: {len(payload)} bytes are over the server's message limit") from error
         except TimeoutError as error:
             raise BusUnavailable(f"NATS did not acknowledge {subject} in time{await self._why(client)}") from error
         except (nats.errors.Error, OSError) as error:
@@ -148,6 +158,10 @@ class Publisher:
         if "error" in ack:
             raise _refusal(subject, ack["error"])
         return Stored(ack["stream"], ack["seq"], ack.get("duplicate", False))
+
+    def _check_size(self, subject: str, size: int) -> None:
+        if size + HEADERS_BYTES > self._connection().max_payload:
+            raise TooLarge(f"{subject}: {size} bytes are over the server's message limit")
 
     async def acknowledge(self, ack_subject: str) -> bool:
         """Acknowledges the delivery with that subject as `Delivery.ack_sync` does, at less cost."""
@@ -178,6 +192,9 @@ class Publisher:
         if client.is_connected:
             try:
                 await client.publish(subject, payload)
+            except nats.errors.MaxPayloadError:
+                # Sent again it would be as large.
+                structlog.get_logger().warning("message_too_large", subject=subject, bytes=len(payload))
             except (nats.errors.Error, OSError) as error:
                 raise BusUnavailable(f"NATS did not take {subject}: {str(error) or type(error).__name__}") from error
 

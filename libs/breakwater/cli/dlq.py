@@ -280,6 +280,9 @@ def _show_details(one: DeadLetterDetails, now: datetime) -> None:
     if one.payload_withheld:
         output.note("(the original is withheld: the agent keeps no prompts, or is configured no more)")
         return
+    if one.payload_omitted:
+        output.note(f"(not kept: the original has {one.payload_bytes:,} bytes, SHA-256 {one.payload_sha256})")
+        return
     payload = one.payload
     text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, indent=2)
     output.write(output.visible(text))

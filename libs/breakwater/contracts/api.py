@@ -972,6 +972,10 @@ class DeadLetterDetails(ListedDeadLetter):
         description="Whether nobody is shown the original, as its agent keeps no prompts or is configured no more. "
         "A replay reads it all the same.",
     )
+    payload_omitted: bool = Field(
+        default=False, description="Whether the original was too large to be kept; then a replay has nothing to run."
+    )
+    payload_sha256: str | None = Field(default=None, description="Of an original that was not kept, in hex.")
     payload_bytes: Count = Field(description="The length of the original.")
     payload_cut: bool = Field(description="Whether `payload` is only the beginning, as a text.")
     replayed_by: str | None = Field(default=None, description="Who replayed it.")

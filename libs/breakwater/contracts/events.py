@@ -157,7 +157,12 @@ class DeadLetter(Event):
     subject: str
     sequence: Count
     headers: dict[str, str] = Field(default_factory=dict)
-    payload_base64: str = Field(default="", description="The original bytes.")
+    payload_base64: str = Field(default="", description="The original bytes; empty where `omitted_bytes` is set.")
+    omitted_bytes: Count | None = Field(
+        default=None,
+        description="The length of an original that is too large to be kept, or that DLQ does not take.",
+    )
+    omitted_sha256: str | None = Field(default=None, description="The SHA-256 of the same, in hex.")
     encrypted: Encrypted = None
     withheld: bool = Field(
         default=False, description="Whether nobody may be shown the original, as its agent keeps no prompts."

@@ -230,6 +230,15 @@ class Executions:
         tenant, task_id, *notices = cast(list[str], answer)
         return ClaimEnded(_waiting(notices), tenant or None, task_id or None)
 
+    async def crashed(self, message: str, by: int = 1) -> int:
+        """Counts how often the handling of a message crashed, in whichever worker. Raises StateUnavailable."""
+        key = f"bw:crashes:{{{message}}}"
+        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+            pipe.incrby(key, by)
+            pipe.pexpire(key, KEEP_MS)
+            count, _ = cast(list[Any], await pipe.execute())
+        return int(count)
+
     async def parent(
         self, execution_id: str, tenant: str | None, *, look_only: bool, owner: str | None = None, others: str = ""
     ) -> tuple[str, str]:
