@@ -104,7 +104,9 @@ class ChannelRoutes:
             )
         self._check(kept.channel)
         if kept.dead_letter.omitted_bytes is not None:
-            raise Problem(409, "not_kept", f"the alert of dead letter {number} was too large to be kept: see its incident")
+            raise Problem(
+                409, "not_kept", f"the alert of dead letter {number} was too large to be kept: see its incident"
+            )
         await self._put(kept.channel, kept, again=True)
         return AlertReplays(replayed=1, already=0, skipped=0, channels={kept.channel: 1})
 

@@ -106,7 +106,7 @@ class JobHandler:
         """Handles one delivery. Acknowledges it when the record stands, and gives it back otherwise."""
         held, log = self._worker.leases.deliveries, structlog.get_logger()
         asked: JobDelivery | None = None
-        # Deliveries count waits, too. But a message that ends its worker each time is told by them alone.
+        # Deliveries count waits, too. But a message that ends its worker each time shows in them alone.
         suspect = delivery.deliveries > MAX_CRASHES
         try:
             held.add(delivery)
@@ -456,13 +456,13 @@ class JobHandler:
             await self._dead_end(asked, execution_id, "error", info)
         except (Unavailable, StoppedWaiting):
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001  whatever it is, the message is ended
             place = {"agent": self._agent_name, "sequence": delivery.sequence, "execution_id": execution_id}
             structlog.get_logger().exception("job_ended_without_a_record", **place)
             await self._bury(asked, delivery, info)
 
     async def _bury(self, asked: JobDelivery | None, delivery: Delivery, info: ErrorInfo) -> None:
-        """Ends a message of which not even the end can be recorded. Whoever waits for it is told."""
+        """Ends a message of which not even the end can be recorded. Whoever waits for it is answered."""
         worker, execution_id = self._worker, f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
         await worker.outages.retry_while_unavailable(
             lambda: dead_letter(

@@ -17,7 +17,14 @@ from nats.errors import NoRespondersError
 from nats.js.errors import APIError, NoStreamResponseError
 
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.permissions import GRANTS, inbox_prefix, program
+from breakwater.bus.permissions import (
+    CONNECTIONS,
+    CONNECTIONS_OF_A_PROGRAM,
+    GRANTS,
+    SUBSCRIPTIONS,
+    inbox_prefix,
+    program,
+)
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import FULL
 from breakwater.bus.topology import Plan, worker_consumer
@@ -271,3 +278,28 @@ async def test_an_agent_with_as_many_jobs_as_may_wait_is_refused_by_nats_and_oth
         await provision(setup, PLAN)
         assert await provision(setup, PLAN) == ()
         assert (await billing.publish(f"bw.jobs.{WRITER}", b"{}")).stream == "JOBS"
+
+
+@pytest.mark.parametrize("user", ["client", "program-billing"])
+async def test_a_program_has_a_number_of_subscriptions_and_connections(user: str, tmp_path: Path) -> None:
+    async with running(tmp_path) as users:
+        one = users[user]
+        url, most = one.client.connected_url, CONNECTIONS.get(user, CONNECTIONS_OF_A_PROGRAM)
+        assert url is not None
+        more: list[Client] = []
+        try:
+            for _ in range(most - 1):
+                more.append(await nats.connect(url.geturl(), inbox_prefix=inbox_prefix(user), max_reconnect_attempts=0))
+            with pytest.raises(Exception, match="maximum account active connections exceeded"):
+                await nats.connect(url.geturl(), allow_reconnect=False, max_reconnect_attempts=0, connect_timeout=5)
+            flood, inbox = more[0], inbox_prefix(user)
+            for number in range(SUBSCRIPTIONS + 1):
+                await flood.subscribe(f"{inbox}.{number}")
+            await until(lambda: not flood.is_connected, what="the end of its connection")
+            worker = users["worker"].client
+            await worker.publish("bw.progress.support.e1", b"{}")
+            await worker.flush()
+            assert (await one.client.jetstream(timeout=5).publish(f"bw.jobs.{WRITER}", b"{}")).stream == "JOBS"
+        finally:
+            for client in more:
+                await client.close()

@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import nats.errors
 import structlog
@@ -141,7 +141,9 @@ async def dead_letter(
     withheld: bool = False,
     private: bool = False,
 ) -> None:
-    """Stores a message on DLQ, or what it was where it is too large for that. Its id is that of the original, so that a repeated call stores it once.
+    """Stores a message on DLQ, or only what it was where it is too large for that.
+
+    Its id is that of the original, so that a repeated call stores it once.
 
     `consumer` is for streams on which several give up for reasons of their own: each then has its own dead letter.
     `withheld`: nobody may be shown the original, which only a replay reads. `private`: it must not be stored in plain.
@@ -194,9 +196,7 @@ async def keep(
         original = base64.b64decode(dead_letter.payload_base64)
         ours = {one.value for one in Header} - {Header.MSG_ID.value}
         headers = {
-            name: value
-            for name, value in dead_letter.headers.items()
-            if name in ours and len(value) <= MOST_HEADER
+            name: value for name, value in dead_letter.headers.items() if name in ours and len(value) <= MOST_HEADER
         }
         reduced = {
             "error": dead_letter.error[:MOST_ERROR],
@@ -215,6 +215,9 @@ async def keep(
             dead_letter_refused(dead_letter.stream)
             structlog.get_logger().error("dead_letter_refused", **place, error=str(refusal))
 
+
+LONGEST_WAIT = timedelta(days=30)
+"""What says that it was accepted earlier was not: an impossible time would keep its record out of ClickHouse."""
 
 RETRY_S = 5.0
 """How long a job that is due waits, when its queue does not take it."""
@@ -306,16 +309,16 @@ class Waker:
         try:
             await self._publisher.job(subjects.job(agent), delivery.data, headers)
         except (NoStream, TooLarge) as error:
-            gone = isinstance(error, NoStream)
+            is_removed = isinstance(error, NoStream)
             # A cluster that is choosing the leader of JOBS answers the same; the config distinguishes the two.
-            if gone and agent in self._agents:
+            if is_removed and agent in self._agents:
                 raise
             removed = f"the agent {agent!r} was taken out of the config while its job waited: {error}"
             await dead_letter(
                 self._publisher,
                 delivery,
-                reason="unknown_agent" if gone else "invalid",
-                error=removed if gone else str(error),
+                reason="unknown_agent" if is_removed else "invalid",
+                error=removed if is_removed else str(error),
                 agent=agent,
                 at=self._now(),
                 execution_id=execution_id,
@@ -394,10 +397,19 @@ def parked_execution(headers: Mapping[str, str]) -> str | None:
     return execution_id if is_full_id(execution_id) else None
 
 
+CLOCKS_DIFFER = timedelta(minutes=1)
+"""The next leader's clock may be behind that of the one that stored it first."""
+
+
 def queued_at(headers: Mapping[str, str], default: datetime) -> datetime:
     """When a job was accepted first; `default`, when its message was stored, for one that was never parked."""
     queued_at = _time(headers.get(Header.QUEUED_AT.value))
-    return default if queued_at is None else min(queued_at, default)
+    if queued_at is None:
+        return default
+    if default - LONGEST_WAIT <= queued_at <= default + CLOCKS_DIFFER:
+        return min(queued_at, default)
+    structlog.get_logger().warning("queued_at_impossible", queued_at=queued_at.isoformat(), stored_at=default)
+    return default
 
 
 def _time(text: str | None) -> datetime | None:

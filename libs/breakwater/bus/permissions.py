@@ -66,6 +66,12 @@ SYSTEM_ACCOUNT = '"$SYS"'
 """Where the servers themselves answer. It has no users, and its default name, so that nodes of a cluster that have not
 been restarted yet are in the same one; quoted, as it is no variable."""
 
+CONNECTIONS = {"client": 256}
+"""How many connections a user of programs may have, beside those of named ones."""
+
+CONNECTIONS_OF_A_PROGRAM, SUBSCRIPTIONS = 64, 500
+"""Those of a named one, and how many subscriptions each connection of programs may have: one takes the server 2 kB."""
+
 HEALTH = "$SYS.REQ.SERVER.PING.HEALTHZ"
 """Whether each server is well, and what is wrong with it."""
 
@@ -413,11 +419,19 @@ def _account(name: str, users: Sequence[Grant], grants: Iterable[Grant], passwor
     return (
         f"  {name} {{\n"
         + ("    jetstream: enabled\n" if name == STREAMS_ACCOUNT else "")
+        + _limits(name)
         + _list("users", (_user(user, password(user.user)) for user in users))
         + _list("imports", imports)
         + _list("exports", exported)
         + "  }\n"
     )
+
+
+def _limits(name: str) -> str:
+    connections = CONNECTIONS_OF_A_PROGRAM if name.startswith(PROGRAM) else CONNECTIONS.get(name)
+    if connections is None:
+        return ""
+    return f"    limits {{ max_connections: {connections}, max_subscriptions: {SUBSCRIPTIONS} }}\n"
 
 
 def _to_streams(grant: Grant) -> tuple[str, ...]:

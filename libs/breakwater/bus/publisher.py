@@ -116,7 +116,7 @@ class Publisher:
         else:
             headers[MSG_ID] = id
         payload = event.json_bytes()
-        if isinstance(event, Result):
+        if len(payload) > HEADERS_BYTES and isinstance(event, Result):
             # It is also sent to who waits for it, as it is: also where it is compressed on its stream.
             self._check_size(subject, len(payload))
         if (private or self._cipher.on) and isinstance(event, Execution | DeadLetter):
@@ -145,7 +145,8 @@ class Publisher:
         if not client.is_connected:
             # Otherwise the client would buffer it and send it at some later time, unconfirmed.
             raise BusUnavailable("NATS is not connected")
-        self._check_size(subject, len(payload))
+        if len(payload) > HEADERS_BYTES:
+            self._check_size(subject, len(payload))
         try:
             answer = await self._replies.ask(client, subject, payload, timeout_s, headers)
         except nats.errors.NoRespondersError as error:

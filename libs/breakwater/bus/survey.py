@@ -48,6 +48,8 @@ class ConsumerFound:
     """Messages that were not delivered yet."""
     in_progress: int | None = None
     """Messages that were delivered and not acknowledged yet."""
+    again: int | None = None
+    """Of those, the ones that were delivered before."""
     readers: int | None = None
     """Requests for messages that are open now."""
 
@@ -113,5 +115,6 @@ async def _consumer(jetstream: JetStreamContext, stream: Stream, wanted: Consume
         different,
         waiting=found.num_pending,
         in_progress=found.num_ack_pending,
+        again=found.num_redelivered,
         readers=found.num_waiting,
     )

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -143,6 +143,7 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
         channel_findings(client, config.alerts, [one for one in seen if one.name.startswith(CHANNELS)]),
     )
     findings += [_lag(one, stuck=one.name in stuck) for one in services]
+    findings += [held for one in services if (held := held_finding(one, plan.agents)) is not None]
     return findings + channels
 
 
@@ -216,6 +217,19 @@ def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
         remedy = _FALLS_BEHIND.get(service, f"It falls behind: start one more `{service}`, or see in its log why.")
         return Finding("lag", "warn", text, remedy)
     return Finding("lag", "ok", text)
+
+
+def held_finding(consumer: ConsumerFound, agents: Mapping[str, int]) -> Finding | None:
+    """An agent all of whose slots are held by jobs that were delivered before; None for any other consumer."""
+    from breakwater.bus.topology import worker_consumer
+
+    for agent, slots in agents.items():
+        if consumer.name == worker_consumer(agent) and (consumer.again or 0) >= slots:
+            text = (
+                f"{consumer.name}: all {slots:,} slots of agent {agent!r} are held by jobs that were delivered before"
+            )
+            return Finding("lag", "warn", text, "See `job_handling_failed` and `unavailable` in the log of `worker`.")
+    return None
 
 
 async def channel_findings(client: Client, alerts: Alerts, consumers: Sequence[ConsumerFound]) -> list[Finding]:

@@ -22,6 +22,7 @@ from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
+from breakwater.policy.csv_text import csv_cell, no_formula
 
 if TYPE_CHECKING:
     from breakwater.analytics.client import Analytics, ResultSet
@@ -202,9 +203,9 @@ async def _print_csv(blocks: _Limited) -> None:
     headed = False
     async for block in blocks:
         if block.columns and not headed:
-            writer.writerow(map(on_screen, block.columns))
+            writer.writerow(no_formula(on_screen(name)) for name in block.columns)
             headed = True
-        writer.writerows([on_screen(text(value)) for value in row] for row in block.rows)
+        writer.writerows([csv_cell(on_screen(text(value))) for value in row] for row in block.rows)
     sys.stdout.flush()
 
 

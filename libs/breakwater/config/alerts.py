@@ -15,7 +15,7 @@ from breakwater.errors import ConfigError
 from breakwater.policy.alert_rules import AnomalyRules, Demanding, Reminders, Route
 from breakwater.policy.alert_texts import PLACEHOLDERS
 from breakwater.policy.links import LEAST_SECRET
-from breakwater.providers.base import URL
+from breakwater.providers.base import HttpUrl
 from breakwater.secret_refs import Secret, SecretRef
 
 
@@ -41,7 +41,7 @@ class SlackChannel(Message):
         max_length=80,
         description="Where the bot posts: a channel's id, such as `C0123456`.",
     )
-    api_url: str = Field(default="https://slack.com/api/", pattern=URL, description="The base URL of Slack's Web API.")
+    api_url: HttpUrl = Field(default="https://slack.com/api/", description="The base URL of Slack's Web API.")
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -55,7 +55,7 @@ class SlackChannel(Message):
 class WebhookChannel(Message):
     """Any HTTP receiver; requests are signed according to Standard Webhooks."""
 
-    url: str = Field(pattern=URL)
+    url: HttpUrl
     secret: Secret = Field(description="The signing secret, `whsec_…`.")
     previous_secret: Secret | None = Field(
         default=None, description="During key rotation: requests carry a signature by each secret."
@@ -118,7 +118,7 @@ class AlertTemplate(Message):
 class AlertLinks(Message):
     """Links in messages that acknowledge or resolve an incident for anyone who opens one."""
 
-    base_url: str = Field(pattern=URL, description="Where people reach the HTTP API.")
+    base_url: HttpUrl = Field(description="Where people reach the HTTP API.")
     secret: Secret = Field(description="Signs the links; at least 32 characters. The alerter and request need it.")
     valid_h: float = Field(default=168, gt=0, le=720, description="How long a link stays valid.")
 

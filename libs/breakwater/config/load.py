@@ -9,6 +9,7 @@ from typing import Any, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
+from yaml.composer import ComposerError
 
 from breakwater.callables import load_callable
 from breakwater.config.models import Config, hint
@@ -22,8 +23,44 @@ DECRYPTING = frozenset({"worker", "request", "console"})
 """The services that read or show texts; the others pass on what is encrypted."""
 
 
+MOST_DEPTH, MOST_NODES = 100, 1_000_000
+"""How deep a config may be nested, and how many values it may have, each alias counted as what it stands for."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping, of which YAML would keep the last in silence."""
+    """Refuses what no config is: nested without end, or grown by aliases.
+
+    And a key that stands twice in one mapping, of which YAML would keep the last in silence.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._deepest = self._nodes = 0
+        self._measured: dict[int, tuple[int, int]] = {}
+        """How many nodes are in one that was read, and how deep they go: an alias stands for all of them."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark: Any = self.peek_event().start_mark
+        is_alias = self.check_event(yaml.AliasEvent)
+        self._depth += 1
+        outer, before, self._deepest = self._deepest, self._nodes, self._depth
+        if self._depth > MOST_DEPTH:
+            raise ComposerError(None, None, f"is nested more than {MOST_DEPTH} deep", mark)
+        node = super().compose_node(parent, index)
+        if not is_alias:
+            self._nodes += 1
+            self._measured[id(node)] = self._nodes - before, self._deepest - self._depth
+        elif id(node) not in self._measured:
+            raise ComposerError(None, None, "an alias stands inside what it stands for", mark)
+        else:
+            nodes, deep = self._measured[id(node)]
+            self._nodes, self._deepest = self._nodes + nodes, self._depth + deep
+        if self._deepest > MOST_DEPTH:
+            raise ComposerError(None, None, f"is nested more than {MOST_DEPTH} deep", mark)
+        if self._nodes > MOST_NODES:
+            raise ComposerError(None, None, f"stands for more than {MOST_NODES:,} values", mark)
+        self._depth, self._deepest = self._depth - 1, max(outer, self._deepest)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}
@@ -69,7 +106,8 @@ def parse_config(text: str, *, source: str = "config") -> Config:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
-        what = "" if isinstance(error, yaml.constructor.ConstructorError) else "is not YAML: "
+        ours = isinstance(error, yaml.constructor.ConstructorError | ComposerError)
+        what = "" if ours else "is not YAML: "
         raise ConfigError(f"{source}{where}: {what}{problem}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: must be a mapping with at least `providers` and `agents`")

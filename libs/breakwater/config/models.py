@@ -649,14 +649,14 @@ def objection(config: Config, job: Job) -> FieldError | None:
     """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
     agent = config.agents[job.agent]
     ids = [(name, getattr(job, name)) for name in ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")]
-    for path, name in (*ids, *(("depends_on", name) for name in job.depends_on)):
+    named = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
+    if job.model is not None:
+        named.insert(0, ("model", job.model))
+    for path, name in (*ids, *named, *(("depends_on", name) for name in job.depends_on)):
         if name is not None and holds_key(name):
             return FieldError(path, NO_KEY_IN_ID)
     if job.params and (problem := _params_objection(config, agent, job)) is not None:
         return FieldError(f"params.{problem.path}", problem.message)
-    named = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
-    if job.model is not None:
-        named.insert(0, ("model", job.model))
     allowed = {*agent.chain, *agent.allowed_models} if named else set[str]()
     for path, model in named:
         if "*" not in allowed and model not in allowed:

@@ -16,7 +16,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | int | None]])
     Texts that a spreadsheet would take for a formula get an apostrophe in front, as programs choose names of tenants
     and tags. Numbers, and amounts as `usd_from_nano` writes them, stay as they are.
     """
-    return csv_lines([columns, *([_cell(value) for value in row] for row in rows)])
+    return csv_lines([columns, *([csv_cell(value) for value in row] for row in rows)])
 
 
 def csv_lines(rows: Iterable[Sequence[str | int]]) -> str:
@@ -31,7 +31,8 @@ def no_formula(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _cell(value: str | int | None) -> str | int:
+def csv_cell(value: str | int | None) -> str | int:
+    """A cell as `csv_text` writes it."""
     if not isinstance(value, str):
         return "" if value is None else value
     return value if _is_number(value) else no_formula(value)

@@ -18,10 +18,10 @@ from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage, of_message
 from breakwater.providers.anthropic_stream import MessageEvents, text_of
 from breakwater.providers.base import (
-    URL,
     ApiVersion,
     Call,
     HttpSettings,
+    HttpUrl,
     Provider,
     StreamReader,
     UnusableAnswerError,
@@ -352,7 +352,7 @@ class AnthropicSettings(HttpSettings):
     """Anthropic, or a gateway with its Messages API. Enable betas under `headers`."""
 
     kind: Literal["anthropic"]
-    base_url: str = Field(default="https://api.anthropic.com/v1", pattern=URL, description="Up to and including /v1.")
+    base_url: HttpUrl = Field(default="https://api.anthropic.com/v1", description="Up to and including /v1.")
     version: ApiVersion = Field(default="2023-06-01", description="Sent as `anthropic-version`.")
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:

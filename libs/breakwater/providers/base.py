@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Annotated, Any, ClassVar, Protocol
 
-from pydantic import BeforeValidator, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.types import Message, UsdAmount
@@ -191,14 +192,35 @@ ApiVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$"), BeforeValidator(
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
 URL = r"^https?://[^\s]+$"
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+def _without_user(url: object) -> object:
+    # A config is shown and logged, and its URLs with it.
+    if isinstance(url, str) and "@" in re.split(r"[/?#\\]", url.partition("://")[2], maxsplit=1)[0]:
+        raise ValueError("must hold no user and no password; a secret is named by itself, from the environment")
+    return url
+
+
+def _sendable(headers: dict[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or re.search(r"[\r\n\0]", value):
+            raise ValueError(f"{name!r} has a name or a value that no HTTP header may have")
+    return headers
+
+
+HttpUrl = Annotated[str, Field(pattern=URL), BeforeValidator(_without_user)]
+"""Where requests are sent to."""
 
 
 class HttpSettings(ProviderSettings):
     """An endpoint of a model provider."""
 
-    base_url: str = Field(pattern=URL)
+    base_url: HttpUrl
     api_key: Secret | None = None
-    headers: dict[str, str] = Field(default_factory=dict, description="Sent with every call; no secrets.")
+    headers: Annotated[dict[str, str], AfterValidator(_sendable)] = Field(
+        default_factory=dict, description="Sent with every call; no secrets."
+    )
 
     def secrets(self) -> Mapping[str, SecretRef]:
         """The API key."""

@@ -17,10 +17,10 @@ from breakwater.policy.price import OUTPUT_LIMITS
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage, of_completion
 from breakwater.providers.base import (
-    URL,
     ApiVersion,
     Call,
     HttpSettings,
+    HttpUrl,
     Provider,
     StreamReader,
     UnusableAnswerError,
@@ -31,7 +31,7 @@ class OpenAISettings(HttpSettings):
     """Any OpenAI-compatible endpoint: OpenAI, Gemini, vLLM, Ollama, OpenRouter and others."""
 
     kind: Literal["openai"] = "openai"
-    base_url: str = Field(pattern=URL, description="Up to and including /v1.")
+    base_url: HttpUrl = Field(description="Up to and including /v1.")
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider. Raises ConfigError."""
@@ -129,7 +129,7 @@ class AzureSettings(HttpSettings):
     """An Azure OpenAI resource. Its models are named by their deployments."""
 
     kind: Literal["azure"]
-    base_url: str = Field(pattern=URL, description="The resource, as in `https://NAME.openai.azure.com`.")
+    base_url: HttpUrl = Field(description="The resource, as in `https://NAME.openai.azure.com`.")
     api_version: ApiVersion = "2024-10-21"
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:

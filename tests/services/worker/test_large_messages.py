@@ -37,7 +37,6 @@ USERS = (*GRANTS, program("billing", ["writer"]))
 MIB = 1024**2
 
 
-
 @asynccontextmanager
 async def plane_with_users(folder: Path, redis_url: str, **more: Any) -> AsyncGenerator[tuple[WorkerPlane, str]]:
     """A worker on a server with the plane's users, and the server's address without a user."""
@@ -207,5 +206,3 @@ async def test_a_message_that_ends_its_worker_each_time_is_ended(
                     break
         assert (await plane.result("kills", 5))["reason"] == "error"
         assert died.call_count == 4
-
-

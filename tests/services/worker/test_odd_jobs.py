@@ -215,3 +215,28 @@ async def test_a_job_whose_reading_crashes_is_dead_lettered_in_the_end(
         await until(lambda: _drained(plane), what="an empty JOBS")
         [dead_letter] = await plane.messages("DLQ", "bw.dlq.error.plain", at_least=1)
         assert json.loads(base64.b64decode(dead_letter["payload_base64"]))["job_id"] == "crashes"
+
+
+async def test_an_impossible_time_of_queueing_or_a_key_as_a_model_reaches_no_record(start_worker: StartWorker) -> None:
+    key = "sk-proj-" + "Ab3dEf6hIj9kLm2nOp5q" * 3
+    async with start_worker(
+        {"sim/m": model()}, AGENTS | {"free": {"model": "sim/m", "allowed_models": ["*"]}}
+    ) as plane:
+        times = [
+            "0001-01-01T00:00:00Z",
+            "9999-12-31T23:59:59Z",
+            "1969-12-31T00:00:00+00:00",
+            "0001-01-01T00:00:00+14:00",
+        ]
+        for number, time in enumerate(times):
+            job = {"agent": "plain", "job_id": f"t{number}", "prompt": "x"}
+            await plane.publish(job, **{"Breakwater-Queued-At": time})
+            result = await plane.result(f"t{number}")
+            assert result["queued_at"][:4] not in ("0001", "9999", "1969"), time
+            assert result["duration_ms"] < 600_000
+        assert "queued_at_impossible" in plane.log("worker")
+        for number, named in enumerate(({"model": f"sim/{key}"}, {"fallback_models": ["sim/m", key]})):
+            await plane.publish({"agent": "free", "job_id": f"m{number}", "prompt": "x", **named})
+            result = await plane.result(f"m{number}")
+            assert result["reason"] == "invalid"
+            assert key not in json.dumps(result)
