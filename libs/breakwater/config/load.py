@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
         """How many nodes are in one that was read, and how deep they go: an alias stands for all of them."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        mark: Any = self.peek_event().start_mark
+        mark = cast(Any, self.peek_event()).start_mark
         is_alias = self.check_event(yaml.AliasEvent)
         self._depth += 1
         outer, before, self._deepest = self._deepest, self._nodes, self._depth
