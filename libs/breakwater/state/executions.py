@@ -236,7 +236,7 @@ class Executions:
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
             pipe.incrby(key, by)
             pipe.pexpire(key, KEEP_MS)
-            count, _ = cast(list[Any], await pipe.execute())
+            count, _ = await pipe.execute()
         return int(count)
 
     async def parent(
