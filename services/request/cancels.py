@@ -30,7 +30,7 @@ from breakwater.contracts.subjects import PROGRAM, decode_token
 from breakwater.contracts.types import is_full_id
 from breakwater.encryption import Undecryptable
 from breakwater.policy.callers import Caller
-from breakwater.policy.ownership import outside, scope_in, scoped_execution
+from breakwater.policy.ownership import is_made, outside, scope_in, scoped
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
@@ -195,9 +195,14 @@ class CancelRequests:
 
     async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
         user, given = _asked(subject)
-        job_id = scoped_execution(given, None if user == CLIENT else scope_in(user, None))
+        job_id = scoped(given, None if user == CLIENT else scope_in(user, None))
         reason = _reason_in(data, self._redactor)
         program = self._programs.get(user)
+        if program is not None and program.tenants and is_made(given):
+            # Its tenant's job over HTTP, perhaps.
+            known = await self._cancels.accepted.standing(given, just_now=False)
+            if known is not None and known.agent is not None and known.tenant in program.tenants:
+                job_id = given
         if not is_full_id(job_id) or (user != CLIENT and program is None):
             raise unknown_job(None)
         decided = await self._cancels.results.decided(job_id)

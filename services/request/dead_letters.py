@@ -35,10 +35,10 @@ from breakwater.contracts.api import (
 from breakwater.contracts.events import DeadLetter, ReplayNote
 from breakwater.contracts.execution import Status
 from breakwater.contracts.job import Job, ScopedJob
-from breakwater.contracts.subjects import Header, Stream, decode_token, encode_token
+from breakwater.contracts.subjects import PROGRAM, Header, Stream, decode_token, encode_token
 from breakwater.contracts.types import Event, FullId, format_time
 from breakwater.encryption import LEFT_OUT, OFF, Cipher, Undecryptable
-from breakwater.policy.ownership import scope_in, within
+from breakwater.policy.ownership import scope_in, scoped, within
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from services.request.jobs import Queue
@@ -163,8 +163,10 @@ def replay_of(kept: Kept, job: Job) -> Submission:
     original = dead_letter.execution_id or job.job_id or f"{dead_letter.stream}/{dead_letter.sequence}"
     tokens = (dead_letter.headers.get(one.value) for one in (Header.OWNER, Header.SUBMITTED_BY))
     owner, sender = (None if token is None else _name(token) for token in tokens)
-    if owner is not None and sender is None and Header.SCOPED_IDS.value not in dead_letter.headers:
-        job = within(job, scope_in(owner, None))  # of a program, as the worker did
+    if Header.SCOPED_IDS.value not in dead_letter.headers and (sender is None or sender.startswith(PROGRAM)):
+        # Of a program, as the worker did.
+        scope = scope_in(owner, None) if owner is not None and owner.startswith(PROGRAM) else None
+        job = within(job, scope, scoped)
     again = job.model_copy(update={"job_id": kept.replay_id, "metadata": {**job.metadata, "replay_of": original}})
     return Submission(again, kept.replay_id, False, again.model_dump_json(exclude_unset=True).encode(), owner, sender)
 

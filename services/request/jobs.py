@@ -25,13 +25,13 @@ from breakwater.contracts import subjects
 from breakwater.contracts.api import UndecidedJob
 from breakwater.contracts.execution import Progress
 from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
-from breakwater.contracts.subjects import REPLIES, Header, Stream
+from breakwater.contracts.subjects import PROGRAM, REPLIES, Header, Stream
 from breakwater.contracts.types import is_full_id
 from breakwater.contracts.validation import FieldError
 from breakwater.outage import Outage
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import (
-    as_chosen,
+    document_as_chosen,
     for_own_tenant,
     has_scoped_ids,
     is_made,
@@ -145,7 +145,8 @@ class Queue:
             headers[Header.TRACEPARENT.value] = traceparent
         if sent.id_made_here:
             headers[Header.UNIQUE_ID.value] = "1"
-        if sent.submitted_by is None or has_scoped_ids(sent.job):
+        # What has no such mark, the worker takes for a program's where its sender is called like one.
+        if sent.submitted_by is None or sent.submitted_by.startswith(PROGRAM) or has_scoped_ids(sent.job):
             headers[Header.SCOPED_IDS.value] = "1"
         if sent.owner is not None:
             headers[Header.OWNER.value] = subjects.encode_token(sent.owner)
@@ -227,7 +228,7 @@ class Jobs:
             await self._refuse_when_open(sent)
             return await self.accept(sent, trace.traceparent)
         acceptance, result = await self.run(request, sent, trace.traceparent, wait_s)
-        return acceptance if result is None else Response(chosen_by(sent, result), media_type=_JSON)
+        return acceptance if result is None else Response(shown_result(caller_of(request), result), media_type=_JSON)
 
     def prepare(self, caller: Caller, job: Job, body: bytes, idempotency_key: str | None, made_id: str) -> Submission:
         """A job that may be published.
@@ -472,16 +473,9 @@ async def find_job(
     return None
 
 
-def chosen_by(sent: Submission, result: bytes) -> bytes:
-    """A result with its ids as the sender of the job chose them."""
-    return orjson.dumps(as_chosen(orjson.loads(result))) if has_scoped_ids(sent.job) else result
-
-
 def shown_result(caller: Caller, document: bytes) -> bytes:
     """A result, a record or a step with its ids as a caller writes them."""
-    if b"@" not in document:
-        return document
-    return orjson.dumps(as_chosen(orjson.loads(document), partial(shown_to, caller)))
+    return document_as_chosen(document, partial(shown_to, caller))
 
 
 def _for_tenant_of(caller: Caller, job: Job, body: bytes) -> tuple[Job, bytes]:

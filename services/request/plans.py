@@ -88,9 +88,13 @@ class PlanRoutes:
     async def show_one(self, asked: ApiRequest[Message]) -> PlanStatus:
         """One plan, with its jobs. Raises Problem: 404."""
         plan_id = asked.path["plan_id"]
-        names = names_of(asked.caller, plan_id, made_first=False)
-        for plan in await self._read(asked.caller, names, with_jobs=True):
-            return plan
+        *own, full = names_of(asked.caller, plan_id, made_first=False)
+        # Of a key that is bound to several tenants, each of them has its part.
+        for names in filter(None, (own, [full])):
+            if parts := await self._read(asked.caller, names, with_jobs=True):
+                jobs = [job for part in parts for job in part.jobs]
+                refusal = next((part.refusal for part in parts if part.refusal is not None), None)
+                return plan_of(parts[0].plan_id, jobs, None if jobs else refusal, with_jobs=True)
         raise Problem(404, "unknown_plan", f"there is no plan {plan_id!r}, or none that this key may see")
 
     def _prepare(self, caller: Caller, plan: PlanRequest) -> tuple[str, list[Submission]]:

@@ -13,7 +13,6 @@ from datetime import datetime
 from functools import partial
 from typing import Literal, cast
 
-import orjson
 import structlog
 from pydantic import JsonValue
 
@@ -25,7 +24,7 @@ from breakwater.contracts.execution import Cancellation, ErrorInfo, Execution, R
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
 from breakwater.policy.cancellation import error_of
-from breakwater.policy.ownership import as_chosen
+from breakwater.policy.ownership import document_as_chosen
 from breakwater.policy.record import status_of, totals, why_unanswered, without_figures
 from breakwater.policy.user_message import user_message_for
 from breakwater.state.executions import Claim
@@ -151,7 +150,7 @@ async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) 
     """Refuses a job whose id another execution has: dead-lettered and answered, but not recorded under that id."""
     await _keep_dead_letter(worker, asked, refusal)
     if asked.reply_to is not None:
-        await worker.publisher.send(asked.reply_to, _reply(refusal))
+        await worker.publisher.send(asked.reply_to, reply_of(refusal))
     await worker.publisher.acknowledge(asked.delivery.ack_subject)
 
 
@@ -206,7 +205,7 @@ async def answer(
     """
     await worker.outages.retry_while_unavailable(partial(_record, worker, asked, result))
     if asked.reply_to is not None:
-        await worker.publisher.send(asked.reply_to, _reply(result))
+        await worker.publisher.send(asked.reply_to, reply_of(result))
     progress = ProgressReporter(worker, result.agent, result.execution_id, result.parent_execution_id)
     await progress.report(result.status, at=result.completed_at)
     claim = held or Claim(result.execution_id, "")
@@ -220,10 +219,9 @@ async def answer(
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 
 
-def _reply(result: Result) -> bytes:
+def reply_of(result: Result) -> bytes:
     """A result with its ids as whoever asked for it chose them."""
-    document = result.json_bytes()
-    return orjson.dumps(as_chosen(orjson.loads(document))) if b"@" in document else document
+    return document_as_chosen(result.json_bytes())
 
 
 async def _decide(worker: WorkerContext, asked: JobDelivery, result: Result) -> Result:

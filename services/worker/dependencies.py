@@ -73,9 +73,9 @@ class Dependencies:
             return found.status if self._is_ours(found.tenant, found.owner) and not found.dry_run else "unknown"
         standing = await Accepted(self._worker.redis).standing(job_id, just_now=False)
         known = standing is not None and self._is_ours(
-            # Of one that came over NATS nothing is known but that it is under way.
+            # Of one that came over NATS nothing is known but that it is under way; and whose it is, if its id says so.
             self._job.job.tenant if standing.agent is None else standing.tenant,
-            standing.owner,
+            self._asked.owner if standing.agent is None and "@" in job_id else standing.owner,
         )
         return "undecided" if known else "unknown"
 

@@ -32,15 +32,17 @@ from breakwater.policy.cost_tags import cost_tags
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ownership import (
     for_own_tenant,
+    is_made,
     job_digest,
     may_be_answered_at,
     outside,
     scope_in,
-    scoped_execution,
+    scoped,
     shown,
     within,
 )
 from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
+from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.executions import Claim, Claimed, ClaimLost, Conflict, Taken
 from breakwater.state.plans import NotedJob
@@ -49,7 +51,7 @@ from services.worker.attempts import Attempts
 from services.worker.call import recorded_attempt
 from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import Checkpoint
-from services.worker.conclude import Conclusion, answer, cancelled, conclude, finish, refuse_id
+from services.worker.conclude import Conclusion, answer, cancelled, conclude, finish, refuse_id, reply_of
 from services.worker.context import WorkerContext
 from services.worker.dependencies import Dependencies
 from services.worker.dry_run import dry_run
@@ -149,10 +151,24 @@ class JobHandler:
         if maybe_seen and (known := await self._decided(execution_id)) is not None:
             await self._answer_known(asked, execution_id, known)
             return
+        if isinstance(parsed, Job) and asked.owner is None and self._program(asked.submitted_by) is not None:
+            parsed = await self._with_jobs_of_tenant(parsed)
+            asked = replace(asked, job=parsed)
         if isinstance(parsed, Job) and parsed.parent_execution_id is not None:
             parsed = await self._with_task(parsed, parsed.parent_execution_id, asked.owner)
             asked = replace(asked, job=parsed)
         await self._run(asked, parsed, execution_id, maybe_seen=maybe_seen)
+
+    async def _with_jobs_of_tenant(self, job: Job) -> Job:
+        """A job of a tenant's program, which may name jobs of its tenant that came over HTTP, by their made ids."""
+        named = {one for one in (job.parent_execution_id, *job.depends_on) if one is not None and is_made(shown(one))}
+        of_tenant: dict[str, str] = {}
+        for one in named:
+            look = partial(Accepted(self._worker.redis).standing, shown(one), just_now=False)
+            found = await self._worker.outages.retry_while_unavailable(look)
+            if found is not None and found.agent is not None and found.tenant == job.tenant:
+                of_tenant[one] = shown(one)
+        return within(job, None, lambda one, _: of_tenant.get(one, one)) if of_tenant else job
 
     async def _with_task(self, job: Job, parent_id: str, owner: str | None) -> Job:
         """With the task of its parent, where it names none itself."""
@@ -421,7 +437,7 @@ class JobHandler:
             owner = None  # it belongs to its tenant
         if isinstance(parsed, Job):
             digest = job_digest(parsed, owner)
-            inside = within(parsed, _scope(delivery)) if _has_chosen_ids(delivery) else parsed
+            inside = within(parsed, _scope(delivery), scoped) if _has_chosen_ids(delivery) else parsed
             return JobDelivery(delivery, self._agent, inside, parsed.reply_to, owner, sender, digest)
         # Also one that is otherwise not valid is answered.
         subject = _field(delivery.data, "reply_to")
@@ -479,7 +495,7 @@ class JobHandler:
         if asked is not None and asked.reply_to is not None:
             bare = replace(asked, job=None)
             id_ = execution_id if asked.job is None else asked.job.job_id or execution_id
-            await worker.publisher.transient(asked.reply_to, self._ended(bare, id_, "error", info))
+            await worker.publisher.send(asked.reply_to, reply_of(self._ended(bare, id_, "error", info)))
         await delivery.terminate()
 
     async def _crashed(self, delivery: Delivery, by: int = 1) -> int:
@@ -574,16 +590,18 @@ def execution_id_of(delivery: Delivery, job: Job | None) -> str:
     if (parked := parked_execution(delivery.headers)) is not None:
         return parked
     header, own = delivery.headers.get(Header.MSG_ID.value, ""), None if job is None else job.job_id
-    if job is None and (field := _field(delivery.data, "job_id", is_full_id)) is not None and not holds_key(field):
+    is_chosen = _has_chosen_ids(delivery)
+    fits = is_identifier if is_chosen else is_full_id
+    if job is None and (field := _field(delivery.data, "job_id", fits)) is not None and not holds_key(field):
         own = field
-    if own is not None and not _has_chosen_ids(delivery):
+    if own is not None and not is_chosen:
         return own
     chosen = own or (header if _may_be_id(header) else None)
     made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
     if job is not None and job.dry_run and chosen is not None and subjects.user_of_job(delivery.subject) is not None:
         # It takes no id: nothing is decided for the job that comes with the same one.
         return f"{chosen}@{made}"
-    return scoped_execution(chosen or made, _scope(delivery))
+    return scoped(chosen or made, _scope(delivery))
 
 
 def _has_chosen_ids(delivery: Delivery) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, Literal, Protocol, cast
 
+from pydantic_core import from_json, to_json
+
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import PROGRAM
 from breakwater.contracts.types import MAX_SCOPE
@@ -172,13 +174,19 @@ def has_scoped_ids(job: Job) -> bool:
     )
 
 
-def within(job: Job, scope: str | None) -> Job:
-    """A job with the ids that it refers to as they are called inside the plane; itself where that changes none."""
+def within(job: Job, scope: str | None, named: Callable[[str, str | None], str] = scoped_execution) -> Job:
+    """A job with the ids that it refers to as they are called inside the plane; itself where that changes none.
+
+    Args:
+        job: the job.
+        scope: whose names they are.
+        named: what executions are called. Programs hear the made ids of others, so theirs are `scoped` all the same.
+    """
     ids = {
         "task_id": job.task_id and scoped(job.task_id, scope),
         "plan_id": job.plan_id and scoped(job.plan_id, scope),
-        "parent_execution_id": job.parent_execution_id and scoped_execution(job.parent_execution_id, scope),
-        "depends_on": tuple(scoped_execution(one, scope) for one in job.depends_on),
+        "parent_execution_id": job.parent_execution_id and named(job.parent_execution_id, scope),
+        "depends_on": tuple(named(one, scope) for one in job.depends_on),
     }
     changed = {name: value for name, value in ids.items() if value != getattr(job, name)}
     return job.model_copy(update=changed) if changed else job
@@ -192,3 +200,10 @@ def as_chosen(document: Mapping[str, Any], show: Callable[[str], str] = shown) -
     if attempts := cast("list[Mapping[str, Any]] | None", document.get("attempts")):
         found["attempts"] = [as_chosen(one, show) for one in attempts]
     return found
+
+
+def document_as_chosen(document: bytes, show: Callable[[str], str] = shown) -> bytes:
+    """The same of bytes: with each number as it was, however large; themselves where they hold no such id."""
+    if b"@" not in document:
+        return document
+    return to_json(as_chosen(from_json(document), show))

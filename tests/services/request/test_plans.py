@@ -231,3 +231,11 @@ async def test_a_key_sees_its_own_jobs_of_a_plan_and_one_that_may_read_sees_all(
     assert (await planning.submit(plan_id=draft, headers=one)).status == 202
     assert [(await planning.show(draft, **headers)).status for headers in (one, other)] == [200, 404]
     assert (await planning.show(f"{draft}@one", **reader)).status == 200
+
+
+async def test_a_key_of_several_tenants_sees_all_parts_of_its_plan(planning: Planning) -> None:
+    both, plan = key(planning.api, "both", tenants=("acme", "rival")), new_id()
+    jobs = [job(tenant=tenant) for tenant in ("acme", "rival")]
+    assert (await planning.submit(*jobs, headers=both, plan_id=plan)).status == 202
+    shown = (await planning.show(plan, **both)).json
+    assert (shown["plan_id"], [one["job_id"] for one in shown["jobs"]]) == (plan, [f"{plan}.1", f"{plan}.2"])
