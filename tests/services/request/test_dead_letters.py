@@ -282,7 +282,7 @@ async def test_a_replay_is_the_same_job_under_an_id_of_its_own(api: HttpApi) -> 
         "agent": "writer",
         "job_id": "order-1",
         "messages": [{"role": "user", "content": "é", "x-mine": [1.5, None]}],
-        "params": {"temperature": 0.5, "big": 12345678901234567890123},
+        "params": {"temperature": 0.5, "seed": 12345678901234567890123},
         "tenant": "acme",
         "task_id": "t1",
         "parent_execution_id": "parent",
