@@ -86,7 +86,20 @@ def test_neither_many_tenants_of_a_key_nor_many_keys_of_a_tenant_are_several_cal
         assert after([other, *failed], limits)[1] == []
         # One program that serves many tenants is several callers, where nobody else calls.
         assert len({caller_of(*one) for one in hostile}) == 9
-        assert len(after(failed, limits)[1]) == 1
+        opened, changes = after(failed, limits)
+        assert len(changes) == 1
+        # It gives way to others as one caller's does: nobody has called but one key, or but one tenant.
+        assert give_way(opened, caller_of(*hostile[5]), limits, NOW) == (opened, None)
+        assert give_way(opened, caller_of("honest", "globex"), limits, NOW)[0].state == "closed"
+        assert give_way(opened, caller_of("honest", None), limits, NOW)[0].state == "closed"
+
+
+def test_what_several_keys_without_tenants_open_gives_way_to_nobody() -> None:
+    limits = rules(consecutive_failures=3)
+    failed = [
+        Observation(n, f"{n}", NOW + n, True, "", 0, job=f"j{n}", caller=caller_of(f"k{n}", None)) for n in range(1, 4)
+    ]
+    assert after(failed, limits)[0].alone == ""
 
 
 def test_who_has_not_called_for_a_whole_window_is_no_other_caller() -> None:
@@ -109,14 +122,14 @@ def test_what_one_caller_has_opened_alone_gives_way_to_another_and_opens_again_o
         still, changes = after(more, limits, closed)
         assert (still.state, changes) == ("closed", [])
         both, [change] = after([replace(one, sequence=20) for one in outcomes("B1")], limits, still)
-        assert (both.state, both.alone) == ("open", "")
+        assert (both.state, both.alone) == ("open", A.split()[0])
         assert give_way(both, C, limits, NOW) == (both, None)
 
 
 def test_a_failed_probe_lets_one_other_caller_probe_at_once() -> None:
     limits = rules(consecutive_failures=3)
     opened, [_] = after(outcomes("b0 A1 B1 A2"), limits)
-    assert (opened.alone, opened.probed_by) == ("", "")
+    assert (opened.alone, opened.probed_by) == (A.split()[0], "")
     probed = opened
     for caller, by in ((A, A), (B, ""), (A, A)):
         probing = replace(probed, state="half_open", probe="p", version=probed.version + 1)

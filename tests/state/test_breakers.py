@@ -270,6 +270,11 @@ async def test_what_one_caller_has_opened_alone_gives_way_to_another_even_while_
         assert isinstance(refused, BreakerRefused)
         assert refused.gives_way
         assert (await load(redis)).breaker == state
+    await put(redis, replace(OPEN, alone="kA", open_until_ms=later))
+    of_key, of_other = await admit(redis, "a:2", caller="kA t2"), await admit(redis, "b:2", caller="kB t2")
+    assert isinstance(of_key, BreakerRefused)
+    assert isinstance(of_other, BreakerRefused)
+    assert (of_key.gives_way, of_other.gives_way) == (False, True)
 
 
 async def test_whose_probe_has_failed_lets_another_probe_at_once_and_clears_that_once_the_cooldown_is_over(

@@ -43,7 +43,8 @@ class BreakerTransition(Event):
     error_hash: str | None = Field(default=None, description="The repeated error (`same_error`).")
     alone: str | None = Field(
         default=None,
-        description="Hash of the caller whose failures opened it as nobody else called; it gives way to another.",
+        description="Hashes of the key and the tenant whose failures opened it as nobody else called, or of the one "
+        "that all calls had in common; it gives way to another.",
     )
     within_s: float | None = None
     cooldown_s: float = Field(description="How long the breaker stays open, including growth and jitter.")

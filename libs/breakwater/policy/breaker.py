@@ -159,6 +159,7 @@ def caller_of(name: str | None, tenant: str | None) -> str:
     return f"k{short_hash(name or '')} t{short_hash(tenant or '')}"
 
 
+_NO_TENANT = f"t{short_hash('')}"
 MAX_ERRORS_SEEN = 100
 
 SLICES = 100
@@ -230,7 +231,8 @@ class Breaker:
     callers: tuple[tuple[str, int], ...] = ()
     """Who called last, and when a call of theirs ended: the latest two keys or programs, and the latest two tenants."""
     alone: str = ""
-    """The caller whose failures opened it as nobody else called. It gives way to another (`give_way`)."""
+    """The caller whose failures opened it as nobody else called, or the one key of several tenants, or the one tenant of
+    several keys. It gives way to another (`give_way`)."""
     probed_by: str = ""
     """Whose probe has failed. Another caller may probe at once, without a cool-down; after that nobody."""
 
@@ -315,7 +317,8 @@ def give_way(breaker: Breaker, caller: str, rules: BreakerRules, now_ms: int) ->
 
     What was counted stays: where the model fails for this caller, too, it opens as soon as a rule is due for both.
     """
-    if breaker.state not in {"open", "half_open"} or breaker.alone in {"", caller} or not caller:
+    of_the_same = not caller or set(breaker.alone.split()) <= set(caller.split())
+    if breaker.state not in {"open", "half_open"} or of_the_same:
         return breaker, None
     reason = "another caller calls, and all that failed was one caller's"
     after = replace(
@@ -415,7 +418,9 @@ def _open_if_due(
         jobs, callers = len(_of_jobs(failures)), len({failure.caller for failure in failures})
         reason = f"{reason}, of {jobs} {_plural('job', jobs)} of {callers} {_plural('caller', callers)}"
     opened = _opened(breaker, reason, rules, now_ms, jitter)
-    opened = replace(opened, alone="" if several else seen.caller, probed_by="")
+    # A key's many tenants are one key still, also where no other key has called lately; a tenant's many keys likewise.
+    ones = [name for name in seen.caller.split() if name[0] not in several and not (several and name == _NO_TENANT)]
+    opened = replace(opened, alone=" ".join(ones), probed_by="")
     repeated = seen.error if rule == "same_error" else None
     return opened, _change(breaker, opened, rule, reason, rules, now_ms, error_hash=repeated)
 

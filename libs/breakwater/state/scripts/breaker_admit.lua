@@ -23,7 +23,12 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local whose = redis.call('HMGET', breaker, 'alone', 'probed_by')
 local function is_of_another(one)
-  return one and one ~= '' and caller ~= '' and one ~= caller
+  for name in string.gmatch(caller ~= '' and one or '', '%S+') do -- a key, a tenant, or both
+    if not string.find(' ' .. caller .. ' ', ' ' .. name .. ' ', 1, true) then
+      return true
+    end
+  end
+  return false
 end
 if is_of_another(whose[1]) then
   return refused('gives_way', now, version, 0)
