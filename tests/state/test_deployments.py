@@ -171,5 +171,16 @@ async def test_what_one_caller_has_used_up_leaves_some_retries_to_the_others(red
     assert await granted("k2 t2", 3) == 3
     assert await granted("k3 t3", 30) == 2
     assert await granted("k2 t2", 20) == 0
+
+
+async def test_a_key_that_makes_up_tenants_leaves_some_retries_to_other_keys(redis: Redis) -> None:
+    deployments = Deployments(redis, RetryBudgetRules(floor=12))
+
+    async def granted(key: str, times: int) -> int:
+        callers = [f"{key} t{n}" for n in range(times)]
+        return sum([await deployments.may_retry("sim/shared", f"{one}:1", one) for one in callers])
+
+    assert await granted("k1", 40) == 15
+    assert await granted("k2", 40) == 3
     # A first try cleans old fields away, and reads them all.
     await redis.run([deployments.admit_call("sim/shared", first_try=True)])
