@@ -233,6 +233,12 @@ class JobHandler:
             due = worker.now() + timedelta(seconds=slots.turn_in(self._agent_name, callers))
             await self._put_to_sleep(delivery, self._assignment(asked, job, claim, None), held, Sleeping(due))
             return
+        # Nothing is waited for between: jobs that come together would all find the same room.
+        with slots.taking(self._agent_name, callers):
+            await self._run_in_slot(asked, job, claim, held, text)
+
+    async def _run_in_slot(self, asked: JobDelivery, job: Job, claim: Claim, held: HeldClaim, text: str | None) -> None:
+        worker, delivery = self._worker, asked.delivery
         span = tracing.begin(
             f"invoke_agent {self._agent_name}",
             parent=delivery.headers.get(Header.TRACEPARENT.value),
@@ -257,8 +263,7 @@ class JobHandler:
         result: Result | None = None
         worker.metrics.began(self._agent_name)
         try:
-            with slots.taking(self._agent_name, callers):
-                result = await self._execute(asked, assignment, checkpoint, held, resumed=resumed)
+            result = await self._execute(asked, assignment, checkpoint, held, resumed=resumed)
         finally:
             worker.metrics.ended(self._agent_name)
             error = None if result is None or result.error is None else result.error.class_

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from typing import Any
 
+import pytest
+
+from breakwater.state.plans import Plans
 from services.worker.slots import HELD_S, TURN_S, Slots
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
@@ -85,3 +89,26 @@ async def test_the_slow_jobs_of_one_tenant_leave_slots_to_another_and_all_of_the
         for number in range(12):
             assert (await plane.result(f"slow-{number}"))["status"] == "succeeded"
         assert plane.sim.ledger.totals.calls == 18
+
+
+async def test_jobs_that_come_together_do_not_find_the_same_slot_free(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = Plans.accept
+
+    async def slow(*given: Any) -> None:
+        await asyncio.sleep(0.5)
+        await accept(*given)
+
+    monkeypatch.setattr(Plans, "accept", slow)
+    models = {"sim/slow": model(latency_ms=4000), "sim/m": model()}
+    agents = {"writer": {"model": "sim/m", "allowed_models": ["sim/slow"], "concurrency": 4}}
+    async with start_worker(models, agents) as plane:
+        async with asyncio.timeout(3):
+            await plane.run({"agent": "writer", "job_id": "honest-0", "prompt": "hello", "tenant": "honest"})
+        for number in range(8):
+            job = {"agent": "writer", "job_id": f"slow-{number}", "prompt": "x", "tenant": "hostile"}
+            await plane.publish(job | {"model": "sim/slow", "plan_id": "many"})
+        await asyncio.sleep(1.2)
+        async with asyncio.timeout(2):
+            await plane.run({"agent": "writer", "job_id": "honest-1", "prompt": "hello", "tenant": "honest"})
