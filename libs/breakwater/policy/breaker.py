@@ -231,8 +231,8 @@ class Breaker:
     callers: tuple[tuple[str, int], ...] = ()
     """Who called last, and when a call of theirs ended: the latest two keys or programs, and the latest two tenants."""
     alone: str = ""
-    """The caller whose failures opened it as nobody else called, or the one key of several tenants, or the one tenant of
-    several keys. It gives way to another (`give_way`)."""
+    """Whose failures opened it as nobody else called, or what all callers had in common: one key or one tenant. It
+    gives way to another (`give_way`)."""
     probed_by: str = ""
     """Whose probe has failed. Another caller may probe at once, without a cool-down; after that nobody."""
 
