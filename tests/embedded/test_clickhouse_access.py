@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 from testcontainers.core.container import DockerContainer
 
@@ -17,6 +19,8 @@ from breakwater.embedded.clickhouse.access import (
     MAX_EXECUTION_S,
     PLANE_GRANTS,
     READER_GRANTS,
+    READER_LIMITS,
+    READER_SLOTS,
     Role,
     check,
 )
@@ -24,7 +28,7 @@ from breakwater.embedded.clickhouse.errors import ClickHouseError
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.probes import http_ready
 from tests import servers
-from tests.embedded.test_clickhouse_http import PASSWORD, start, stop
+from tests.embedded.test_clickhouse_http import PASSWORD, Server, start, stop
 from tests.helpers import until
 
 ROOT = Path(__file__).parents[2]
@@ -168,6 +172,7 @@ class Target:
     url: str
     folder: Path
     listening: socket.socket
+    pid: int | None = None  # of the engine
 
     async def ask(self, user: str, sql: str, *, method: str = "POST", **params: str) -> tuple[int, str]:
         query = {"user": user, "password": PASSWORD, **params}
@@ -208,10 +213,10 @@ def real_server() -> Iterator[str]:
 
 
 @contextmanager
-def engine(data: Path) -> Iterator[str]:
+def engine(data: Path) -> Iterator[Server]:
     started = start(data)
     try:
-        yield started.url
+        yield started
     finally:
         stop(started)
 
@@ -230,13 +235,15 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("attacked")
     (folder / "secret").write_text(SECRET + "\n")
     running = engine(folder / "data") if request.param == "engine" else real_server()
-    with running as url, socket.create_server(("127.0.0.1", 0)) as listening:
+    with running as server, socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
-        found = Target(url, folder, listening)
+        url, pid = (server.url, server.process.pid) if isinstance(server, Server) else (server, None)
+        found = Target(url, folder, listening, pid)
         for sql in (
             "CREATE DATABASE IF NOT EXISTS breakwater",
             "CREATE TABLE breakwater.t (a Int64, s String) ENGINE = MergeTree ORDER BY a",
             "INSERT INTO breakwater.t VALUES (7, 'seven')",
+            "CREATE TABLE breakwater.busy (a Int64) ENGINE = MergeTree ORDER BY a",
             # Who may read Breakwater's tables may not read others.
             "CREATE DATABASE IF NOT EXISTS other",
             "CREATE TABLE other.t (a Int64) ENGINE = MergeTree ORDER BY a",
@@ -300,6 +307,79 @@ async def test_another_profile_lets_a_reader_write_nothing(target: Target, profi
         assert SECRET not in text
 
 
+HEAVY = [
+    "SELECT length(groupArray(number)) FROM numbers(900000000)",
+    "SELECT * FROM numbers(900000000) ORDER BY cityHash64(number) DESC",
+    "SELECT number, count() FROM numbers_mt(900000000) GROUP BY number FORMAT Null",
+    "SELECT length(range(400000000)) SETTINGS function_range_max_elements_in_block = 1000000000",
+    "SELECT length(groupArray(number)) FROM numbers(2000000000)",
+    # What a subquery asks for is cut to what is allowed.
+    "SELECT * FROM (SELECT length(groupArray(number)) FROM numbers(900000000) SETTINGS max_memory_usage = 0)",
+    "SELECT sum(sipHash64(number)) FROM system.numbers SETTINGS max_execution_time = 3",
+    "SELECT sleepEachRow(1) FROM numbers(60) SETTINGS function_sleep_max_microseconds_per_block = 0,"
+    " max_execution_time = 3",
+]
+REASONS = ("MEMORY_LIMIT_EXCEEDED", "TOO_MANY_ROWS", "TIMEOUT_EXCEEDED", "TOO_MANY_ROWS_OR_BYTES")
+
+
+@pytest.mark.timeout(180)
+async def test_statements_of_a_reader_take_their_share_and_the_plane_goes_on(target: Target) -> None:
+    heavy = asyncio.gather(*(target.ask(READER, sql) for sql in HEAVY))
+    most, slowest = 0, 0.0
+    while not heavy.done():
+        began = time.monotonic()
+        assert await target.ask(PLANE, "INSERT INTO breakwater.busy VALUES (1)") == (200, "")
+        assert (await target.ask(PLANE, "SELECT min(a) FROM breakwater.busy")) == (200, "1\n")
+        slowest = max(slowest, time.monotonic() - began)
+        most = max(most, psutil.Process(target.pid).memory_info().rss if target.pid is not None else 0)
+        await asyncio.sleep(0.05)
+    for sql, (_, text) in zip(HEAVY, await heavy, strict=True):
+        assert any(reason in text for reason in REASONS), (sql, text[-300:])
+    assert most < 2.5e9
+    assert slowest < 20
+
+
+async def test_readers_that_take_nothing_lose_their_turn(tmp_path: Path) -> None:
+    program = (
+        "import sys; from breakwater.embedded.clickhouse import __main__, http;"
+        " http._LONGEST_ANSWER_S = 2; sys.exit(__main__.main())"
+    )
+    server = start(tmp_path / "data", program)
+    try:
+        target = Target(server.url, tmp_path, socket.socket())
+        url = f"{server.url}?user={READER}&query=SELECT+number+FROM+system.numbers"
+        async with aiohttp.ClientSession(headers={"X-ClickHouse-User": READER, "X-ClickHouse-Key": PASSWORD}) as http:
+            held = [await http.get(url) for _ in range(READER_SLOTS)]
+            async with asyncio.timeout(30):
+                assert await target.ask(READER, "SELECT 1") == (200, "1\n")
+            for answer in held:
+                answer.close()
+    finally:
+        stop(server)
+
+
+@pytest.mark.parametrize("name", READER_LIMITS)
+async def test_a_reader_lifts_no_limit(target: Target, name: str) -> None:
+    # For threads, 0 is as many as there are cores: refused where that is too many.
+    for value in (0, READER_LIMITS[name] + 1, 1 << 62)[name == "max_threads" :]:
+        for sql, params in (
+            ("SELECT 1", {name: str(value)}),
+            (f"SELECT 1 SETTINGS {name} = {value}", {}),
+            (f"SELECT 1 UNION ALL SELECT 2 SETTINGS {name} = {value}", {}),
+            (f"SET {name} = {value}", {"session_id": "lifted"}),
+        ):
+            status, text = await target.ask(READER, sql, **params)
+            assert status >= 400, (sql, params, text)
+    for sql in (f"SET {name} = DEFAULT", f"SELECT 1 SETTINGS {name} = DEFAULT", "SET profile = 'default'"):
+        await target.ask(READER, sql, session_id="lifted")
+        held = f"toFloat64(extract(value, '[0-9.]+')) BETWEEN 0.001 AND {READER_LIMITS[name]}"
+        held = f"SELECT {held} FROM system.settings WHERE name = '{name}'"
+        assert await target.ask(READER, held, session_id="lifted") == (200, "1\n")
+    assert (await target.ask(READER, "SELECT 1", profile="default"))[0] >= 400
+    assert (await target.ask(PLANE, "SELECT 1", **{name: "0"})) == (200, "1\n")
+    assert (await target.ask(READER, "SELECT 1", max_execution_time="0.5")) == (200, "1\n")
+
+
 async def test_the_session_of_another_user_is_not_taken_over(target: Target) -> None:
     assert (await target.ask(PLANE, "USE breakwater", session_id="shared"))[0] == 200
     assert (await target.ask(READER, "SELECT a FROM t", session_id="shared"))[0] >= 400
@@ -327,7 +407,7 @@ async def test_tables_sent_along_open_no_file(target: Target) -> None:
         ("SELECT count() FROM merge('breakwater', '^t$')", "1\n"),
         ("WITH 2 AS x SELECT a * x FROM breakwater.t FORMAT CSV SETTINGS max_threads = 1", "14\n"),
         ("FROM breakwater.t SELECT s LIMIT 1 FORMAT JSONEachRow;", '{"s":"seven"}\n'),
-        ("SHOW TABLES FROM breakwater", "t\n"),
+        ("SHOW TABLES FROM breakwater", "busy\nt\n"),
         ("EXISTS TABLE breakwater.t", "1\n"),
         ("SELECT {a:Int64} + a FROM {t:Identifier} . t", None),
         ("SELECT name FROM system.tables WHERE database = 'other'", ""),
@@ -366,3 +446,8 @@ def test_a_real_server_is_given_the_same_rights() -> None:
         assert [setting.tag for setting in fixed if setting.find("const") is not None] == list(FIXED_SETTINGS)
     assert written.findtext("profiles/reader/readonly") == "2"
     assert written.findtext("profiles/reader/max_execution_time") == str(MAX_EXECUTION_S)
+    within = {one.tag: one.findtext("max") for one in written.findall("profiles/reader/constraints/*") if len(one) == 2}
+    assert {name: within[name] for name in READER_LIMITS} == {name: str(most) for name, most in READER_LIMITS.items()}
+    for name, most in READER_LIMITS.items():
+        assert written.findtext(f"profiles/reader/{name}") == str(MAX_EXECUTION_S if "time" in name else most)
+    assert written.findtext("profiles/default/max_memory_usage") == "0"

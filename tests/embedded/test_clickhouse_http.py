@@ -48,12 +48,13 @@ class Server:
         return psutil.Process(self.process.pid).memory_info().rss / 1e6
 
 
-def launch(data: Path, port: int = 0) -> subprocess.Popen[str]:
+def launch(data: Path, port: int = 0, program: str | None = None) -> subprocess.Popen[str]:
     secret = data.parent / f"{data.name}.password"
     secret.write_text(PASSWORD + "\n")
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "breakwater.embedded.clickhouse", "--data", str(data), "--port", str(port)),
+            *(sys.executable, *(("-c", program) if program else ("-m", "breakwater.embedded.clickhouse"))),
+            *("--data", str(data), "--port", str(port)),
             *("--user", USER, "--password-file", str(secret), "--reader-password-file", str(secret)),
         ],
         stdout=subprocess.PIPE,
@@ -62,8 +63,8 @@ def launch(data: Path, port: int = 0) -> subprocess.Popen[str]:
     )
 
 
-def start(data: Path) -> Server:
-    process = launch(data)
+def start(data: Path, program: str | None = None) -> Server:
+    process = launch(data, program=program)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line.startswith("ready http://127.0.0.1:"):

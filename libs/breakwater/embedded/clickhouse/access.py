@@ -45,6 +45,18 @@ FIXED_SETTINGS = (
 MAX_EXECUTION_S = 60
 """How long a statement of a reader may take that sets no `max_execution_time`; also on a real server."""
 
+READER_LIMITS = {
+    "max_memory_usage": 512 << 20,
+    "max_execution_time": 600,  # for who asks for it, as an export does
+    "max_threads": 2,
+    "max_rows_to_read": 1_000_000_000,
+    "max_temporary_data_on_disk_size_for_query": 4 << 30,
+}
+"""What one statement of a reader may take: less can be asked for, more or none can't; also on a real server."""
+
+READER_SLOTS = 3
+"""How many statements of readers may run at once; the others wait."""
+
 
 class Role(StrEnum):
     """What a user may do."""
@@ -93,10 +105,17 @@ def users_xml() -> str:
         f"<{role}><grants>{''.join(f'<query>{grant}</query>' for grant in grants)}</grants></{role}>"
         for role, grants in roles.items()
     )
+    # No limit, in words: the engine then refuses a reader that asks for this profile in place of its own.
+    unlimited = "<max_memory_usage>0</max_memory_usage>"
+    # 0 is none. Of all, a time alone may be a fraction.
+    least = {"max_execution_time": "0.001"}
+    within = "".join(
+        f"<{name}><min>{least.get(name, 1)}</min><max>{most}</max></{name}>" for name, most in READER_LIMITS.items()
+    )
     common = "<implicit_select>0</implicit_select>"  # on in chdb, off in a server: `1 + 1` is a syntax error
     return (
-        f"<clickhouse><profiles><default>{common}<constraints>{fixed}</constraints></default>"
-        f"<reader>{common}<max_execution_time>{MAX_EXECUTION_S}</max_execution_time><constraints>{fixed}</constraints></reader>"
+        f"<clickhouse><profiles><default>{common}{unlimited}<constraints>{fixed}</constraints></default>"
+        f"<reader>{common}<constraints>{fixed}{within}</constraints></reader>"
         "</profiles>"
         f"<roles>{written}</roles><quotas><default/></quotas><users><default><password/><profile>default</profile>"
         "<networks><ip>::/0</ip></networks><quota>default</quota>"

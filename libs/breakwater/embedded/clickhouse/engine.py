@@ -22,7 +22,15 @@ from types import ModuleType
 from typing import Protocol, cast
 from urllib.parse import quote
 
-from breakwater.embedded.clickhouse.access import Role, check, source_functions, users_xml
+from breakwater.embedded.clickhouse.access import (
+    MAX_EXECUTION_S,
+    READER_LIMITS,
+    READER_SLOTS,
+    Role,
+    check,
+    source_functions,
+    users_xml,
+)
 from breakwater.embedded.clickhouse.errors import ClickHouseError
 from breakwater.embedded.clickhouse.sql import Command, Insert, ResultQuery
 from breakwater.embedded.process import until_readable
@@ -159,8 +167,10 @@ def _prepare(handle: _Handle, context: Context) -> None:
     if context.role is not None:
         run(f"SET ROLE {context.role}")
     if context.role is Role.READER:
+        # Of the profile chdb takes the constraints, and not the values.
         # 2: settings may change, this one and the data may not
-        set_(("profile", "reader"), ("readonly", "2"))
+        limits = {**READER_LIMITS, "max_execution_time": MAX_EXECUTION_S, "readonly": 2}
+        set_(("profile", "reader"), *((name, str(value)) for name, value in limits.items()))
     for statement in context.session:
         handle.query(statement, "TabSeparated")
     if context.database:
@@ -223,6 +233,8 @@ class Engine:
         self._connect = connect
         # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
         self._readers = ThreadPoolExecutor(_READERS, "clickhouse-read")
+        # To chdb all are one user, so it can't limit what the statements of readers take together; their number does.
+        self._limited = ThreadPoolExecutor(READER_SLOTS, "clickhouse-limited")
         self._writers = ThreadPoolExecutor(_WRITERS, "clickhouse-write")
         self._cancels = ThreadPoolExecutor(_READERS, "clickhouse-cancel")  # one for each, as one may end slowly
         self._running: set[Future[Counts]] = set()
@@ -333,7 +345,7 @@ class Engine:
             finally:
                 os.close(write_fd)
 
-        started = self._submit(self._readers, run)
+        started = self._submit(self._limited if context.role is Role.READER else self._readers, run)
 
         def cancel() -> None:
             if started.cancel():
@@ -463,7 +475,7 @@ class Engine:
             Whether all of them ended; if not, only leaving the process stops them.
         """
         still = wait(set(self._running), timeout=grace_s).not_done
-        for pool in (self._readers, self._writers, self._cancels):
+        for pool in (self._readers, self._limited, self._writers, self._cancels):
             pool.shutdown(wait=not still, cancel_futures=True)
         self._parser.close()
         self._keeper.close()

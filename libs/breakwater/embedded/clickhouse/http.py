@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.web_request import FileField
 
-from breakwater.embedded.clickhouse.access import Role
+from breakwater.embedded.clickhouse.access import READER_LIMITS, Role
 from breakwater.embedded.clickhouse.codec import BlockDecoder, BlockEncoder, Decoder, Encoder, decoder, encoder
 from breakwater.embedded.clickhouse.engine import Context, Counts, Engine, ExternalTable, RowStream
 from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
@@ -154,6 +154,7 @@ def _exception_block(text: str, tag: str) -> bytes:
     )
 
 
+_LONGEST_ANSWER_S = READER_LIMITS["max_execution_time"] * 2  # waiting for its turn included
 _PROOF_BYTES = 1024
 _LARGEST_FORM = 64 << 20
 _MOST_STATEMENTS = 1000
@@ -326,7 +327,13 @@ class Face:
                 headers["X-ClickHouse-Format"] = format_name
                 headers["Content-Type"] = content_type(format_name)
                 headers[EXCEPTION_TAG] = secrets.token_hex(8)
-                return await send_rows(request, ask, stream, headers, self._spool, self._engine.version)
+                # The engine looks at no clock while it waits for a client that takes nothing.
+                sending = send_rows(request, ask, stream, headers, self._spool, self._engine.version)
+                return await asyncio.wait_for(sending, _LONGEST_ANSWER_S if role is Role.READER else None)
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()
+                return web.Response(status=499)
             finally:
                 stream.close()
         answer, counts = await self._engine.command(statement, ask.default_format, context)
