@@ -56,7 +56,7 @@ def test_a_version_is_that_of_the_settings_and_not_of_their_text() -> None:
 def test_changes_are_listed_without_prompts_and_addresses() -> None:
     after = edited(
         ("Be kind.", "Be short."),
-        ("http://127.0.0.1:1", "http://me:password@127.0.0.1:2"),
+        ("http://127.0.0.1:1", "http://127.0.0.1:2/s3cret"),
         ("input_usd_per_mtok: 1", "input_usd_per_mtok: 3"),
         ("  b: {model: m}", "  c: {model: m, max_tokens: 5}"),
     )

@@ -45,6 +45,7 @@ from breakwater.metrics import (
     SinkMetrics,
     StreamMetrics,
     WorkerMetrics,
+    dead_letters_refused,
     one_of,
     show_config,
 )
@@ -403,6 +404,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     assert {name for name, gauges in PLANE_GAUGES.items() for _ in gauges} <= set(NAMES)
     AlerterMetrics(registry).of("ops").sent()
     sink = SinkMetrics(registry)
+    dead_letters_refused(registry)[("JOBS",)].inc()
     sink.began("EVENTS", 7)
     sink.stored("attempts", 3, 0.02)
     sink.set_aside("EVENTS")

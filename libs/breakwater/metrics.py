@@ -117,10 +117,10 @@ def _plain_gauge(registry: CollectorRegistry, name: str, what: str) -> Gauge:
     return Gauge(f"breakwater_{name}", what, registry=registry)
 
 
-def dead_letter_refused(stream: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """DLQ took nothing of a message, which was ended all the same."""
+def dead_letters_refused(registry: CollectorRegistry = REGISTRY) -> _Children[Counter]:
+    """Of messages of which DLQ took nothing, and which were ended all the same; by their stream."""
     what = "Messages that were ended without a dead letter, as DLQ refused it."
-    _counter(registry, "dead_letters_refused_total", what, "stream")[(stream,)].inc()
+    return _counter(registry, "dead_letters_refused_total", what, "stream")
 
 
 class WorkerMetrics:
@@ -135,6 +135,7 @@ class WorkerMetrics:
         """
         self._models = frozenset(models)
         self._registry = registry
+        dead_letters_refused(registry)
         counter, seconds = partial(_counter, registry), partial(_histogram, registry, LLM_BUCKETS_S)
         by_call = ("agent", "model", "kind")
         self._jobs = counter("jobs_total", "Jobs that were decided.", "agent", "status", "reason")
@@ -353,6 +354,7 @@ class SinkMetrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         counter, gauge = partial(_counter, registry), partial(_gauge, registry)
+        dead_letters_refused(registry)
         self._rows = counter("sink_rows_total", "Rows that were stored, again delivered ones among them.", "table")
         what = "How long inserts took that were done."
         self._insert_seconds = _histogram(registry, HTTP_BUCKETS_S, "sink_insert_duration_seconds", what, "table")

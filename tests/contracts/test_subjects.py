@@ -43,7 +43,7 @@ def test_subjects_stand_as_published_in_the_contract() -> None:
     assert subjects.progress("a", "j") == "bw.progress.a.j"
 
 
-@pytest.mark.parametrize("subject", ["bw.jobs", "bw.jobs.", "other.jobs.a", "bw.jobs.a.b"])
+@pytest.mark.parametrize("subject", ["bw.jobs", "bw.jobs.", "other.jobs.a", "bw.jobs.a.b.c"])
 def test_a_subject_that_is_no_jobs_is_refused(subject: str) -> None:
     with pytest.raises(ValueError, match="not a job's subject"):
         subjects.agent_of_job(subject)

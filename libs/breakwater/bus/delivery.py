@@ -210,9 +210,9 @@ async def keep(
                 subject, dead_letter.model_copy(update=reduced), id=id, at=dead_letter.at, private=private
             )
         except PublishRefused as refusal:
-            from breakwater.metrics import dead_letter_refused  # not where the command line parks a job
+            from breakwater.metrics import dead_letters_refused  # not where the command line parks a job
 
-            dead_letter_refused(dead_letter.stream)
+            dead_letters_refused()[(dead_letter.stream,)].inc()
             structlog.get_logger().error("dead_letter_refused", **place, error=str(refusal))
 
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 _FILE = re.compile(r"[/.~]|[a-z]:\\|file:|.*\.(gguf|ggml|bin|safetensors|pt|pth|onnx|engine)$", re.I)
 """A path on the server, or the name of a file."""
-_ANY = frozenset({"", "any", "base", "default", "ensemble", "local", "local-model", "model", "none", "null", "tgi"})
-"""Names that servers go by which serve one model."""
+_ANY = re.compile(r"[a-z]{0,4}|(base|default|dummy|ensemble|local|local-model|model|test-model)")
+"""Names that servers go by which serve one model: such a word, or one that is too short to be a model's."""
 _WHERE = re.compile(r"(?:(?:us|eu|apac|au|ca|jp|us-gov|global)\.)?[a-z0-9]+\.(?=[a-z][a-z0-9-]*[-.])")
 """Bedrock's regions and makers: `us.anthropic.claude-…`."""
 _VERSION_THERE = re.compile(r"(?:-v\d+)?:\d+(?::\w+)?$")
@@ -40,7 +40,7 @@ def is_same_model(answered: str, asked: tuple[str, ...]) -> bool:
 
 def _is_nameless(name: str) -> bool:
     stripped = name.strip().lower()
-    return stripped in _ANY or _FILE.match(stripped) is not None
+    return _ANY.fullmatch(stripped) is not None or _FILE.match(stripped) is not None
 
 
 def _matches(one: str, other: str) -> bool:

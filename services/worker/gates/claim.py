@@ -27,11 +27,12 @@ class ClaimGate(Gate):
         job, kept = self.request.job, self.worker.executions.kept(answer)
         if kept is None:
             return ClaimLost(job.execution_id)
-        held = self.worker.leases.claims[job.claim]
-        held.cancel.hear(kept.orders)
-        if held.cancel.cancellation is not None:
-            return JobCancelled(held.cancel.cancellation)
-        if not kept.has_children or held.has_children:
+        if kept.orders:
+            cancel = self.worker.leases.claims[job.claim].cancel
+            cancel.hear(kept.orders)
+            if cancel.cancellation is not None:
+                return JobCancelled(cancel.cancellation)
+        if not kept.has_children or (held := self.worker.leases.claims[job.claim]).has_children:
             return None
         held.has_children = True
         return WaitForCapacity(0.0, TASK_BUDGET_HELD)
