@@ -311,21 +311,19 @@ async def test_a_dead_letter_waits_for_the_bus(plane: Plane) -> None:
     assert (await totals_of(plane))[0] == 1
 
 
-async def test_what_not_even_the_dead_letters_take_is_given_back_and_reported(plane: Plane) -> None:
+async def test_what_is_too_large_for_a_dead_letter_is_kept_by_reference(plane: Plane) -> None:
     # In base64 it is larger than the server's largest message.
     await plane.publish([("bw.guards.writer", b"x" * 7 * 1024 * 1024), of_attempt(samples.attempt())])
-    structlog.reset_defaults()
-    with capture_logs() as log:
-        async with plane.sink():
-            await until(_said(log, "dead_letter_refused"), "the refusal is logged")
+    async with plane.sink():
 
-            async def only_the_large_one_is_left() -> bool:
-                consumer = await plane.consumer()
-                return (consumer.num_pending, consumer.num_ack_pending) == (0, 1)
+        async def nothing_is_left() -> bool:
+            consumer = await plane.consumer()
+            return (consumer.num_pending, consumer.num_ack_pending) == (0, 0)
 
-            await until(only_the_large_one_is_left, "the other message is acknowledged")
+        await until(nothing_is_left, "both messages are acknowledged")
     assert (await totals_of(plane))[0] == 1
-    assert await plane.dead_letters() == []
+    [dead_letter] = await plane.dead_letters()
+    assert (dead_letter["payload_base64"], dead_letter["omitted_bytes"]) == ("", 7 * 1024 * 1024)
 
 
 def _said(log: list[dict[str, object]], event: str):

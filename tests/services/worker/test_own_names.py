@@ -14,6 +14,7 @@ from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
 
+PROGRAMS = {name: {"agents": ["writer"]} for name in ("one", "other")}
 GUARDED = {"writer": {"model": "sim/fast", "guard": {"max_iterations": 1}}}
 
 
@@ -21,6 +22,8 @@ async def ask(plane: WorkerPlane, user: str, **job: Any) -> dict[str, Any]:
     """Publishes a job as the account of a program does, and waits for the answer."""
     client: Client = plane.client
     inbox, heard = client.new_inbox(), list[Msg]()
+    if user != "client":
+        inbox = f"bw.replies.{user}.{inbox.rpartition('.')[2]}"
 
     async def hear(message: Msg) -> None:
         heard.append(message)
@@ -34,7 +37,7 @@ async def ask(plane: WorkerPlane, user: str, **job: Any) -> dict[str, Any]:
 
 
 async def test_a_programs_ids_are_names_of_its_own(start_worker: StartWorker) -> None:
-    async with start_worker({"sim/fast": model(answer="Done.")}, GUARDED) as plane:
+    async with start_worker({"sim/fast": model(answer="Done.")}, GUARDED, programs=PROGRAMS) as plane:
         for user in ("program-one", "program-other", "client"):
             done = await ask(plane, user, job_id="j", task_id="t", prompt=user)
             assert (done["status"], done["execution_id"], done["job_id"], done["task_id"]) == (
@@ -54,7 +57,9 @@ async def test_a_programs_ids_are_names_of_its_own(start_worker: StartWorker) ->
 
 
 async def test_a_dry_run_of_a_program_takes_no_id(start_worker: StartWorker) -> None:
-    async with start_worker({"sim/fast": model(answer="Done.")}, {"writer": {"model": "sim/fast"}}) as plane:
+    async with start_worker(
+        {"sim/fast": model(answer="Done.")}, {"writer": {"model": "sim/fast"}}, programs=PROGRAMS
+    ) as plane:
         for user in ("program-one", "client"):
             for _ in range(2):
                 planned = await ask(plane, user, job_id="j", dry_run=True)
@@ -63,6 +68,8 @@ async def test_a_dry_run_of_a_program_takes_no_id(start_worker: StartWorker) -> 
 
 
 async def test_an_id_with_an_at_sign_is_shown_as_it_was_chosen(start_worker: StartWorker) -> None:
-    async with start_worker({"sim/fast": model(answer="Done.")}, {"writer": {"model": "sim/fast"}}) as plane:
+    async with start_worker(
+        {"sim/fast": model(answer="Done.")}, {"writer": {"model": "sim/fast"}}, programs=PROGRAMS
+    ) as plane:
         done = await ask(plane, "client", job_id="ann@example.com")
         assert (done["execution_id"], (await plane.result("ann@example.com@"))["owner"]) == ("ann@example.com", None)

@@ -31,6 +31,11 @@ FORGED = {
 }
 
 
+def called(user: str, job_id: str) -> str:
+    """What a job of a user is called inside the plane."""
+    return job_id if user == "client" else f"{job_id}@{user}"
+
+
 async def send(plane: WorkerPlane, user: str, job: Mapping[str, Any]) -> None:
     """Publishes a job as it comes from the account of a user, with all headers that a program may try."""
     subject = subjects.job_by(str(job["agent"]), user)
@@ -46,9 +51,9 @@ async def test_a_job_belongs_to_who_sent_it_whatever_its_headers_say(start_worke
         }
         for user, (owner, sender, tenant) in expected.items():
             await send(plane, user, {"agent": "writer", "job_id": f"of-{user}", "prompt": user})
-            result = await plane.result(f"of-{user}")
+            result = await plane.result(called(user, f"of-{user}"))
             assert (result["status"], result.get("owner"), result.get("tenant")) == ("succeeded", owner, tenant)
-            attempt = await plane.last("EVENTS", f"bw.attempts.writer.of-{user}.1")
+            attempt = await plane.last("EVENTS", subjects.attempt("writer", called(user, f"of-{user}"), 1))
             assert attempt is not None
             assert attempt.get("submitted_by") == sender
             assert not result["queued_at"].startswith("2001")
@@ -100,7 +105,7 @@ async def test_no_answer_goes_below_the_prefix_of_another(
     async with start_worker({"sim/m": model()}, AGENTS, programs=PROGRAMS) as plane:
         heard = await plane.client.subscribe(reply_to)
         await send(plane, user, {"agent": "writer", "job_id": "j", "prompt": "x", "reply_to": reply_to} | more)
-        assert (await plane.result("j"))["reason"] == "invalid"
+        assert (await plane.result(called(user, "j")))["reason"] == "invalid"
         assert heard.pending_msgs == 0
         assert plane.sim.ledger.totals.calls == 0
 
@@ -110,7 +115,8 @@ async def test_an_order_of_a_program_cancels_its_own_job_alone(start_worker: Sta
         await plane.end()
         by = Cancellation(by="program", name="program-billing", at=datetime.now(UTC))
         for user in ("client", "program-acme", "program-billing"):
-            order = CancelOrder(execution_id=f"of-{user}", cancellation=by, agents=("writer",), owner="program-billing")
+            execution_id = called(user, f"of-{user}")
+            order = CancelOrder(execution_id=execution_id, cancellation=by, agents=("writer",), owner="program-billing")
             await plane.worker.executions.cancel(order)
             await send(plane, user, {"agent": "writer", "job_id": f"of-{user}", "prompt": user})
         plane.begin()
@@ -119,4 +125,4 @@ async def test_an_order_of_a_program_cancels_its_own_job_alone(start_worker: Sta
             ("program-acme", "succeeded"),
             ("program-billing", "cancelled"),
         ):
-            assert (await plane.result(f"of-{user}"))["status"] == status
+            assert (await plane.result(called(user, f"of-{user}")))["status"] == status
