@@ -65,7 +65,7 @@ class Agents:
             return None
         chain = agent.chain_for(job)
         keys = [key for model in chain if (key := breaker_of(self._config, job.agent, model)) is not None]
-        caller = caller_of(sent.submitted_by, job.tenant)
+        caller = caller_of(sent.owner or (sent.submitted_by if job.tenant else None), job.tenant)
         ends = time.monotonic() + PROBE_WAIT_S
         while True:
             try:

@@ -288,7 +288,8 @@ class JobHandler:
             output_guard=self._output_guard,
             owner=asked.owner,
             submitted_by=asked.submitted_by,
-            caller=asked.submitted_by or asked.owner,
+            # The keys of operators are one, and NATS' `client` with them.
+            caller=asked.owner or (asked.submitted_by if job.tenant else None),
             cost_tags=self._cost_tags(job) if job.metadata else {},
         )
 
