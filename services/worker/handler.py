@@ -207,7 +207,8 @@ class JobHandler:
                     await self._refuse(asked, execution_id, parsed.why)
                 elif parsed.dry_run:
                     job = self._assignment(asked, parsed, claim, None)
-                    coarse = job.caller is not None and Header.OPERATOR.value not in delivery.headers
+                    by_key = asked.submitted_by is not None or asked.owner is not None
+                    coarse = by_key and Header.OPERATOR.value not in delivery.headers
                     planned = await dry_run(worker, job, coarse=coarse)
                     result = self._concluded(asked, execution_id, planned, worker.now(), dry_run=True)
                     await finish(worker, asked, result, claim)
