@@ -44,7 +44,7 @@ def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
     error = (attempt.error.hash if attempt.error is not None else None) or ""
     limited = attempt.outcome == "error" and attempt.error is not None and attempt.error.kind == "rate_limit"
     version, job = attempt.breaker_version, short_hash(attempt.execution_id) if failed else ""
-    caller = caller_of(attempt.caller or attempt.submitted_by, attempt.tenant)
+    caller = caller_of(attempt.caller, attempt.tenant)
     return Observation(sequence, attempt.attempt_id, at_ms, failed, error, version, limited, job, caller)
 
 

@@ -10,7 +10,7 @@ import structlog
 
 from breakwater.config import Config
 from breakwater.policy.breaker import BreakerKey
-from breakwater.policy.model_names import is_same_model
+from breakwater.policy.model_names import is_placeholder, is_same_model
 from breakwater.policy.price import TokenRules, rules_for
 from breakwater.pricing import Pricing, listed_name, pricing_of
 from breakwater.providers.base import HttpSettings
@@ -94,7 +94,8 @@ class Targets:
         free = target.pricing is not None and target.pricing.worst_case(10**6, 10**6) == 0
         if free or serving is None or serving.kind == "azure":
             return None
-        return self._other(target.provider, answered)
+        other = self._other(target.provider, answered)
+        return None if other.pricing is None and is_placeholder(answered) else other
 
     def log_other(self, target: Target, answered: str) -> None:
         """Logs once that another model answers than is asked for. `answered`: as it may be logged."""

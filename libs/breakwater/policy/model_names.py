@@ -12,8 +12,11 @@ from functools import lru_cache
 
 _FILE = re.compile(r"[/.~]|[a-z]:\\|file:|.*\.(gguf|ggml|bin|safetensors|pt|pth|onnx|engine)$", re.I)
 """A path on the server, or the name of a file."""
-_ANY = re.compile(r"[a-z]{0,4}|(base|default|dummy|ensemble|local|local-model|model|test-model)")
-"""Names that servers go by which serve one model: such a word, or one that is too short to be a model's."""
+_ANY = frozenset(
+    "any base default dummy ensemble local local-model model none null test test-model tgi".split(),
+) | {""}
+"""Names that servers go by which serve one model."""
+_TOO_SHORT = re.compile(r"[a-z]{1,4}")
 _WHERE = re.compile(r"(?:(?:us|eu|apac|au|ca|jp|us-gov|global)\.)?[a-z0-9]+\.(?=[a-z][a-z0-9-]*[-.])")
 """Bedrock's regions and makers: `us.anthropic.claude-…`."""
 _VERSION_THERE = re.compile(r"(?:-v\d+)?:\d+(?::\w+)?$")
@@ -38,9 +41,14 @@ def is_same_model(answered: str, asked: tuple[str, ...]) -> bool:
     return any(_is_nameless(name) or _matches(answered, name) for name in wanted) or not wanted
 
 
+def is_placeholder(answered: str) -> bool:
+    """Whether a name that no price list knows is too short to be a model's: `m`, `gpt`."""
+    return _TOO_SHORT.fullmatch(answered.strip().lower()) is not None
+
+
 def _is_nameless(name: str) -> bool:
     stripped = name.strip().lower()
-    return _ANY.fullmatch(stripped) is not None or _FILE.match(stripped) is not None
+    return stripped in _ANY or _FILE.match(stripped) is not None
 
 
 def _matches(one: str, other: str) -> bool:
