@@ -67,7 +67,8 @@ class GuardRoutes:
 
     def _event(self, key: TaskKey, asked: ApiRequest[GuardRequest], task: Task, tripped: Tripped | None) -> GuardEvent:
         at = self._now()
-        life = ms_from_time(at) if tripped is None else tripped.at_ms
+        # One that trips in the same millisecond has an event of its own.
+        life = f"untripped-{ms_from_time(at)}" if tripped is None else tripped.at_ms
         return GuardEvent(
             event_id=f"{key.name}@{life}#reset/{asked.caller.id}",
             kind="reset",

@@ -543,7 +543,7 @@ async def test_a_key_that_begins_ever_more_tasks_keeps_so_many_in_redis_and_no_o
         tasks, client = plane.worker.tasks, plane.worker.redis.client
 
         async def run_of(key: str, job_id: str, **job: Any) -> dict[str, Any]:
-            own = {"breaker": {"consecutive_failures": 1}}
+            own = {"breaker": {"consecutive_failures": 1}, "tenant": "acme"}  # operators are one caller
             job = {"agent": "writer", "job_id": job_id, "prompt": "x", **own, **job}
             await plane.publish(job, **{Header.SUBMITTED_BY.value: key})
             result = await plane.result(job_id)
