@@ -125,12 +125,15 @@ class Honest:
 
     async def _over_nats(self, job: dict[str, Any]) -> dict[str, Any]:
         reply = f"bw.replies.program-honest.{job['job_id']}"
-        self._answers[reply] = asyncio.get_running_loop().create_future()
+        answered = self._answers[reply] = asyncio.get_running_loop().create_future()
         headers = {"Nats-Msg-Id": job["job_id"]}
         payload = json.dumps(job | {"reply_to": reply}).encode()
         ack = await self._bus.jetstream(timeout=10).publish("bw.jobs.writer", payload, headers=headers)
         assert not ack.duplicate, "JetStream took it for another's"
-        return await self._answers.pop(reply) if not self._answers[reply].done() else self._answers.pop(reply).result()
+        try:
+            return await answered
+        finally:
+            del self._answers[reply]
 
 
 class Api:
@@ -150,8 +153,8 @@ class Api:
 class Hostile:
     """Does harm, at rates that leave the machine to the plane."""
 
-    def __init__(self, api: Api, bus: Client, other: Honest) -> None:
-        self._api, self._bus, self._other = api, bus, other
+    def __init__(self, api: Api, bus: Client, connect: Callable[[], Awaitable[Client]], other: Honest) -> None:
+        self._api, self._bus, self._connect, self._other = api, bus, connect, other
         self.did: Counter[str] = Counter()
 
     async def harm(self) -> None:
@@ -178,7 +181,7 @@ class Hostile:
             (2, lambda: self._bus.publish(f"bw.replies.program-honest.{self._next_id()}", b'{"status":"succeeded"}')),
             (2, lambda: self._bus.request(f"bw.cancel.{self._next_id()}", b"", timeout=5)),
             (0.1, lambda: self._bus.jetstream(timeout=5).publish("bw.jobs.writer", huge)),
-            (20, lambda: self._bus.subscribe(f"_INBOX.program-hostile.{secrets.token_hex(8)}")),
+            (0.2, self._subscribe),
             (50, self._stall),
         ]
         async with asyncio.TaskGroup() as group:
@@ -192,7 +195,7 @@ class Hostile:
             try:
                 async with asyncio.timeout(60):
                     done = await attack()
-                self.did[f"HTTP {done[0]}" if isinstance(done, tuple) else "NATS"] += 1
+                self.did[f"HTTP {done[0]}" if isinstance(done, tuple) else "done"] += 1
             except (aiohttp.ClientError, nats.errors.Error, nats.js.errors.Error, OSError, ValueError) as error:
                 self.did[type(error).__name__] += 1
 
@@ -219,6 +222,16 @@ class Hostile:
         }
         payload = json.dumps({"agent": "writer", **job}).encode()
         await self._bus.jetstream(timeout=5).publish("bw.jobs.writer", payload, headers=headers)
+
+    async def _subscribe(self) -> None:
+        """A connection more, with more subscriptions than the server lets it have, which ends it."""
+        bus = await self._connect()
+        try:
+            for _ in range(600):
+                await bus.subscribe(f"_INBOX.program-hostile.{secrets.token_hex(8)}")
+            await bus.flush()
+        finally:
+            await bus.close()
 
     async def _stall(self) -> None:
         """A request without a key, whose body never comes."""
@@ -289,7 +302,12 @@ async def measure(options: argparse.Namespace, plane: Path, endpoints: dict[str,
         await honest.work(options.rate, 5)
         await honest.work(options.rate, options.alone)
         alone, ends_alone = percentiles(honest.took), honest.ends
-        hostile = Hostile(Api(others, endpoints["request_url"], keys["hostile"]), buses["hostile"], honest)
+        hostile = Hostile(
+            Api(others, endpoints["request_url"], keys["hostile"]),
+            buses["hostile"],
+            lambda: bus("program-hostile"),
+            honest,
+        )
         harm = asyncio.create_task(hostile.harm())
         await honest.work(options.rate, options.seconds)
         harm.cancel()
@@ -321,11 +339,14 @@ async def ignore(_: Exception) -> None:
 
 async def spent_by(tenant: str, jobs: int, endpoints: dict[str, Any]) -> Decimal:
     """What a tenant's jobs cost by the record, once all of them are in ClickHouse."""
-    statement = f"SELECT count(), sum(cost) FROM executions FINAL WHERE tenant = '{tenant}' FORMAT TSV"
+    url, _, database = endpoints["clickhouse_url"].rpartition("/")
+    statement = f"SELECT count(), sum(total_cost) FROM {database}.executions FINAL WHERE tenant = '{tenant}' FORMAT TSV"
     async with aiohttp.ClientSession() as session:
         for _ in range(60):
-            async with session.post(endpoints["clickhouse_url"], data=statement) as answer:
-                count, cost = (await answer.text()).split()
+            async with session.post(url, data=statement) as answer:
+                text = await answer.text()
+                assert answer.status == 200, text
+                count, cost = text.split()
             if int(count) >= jobs:
                 break
             await asyncio.sleep(1)

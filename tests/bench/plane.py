@@ -3,9 +3,9 @@
     breakwater up --config examples/breakwater.yaml --simulate --data /tmp/bench     # in one terminal
     python -m tests.bench.plane /tmp/bench --jobs 3000 --in-flight 64 --idle-s 30    # in another, on a quiet machine
 
-Jobs are published straight to NATS for one agent and counted when their results come; the simulated provider answers in
-about 120 ms. CPU is user and system time. The provider's own share is left out of the sums. The plane is idle before
-the load, and settles for three seconds after it: what lags behind the answers belongs to the jobs.
+Jobs are published to NATS for one agent, as `request` does, and counted when their results come; the simulated provider
+answers in about 120 ms. CPU is user and system time. The provider's own share is left out of the sums. The plane is
+idle before the load, and settles for three seconds after it: what lags behind the answers belongs to the jobs.
 
 Then NATS traces what it is sent and what it sends for 200 jobs more (`--traced-jobs`), and the messages are counted by
 subject, whether a stream stores them or not. The trace goes to the plane's log of NATS.
@@ -22,7 +22,7 @@ import signal
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ from typing import Any
 import nats
 import psutil
 import redis
+from nats.aio.client import Client
 from nats.js import JetStreamContext
 
+from breakwater.bus.permissions import inbox_prefix
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
 
@@ -113,18 +115,23 @@ def traced(data: Path) -> Generator[Counter[tuple[str, str]]]:
                 found["in" if message[1] == "<<-" else "out", kind_of(message[2])] += 1
 
 
-async def publish_job(jetstream: JetStreamContext, agent: str, job_id: str, more: Mapping[str, Any] = {}) -> None:
+async def publish_job(jetstream: JetStreamContext, agent: str, job_id: str) -> None:
     """Publishes a small job, and waits until NATS has stored it."""
-    job = {"agent": agent, "job_id": job_id, "prompt": "How do I return a parcel?", **more}
+    job = {"agent": agent, "job_id": job_id, "prompt": "How do I return a parcel?"}
     headers = {Header.UNIQUE_ID.value: "1"}
     await jetstream.publish(subjects.job(agent), json.dumps(job).encode(), timeout=30, headers=headers)
 
 
-async def load(
-    url: str, agent: str, jobs: int, in_flight: int, more: Callable[[int], Mapping[str, Any]] = lambda _: {}
-) -> list[float]:
-    """Runs the jobs, with more fields by their number; seconds from publishing to result of each, in order."""
-    client = await nats.connect(url)
+async def connect_as_request(data: Path) -> Client:
+    """A connection as `request`, which alone may promise that an id is new."""
+    address = json.loads((data / "endpoints.json").read_text())["nats_url"].rpartition("@")[2]
+    password = (data / "secrets" / "nats-request").read_text().strip()
+    return await nats.connect(f"nats://request:{password}@{address}", inbox_prefix=inbox_prefix("request"))
+
+
+async def load(data: Path, agent: str, jobs: int, in_flight: int) -> list[float]:
+    """Runs the jobs on the plane whose data these are; seconds from publishing to result of each, in order."""
+    client = await connect_as_request(data)
     jetstream = client.jetstream()
     waiting: dict[str, asyncio.Future[None]] = {}
 
@@ -135,16 +142,16 @@ async def load(
     await client.subscribe("bw.results.*", cb=on_result)
     slots, took = asyncio.Semaphore(in_flight), list[float]()
 
-    async def run(number: int) -> None:
+    async def run() -> None:
         async with slots:
             job_id = uuid.uuid4().hex
             future = waiting[subjects.result(job_id)] = asyncio.get_running_loop().create_future()
             begun = time.perf_counter()
-            await publish_job(jetstream, agent, job_id, more(number))
+            await publish_job(jetstream, agent, job_id)
             await future
             took.append(time.perf_counter() - begun)
 
-    await asyncio.gather(*(run(number) for number in range(jobs)))
+    await asyncio.gather(*(run() for _ in range(jobs)))
     await client.close()
     return sorted(took)
 
@@ -164,7 +171,7 @@ def main() -> None:
     time.sleep(options.idle_s)
     print_shares(cpu_ms(plane) - before, options.idle_s, "ms of CPU a second, idle")
     before, commands, begun = cpu_ms(plane), redis_commands(endpoints["redis_url"]), time.perf_counter()
-    took = asyncio.run(load(endpoints["nats_url"], options.agent, options.jobs, options.in_flight))
+    took = asyncio.run(load(options.data, options.agent, options.jobs, options.in_flight))
     elapsed = time.perf_counter() - begun
     time.sleep(3)
     print_shares(cpu_ms(plane) - before, options.jobs, "ms of CPU a job")
@@ -174,7 +181,7 @@ def main() -> None:
     print(f"{options.jobs / elapsed:.0f} jobs/s at {options.in_flight} in flight; p50 {p50:.3f} s, p99 {p99:.3f} s")
     if options.traced_jobs:
         with traced(options.data) as messages:
-            asyncio.run(load(endpoints["nats_url"], options.agent, options.traced_jobs, options.in_flight))
+            asyncio.run(load(options.data, options.agent, options.traced_jobs, options.in_flight))
             time.sleep(3)
         for direction in ("in", "out"):
             counts = {kind: count for (way, kind), count in messages.most_common() if way == direction}
