@@ -7,6 +7,7 @@ answered and woken, and its task let go of what it held. Only then is the job ac
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -168,7 +169,7 @@ async def finish(
     """
     if result.status == "dead_lettered":
         await _keep_dead_letter(worker, asked, result)
-    for one in (result, result.model_copy(update={"response": None}), without_answer(result)):
+    for one in _ever_shorter(result):
         if one.status == "dead_lettered" != result.status:
             await _keep_dead_letter(worker, asked, one)
         with suppress(TooLarge):
@@ -178,6 +179,13 @@ async def finish(
         raise TooLarge(f"{result.execution_id}: not even the shortest result is taken")
     await answer(worker, asked, standing, held, counted=counted)
     return standing
+
+
+def _ever_shorter(result: Result) -> Iterator[Result]:
+    """A result, and what stands in its place where it is too large."""
+    yield result
+    yield result.model_copy(update={"response": None})
+    yield without_answer(result)
 
 
 async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
