@@ -380,6 +380,7 @@ async def test_counters_that_are_wrong_are_repaired_from_the_record_and_the_repa
             await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": PROMPT})
         for number in range(20):
             await plane.result(f"j{number}")
+
         async def all_counted() -> BudgetComparison | None:
             # What was foreseen of a call is counted after what it has cost.
             found = await money.agree()
