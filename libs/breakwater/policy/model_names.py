@@ -13,8 +13,9 @@ from functools import lru_cache
 _FILE = re.compile(r"[/.~]|[a-z]:\\|file:|.*\.(gguf|ggml|bin|safetensors|pt|pth|onnx|engine)$", re.I)
 """A path on the server, or the name of a file."""
 _ANY = frozenset(
-    ["any", "base", "default", "dummy", "ensemble", "local", "local-model", "model", "none", "null", "test", "test-model", "tgi"],
-) | {""}
+    {"", "any", "base", "default", "dummy", "ensemble", "local", "local-model", "model", "none", "null"}
+    | {"test", "test-model", "tgi"}
+)
 """Names that servers go by which serve one model."""
 _TOO_SHORT = re.compile(r"[a-z]{1,4}")
 _WHERE = re.compile(r"(?:(?:us|eu|apac|au|ca|jp|us-gov|global)\.)?[a-z0-9]+\.(?=[a-z][a-z0-9-]*[-.])")
