@@ -30,32 +30,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from breakwater.bus.topology import (
-    ALERTER_DEAD_LETTERS,
-    ALERTER_EVENTS,
-    ALERTER_EXECUTIONS,
-    ALERTER_REPLAYS,
-    PARKED_CONSUMER,
-)
-from breakwater.contracts.subjects import (
-    ALERTER_LEADER,
-    CANCEL_ORDERS,
-    CANCELS,
-    CANCELS_BY_USER,
-    CHANNEL_TESTS,
-    PROGRAM,
-    REPLIES,
-    WORKERS,
-    Stream,
-    cancels_by,
-    encode_token,
-    job,
-    job_by,
-    jobs_by,
-)
+from breakwater.bus import topology
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER, CHANNEL_TESTS, PROGRAM, REPLIES, WORKERS, Stream
 
 CLIENT_INBOX = "_INBOX"
 
@@ -75,6 +55,9 @@ CONNECTIONS_OF_A_PROGRAM, SUBSCRIPTIONS = 64, 500
 HEALTH = "$SYS.REQ.SERVER.PING.HEALTHZ"
 """Whether each server is well, and what is wrong with it."""
 
+_INFO = "$JS.API.INFO"
+"""Imported by all, as the server gives an account that does not import it a JetStream of its own, which is off."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -84,19 +67,20 @@ class Grant:
     publish: tuple[str, ...] = ()
     """What goes to the streams, or asks JetStream or the servers for something."""
     sends: tuple[str, ...] = ()
-    """What is not stored: it goes to whoever listens."""
+    """What is not stored: it goes to whoever listens, and a request to the user that serves it."""
     subscribe: tuple[str, ...] = ()
     """What it hears; its inbox is not among them."""
     serves: tuple[str, ...] = ()
     """Requests that it answers, each once."""
-    asks: tuple[str, ...] = ()
-    """Requests that another user answers."""
-    asks_as: tuple[tuple[str, str], ...] = ()
-    """The same, under a subject of its own account each: that, and what it becomes for who answers."""
     publish_as: tuple[tuple[str, str], ...] = ()
-    """What goes to the streams under a subject that names the user: what it publishes to, and what that becomes."""
+    """What reaches a stream, or who serves it, under a subject that names the user: what it publishes to, and that."""
     with_streams: bool = False
     """Whether it is in the streams' own account, where its requests cost less and a reply subject reaches JetStream."""
+
+
+def account(grant: Grant) -> str:
+    """The name of the account that a user is in."""
+    return STREAMS_ACCOUNT if grant.with_streams else grant.user
 
 
 def inbox_prefix(user: str) -> str:
@@ -116,19 +100,16 @@ def program(name: str, agents: Iterable[str]) -> Grant:
     left of them: attempts stand in the record, without these figures.
     """
     user, agents = f"{PROGRAM}{name}", tuple(agents)
-    events = [f"bw.{kind}.{encode_token(a)}.>" for kind in ("executions", "breakers") for a in agents]
+    tokens = [subjects.encode_token(agent) for agent in agents]
+    events = _below(*(f"{kind}.{token}" for kind in ("executions", "breakers") for token in tokens))
+    progress = _below(*(f"progress.{token}" for token in tokens))
+    # Jobs have no agent in their ids: who asks to cancel one is added, and whose job it is, the worker looks at.
+    cancels = (CANCELS, subjects.cancels_by(user))
     return Grant(
         user,
         publish=tuple(f"$JS.API.DIRECT.GET.{Stream.EVENTS}.{of}" for of in events),
-        publish_as=tuple((job(agent), job_by(agent, user)) for agent in agents),
-        subscribe=(
-            *events,
-            *(f"bw.progress.{encode_token(agent)}.>" for agent in agents),
-            f"{CLIENT_INBOX}.{user}.>",
-            f"{REPLIES}{user}.>",
-        ),
-        # Jobs have no agent in their ids: who asks is added, and whose job it is, the worker looks at.
-        asks_as=((CANCELS, cancels_by(user)),),
+        publish_as=(cancels, *((subjects.job(agent), subjects.job_by(agent, user)) for agent in agents)),
+        subscribe=(*events, *progress, f"{CLIENT_INBOX}.{user}.>", f"{REPLIES}{user}.>"),
     )
 
 
@@ -136,22 +117,23 @@ def consumes(stream: Stream, *durables: str) -> tuple[str, ...]:
     """What to publish to for pulling from durable consumers and acknowledging; `*` stands for all of the stream's."""
     return tuple(
         subject
-        for durable in durables
-        for subject in (
-            f"$JS.API.CONSUMER.INFO.{stream}.{durable}",
-            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}",
-            f"$JS.ACK.{stream}.{durable}.>",
-            # With domain and account in front, as newer servers write it.
-            f"$JS.ACK.*.*.{stream}.{durable}.>",
-        )
+        for one in (f"{stream}.{durable}" for durable in durables)
+        # Newer servers write the domain and the account in front of what they acknowledge.
+        for subject in (*_progress(one), f"$JS.API.CONSUMER.MSG.NEXT.{one}", f"$JS.ACK.{one}.>", f"$JS.ACK.*.*.{one}.>")
     )
 
 
 def reads(*streams: Stream) -> tuple[str, ...]:
     """What to publish to for direct gets: by sequence, by subject, and in batches."""
-    return tuple(
-        subject for stream in streams for subject in (f"$JS.API.DIRECT.GET.{stream}", f"$JS.API.DIRECT.GET.{stream}.>")
-    )
+    return tuple(f"$JS.API.DIRECT.GET.{stream}{by}" for stream in streams for by in ("", ".>"))
+
+
+def _facts(*streams: Stream) -> tuple[str, ...]:
+    return tuple(f"$JS.API.STREAM.INFO.{stream}" for stream in streams)
+
+
+def _progress(*consumers: str) -> tuple[str, ...]:
+    return tuple(f"$JS.API.CONSUMER.INFO.{consumer}" for consumer in consumers)
 
 
 def _below(*kinds: str) -> tuple[str, ...]:
@@ -159,42 +141,14 @@ def _below(*kinds: str) -> tuple[str, ...]:
     return tuple(f"bw.{kind}.>" for kind in kinds)
 
 
-def _api(*calls: str) -> tuple[str, ...]:
-    return tuple(f"$JS.API.{call}" for call in calls)
+_PARKED = f"$JS.API.DIRECT.GET.{Stream.PARKED}.>"
+"""A job that sleeps, by its id."""
 
-
-END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
+_EVENTS_END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
 """What the last event of a kind is, as the leader knows: a direct get is answered by a replica that may be behind."""
 
-RECORD = (
-    f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
-    END,
-    *(f"$JS.API.CONSUMER.INFO.{Stream.EVENTS}.{consumer}" for consumer in ("sink-events", "budget")),
-)
+_RECORD = (*_facts(Stream.EVENTS), _EVENTS_END, *_progress("EVENTS.sink-events", "EVENTS.budget"))
 """What the record of attempts is, and up to where it is stored and counted."""
-
-BACKLOGS = tuple(
-    f"$JS.API.CONSUMER.INFO.{consumer}"
-    for consumer in (
-        # Agents and channels have a consumer each, of their names.
-        f"{Stream.JOBS}.*",
-        f"{Stream.ALERTS}.*",
-        f"{Stream.PARKED}.{PARKED_CONSUMER}",
-        f"{Stream.EVENTS}.breaker",
-        f"{Stream.EVENTS}.{ALERTER_EVENTS}",
-        f"{Stream.EVENTS}.{ALERTER_EXECUTIONS}",
-        f"{Stream.DLQ}.{ALERTER_DEAD_LETTERS}",
-        f"{Stream.ALERTER}.{ALERTER_REPLAYS}",
-        f"{Stream.AUDIT}.sink-audit",
-    )
-)
-"""How much waits for workers and services; those of RECORD go with them."""
-
-_INFO = "$JS.API.INFO"
-"""Imported by all, as the server gives an account that does not import it a JetStream of its own, which is off."""
-
-_ANSWERS_WITHIN = "1m"
-"""How long the server remembers where further answers to one request go; longer than any pull waits for a message."""
 
 GRANTS = (
     Grant(
@@ -204,29 +158,30 @@ GRANTS = (
             "bw.jobs.*",
             *_below("breakers", "guards", "budgets"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
-            # How full they are; and how many bytes of JOBS each agent's jobs take.
-            *(f"$JS.API.STREAM.INFO.{stream}" for stream in (Stream.JOBS, Stream.RESULTS)),
+            # How full they are; how many bytes of JOBS each agent's jobs take.
+            *_facts(Stream.JOBS, Stream.RESULTS),
             *reads(Stream.JOBS),
             # A job that sleeps is put back into its queue when it is cancelled.
-            f"$JS.API.DIRECT.GET.{Stream.PARKED}.>",
+            _PARKED,
             # Dead letters: how many there are, and which of them were run again.
-            f"$JS.API.STREAM.INFO.{Stream.DLQ}",
+            *_facts(Stream.DLQ),
             "bw.replayed.*",
-            # Incidents that an operator acknowledges or resolves; what a channel is to send again; channel tests.
-            *_below("alerts", "alerter.replays"),
-            # What people do.
-            *_below("audit"),
-            f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
+            # Incidents that an operator acknowledges or resolves; what a channel is to send again; what people do.
+            *_below("alerts", "alerter.replays", "audit"),
+            *_facts(Stream.ALERTS),
             *reads(Stream.ALERTS, Stream.ALERTER),
             # It compares the budgets with the record on request.
-            *RECORD,
-            *BACKLOGS,
+            *_RECORD,
+            # How much waits for workers and services. Agents and channels have a consumer each, of their names.
+            *_progress("JOBS.*", "ALERTS.*", f"PARKED.{topology.PARKED_CONSUMER}", "EVENTS.breaker"),
+            *_progress(f"EVENTS.{topology.ALERTER_EVENTS}", f"EVENTS.{topology.ALERTER_EXECUTIONS}"),
+            *_progress(f"DLQ.{topology.ALERTER_DEAD_LETTERS}", f"ALERTER.{topology.ALERTER_REPLAYS}"),
+            *_progress("AUDIT.sink-audit"),
             HEALTH,
         ),
-        sends=_below("progress", "cancel-orders"),
+        sends=(*_below("progress", "cancel-orders"), CHANNEL_TESTS),
         subscribe=_below("results", "progress", "chunks"),
         serves=(CANCELS, CANCELS_BY_USER),
-        asks=(CHANNEL_TESTS,),
     ),
     Grant(
         "worker",
@@ -236,20 +191,19 @@ GRANTS = (
             *_below("attempts", "executions", "breakers", "guards", "results", "dlq"),
             # All consumers of JOBS are the worker's, one for each agent: a new agent needs no new grant.
             *consumes(Stream.JOBS, "*"),
-            # A job that has to wait for long is parked, and put back into its queue when it is due.
+            # A job that has to wait for long is parked, and put back into its queue when it is due,
             "bw.parked.>",
-            *consumes(Stream.PARKED, PARKED_CONSUMER),
+            *consumes(Stream.PARKED, topology.PARKED_CONSUMER),
             "bw.jobs.*",
-            # Or when the job that it waits for has ended.
-            f"$JS.API.DIRECT.GET.{Stream.PARKED}.>",
-            *reads(Stream.EVENTS, Stream.RESULTS),
-            # What a worker had that has died.
-            *reads(Stream.JOBS),
+            # or when the job that it waits for has ended.
+            _PARKED,
+            # JOBS: what a worker had that has died.
+            *reads(Stream.EVENTS, Stream.RESULTS, Stream.JOBS),
             HEALTH,
         ),
         # The last, to see whether another worker is connected.
         sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}>", WORKERS),
-        subscribe=(CANCEL_ORDERS, WORKERS),
+        subscribe=(subjects.CANCEL_ORDERS, WORKERS),
     ),
     Grant(
         "breaker",
@@ -257,8 +211,8 @@ GRANTS = (
             *_below("breakers", "dlq"),
             *consumes(Stream.EVENTS, "breaker"),
             # When Redis was emptied, it rebuilds its state from what is stored.
-            f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
-            END,
+            *_facts(Stream.EVENTS),
+            _EVENTS_END,
             *reads(Stream.EVENTS),
             HEALTH,
         ),
@@ -269,7 +223,7 @@ GRANTS = (
             *_below("budgets", "dlq"),
             *consumes(Stream.EVENTS, "budget"),
             # When Redis was emptied, it rebuilds its state from what is stored; otherwise it compares the two.
-            *RECORD,
+            *_RECORD,
             *reads(Stream.EVENTS),
             HEALTH,
         ),
@@ -278,15 +232,15 @@ GRANTS = (
         "alerter",
         publish=(
             *_below("alerts", "dlq"),
-            *consumes(Stream.EVENTS, ALERTER_EVENTS, ALERTER_EXECUTIONS),
-            *consumes(Stream.DLQ, ALERTER_DEAD_LETTERS),
+            *consumes(Stream.EVENTS, topology.ALERTER_EVENTS, topology.ALERTER_EXECUTIONS),
+            *consumes(Stream.DLQ, topology.ALERTER_DEAD_LETTERS),
             # Each channel has a consumer of its name: a new channel needs no new grant.
             *consumes(Stream.ALERTS, "*"),
             # What it has to remember: who leads, which messages it may update, baselines.
-            ALERTER_LEADER,
+            subjects.ALERTER_LEADER,
             *_below("alerter.sent", "alerter.disabled", "alerter.baselines"),
-            *consumes(Stream.ALERTER, ALERTER_REPLAYS),
-            f"$JS.API.STREAM.INFO.{Stream.ALERTS}",
+            *consumes(Stream.ALERTER, topology.ALERTER_REPLAYS),
+            *_facts(Stream.ALERTS),
             *reads(Stream.ALERTS, Stream.ALERTER),
             HEALTH,
         ),
@@ -295,12 +249,12 @@ GRANTS = (
     Grant(
         "sink",
         publish=(
-            "bw.dlq.>",
+            *_below("dlq"),
             *consumes(Stream.EVENTS, "sink-events"),
             *consumes(Stream.ALERTS, "sink-alerts"),
             *consumes(Stream.AUDIT, "sink-audit"),
             # It compares ClickHouse with it.
-            f"$JS.API.STREAM.INFO.{Stream.EVENTS}",
+            *_facts(Stream.EVENTS),
             *reads(Stream.EVENTS),
             HEALTH,
         ),
@@ -309,12 +263,12 @@ GRANTS = (
         "setup",
         # Neither deletes nor purges: neither an administrator's script nor a stolen password empties a stream.
         publish=(
-            *_api("INFO", "STREAM.INFO.>", "STREAM.LIST", "STREAM.NAMES", "STREAM.CREATE.>", "STREAM.UPDATE.>"),
-            *_api("CONSUMER.INFO.>", "CONSUMER.LIST.>", "CONSUMER.NAMES.>"),
-            *_api("CONSUMER.CREATE.>", "CONSUMER.DURABLE.CREATE.>"),
+            _INFO,
+            *(f"$JS.API.STREAM.{call}" for call in ("INFO.>", "LIST", "NAMES", "CREATE.>", "UPDATE.>")),
+            *(f"$JS.API.CONSUMER.{call}.>" for call in ("INFO", "LIST", "NAMES", "CREATE", "DURABLE.CREATE")),
+            # Jobs that were dead letters; that another config is in force.
             *reads(*Stream),
             "bw.jobs.*",
-            # That another config is in force.
             *_below("alerts"),
             HEALTH,
         ),
@@ -323,29 +277,22 @@ GRANTS = (
         "client",
         publish=(
             _INFO,
-            *(f"$JS.API.STREAM.INFO.{stream}" for stream in (Stream.EVENTS, Stream.ALERTS, Stream.RESULTS)),
+            *_facts(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
             *reads(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
         ),
+        sends=(CANCELS,),
         subscribe=(
-            *_below(
-                *("attempts", "executions", "breakers", "budgets", "guards", "alerts", "audit"),
-                *("progress", "results", "chunks"),
-            ),
+            *_below("attempts", "executions", "breakers", "budgets", "guards", "alerts", "audit"),
+            *_below("progress", "results", "chunks"),
             f"{CLIENT_INBOX}.>",
             f"{REPLIES}>",
         ),
-        publish_as=(("bw.jobs.*", jobs_by("client")),),
-        asks=(CANCELS,),
+        publish_as=(("bw.jobs.*", subjects.jobs_by("client")),),
     ),
 )
 """Every user of the plane."""
 
 USERS = frozenset(grant.user for grant in GRANTS)
-
-
-def password_variable(user: str) -> str:
-    """The environment variable of a user's password in `compose.yaml`."""
-    return f"BW_NATS_{user.upper().replace('-', '_')}_PASSWORD"
 
 
 def render(grants: Sequence[Grant], password: Callable[[str], str]) -> str:
@@ -355,98 +302,71 @@ def render(grants: Sequence[Grant], password: Callable[[str], str]) -> str:
         grants: the users.
         password: gives the password of a user as it shall stand in the file: a quoted string, or `$VARIABLE`.
     """
-    accounts: dict[str, list[Grant]] = {STREAMS_ACCOUNT: []}
-    for grant in grants:
-        accounts.setdefault(account(grant), []).append(grant)
-    rendered = (_account(name, users, grants, password) for name, users in accounts.items())
-    asking = ", ".join(dict.fromkeys(account(grant) for grant in grants if HEALTH in grant.publish))
-    exports = _list("exports", [f"{{ {_service(HEALTH)}, accounts: [{asking}] }}"] if asking else [])
-    return f"accounts {{\n{''.join(rendered)}  {SYSTEM_ACCOUNT} {{\n{exports}  }}\n}}\n"
-
-
-def account(grant: Grant) -> str:
-    """The name of the account that a user is in."""
-    return STREAMS_ACCOUNT if grant.with_streams else grant.user
-
-
-def _account(name: str, users: Sequence[Grant], grants: Iterable[Grant], password: Callable[[str], str]) -> str:
-    """An account: its users, what they import, and what others may hear or ask of it."""
-    others = [grant for grant in grants if grant not in users]
-    imports = [
-        _import("stream", account(other), subject)
-        for other in others
-        for user in users
-        for subject in user.subscribe
-        if any(_covers(own, subject) for own in (*other.publish, *other.sends))
-    ]
-    imports += [
-        _import("service", account(other), subject)
-        for other in others
-        for user in users
-        for subject in user.asks
-        if subject in other.serves
-    ]
-    imports += [
-        _import("service", account(other), becomes, own)
-        for other in others
-        for user in users
-        for own, becomes in user.asks_as
-        if any(_covers(served, becomes) for served in other.serves)
-    ]
-    exports: dict[str, list[str]] = {}
-    for other in others:
-        for subject in (subject for user in users for subject in user.serves if subject in other.asks):
-            exports.setdefault(_service(subject), []).append(account(other))
-        for _, becomes in other.asks_as:
-            if any(_covers(served, becomes) for user in users for served in user.serves):
-                exports.setdefault(_service(becomes), []).append(account(other))
-        for subject in other.subscribe:
-            for own in dict.fromkeys(own for user in users for own in (*user.publish, *user.sends)):
-                if _covers(own, subject) and account(other) not in exports.setdefault(f'stream: "{own}"', []):
-                    exports[f'stream: "{own}"'].append(account(other))
-        if name == STREAMS_ACCOUNT:
-            for subject in dict.fromkeys((_INFO, *_to_streams(other), *(becomes for _, becomes in other.publish_as))):
-                exports.setdefault(_service(subject), []).append(account(other))
-    if name != STREAMS_ACCOUNT:
-        published = dict.fromkeys((_INFO, *(subject for user in users for subject in _to_streams(user))))
-        imports += [_import("service", STREAMS_ACCOUNT, subject) for subject in published]
-        imports += [
-            _import("service", STREAMS_ACCOUNT, becomes, own) for user in users for own, becomes in user.publish_as
+    crossings = tuple(_crossings(grants))
+    rendered: list[str] = []
+    for name in dict.fromkeys((STREAMS_ACCOUNT, *map(account, grants))):
+        own = CONNECTIONS_OF_A_PROGRAM if name.startswith(PROGRAM) else CONNECTIONS.get(name)
+        # Streams first, then services; each in the order of the grants.
+        taken = sorted((one for one in crossings if one.taker == name), key=lambda one: one.kind, reverse=True)
+        rendered += [
+            f"  {name} {{\n",
+            "    jetstream: enabled\n" if name == STREAMS_ACCOUNT else "",
+            f"    limits {{ max_connections: {own}, max_subscriptions: {SUBSCRIPTIONS} }}\n" if own else "",
+            _list("users", (_user(one, password(one.user)) for one in grants if account(one) == name)),
+            _list("imports", dict.fromkeys(one.imported for one in taken)),
+            _exports(name, crossings),
+            "  }\n",
         ]
-    if any(HEALTH in user.publish for user in users):
-        imports.append(_import("service", SYSTEM_ACCOUNT, HEALTH))
-    exported = [f"{{ {what}, accounts: [{', '.join(to)}] }}" for what, to in exports.items() if to]
-    return (
-        f"  {name} {{\n"
-        + ("    jetstream: enabled\n" if name == STREAMS_ACCOUNT else "")
-        + _limits(name)
-        + _list("users", (_user(user, password(user.user)) for user in users))
-        + _list("imports", imports)
-        + _list("exports", exported)
-        + "  }\n"
-    )
+    return f"accounts {{\n{''.join(rendered)}  {SYSTEM_ACCOUNT} {{\n{_exports(SYSTEM_ACCOUNT, crossings)}  }}\n}}\n"
 
 
-def _limits(name: str) -> str:
-    connections = CONNECTIONS_OF_A_PROGRAM if name.startswith(PROGRAM) else CONNECTIONS.get(name)
-    if connections is None:
-        return ""
-    return f"    limits {{ max_connections: {connections}, max_subscriptions: {SUBSCRIPTIONS} }}\n"
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """What one account takes from another: messages (`stream`), or that it is asked for something (`service`)."""
+
+    kind: str
+    giver: str
+    given: str
+    taker: str
+    taken: str
+    """What of it is imported."""
+    own: str | None = None
+    """Under which subject of its own the taker has it, where it is another one."""
+
+    @property
+    def imported(self) -> str:
+        to = "" if self.own is None else f', to: "{self.own}"'
+        return f'{{ {self.kind}: {{ account: {self.giver}, subject: "{self.taken}" }}{to} }}'
+
+    @property
+    def exported(self) -> str:
+        # The servers answer each for itself; batches, and the messages of a pull, are many answers to one request; a
+        # get by subject has one. For how long the server remembers where they go: longer than any pull waits.
+        many = self.given == HEALTH or re.match(r"\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)", self.given)
+        return f'{self.kind}: "{self.given}"' + (', response: stream, threshold: "1m"' if many else "")
 
 
-def _to_streams(grant: Grant) -> tuple[str, ...]:
-    return tuple(subject for subject in grant.publish if subject != HEALTH)
-
-
-def _user(grant: Grant, password: str) -> str:
-    hears = dict.fromkeys((f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves))
-    own = (own for own, _ in (*grant.asks_as, *grant.publish_as))
-    publishes = dict.fromkeys((*grant.publish, *grant.sends, *grant.asks, *own))
-    answers = '\n        allow_responses: { max: 1, expires: "1m" }' if grant.serves else ""
-    return f"""{{ user: {grant.user}, password: {password}, permissions: {{
-        publish: {_allowed(publishes)}
-        subscribe: {_allowed(hears)}{answers}
-      }} }}"""
+def _crossings(grants: Sequence[Grant]) -> Iterator[_Crossing]:
+    for user in grants:
+        taker = account(user)
+        for other in grants:
+            if (giver := account(other)) == taker:
+                continue
+            for own, asked in (*((one, one) for one in user.sends), *user.publish_as):
+                if any(_covers(served, asked) for served in other.serves):
+                    yield _Crossing("service", giver, asked, taker, asked, None if own == asked else own)
+            for heard in user.subscribe:
+                for given in (*other.publish, *other.sends):
+                    if _covers(given, heard):
+                        yield _Crossing("stream", giver, given, taker, heard)
+        if taker != STREAMS_ACCOUNT:
+            for asked in (_INFO, *(one for one in user.publish if one != HEALTH)):
+                yield _Crossing("service", STREAMS_ACCOUNT, asked, taker, asked)
+            for own, stored in user.publish_as:
+                if not any(_covers(served, stored) for other in grants for served in other.serves):
+                    yield _Crossing("service", STREAMS_ACCOUNT, stored, taker, stored, own)
+        if HEALTH in user.publish:
+            yield _Crossing("service", SYSTEM_ACCOUNT, HEALTH, taker, HEALTH)
 
 
 def _covers(pattern: str, subject: str) -> bool:
@@ -459,32 +379,37 @@ def _covers(pattern: str, subject: str) -> bool:
     )
 
 
-def _service(subject: str) -> str:
-    # The servers answer each for itself; batches, and the messages of a pull, are many answers to one request; a get by
-    # subject has one.
-    many = subject == HEALTH or re.match(r"\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)", subject)
-    return f'service: "{subject}"' + (f', response: stream, threshold: "{_ANSWERS_WITHIN}"' if many else "")
+def _exports(name: str, crossings: Iterable[_Crossing]) -> str:
+    takers: dict[str, dict[str, None]] = {}
+    for one in crossings:
+        if one.giver == name:
+            takers.setdefault(one.exported, {})[one.taker] = None
+    return _list("exports", (f"{{ {what}, accounts: [{', '.join(to)}] }}" for what, to in takers.items()))
 
 
-def _import(kind: str, account: str, subject: str, own: str | None = None) -> str:
-    to = "" if own is None else f', to: "{own}"'
-    return f'{{ {kind}: {{ account: {account}, subject: "{subject}" }}{to} }}'
+def _user(grant: Grant, password: str) -> str:
+    hears = (f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves)
+    publishes = (*grant.publish, *grant.sends, *(own for own, _ in grant.publish_as))
+    answers = '\n        allow_responses: { max: 1, expires: "1m" }' if grant.serves else ""
+    return f"""{{ user: {grant.user}, password: {password}, permissions: {{
+        publish: {_allowed(publishes)}
+        subscribe: {_allowed(hears)}{answers}
+      }} }}"""
+
+
+def _allowed(allowed: Iterable[str]) -> str:
+    # The server takes an empty list for "no restriction".
+    listed = "".join(f'          "{subject}"\n' for subject in dict.fromkeys(allowed))
+    return f"{{ allow: [\n{listed}        ] }}" if listed else '{ deny: ">" }'
 
 
 def _list(name: str, items: Iterable[str]) -> str:
-    lines = [f"    {name}: [", *(f"      {item}" for item in items), "    ]"]
-    return "\n".join(lines) + "\n"
-
-
-def _allowed(subjects: Iterable[str]) -> str:
-    # The server takes an empty list for "no restriction".
-    listed = "".join(f'          "{subject}"\n' for subject in subjects)
-    return f"{{ allow: [\n{listed}        ] }}" if listed else '{ deny: ">" }'
+    return "\n".join((f"    {name}: [", *(f"      {item}" for item in items), "    ]\n"))
 
 
 def with_variables(programs: Iterable[Grant] = ()) -> str:
     """The users of `compose.yaml`, whose passwords are in environment variables, and those of programs."""
-    return render((*GRANTS, *programs), lambda user: f"${password_variable(user)}")
+    return render((*GRANTS, *programs), lambda user: f"$BW_NATS_{user.upper().replace('-', '_')}_PASSWORD")
 
 
 def main() -> None:
