@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from breakwater import background
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_each, on_request
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_request
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.leader_lease import LeaderLease
 from breakwater.bus.lookup import Lookup
@@ -88,7 +88,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
     shown = ShownGauges("alerter", IncidentGauges(log).read)
     app = ServiceApp(broker)
-    on_each(app, broker, Stream.EVENTS, ALERTER_EVENTS, lambda event: now.decisions.handle(event), concurrency=1)
+    on_batch(app, broker, Stream.EVENTS, ALERTER_EVENTS, lambda one: now.decisions.handle(one[0]), size=1, linger_s=0)
     running: list[asyncio.Task[None]] = []
 
     @app.on_startup

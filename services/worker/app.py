@@ -13,7 +13,7 @@ from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_bat
 from breakwater.bus.delivery import WAKER_BATCH, WAKER_LINGER_S, Delivery, Waker
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.pull import Each, Pull
+from breakwater.bus.pull import Consumer, Pull, each
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.contracts.subjects import Stream
@@ -51,7 +51,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     )
     generations = Generations(worker, pool, live)
     dead_workers = DeadWorkers(worker, connection, lambda: generations.agents)
-    queues: dict[str, Each] = {}
+    queues: dict[str, Consumer] = {}
     beside: list[asyncio.Task[None]] = []
     app = ServiceApp(broker)
 
@@ -61,7 +61,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
             if name not in queues:
                 pull = Pull(connection, Stream.JOBS, worker_consumer(name))
                 concurrency = partial(generations.concurrency, name)
-                queues[name] = Each(pull, partial(generations.handle, name), concurrency=concurrency)
+                queues[name] = each(pull, partial(generations.handle, name), concurrency=concurrency)
                 queues[name].start()
 
     async def wake(deliveries: list[Delivery]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -14,7 +14,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 from structlog.testing import capture_logs
 
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_each
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.delivery import (
     WAKER_BATCH,
     WAKER_LINGER_S,
@@ -29,6 +29,7 @@ from breakwater.bus.errors import BusUnavailable, PublishRefused
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
+from breakwater.bus.pull import Pull, Work, each
 from breakwater.bus.topology import ACK_WAIT_S, PARKED_CONSUMER, Plan, worker_consumer
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header, Stream
@@ -63,7 +64,7 @@ async def publisher(client: Client) -> Publisher:
 
 
 @asynccontextmanager
-async def worker(url: str, handle: Callable[[Delivery], Awaitable[None]]) -> AsyncGenerator[list[Delivery]]:
+async def worker(url: str, handle: Callable[[Delivery], Work]) -> AsyncGenerator[list[Delivery]]:
     """A process that handles the slow agent's jobs, and wakes parked ones; yields those it has looked at."""
     looked_at: list[Delivery] = []
     broker = make_broker(url, "worker", graceful_timeout_s=1)
@@ -74,12 +75,15 @@ async def worker(url: str, handle: Callable[[Delivery], Awaitable[None]]) -> Asy
         looked_at.extend(deliveries)
 
     app = ServiceApp(broker)
-    on_each(app, broker, Stream.JOBS, worker_consumer(SLOW), handle, concurrency=PLAN.agents[SLOW])
+    pull = Pull(connection_of(broker), Stream.JOBS, worker_consumer(SLOW))
+    queue = each(pull, handle, concurrency=lambda: PLAN.agents[SLOW])
     on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, wake, size=WAKER_BATCH, linger_s=WAKER_LINGER_S)
     await app.start()
+    queue.start()
     try:
         yield looked_at
     finally:
+        await queue.stop()
         await app.stop()
 
 

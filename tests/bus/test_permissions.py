@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_each
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusUnavailable, PublishRefused
 from breakwater.bus.lookup import Lookup
@@ -205,7 +205,8 @@ async def test_the_worker_takes_a_job_answers_it_and_reads_its_record_back(url_o
     broker = make_broker(url_of("worker"), "worker")
     publisher = Publisher(connection_of(broker), "worker")
 
-    async def handle(job: Delivery) -> None:
+    async def handle(jobs: list[Delivery]) -> None:
+        [job] = jobs
         await publisher.raw("bw.executions.gpt-4%2E1.j1", b"record", {})
         await connection_of(broker)().publish(job.data.decode(), b"answer")
         await job.in_progress()
@@ -213,7 +214,7 @@ async def test_the_worker_takes_a_job_answers_it_and_reads_its_record_back(url_o
             answered.set()
 
     app = ServiceApp(broker)
-    on_each(app, broker, Stream.JOBS, worker_consumer("gpt-4.1"), handle, concurrency=1)
+    on_batch(app, broker, Stream.JOBS, worker_consumer("gpt-4.1"), handle, size=1, linger_s=0)
     async with connected(url_of, "client") as (program, _):
         inbox = program.new_inbox()
         replies = await program.subscribe(inbox)

@@ -14,7 +14,7 @@ from breakwater.bus import pull
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.provision import provision
-from breakwater.bus.pull import Each, Pull
+from breakwater.bus.pull import Pull, each
 from breakwater.bus.topology import ACK_WAIT_S, Plan, worker_consumer
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
@@ -164,8 +164,8 @@ async def test_no_more_are_handled_at_once_than_the_concurrency_although_more_ar
         done += 1
 
     concurrency = 10
-    each = Each(pull_of(client), handle, concurrency=lambda: concurrency)
-    each.start()
+    queue = each(pull_of(client), handle, concurrency=lambda: concurrency)
+    queue.start()
     await publish(client, *(b"%d" % number for number in range(7)))
     await until(lambda: at_once == 7, "seven are handled")
     concurrency = 8  # the consumer still delivers a hundred
@@ -175,7 +175,7 @@ async def test_no_more_are_handled_at_once_than_the_concurrency_although_more_ar
     await publish(client, *(b"%d" % number for number in range(8, 14)))
     go.set()
     await until(lambda: done == 14, "all are handled")
-    await each.stop(drain_s=10)
+    await queue.stop(drain_s=10)
     assert most == 8
 
 

@@ -1,12 +1,15 @@
-"""The FastStream broker of a service, and how it subscribes."""
+"""How a service is on the bus: FastStream's broker and application, and what of them is ours and why (ADR 0006).
+
+FastStream connects, begins and ends what is registered with it in order, and serves requests. Work is read by our own
+pull (`breakwater.bus.pull`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -14,7 +17,6 @@ from typing import Any
 import nats.errors
 import structlog
 from faststream import FastStream
-from faststream.message import StreamMessage
 from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 from nats.aio.client import Client
 
@@ -22,7 +24,7 @@ from breakwater import background
 from breakwater.bus.core import give_up
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import inbox_prefix
-from breakwater.bus.pull import RETRY_S, STOP_S, Batches, Each, Pull
+from breakwater.bus.pull import RETRY_S, Pull, Work, batches
 from breakwater.bus.tls import tls_options
 from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
@@ -30,19 +32,15 @@ from breakwater.outage import Outage
 MAX_PENDING_BYTES = 16 * 1024 * 1024
 PING_S = 1.0
 
-CONNECTIONS_OWN_INBOX: bytes = None  # pyright: ignore[reportAssignmentType]  # nats-py takes None; FastStream passes it on
-"""FastStream would subscribe to `_INBOX.…` otherwise, whatever prefix the connection has."""
-
 
 class _Broker(NatsBroker):
-    """Ends also while its server is away."""
-
     async def stop(
         self,
         exc_type: type[BaseException] | None = None,
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
+        """Overridden, as FastStream's never ends while the server is away."""
         if self._connection is not None:
             give_up(self._connection)
         await super().stop(exc_type, exc_val, exc_tb)
@@ -103,10 +101,7 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
 
 
 class ServiceApp(FastStream):
-    """The application around a broker: runs until SIGTERM or SIGINT, and reports when it is ready.
-
-    FastStream's own `run` looks ten times a second whether it is to end. This one is woken.
-    """
+    """The application around a broker: runs until SIGTERM or SIGINT, and reports when it is ready."""
 
     def __init__(self, broker: NatsBroker) -> None:
         super().__init__(broker, logger=None)
@@ -117,14 +112,17 @@ class ServiceApp(FastStream):
         """Takes over another config; raises ConfigError where that can't be, and has changed nothing then."""
 
     async def start(self, **run_extra_options: Any) -> None:
-        """Connects, subscribes, and does what is registered to be done after that; then it is ready."""
+        """Overridden, as it is ready only when NATS has all subscriptions, which FastStream does not wait for."""
         await super().start(**run_extra_options)
         await subscribed(self._broker)
         self._ready = True
         structlog.get_logger().info("service_ready")
 
     async def run(self, *_: object, **__: object) -> None:
-        """Starts, and stops on a signal or by `exit`; also where it has not started by then."""
+        """Overridden, as FastStream's looks ten times a second whether it is to end, and ends only once it has started.
+
+        This one is woken by a signal or by `exit`.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.exit)
@@ -139,7 +137,7 @@ class ServiceApp(FastStream):
             await background.stop(starting, ending)
 
     def exit(self) -> None:
-        """Has it stop."""
+        """Overridden to wake `run`."""
         self._ended.set()
 
     async def is_alive(self) -> bool:
@@ -167,64 +165,17 @@ def connection_of(broker: NatsBroker) -> Callable[[], Client]:
     return partial(getattr, broker, "connection")
 
 
-@contextmanager
-def _failures_logged() -> Generator[None]:
-    # Without a logger of its own, FastStream would drop what a handler raises without logging it.
-    try:
-        yield
-    except Exception:
-        structlog.get_logger().exception("handler_failed")
-        raise
-
-
-async def _undecoded(message: StreamMessage[Any]) -> Any:
-    # FastStream would try JSON on every body; the handlers parse the bytes themselves, once, into models.
-    return message.body
-
-
-def on_each(
-    app: FastStream,
-    broker: NatsBroker,
-    stream: Stream,
-    durable: str,
-    handle: Callable[[Delivery], Awaitable[None]],
-    *,
-    concurrency: int,
-) -> None:
-    """Handles messages one by one while the application runs, at most `concurrency` at once. The handler acknowledges.
-
-    FastStream's own subscriber asks NATS again for each message, and every moment while there is none.
-    """
-    each = Each(Pull(connection_of(broker), stream, durable), handle, concurrency=lambda: concurrency)
-
-    @app.after_startup
-    async def start() -> None:
-        each.start()
-        await each.answered.wait()
-
-    @app.on_shutdown
-    async def stop() -> None:
-        await each.stop(drain_s=STOP_S)
-
-
 def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[str], Awaitable[bytes]]) -> None:
-    """Answers requests on core NATS, each by one member of the queue group.
+    """Answers requests on core NATS, each by one member of the queue group. `answer` is given the request's subject."""
 
-    Args:
-        broker: of the service.
-        subject: with wildcards.
-        queue: the name of the queue group.
-        answer: given the request's subject.
-    """
-
-    async def receive(message: NatsMessage) -> None:
-        with _failures_logged():
-            reply = message.raw_message.reply
-            body = await answer(message.raw_message.subject)
-            if reply:
-                await broker.connection.publish(reply, body)
-
-    broker.subscriber(subject, queue=queue, decoder=_undecoded, no_reply=True, max_workers=4)(receive)
+    @broker.subscriber(subject, queue=queue, max_workers=4)
+    async def receive(message: NatsMessage) -> bytes:
+        try:
+            return await answer(message.raw_message.subject)
+        except Exception:
+            # FastStream has no logger here, and would drop it.
+            structlog.get_logger().exception("handler_failed")
+            raise
 
 
 def on_batch(
@@ -232,24 +183,22 @@ def on_batch(
     broker: NatsBroker,
     stream: Stream,
     durable: str,
-    handle: Callable[[list[Delivery]], Awaitable[None]],
+    handle: Callable[[list[Delivery]], Work],
     *,
     size: int,
     linger_s: float | Callable[[int], float],
 ) -> None:
-    """Handles messages in groups while the application runs: a first one, and what comes in `linger_s` after it.
+    """Handles a consumer's messages in batches (`batches`) while the application runs. Its end waits for the last one.
 
     FastStream's own subscriber of batches asks NATS again after every `linger_s`, whether anything happens or not.
-
-    Args:
-        app: the service; its end waits for the batch that is being handled.
-        broker: of the service.
-        stream: that is read.
-        durable: the name of its consumer.
-        handle: acknowledges. What it raises is logged, and its batch delivered again after the ack wait.
-        size: of a batch, at most.
-        linger_s: how late a message may be handled for the sake of larger batches, or that by the size of the last one.
     """
-    batches = Batches(Pull(connection_of(broker), stream, durable), handle, size=size, linger_s=linger_s)
-    app.after_startup(batches.start)
-    app.on_shutdown(batches.stop)
+    consumer = batches(Pull(connection_of(broker), stream, durable), handle, size=size, linger_s=linger_s)
+
+    @app.after_startup
+    async def start() -> None:
+        consumer.start()
+        await consumer.answered.wait()
+
+    @app.on_shutdown
+    async def stop() -> None:
+        await consumer.stop()

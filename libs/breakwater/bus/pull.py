@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from functools import partial
+from typing import Any
 
 import nats.errors
 import nats.js.errors
@@ -198,14 +198,28 @@ class Pull:
         self._news.set()
 
 
-class Each:
-    """The messages of a consumer, handled side by side."""
+Work = Coroutine[Any, Any, None]
+"""A handler that is to be run."""
+
+
+class Consumer:
+    """A durable consumer that is read, and whose messages are handled in tasks. What a handler raises is logged."""
 
     def __init__(
-        self, pull: Pull, handle: Callable[[Delivery], Awaitable[None]], *, concurrency: Callable[[], int]
+        self,
+        pull: Pull,
+        fetch: Callable[[float, int], Awaitable[list[Work]]],
+        concurrency: Callable[[], int] = lambda: 1,
     ) -> None:
-        """Reads nothing yet. `concurrency`: how many at once, as of now. What `handle` raises is logged."""
-        self._pull, self._handle, self._concurrency = pull, handle, concurrency
+        """Reads nothing yet.
+
+        Args:
+            pull: the consumer's, which is closed at the end.
+            fetch: what is to be done about what comes within so many seconds, for so many handlers at most; raises
+                BusUnavailable.
+            concurrency: how many of them at once, as of now.
+        """
+        self._pull, self._fetch, self._concurrency = pull, fetch, concurrency
         self._reading: asyncio.Task[None] | None = None
         self._handling: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
@@ -213,10 +227,10 @@ class Each:
         """Whether the consumer has answered once."""
 
     def start(self) -> None:
-        """Begins to read."""
+        """Begins to read, beside whatever else the service does."""
         self._reading = asyncio.create_task(self._read())
 
-    async def stop(self, *, drain_s: float) -> None:
+    async def stop(self, *, drain_s: float = STOP_S) -> None:
         """Reads no more, and returns when all that was read is handled; it is cancelled after `drain_s`."""
         if self._reading is not None:
             await background.stop(self._reading)
@@ -232,83 +246,56 @@ class Each:
                     # Not `asyncio.wait`, which looks at all of them for each one that ends.
                     self._ended.clear()
                     await self._ended.wait()
-                deliveries = await outage.outlast(self._fetch, on=BusUnavailable, retry_s=RETRY_S)
-                self.answered.set()
-                for delivery in deliveries:
-                    task = asyncio.create_task(self._handled(delivery))
+                for work in await outage.outlast(self._next, on=BusUnavailable, retry_s=RETRY_S):
+                    task = asyncio.create_task(self._done(work))
                     self._handling.add(task)
                     task.add_done_callback(self._let_go)
+                self.answered.set()
         finally:
             await self._pull.close()
 
-    async def _fetch(self) -> list[Delivery]:
+    async def _next(self) -> list[Work]:
         wait_s = background.to_next_turn(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
-        # The consumer delivers no more than the concurrency: what is asked for beyond what is free comes when it may.
-        concurrency = self._concurrency()
-        free = concurrency - len(self._handling)
-        return await self._pull.fetch(free, wait_s, linger_s=0, ask=concurrency)
+        return await self._fetch(wait_s, self._concurrency() - len(self._handling))
 
     def _let_go(self, task: asyncio.Task[None]) -> None:
         self._handling.discard(task)
         self._ended.set()
 
-    async def _handled(self, delivery: Delivery) -> None:
+    async def _done(self, work: Work) -> None:
         try:
-            await self._handle(delivery)
+            await work
         except Exception:  # noqa: BLE001  the next one may go well; this one is delivered again
             structlog.get_logger().exception("handler_failed")
 
 
-class Batches:
-    """The messages of a consumer, handled in batches, one after the other."""
+def each(pull: Pull, handle: Callable[[Delivery], Work], *, concurrency: Callable[[], int]) -> Consumer:
+    """Handles messages side by side, at most `concurrency` at once."""
 
-    def __init__(
-        self,
-        pull: Pull,
-        handle: Callable[[list[Delivery]], Awaitable[None]],
-        *,
-        size: int,
-        linger_s: float | Callable[[int], float],
-    ) -> None:
-        """Reads nothing yet; the arguments are those of `on_batch`."""
-        self._pull, self._handle = pull, handle
-        self._size, self._linger_s, self._last = size, linger_s, 0
-        self._outage = Outage("messages to handle")
-        self._reading: asyncio.Task[None] | None = None
-        self._handling: asyncio.Task[None] | None = None
+    async def fetch(wait_s: float, free: int) -> list[Work]:
+        # The consumer delivers no more than the concurrency: what is asked for beyond what is free comes when it may.
+        return [handle(one) for one in await pull.fetch(free, wait_s, linger_s=0, ask=concurrency())]
 
-    async def start(self) -> None:
-        """Begins to read, beside whatever else the service does; returns when the consumer has answered once."""
-        self._reading = asyncio.create_task(self._read(await self._next(FIRST_WAIT_S)))
+    return Consumer(pull, fetch, concurrency)
 
-    async def stop(self) -> None:
-        """Reads no more, and returns when the last batch is handled, or has taken too long."""
-        if self._reading is not None:
-            await background.stop(self._reading)
-        if self._handling is not None:
-            await asyncio.wait({self._handling}, timeout=STOP_S)
-            await background.stop(self._handling)
 
-    async def _read(self, batch: list[Delivery]) -> None:
-        try:
-            while True:
-                if batch:
-                    # In a task of its own, which the end of the reading does not interrupt.
-                    self._handling = asyncio.create_task(self._handled(batch))
-                    await asyncio.shield(self._handling)
-                batch = await self._next(background.to_next_turn(WAIT_S))
-        finally:
-            await self._pull.close()
+def batches(
+    pull: Pull, handle: Callable[[list[Delivery]], Work], *, size: int, linger_s: float | Callable[[int], float]
+) -> Consumer:
+    """Handles messages in batches, one after the other: a first one, and what comes in a time after it.
 
-    async def _next(self, wait_s: float) -> list[Delivery]:
-        linger_s = self._linger_s(self._last) if callable(self._linger_s) else self._linger_s
-        fetch = partial(self._pull.fetch, self._size, wait_s, linger_s)
-        batch = await self._outage.outlast(fetch, on=BusUnavailable, retry_s=RETRY_S)
-        self._last = len(batch)
-        return batch
+    Args:
+        pull: the consumer's.
+        handle: acknowledges.
+        size: of a batch, at most.
+        linger_s: how late a message may be handled for the sake of larger batches; or that by the size of the last one.
+    """
+    last = 0
 
-    async def _handled(self, batch: list[Delivery]) -> None:
-        try:
-            await self._handle(batch)
-        except Exception:  # noqa: BLE001  the next batch may go well; this one is delivered again
-            structlog.get_logger().exception("handler_failed")
+    async def fetch(wait_s: float, _free: int) -> list[Work]:
+        nonlocal last
+        batch = await pull.fetch(size, wait_s, linger_s(last) if callable(linger_s) else linger_s)
+        last = len(batch)
+        return [handle(batch)] if batch else []
+
+    return Consumer(pull, fetch)
