@@ -21,9 +21,8 @@ import structlog
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
 from breakwater.analytics.spend import budget_notes, spend, stored_attempts, stored_upto
-from breakwater.bus.lookup import Connection, Facts, Lookup
+from breakwater.bus.lookup import Connection, Facts, Lookup, scan
 from breakwater.bus.records import read_record
-from breakwater.bus.scan import scan
 from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream

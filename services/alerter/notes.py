@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.lookup import Connection, Lookup, last_of_each
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import last_of_each
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream, decode_token
 from services.alerter.channel import AlertSender

@@ -17,9 +17,8 @@ import structlog
 
 from breakwater import background
 from breakwater.bus.errors import BusError, BusUnavailable
-from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.lookup import Connection, Lookup, last_of_each, scan
 from breakwater.bus.records import read_record
-from breakwater.bus.scan import last_of_each, scan
 from breakwater.config import Config
 from breakwater.contracts.events import BreakerTransition, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution

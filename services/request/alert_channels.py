@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from breakwater.bus.core import ask
 from breakwater.bus.errors import AlreadyDecided, BusError, NobodyListens
-from breakwater.bus.lookup import Connection, Found, Lookup
+from breakwater.bus.lookup import Connection, Found, Lookup, newest, scan
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import newest, scan
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import ChannelTest
 from breakwater.contracts.api import (

@@ -13,8 +13,7 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Connection, Found, Lookup
-from breakwater.bus.scan import newest, scan
+from breakwater.bus.lookup import Connection, Found, Lookup, newest, scan
 from breakwater.contracts.api import (
     MOST_DEAD_LETTERS,
     DeadLetterDetails,

@@ -20,9 +20,8 @@ import structlog
 from pydantic import ValidationError
 
 from breakwater.bus.errors import AlreadyDecided, BusError
-from breakwater.bus.lookup import Connection, Found
+from breakwater.bus.lookup import Connection, Found, last_on
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import last_on
 from breakwater.config import Config, objection
 from breakwater.contracts import subjects
 from breakwater.contracts.api import (

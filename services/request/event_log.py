@@ -16,9 +16,8 @@ from typing import Literal
 
 from breakwater import background
 from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Connection, Found, Lookup
+from breakwater.bus.lookup import Connection, Found, Lookup, scan
 from breakwater.bus.records import read_record
-from breakwater.bus.scan import scan
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.api import ExecutionSummary
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent

@@ -15,8 +15,7 @@ from starlette.responses import Response
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.plans import ended_jobs, newest_plans
 from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Connection
-from breakwater.bus.scan import last_on
+from breakwater.bus.lookup import Connection, last_on
 from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.api import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus

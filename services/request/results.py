@@ -11,9 +11,8 @@ from typing import Any
 
 from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.lookup import Connection, Lookup, scan
 from breakwater.bus.records import is_result_of, read_record
-from breakwater.bus.scan import scan
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream

@@ -31,8 +31,7 @@ from breakwater.analytics.log_comparison import (
 from breakwater.analytics.rows import Row
 from breakwater.analytics.schema import Table
 from breakwater.bus.errors import BusError, BusUnavailable
-from breakwater.bus.lookup import Connection, Lookup
-from breakwater.bus.scan import scan
+from breakwater.bus.lookup import Connection, Lookup, scan
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import SinkMetrics
 from breakwater.outage import Outage

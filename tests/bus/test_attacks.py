@@ -13,9 +13,9 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from breakwater.bus.lookup import scan
 from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, Grant, account, inbox_prefix, program, render
 from breakwater.bus.provision import provision
-from breakwater.bus.scan import scan
 from breakwater.bus.topology import Plan, consumers
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.ports import free_port

@@ -17,10 +17,9 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable
-from breakwater.bus.lookup import Lookup
+from breakwater.bus.lookup import Lookup, last_of_each, scan
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import last_of_each, scan
 from breakwater.bus.topology import Plan
 from breakwater.contracts.subjects import Header, Stream
 from tests.chaos.network import Link

@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from nats.aio.client import Client
 
-from breakwater.bus import scan as scan_module
-from breakwater.bus.lookup import Found
-from breakwater.bus.scan import newest
+from breakwater.bus import lookup as lookup_module
+from breakwater.bus.lookup import Found, newest
 from breakwater.contracts.subjects import Stream
 from tests.bus.test_scan import FILTER, client, interleaved, read, store
 
@@ -67,7 +66,7 @@ async def test_what_is_not_read_is_made_up_for_by_what_is_older(client: Client) 
 async def test_no_more_of_the_stream_is_read_than_the_newest_take(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_module, "LEAST_SPAN", 16)
+    monkeypatch.setattr(lookup_module, "LEAST_SPAN", 16)
     await store(client, [("bw.attempts.a.j.1", b"%d" % number) for number in range(2_000)])
     looked_at = list[int]()
 

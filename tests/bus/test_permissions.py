@@ -14,11 +14,10 @@ from nats.js.api import StreamConfig
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusUnavailable, PublishRefused
-from breakwater.bus.lookup import Lookup
+from breakwater.bus.lookup import Lookup, last_of_each, scan
 from breakwater.bus.permissions import GRANTS, Grant, consumes, inbox_prefix, render
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import last_of_each, scan
 from breakwater.bus.topology import Plan, alert_consumer, consumers, worker_consumer
 from breakwater.contracts.subjects import CHANNEL_TESTS, Stream, channel_test, sent_message
 from breakwater.embedded.ports import free_port

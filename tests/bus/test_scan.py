@@ -13,11 +13,10 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from breakwater.bus import scan as scan_module
+from breakwater.bus import lookup as lookup_module
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.lookup import Found, Lookup
+from breakwater.bus.lookup import BATCH_MESSAGES, Found, Lookup, last_of_each, last_on, scan
 from breakwater.bus.provision import provision
-from breakwater.bus.scan import BATCH_MESSAGES, last_of_each, last_on, scan
 from breakwater.bus.topology import Plan
 from breakwater.contracts.subjects import Stream
 from tests.servers import RunningServer
@@ -138,11 +137,10 @@ async def test_it_ends_when_its_last_message_is_deleted_on_the_way(client: Clien
 async def test_large_messages_come_in_batches_that_memory_bears(client: Client) -> None:
     bodies = [bytes([number]) * MEGABYTE for number in range(12)]
     await store(client, [(f"bw.attempts.a.j.{number}", body) for number, body in enumerate(bodies)])
-    inbox = scan_module._Inbox(client, Stream.EVENTS)  # pyright: ignore[reportPrivateUsage]  # how much one batch holds
-    await inbox.open()
-    batch, pending = await inbox.batch({"seq": 1, "next_by_subj": FILTER})
-    await inbox.close()
-    assert sum(len(message.data) for message in batch) <= scan_module.BATCH_BYTES + MEGABYTE
+    inbox = lookup_module._Inbox(client, Stream.EVENTS)  # pyright: ignore[reportPrivateUsage]  # how much one batch holds
+    async with inbox:
+        batch, pending = await inbox.batch({"seq": 1, "next_by_subj": FILTER})
+    assert sum(len(message.data) for message in batch) <= lookup_module.BATCH_BYTES + MEGABYTE
     assert len(batch) + pending == len(bodies)
     assert [message.data for message in await read(client)] == bodies
     assert [message.data for message in await last_of_each(lambda: client, Stream.EVENTS, FILTER)] == bodies
@@ -178,7 +176,7 @@ async def test_a_stream_that_goes_on_the_way_is_no_end(client: Client) -> None:
 async def test_a_server_that_falls_silent_on_the_way_is_reported(
     client: Client, own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_module, "LOOKUP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(lookup_module, "LOOKUP_TIMEOUT_S", 0.5)
     await store(client, [("bw.attempts.a.j.1", b"")] * (BATCH_MESSAGES + 1))
     async with aclosing(scan(lambda: client, Stream.EVENTS, FILTER)) as messages:
         await anext(messages)
@@ -227,7 +225,7 @@ async def test_a_scan_may_end_before_the_last_message(client: Client) -> None:
 
 
 async def test_the_last_on_each_of_some_subjects(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_module, "SUBJECTS_AT_ONCE", 3)
+    monkeypatch.setattr(lookup_module, "SUBJECTS_AT_ONCE", 3)
     await store(client, interleaved(100, 10))
     subjects = [*(f"bw.attempts.a.j{number}.1" for number in range(8)), "bw.attempts.a.none.1"]
     found = {one.subject: one.data async for one in last_on(lambda: client, Stream.EVENTS, subjects)}

@@ -30,8 +30,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from breakwater.analytics.client import connect
+from breakwater.bus.lookup import scan
 from breakwater.bus.permissions import inbox_prefix
-from breakwater.bus.scan import scan
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.provider import SimulatedProvider

@@ -8,8 +8,7 @@ from contextlib import aclosing
 from nats.aio.msg import Msg
 
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.lookup import LOOKUP_TIMEOUT_S, Connection, answered
-from breakwater.bus.scan import scan
+from breakwater.bus.lookup import LOOKUP_TIMEOUT_S, Connection, answered, scan
 from breakwater.contracts.subjects import Stream
 
 

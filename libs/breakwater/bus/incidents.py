@@ -16,9 +16,8 @@ import structlog
 from pydantic import ValidationError
 
 from breakwater.bus.errors import AlreadyDecided
-from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.lookup import Connection, Lookup, scan
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import scan
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.subjects import Stream

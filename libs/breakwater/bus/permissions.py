@@ -35,7 +35,16 @@ from dataclasses import dataclass
 
 from breakwater.bus import topology
 from breakwater.contracts import subjects
-from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER, CHANNEL_TESTS, PROGRAM, REPLIES, WORKERS, Stream
+from breakwater.contracts.subjects import (
+    CANCELS,
+    CANCELS_BY_USER,
+    CHANNEL_TESTS,
+    PROGRAM,
+    REPLIES,
+    WORKERS,
+    Stream,
+    covers,
+)
 
 CLIENT_INBOX = "_INBOX"
 
@@ -353,30 +362,20 @@ def _crossings(grants: Sequence[Grant]) -> Iterator[_Crossing]:
             if (giver := account(other)) == taker:
                 continue
             for own, asked in (*((one, one) for one in user.sends), *user.publish_as):
-                if any(_covers(served, asked) for served in other.serves):
+                if any(covers(served, asked) for served in other.serves):
                     yield _Crossing("service", giver, asked, taker, asked, None if own == asked else own)
             for heard in user.subscribe:
                 for given in (*other.publish, *other.sends):
-                    if _covers(given, heard):
+                    if covers(given, heard):
                         yield _Crossing("stream", giver, given, taker, heard)
         if taker != STREAMS_ACCOUNT:
             for asked in (_INFO, *(one for one in user.publish if one != HEALTH)):
                 yield _Crossing("service", STREAMS_ACCOUNT, asked, taker, asked)
             for own, stored in user.publish_as:
-                if not any(_covers(served, stored) for other in grants for served in other.serves):
+                if not any(covers(served, stored) for other in grants for served in other.serves):
                     yield _Crossing("service", STREAMS_ACCOUNT, stored, taker, stored, own)
         if HEALTH in user.publish:
             yield _Crossing("service", SYSTEM_ACCOUNT, HEALTH, taker, HEALTH)
-
-
-def _covers(pattern: str, subject: str) -> bool:
-    """Whether all that matches `subject` matches `pattern`."""
-    if pattern.endswith(".>"):
-        return subject.startswith(pattern[:-1])
-    patterns, tokens = pattern.split("."), subject.split(".")
-    return len(patterns) == len(tokens) and all(
-        one in ("*", token) for one, token in zip(patterns, tokens, strict=True)
-    )
 
 
 def _exports(name: str, crossings: Iterable[_Crossing]) -> str:

@@ -63,7 +63,7 @@ async def _finding(client: Client, redis: Redis) -> Finding:
 
 async def _undecided(client: Client, jobs: list[RememberedJob]) -> list[RememberedJob]:
     """The jobs that have neither a record nor a result."""
-    from breakwater.bus.scan import last_on
+    from breakwater.bus.lookup import last_on
     from breakwater.contracts import subjects
     from breakwater.contracts.subjects import Stream
 
@@ -80,7 +80,7 @@ async def _waiting(client: Client) -> set[str] | None:
     """The id of each job in JOBS and PARKED, as `request` writes it; None where there are too many."""
     from contextlib import aclosing
 
-    from breakwater.bus.scan import scan
+    from breakwater.bus.lookup import scan
     from breakwater.contracts import subjects
     from breakwater.contracts.subjects import Header, Stream
 

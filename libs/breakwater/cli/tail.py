@@ -148,7 +148,7 @@ async def _past(
     client: Client, kinds: Sequence[str], agent: str | None, begin: datetime
 ) -> AsyncGenerator[ReceivedEvent]:
     """What the logs hold of the kinds, in the order of the logs' own times."""
-    from breakwater.bus.scan import scan
+    from breakwater.bus.lookup import scan
     from breakwater.contracts.subjects import Stream
 
     logged = [kind for kind in kinds if kind not in ("alerts", "progress")]

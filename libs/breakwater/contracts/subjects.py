@@ -96,6 +96,15 @@ def decode_token(token: str) -> str:
     return unquote(token, errors="strict")
 
 
+def covers(pattern: str, subject: str) -> bool:
+    """Whether all that matches `subject`, which may have wildcards itself, matches `pattern`."""
+    wanted, tokens = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">" and len(tokens) >= len(wanted):
+        wanted.pop()
+        tokens = tokens[: len(wanted)]
+    return len(wanted) == len(tokens) and all(one in ("*", token) for one, token in zip(wanted, tokens, strict=True))
+
+
 def _subject(kind: str, *names: str) -> str:
     return ".".join(("bw", kind, *map(encode_token, names)))
 

@@ -21,10 +21,9 @@ from breakwater import background
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.rows import attempt_row
-from breakwater.bus.lookup import Found, Lookup
+from breakwater.bus.lookup import Found, Lookup, scan
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import scan
 from breakwater.bus.topology import Plan
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent

@@ -24,9 +24,9 @@ from yarl import URL
 
 from breakwater.api_keys import create_key
 from breakwater.bus import topology
+from breakwater.bus.lookup import scan
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import scan
 from breakwater.bus.topology import Plan
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config

@@ -15,10 +15,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from breakwater.api_keys import create_key
+from breakwater.bus.lookup import scan
 from breakwater.bus.permissions import GRANTS, inbox_prefix, render
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.scan import scan
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts import subjects

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from breakwater.api_keys import create_key
-from breakwater.bus.scan import scan
+from breakwater.bus.lookup import scan
 from breakwater.contracts.subjects import Stream
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
