@@ -14,9 +14,8 @@ from time import monotonic
 import structlog
 
 from breakwater import background
-from breakwater.bus.delivery import Delivery
+from breakwater.bus.delivery import Delivery, held_deliveries
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.held import held_deliveries
 from breakwater.bus.lookup import Connection
 from breakwater.bus.presence import Presence
 from breakwater.bus.topology import worker_consumer

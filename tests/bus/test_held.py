@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from breakwater.bus.held import held_deliveries
+from breakwater.bus.delivery import held_deliveries
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan, worker_consumer
 from breakwater.contracts.subjects import Stream, job

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from breakwater.bus.errors import BusUnavailable, NobodyListens
-from breakwater.bus.lookup import Connection
+from breakwater.bus.lookup import Connection, answered
 
 FLUSH_TIMEOUT_S = 5
 
@@ -70,18 +70,13 @@ async def hearing(
     async def receive(message: Msg) -> None:
         hear(message.data)
 
-    try:
+    with answered(subject):
         subscription = await client.subscribe(subject, cb=receive)
-    except (nats.errors.Error, OSError) as error:
-        raise BusUnavailable(f"NATS did not take the subscription of {subject}: {error}") from error
     try:
-        try:
+        with answered(subject):
             # One flush is not enough: nats-py sends its PING past subscriptions that wait in its buffer.
             for _ in range(2 if confirmed else 0):
                 await client.flush(FLUSH_TIMEOUT_S)
-        except (TimeoutError, nats.errors.Error, OSError) as error:
-            reason = str(error) or type(error).__name__
-            raise BusUnavailable(f"NATS did not confirm the subscription of {subject}: {reason}") from error
         yield
     finally:
         # A connection that is closed has no subscriptions left.

@@ -13,7 +13,7 @@ import base64
 import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 import nats.errors
@@ -21,7 +21,7 @@ import structlog
 from nats.aio.msg import Msg
 
 from breakwater.bus.errors import BusUnavailable, NoStream, PublishRefused, TooLarge
-from breakwater.bus.lookup import Lookup
+from breakwater.bus.lookup import LOOKUP_TIMEOUT_S, Connection, Lookup, answered, scan
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts import subjects
@@ -35,21 +35,6 @@ ACK_TIMEOUT_S = 5.0
 
 class Delivery:
     """One delivery of one stored message."""
-
-    __slots__ = (
-        "_message",
-        "ack_subject",
-        "data",
-        "deliveries",
-        "headers",
-        "is_first",
-        "published_at",
-        "queued_at",
-        "sequence",
-        "stream",
-        "subject",
-        "waiting",
-    )
 
     def __init__(self, message: Msg) -> None:
         metadata = message.metadata
@@ -126,6 +111,39 @@ async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S 
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+async def held_deliveries(
+    connection: Connection, stream: Stream, durable: str, reads: Iterable[str]
+) -> AsyncGenerator[Delivery]:
+    """The deliveries that are held, which may be given back in the name of their holder: NATS delivers them again.
+
+    Those of a stream that loses what is acknowledged: what is left below the last delivered sequence is held.
+
+    Args:
+        connection: gives the connection, once there is one.
+        stream: a work queue.
+        durable: the consumer's name.
+        reads: the subjects that it reads.
+
+    Raises:
+        BusUnavailable: NATS does not answer, or has no such consumer.
+    """
+    client = connection()
+    with answered(durable):
+        info = await client.jetstream(timeout=LOOKUP_TIMEOUT_S).consumer_info(stream.value, durable)
+    floor, delivered = info.ack_floor, info.delivered
+    if not info.num_ack_pending or floor is None or delivered is None:
+        return
+    begin, end = floor.stream_seq + 1, delivered.stream_seq
+    for subject in reads:
+        async with aclosing(scan(connection, stream, subject, start=begin, up_to=end)) as stored:
+            async for found in stored:
+                # The server finds what is given back by its place in the stream. How many deliveries ago it was sent,
+                # it only compares with how many there were.
+                place = f"1.{found.sequence}.{delivered.consumer_seq}.{int(found.stored_at.timestamp()) * 10**9}.0"
+                reply = f"$JS.ACK.{stream}.{durable}.{place}"
+                yield Delivery(Msg(client, found.subject, reply, found.data, dict(found.headers)))
 
 
 async def dead_letter(
