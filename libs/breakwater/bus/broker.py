@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import nats.errors
 import structlog
 from faststream import FastStream
+from faststream.exceptions import IncorrectState
 from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 from nats.aio.client import Client
 
@@ -41,8 +43,8 @@ class _Broker(NatsBroker):
         exc_tb: TracebackType | None = None,
     ) -> None:
         """Overridden, as FastStream's never ends while the server is away."""
-        if self._connection is not None:
-            give_up(self._connection)
+        with suppress(IncorrectState):  # it has no connection yet
+            give_up(self.connection)
         await super().stop(exc_type, exc_val, exc_tb)
 
 

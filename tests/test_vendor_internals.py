@@ -1,0 +1,85 @@
+"""What we override or read of other packages without a promise of theirs: an upgrade that moves it fails here first."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio as aioredis
+import uvicorn
+from faststream import FastStream
+from faststream.nats import NatsBroker
+from nats.aio.client import Client
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from breakwater.bus.broker import ServiceApp, make_broker
+from breakwater.http_server import Connection, Server
+from breakwater.state.connection import Redis
+
+PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
+
+
+@pytest.mark.parametrize("package", ["faststream", "nats-py", "redis", "uvicorn"])
+def test_a_package_whose_internals_are_used_is_not_taken_in_a_version_that_nobody_has_tried(package: str) -> None:
+    required: list[str] = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
+    [ranges] = [one for one in required if re.match(rf"{package}\b", one)]
+    bound = re.search(r"<(\d+)\.(\d+)$", ranges)
+    assert bound is not None, f"{ranges} has no upper bound"
+    major, minor = map(int, version(package).split(".")[:2])
+    assert (major, minor + 1) == tuple(map(int, bound.groups())), "one minor version at a time"
+
+
+def overridden(ours: type, theirs: type) -> set[str]:
+    """The methods of ours that replace one of the package."""
+    return {name for name in vars(ours) if callable(getattr(theirs, name, None)) and not name.startswith("__")}
+
+
+async def test_uvicorn_calls_what_is_overridden_and_has_what_is_read() -> None:
+    assert overridden(Server, uvicorn.Server) == {"main_loop", "shutdown", "capture_signals"}
+    assert {"connection_made", "connection_lost", "data_received", "on_message_begin", "on_headers_complete"} | {
+        *("on_body", "on_message_complete", "on_response_complete")
+    } == overridden(Connection, HttpToolsProtocol)
+    config = uvicorn.Config(lambda: None, lifespan="off", ws="none", log_config=None)
+    config.load()
+    protocol = HttpToolsProtocol(config, ServerState(), {})
+    for name in ("cycle", "loop", "scope", "timeout_keep_alive_task", "transport"):
+        assert hasattr(protocol, name), name
+    assert {"connections", "tasks"} <= vars(ServerState()).keys()
+    server: Any = uvicorn.Server(config)
+    assert callable(server.on_tick)
+    assert {"server_state", "should_exit", "force_exit"} <= vars(server).keys()
+
+
+def as_given(*words: object) -> object:
+    return words
+
+
+async def test_redis_packs_commands_by_what_is_overridden(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Redis("redis://127.0.0.1:1").client.connection_pool
+    connection: Any = pool.connection_class(**pool.connection_kwargs)
+    sent: list[object] = []
+
+    async def keep(command: object, **_: object) -> None:
+        sent.append(command)
+
+    monkeypatch.setattr(connection, "send_packed_command", keep)
+    monkeypatch.setattr(connection, "pack_command", as_given)
+    await connection.send_command("SCRIPT LOAD", "text")
+    assert sent == [("SCRIPT LOAD", "text")]
+    assert callable(aioredis.Connection.read_response)
+    assert callable(aioredis.Connection.pack_commands)
+
+
+def test_nats_says_of_a_server_what_presence_reads() -> None:
+    assert Client()._server_info == {}  # pyright: ignore[reportPrivateUsage]
+    assert Client().stats["reconnects"] == 0
+
+
+def test_faststream_calls_what_is_overridden() -> None:
+    assert overridden(ServiceApp, FastStream) == {"start", "run", "exit"}
+    assert overridden(type(make_broker("nats://127.0.0.1:1", "sink")), NatsBroker) == {"stop"}
