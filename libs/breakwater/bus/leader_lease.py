@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -53,11 +52,17 @@ class LeaderLease:
         while True:
             await self._taken()
             structlog.get_logger().info("leader_lease_taken", subject=self._subject)
+            task = asyncio.ensure_future(work())
             try:
-                async with self._working(work) as task:
-                    await self._renewed(task)
+                await self._renewed(task)
             finally:
+                # To its end, however often we are cancelled ourselves: the lease is not released before that.
+                stopped = await _ended(task)
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    structlog.get_logger().error("leader_work_failed", subject=self._subject, exc_info=error)
                 await self._release()
+                if stopped:
+                    raise asyncio.CancelledError
             structlog.get_logger().warning("leader_lease_lost", subject=self._subject)
 
     async def _taken(self) -> None:
@@ -76,7 +81,7 @@ class LeaderLease:
                 structlog.get_logger().debug("leader_lease_not_taken", subject=self._subject, error=str(error))
             await asyncio.sleep(background.to_next_turn(WATCH_S))
 
-    async def _renewed(self, task: asyncio.Task[None]) -> None:
+    async def _renewed(self, task: asyncio.Future[None]) -> None:
         """Returns when the lease is lost, or the work has ended."""
         renewed = self._clock()
         while (left_s := renewed + LEASE_S - STOP_S - self._clock()) > 0:
@@ -104,22 +109,6 @@ class LeaderLease:
             self._sequence = last.sequence
         return True
 
-    @asynccontextmanager
-    async def _working(self, work: Callable[[], Awaitable[None]]) -> AsyncGenerator[asyncio.Task[None]]:
-        async def run() -> None:
-            await work()
-
-        task = asyncio.create_task(run())
-        try:
-            yield task
-        finally:
-            # To its end, however often we are cancelled ourselves: the lease is not released before that.
-            stopped = await _ended(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                structlog.get_logger().error("leader_work_failed", subject=self._subject, exc_info=error)
-            if stopped:
-                raise asyncio.CancelledError
-
     async def _release(self) -> None:
         try:
             await self._write(_FREE, self._sequence)
@@ -132,7 +121,7 @@ class LeaderLease:
         self._sequence = (await self._publisher.raw(self._subject, data, headers)).sequence
 
 
-async def _ended(task: asyncio.Task[None]) -> bool:
+async def _ended(task: asyncio.Future[None]) -> bool:
     """Cancels a task, and waits until it has ended. Whether we were cancelled meanwhile."""
     cancelled = False
     task.cancel()

@@ -20,7 +20,7 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.api import RawStreamMsg, StreamInfo
+from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 from pydantic import ValidationError
 
@@ -134,10 +134,12 @@ class Lookup:
 
     async def facts(self, stream: Stream) -> Facts:
         """What a stream is and holds now. Raises BusUnavailable: NATS does not answer."""
-        info = await self._info(stream)
+        with answered(stream):
+            info = await self._jetstream.stream_info(stream.value)
+        identity = format(info.created.timestamp(), ".6f") if info.created else "unknown"
         created = info.created or datetime.fromtimestamp(0, UTC)
         state, limit = info.state, info.config.max_bytes
-        return Facts(_identity(info), created, state.first_seq, state.last_seq, state.bytes, limit or -1)
+        return Facts(identity, created, state.first_seq, state.last_seq, state.bytes, limit or -1)
 
     async def counts(self, stream: Stream, subject_filter: str) -> dict[str, int]:
         """How many messages each subject holds that matches, as the server counts them. Raises as `facts`.
@@ -164,16 +166,8 @@ class Lookup:
         return acknowledged, delivered
 
     async def identity(self, stream: Stream) -> str:
-        """A stream's identity, which distinguishes it from a deleted one of the same name: when it was created.
-
-        Raises:
-            BusUnavailable: NATS does not answer.
-        """
-        return _identity(await self._info(stream))
-
-    async def _info(self, stream: Stream) -> StreamInfo:
-        with answered(stream):
-            return await self._jetstream.stream_info(stream.value)
+        """A stream's identity (`Facts.identity`). Raises as `facts`."""
+        return (await self.facts(stream)).identity
 
     async def _found(self, stream: Stream, asked: Coroutine[Any, Any, RawStreamMsg], what: str) -> Found | None:
         with answered(what):
@@ -200,10 +194,6 @@ def answered(what: str) -> Generator[None]:
         yield
     except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
         raise BusUnavailable(f"NATS did not answer for {what}: {str(error) or type(error).__name__}") from error
-
-
-def _identity(info: StreamInfo) -> str:
-    return format(info.created.timestamp(), ".6f") if info.created else "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,6 @@ HEADERS_BYTES = 64 * 1024
 """What of a message's limit is left for its headers, which count: the server closes the connection of who goes beyond
 it, with all that is on its way."""
 
-CE_ID, CE_TYPE, CE_SOURCE = Header.CE_ID.value, Header.CE_TYPE.value, Header.CE_SOURCE.value
-CE_TIME, CE_SPECVERSION = Header.CE_TIME.value, Header.CE_SPECVERSION.value
-TRACEPARENT, MSG_ID = Header.TRACEPARENT.value, Header.MSG_ID.value
-EXPECTED_LAST_SEQUENCE = Header.EXPECTED_LAST_SEQUENCE.value
-EXPECTED_LAST_SUBJECT_SEQUENCE = Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value
-"""Looked up once: the value of an enum's member is a function call, of which a job would make thirty."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -99,22 +92,22 @@ class Publisher:
             TooLarge: the server does not take it.
             PublishRefused: the stream does not take it.
         """
-        headers = {
-            CE_ID: id,
-            CE_TYPE: f"breakwater.{type(event).__name__}",
-            CE_SOURCE: self._source,
-            CE_TIME: format_time(at),
-            CE_SPECVERSION: "1.0",
+        headers: dict[str, str] = {
+            Header.CE_ID: id,
+            Header.CE_TYPE: f"breakwater.{type(event).__name__}",
+            Header.CE_SOURCE: self._source,
+            Header.CE_TIME: format_time(at),
+            Header.CE_SPECVERSION: "1.0",
         }
         if traceparent:
-            headers[TRACEPARENT] = traceparent
+            headers[Header.TRACEPARENT] = traceparent
         if after is not None:
             # Without a message id: that of an alert that was refused must not stand for the one that wins.
-            headers[EXPECTED_LAST_SEQUENCE] = str(after)
+            headers[Header.EXPECTED_LAST_SEQUENCE] = str(after)
         elif once:
-            headers[EXPECTED_LAST_SUBJECT_SEQUENCE] = "0"
+            headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE] = "0"
         else:
-            headers[MSG_ID] = id
+            headers[Header.MSG_ID] = id
         payload = event.json_bytes()
         if len(payload) > HEADERS_BYTES and isinstance(event, Result):
             # It is also sent to who waits for it, as it is: also where it is compressed on its stream.
