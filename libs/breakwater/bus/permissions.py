@@ -315,74 +315,66 @@ def render(grants: Sequence[Grant], password: Callable[[str], str]) -> str:
     rendered: list[str] = []
     for name in dict.fromkeys((STREAMS_ACCOUNT, *map(account, grants))):
         own = CONNECTIONS_OF_A_PROGRAM if name.startswith(PROGRAM) else CONNECTIONS.get(name)
-        # Streams first, then services; each in the order of the grants.
-        taken = sorted((one for one in crossings if one.taker == name), key=lambda one: one.kind, reverse=True)
+        imports = dict.fromkeys(imported for _, _, taker, imported in crossings if taker == name)
         rendered += [
             f"  {name} {{\n",
             "    jetstream: enabled\n" if name == STREAMS_ACCOUNT else "",
             f"    limits {{ max_connections: {own}, max_subscriptions: {SUBSCRIPTIONS} }}\n" if own else "",
             _list("users", (_user(one, password(one.user)) for one in grants if account(one) == name)),
-            _list("imports", dict.fromkeys(one.imported for one in taken)),
+            # Streams first, then services; each in the order of the grants.
+            _list("imports", sorted(imports, key=lambda imported: imported.startswith("{ service:"))),
             _exports(name, crossings),
             "  }\n",
         ]
     return f"accounts {{\n{''.join(rendered)}  {SYSTEM_ACCOUNT} {{\n{_exports(SYSTEM_ACCOUNT, crossings)}  }}\n}}\n"
 
 
-@dataclass(frozen=True, slots=True)
-class _Crossing:
-    """What one account takes from another: messages (`stream`), or that it is asked for something (`service`)."""
-
-    kind: str
-    giver: str
-    given: str
-    taker: str
-    taken: str
-    """What of it is imported."""
-    own: str | None = None
-    """Under which subject of its own the taker has it, where it is another one."""
-
-    @property
-    def imported(self) -> str:
-        to = "" if self.own is None else f', to: "{self.own}"'
-        return f'{{ {self.kind}: {{ account: {self.giver}, subject: "{self.taken}" }}{to} }}'
-
-    @property
-    def exported(self) -> str:
-        # The servers answer each for itself; batches, and the messages of a pull, are many answers to one request; a
-        # get by subject has one. For how long the server remembers where they go: longer than any pull waits.
-        many = self.given == HEALTH or re.match(r"\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)", self.given)
-        return f'{self.kind}: "{self.given}"' + (', response: stream, threshold: "1m"' if many else "")
+_Crossing = tuple[str, str, str, str]
+"""What one account takes from another: who gives, what it exports, who takes, and what that imports."""
 
 
 def _crossings(grants: Sequence[Grant]) -> Iterator[_Crossing]:
+    served = [subject for grant in grants for subject in grant.serves]
     for user in grants:
         taker = account(user)
+        asks = (*((subject, subject) for subject in user.sends), *user.publish_as)
         for other in grants:
             if (giver := account(other)) == taker:
                 continue
-            for own, asked in (*((one, one) for one in user.sends), *user.publish_as):
-                if any(covers(served, asked) for served in other.serves):
-                    yield _Crossing("service", giver, asked, taker, asked, None if own == asked else own)
+            for own, asked in asks:
+                if any(covers(one, asked) for one in other.serves):
+                    yield giver, _service(asked), taker, _import("service", giver, asked, own)
             for heard in user.subscribe:
                 for given in (*other.publish, *other.sends):
                     if covers(given, heard):
-                        yield _Crossing("stream", giver, given, taker, heard)
+                        yield giver, f'stream: "{given}"', taker, _import("stream", giver, heard, heard)
         if taker != STREAMS_ACCOUNT:
-            for asked in (_INFO, *(one for one in user.publish if one != HEALTH)):
-                yield _Crossing("service", STREAMS_ACCOUNT, asked, taker, asked)
-            for own, stored in user.publish_as:
-                if not any(covers(served, stored) for other in grants for served in other.serves):
-                    yield _Crossing("service", STREAMS_ACCOUNT, stored, taker, stored, own)
+            to_streams = [(one, one) for one in (_INFO, *user.publish) if one != HEALTH]
+            to_streams += [(own, one) for own, one in user.publish_as if not any(covers(of, one) for of in served)]
+            for own, asked in to_streams:
+                yield STREAMS_ACCOUNT, _service(asked), taker, _import("service", STREAMS_ACCOUNT, asked, own)
         if HEALTH in user.publish:
-            yield _Crossing("service", SYSTEM_ACCOUNT, HEALTH, taker, HEALTH)
+            yield SYSTEM_ACCOUNT, _service(HEALTH), taker, _import("service", SYSTEM_ACCOUNT, HEALTH, HEALTH)
+
+
+def _service(subject: str) -> str:
+    # The servers answer each for itself; batches, and the messages of a pull, are many answers to one request; a get by
+    # subject has one. For how long the server remembers where they go: longer than any pull waits.
+    many = subject == HEALTH or re.match(r"\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)", subject)
+    return f'service: "{subject}"' + (', response: stream, threshold: "1m"' if many else "")
+
+
+def _import(kind: str, giver: str, subject: str, own: str) -> str:
+    """`own`: what it is called in the account that imports it."""
+    to = "" if own == subject else f', to: "{own}"'
+    return f'{{ {kind}: {{ account: {giver}, subject: "{subject}" }}{to} }}'
 
 
 def _exports(name: str, crossings: Iterable[_Crossing]) -> str:
     takers: dict[str, dict[str, None]] = {}
-    for one in crossings:
-        if one.giver == name:
-            takers.setdefault(one.exported, {})[one.taker] = None
+    for giver, exported, taker, _ in crossings:
+        if giver == name:
+            takers.setdefault(exported, {})[taker] = None
     return _list("exports", (f"{{ {what}, accounts: [{', '.join(to)}] }}" for what, to in takers.items()))
 
 
