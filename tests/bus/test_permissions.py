@@ -11,9 +11,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
+from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_request
+from breakwater.bus.core import ask
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.errors import BusUnavailable, NobodyListens, PublishRefused
 from breakwater.bus.lookup import Lookup, last_of_each, scan
 from breakwater.bus.permissions import GRANTS, Grant, consumes, inbox_prefix, render
 from breakwater.bus.provision import provision
@@ -273,21 +274,31 @@ async def test_the_alerter_takes_a_channels_alerts_and_reads_what_it_remembered(
 
 
 async def test_an_alerter_answers_whoever_tests_a_channel(url_of: UrlOf) -> None:
-    async with connected(url_of, "alerter") as (alerter, _), connected(url_of, "request") as (request, _):
+    broker = make_broker(url_of("alerter"), "alerter")
+    app = ServiceApp(broker)
 
-        async def answer(message: Msg) -> None:
-            await message.respond(b"delivered")
+    async def answer(subject: str) -> bytes:
+        return f'{{"tested": "{subject}"}}'.encode()
 
-        await alerter.subscribe(CHANNEL_TESTS, cb=answer)
-        await alerter.flush()
+    on_request(broker, CHANNEL_TESTS, "alerters", answer)
+    await app.start()
+    try:
+        async with connected(url_of, "request") as (request, refusals):
+            for body in (b"", b"{no JSON"):
+                said: list[bytes] = []
 
-        async def delivered() -> bool:
-            try:
-                return (await request.request(channel_test("ops"), b"", timeout=60)).data == b"delivered"
-            except nats.errors.NoRespondersError:
-                return False  # seldom said by a busy server that has just confirmed the subscription
+                async def delivered(said: list[bytes] = said, body: bytes = body) -> bool:
+                    try:
+                        said.append(await ask(lambda: request, channel_test("ops"), body, 60))
+                    except NobodyListens:
+                        return False  # seldom said by a busy server that has just confirmed the subscription
+                    return True
 
-        await until(delivered)
+                await until(delivered)
+                assert said == [b'{"tested": "bw.alerter.test.ops"}']
+            assert refusals == []
+    finally:
+        await app.stop()
 
 
 async def test_a_service_that_publishes_what_is_not_its_own_is_reported_by_its_publisher(url_of: UrlOf) -> None:
