@@ -23,11 +23,10 @@ from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 from nats.aio.client import Client
 
 from breakwater import background
-from breakwater.bus.core import give_up
+from breakwater.bus.core import give_up, tls_options
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import inbox_prefix
 from breakwater.bus.pull import RETRY_S, Pull, Work, batches
-from breakwater.bus.tls import tls_options
 from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
 

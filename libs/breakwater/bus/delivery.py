@@ -20,6 +20,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
+from breakwater import background
 from breakwater.bus.errors import BusUnavailable, NoStream, PublishRefused, TooLarge
 from breakwater.bus.lookup import LOOKUP_TIMEOUT_S, Connection, Lookup, answered, scan
 from breakwater.bus.publisher import Publisher
@@ -108,9 +109,7 @@ async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S 
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await background.stop(task)
 
 
 async def held_deliveries(

@@ -15,9 +15,9 @@ from nats.js.api import ConsumerInfo, RetentionPolicy, StreamConfig, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from breakwater.bus import topology
+from breakwater.bus.core import tls_options
 from breakwater.bus.errors import BusError
 from breakwater.bus.permissions import inbox_prefix
-from breakwater.bus.tls import tls_options
 from breakwater.bus.topology import Plan
 from breakwater.contracts.subjects import Stream
 

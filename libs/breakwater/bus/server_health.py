@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 
 import nats.errors
@@ -45,7 +46,7 @@ class Unhealthy:
 async def unhealthy_servers(client: Client) -> tuple[Unhealthy, ...]:
     """Those of the cluster that are not well. None where no server answers, or this user may not ask."""
     found: list[Unhealthy] = []
-    try:
+    with suppress(TimeoutError, nats.errors.Error, OSError, ValueError):
         inbox = client.new_inbox()
         answers = await client.subscribe(inbox)
         try:
@@ -57,6 +58,4 @@ async def unhealthy_servers(client: Client) -> tuple[Unhealthy, ...]:
                         found.append(Unhealthy(said["server"]["name"], error))
         finally:
             await answers.unsubscribe()
-    except (TimeoutError, nats.errors.Error, OSError, ValueError):
-        return tuple(found)
     return tuple(found)

@@ -50,9 +50,8 @@ async def bus(
     import nats
     import nats.errors
 
-    from breakwater.bus.core import close
+    from breakwater.bus.core import close, tls_options
     from breakwater.bus.permissions import USERS, inbox_prefix
-    from breakwater.bus.tls import tls_options
     from breakwater.contracts.subjects import PROGRAM
 
     outages = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
