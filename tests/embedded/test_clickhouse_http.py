@@ -3,13 +3,11 @@
 import asyncio
 import gzip
 import json
-import lzma
 import signal
 import socket
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,9 +23,7 @@ import pytest
 import pytest_asyncio
 from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureError
-from clickhouse_connect.driver.external import ExternalData
 
-from breakwater.embedded.clickhouse.codec import BlockDecoder, BlockEncoder
 from tests.helpers import until
 
 USER, PASSWORD = "breakwater", "pa:ss wörd"
@@ -128,7 +124,7 @@ async def test_rows_of_every_type_we_store_come_back_as_they_went_in(client: Asy
     assert [list(row) for row in back.result_rows] == rows
 
 
-@pytest.mark.parametrize("compress", [False, True, "lz4", "zstd", "gzip"])
+@pytest.mark.parametrize("compress", [False, "lz4", "gzip"])
 async def test_inserts_and_queries_work_with_every_compression(server: Server, compress: bool | str) -> None:
     async with await connect(server, compress=compress) as client:
         await client.command("CREATE OR REPLACE TABLE packed (n UInt32, s String) ENGINE = MergeTree ORDER BY n")
@@ -165,17 +161,6 @@ async def test_settings_hold_for_one_statement_only(client: AsyncClient) -> None
 
     assert with_settings.result_rows == [(1, 7)]
     assert without.result_rows[0][1] != 7
-
-
-async def test_a_session_keeps_what_was_set_and_its_requests_may_overlap(server: Server) -> None:
-    async with await connect(server, session_id="one") as a, await connect(server, session_id="one") as b:
-        await a.command("SET max_block_size = 11")
-        both = await asyncio.gather(*(c.command("SELECT getSetting('max_block_size') + sleep(0.1)") for c in (a, b)))
-    async with await connect(server, session_id="other") as c:
-        elsewhere = await c.command("SELECT getSetting('max_block_size')")
-
-    assert both == [11, 11]
-    assert elsewhere != 11
 
 
 async def test_raw_query_and_raw_insert_pass_bytes_through(client: AsyncClient) -> None:
@@ -253,7 +238,7 @@ async def test_an_error_arrives_with_its_code_and_text(client: AsyncClient, sql:
     assert "/dev/fd" not in str(caught.value)
 
 
-@pytest.mark.parametrize("compress", [False, "lz4", "zstd", "gzip"])
+@pytest.mark.parametrize("compress", [False, "gzip"])
 async def test_a_failure_in_mid_stream_arrives_as_an_error(server: Server, compress: bool | str) -> None:
     rows = 0
     async with await connect(server, compress=compress) as client:
@@ -300,12 +285,6 @@ async def test_the_engine_behaves_as_the_server_with_the_features_we_rely_on(cli
     assert await client.command("EXISTS TABLE latest") == 1
     assert await client.command("SELECT engine FROM system.tables WHERE name = 'latest'") == "ReplacingMergeTree"
     assert client.server_version == await client.command("SELECT version()")
-
-
-async def test_an_external_table_is_read_like_any_other(client: AsyncClient) -> None:
-    sent = ExternalData(file_name="sent", data=b"1\n5\n", fmt="TSV", structure=["n UInt32"])
-
-    assert (await client.query("SELECT sum(n) FROM sent", external_data=sent)).result_rows == [(6,)]
 
 
 def test_the_sync_client_works_too(server: Server) -> None:
@@ -360,6 +339,14 @@ async def test_a_get_select_answers_with_the_headers_of_a_server(server: Server,
         ("EXISTS DATABASE default", "1\n"),
         ("SELECT [1, 2][1], map('k', 1)['k']", "1\t1\n"),
         ("SELECT '--', `a` FROM (SELECT 2 AS a)", "--\t2\n"),
+        ("SELECT format FROM (SELECT 2 AS format) ORDER BY format ASC", "2\n"),
+        ("SELECT 'FORMAT CSV' AS `\nFORMAT CSV`", "FORMAT CSV\n"),
+        ("((SELECT 1) UNION ALL (SELECT 2)) INTERSECT (SELECT 2) FORMAT CSV", "2\n"),
+        ("SELECT 1 FORMAT Null", ""),
+        (
+            "SELECT 1::UInt8, 'a'||'b', 1e3, NOT 1, CASE WHEN 1 THEN 2 END FORMAT CSVWithNames",
+            '"CAST(\'1\', \'UInt8\')","concat(\'a\', \'b\')","1000.","not(1)","multiIf(1, 2, NULL)"\n1,"ab",1000,0,2\n',
+        ),
     ],
 )
 async def test_sql_of_every_shape_is_understood(
@@ -377,9 +364,13 @@ async def test_sql_of_every_shape_is_understood(
         ("INSERT INTO bodies FORMAT JSONEachRow", b'{"n": 1, "s": "a;b"}\n\n{"n": 2, "s": "X"}'),
         ("", b"INSERT INTO bodies FORMAT TSV\n1\ta;b\n2\tX\n"),
         ("", b"insert into `bodies` (s, n) settings async_insert = 0 format CSV\r\na;b,1\nX,2\n"),
-        ("", b'INSERT INTO bodies FORMAT JSONEachRow SETTINGS async_insert = 0 {"n":1,"s":"a;b"} {"n":2,"s":"X"}'),
         ("", b"INSERT INTO bodies SELECT number + 1, ['a;b', 'X'][number + 1] FROM numbers(2)"),
         ("INSERT INTO bodies", b"SELECT number + 1, ['a;b', 'X'][number + 1] FROM numbers(2)"),
+        (
+            "/* a */ INSERT INTO TABLE default.bodies (* EXCEPT(s), s) -- b",
+            b"\n SETTINGS async_insert=0 VALUES(1, 'a;b') (2, 'X')",
+        ),
+        ("", b"INSERT INTO {t:Identifier} FORMAT CSV  \r\n1,a;b\n2,X"),
     ],
 )
 async def test_an_insert_takes_its_data_wherever_it_stands(
@@ -391,7 +382,7 @@ async def test_an_insert_takes_its_data_wherever_it_stands(
     ):
         async with http.post(server.url, data=sql) as answer:
             assert await answer.read() == b""
-    async with http.post(server.url, params={"query": query}, data=body) as answer:
+    async with http.post(server.url, params={"query": query, "param_t": "bodies"}, data=body) as answer:
         assert (answer.status, await answer.text()) == (200, "")
         assert json.loads(answer.headers["X-ClickHouse-Summary"])["written_rows"] == "2"
     async with http.post(server.url, data="SELECT * FROM bodies ORDER BY n") as answer:
@@ -420,7 +411,6 @@ async def test_an_insert_may_arrive_cut_anywhere(
     ("coding", "pack"),
     [
         ("gzip", lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:])),
-        ("deflate", zlib.compress),
         ("lz4", lambda data: lz4.frame.compress(data[:9]) + lz4.frame.compress(data[9:])),
     ],
 )
@@ -438,24 +428,50 @@ async def test_a_compressed_body_is_inserted_even_in_several_frames(
     assert await client.command("SELECT uniqExact(n), sum(n) >= 19999900000 FROM coded") == ["200000", "1"]
 
 
-async def test_a_coding_that_is_not_available_is_named(server: Server, http: aiohttp.ClientSession) -> None:
-    data = lzma.compress(b"SELECT 1")
-    async with http.post(server.url, data=data, headers={"Content-Encoding": "xz"}) as answer:
-        assert (answer.status, "use gzip, deflate, lz4 or zstd" in await answer.text()) == (415, True)
+def form_with_a_table() -> aiohttp.FormData:
+    form = aiohttp.FormData({"query": "SELECT sum(n) FROM sent"})
+    form.add_field("sent", b"1\n5\n", filename="sent")
+    return form
 
 
-async def test_the_blocks_of_jdbc_clients_work_both_ways(server: Server, http: aiohttp.ClientSession) -> None:
-    packed = BlockEncoder().compress(b"SELECT number FROM numbers(300000)")
-    async with http.post(server.url, params={"decompress": "1", "compress": "1"}, data=packed) as answer:
-        body = await answer.read()
-    decoder = BlockDecoder()
-    rows = b"".join(decoder.feed(body))
-    decoder.end()
-    async with http.post(server.url, params={"decompress": "1"}, data=b"\0" + packed[1:]) as damaged:
-        refusal = await damaged.text()
+@pytest.mark.parametrize(
+    ("params", "headers", "body", "named"),
+    [
+        ({"session_id": "s"}, {}, b"SET max_block_size = 11", "a session"),
+        ({"session_id": "s"}, {}, b"USE default", "a session"),
+        ({"session_id": "s"}, {}, b"create /* a */ temporary table t (n UInt8)", "a session"),
+        ({"session_id": "s", "session_check": "1"}, {}, b"SELECT 1", "a session"),
+        ({"sent_structure": "n UInt32"}, {}, form_with_a_table, "an external table"),
+        ({}, {}, b"KILL QUERY WHERE 1", "KILL QUERY"),
+        ({}, {"Content-Encoding": "zstd"}, b"SELECT 1", "Content-Encoding zstd (send gzip or lz4)"),
+        ({}, {}, "INSERT INTO “t” VALUES (1)".encode(), "INSERT INTO table (columns) FORMAT name"),
+        ({"compress": "1"}, {}, b"SELECT 1", "compression"),
+        ({"decompress": "1"}, {}, b"SELECT 1", "compression"),
+    ],
+)
+async def test_what_only_a_real_server_has_is_answered_with_that(
+    server: Server,
+    http: aiohttp.ClientSession,
+    params: dict[str, str],
+    headers: dict[str, str],
+    body: bytes | Callable[[], aiohttp.FormData],
+    named: str,
+) -> None:
+    data = body if isinstance(body, bytes) else body()
+    async with http.post(server.url, params=params, headers=headers, data=data) as answer:
+        text = await answer.text()
 
-    assert rows == b"".join(b"%d\n" % n for n in range(300_000))
-    assert "Checksum doesn't match" in refusal
+    assert (answer.status, answer.headers["X-ClickHouse-Exception-Code"]) == (501, "48")
+    assert named in text
+    assert "use a real ClickHouse server" in text
+
+
+@pytest.mark.parametrize("accepted", ["zstd, lz4, br, deflate", "gzip;q=0", ""])
+async def test_a_client_that_takes_no_gzip_gets_its_result_plain(
+    server: Server, http: aiohttp.ClientSession, accepted: str
+) -> None:
+    async with http.post(server.url, headers={"Accept-Encoding": accepted}, data="SELECT 1") as answer:
+        assert (answer.headers.get("Content-Encoding"), await answer.read()) == (None, b"1\n")
 
 
 @pytest.mark.parametrize("whole", ["0", "1"])
@@ -510,7 +526,6 @@ async def test_nobody_gets_in_without_the_password(
         ({"query": "INSERT INTO FUNCTION null('n UInt8') VALUES (1)"}, 403, "164"),
         ({"query": "INSERT INTO written_over_get SELECT 1"}, 403, "164"),
         ({"query": "SELECT 1", "readonly": "0"}, 403, "164"),
-        ({"query": "SELECT 1", "session_id": "new", "session_check": "1"}, 404, "372"),
         ({"query": ""}, 400, "62"),
     ],
 )
@@ -608,30 +623,27 @@ async def test_a_client_may_leave_at_any_moment(server: Server, client: AsyncCli
     await until(lambda: _ended(client, mark))
 
 
-async def test_an_insert_whose_client_leaves_is_not_finished(
+async def test_of_an_insert_that_is_cut_off_nothing_is_stored(
     server: Server, http: aiohttp.ClientSession, client: AsyncClient
 ) -> None:
     await client.command("CREATE OR REPLACE TABLE cut_off (n UInt32) ENGINE = MergeTree ORDER BY n")
     began = asyncio.Event()
 
     async def half() -> AsyncIterator[bytes]:
-        yield b'{"n": 1}\n'
+        yield b'{"n": 1}\n' * 200_000
         began.set()
         await asyncio.sleep(60)
 
     params = {"query": "INSERT INTO cut_off FORMAT JSONEachRow"}
     request = asyncio.create_task(http.post(server.url, params=params, data=half()))
     await began.wait()
-    await until(lambda: _running(client, "INSERT INTO cut_off"))
+    assert not await _running(client, "INSERT INTO cut_off")
     request.cancel()
     with suppress(asyncio.CancelledError):
         await request
+    await client.command("INSERT INTO cut_off VALUES (2)")
 
-    async def gone() -> bool:
-        return not await _running(client, "INSERT INTO cut_off")
-
-    await until(gone)
-    assert await client.command("SELECT count() FROM cut_off") == 0
+    assert await client.command("SELECT groupArray(n) FROM cut_off") == "[2]"
 
 
 # --- the process ---
@@ -665,7 +677,7 @@ async def test_sigterm_lets_a_running_statement_finish(tmp_path: Path) -> None:
     try:
         async with await connect(running) as client:
             sleeper = asyncio.create_task(client.query("SELECT sleep(1.5), 'done'"))
-            await until(lambda: _running(client, "sleep(1.5), "))
+            await until(lambda: _running(client, "sleep(1.5),"))
             running.process.send_signal(signal.SIGTERM)
             answer = await sleeper
     finally:

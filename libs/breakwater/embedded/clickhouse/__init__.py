@@ -1,5 +1,5 @@
 """The ClickHouse engine in a process of its own, behind ClickHouse's HTTP interface.
 
-`errors` what goes wrong and its HTTP status, `sql` what a request's text asks for, `codec` compression, `engine` chdb
-and its threads, `request` a request as a value, `http` the protocol, `__main__` the process.
+`errors` what goes wrong and its HTTP status, `access` who may do what, `request` a request as a value, `sql` where a
+statement names a file, `engine` chdb and its threads, `http` the protocol, `__main__` the process.
 """

@@ -13,7 +13,7 @@ from aiohttp import web
 from breakwater.embedded.clickhouse.access import Role
 from breakwater.embedded.clickhouse.engine import DataDirectoryError, Engine
 from breakwater.embedded.clickhouse.http import application
-from breakwater.embedded.clickhouse.request import User, Users
+from breakwater.embedded.clickhouse.request import Users
 from breakwater.files import raise_file_limit
 
 _STOP_SECONDS = 3.0  # for answers to be finished
@@ -44,16 +44,16 @@ def _password(file: Path) -> str:
     return password
 
 
-async def _serve(engine: Engine, users: Users, data: Path, host: str, port: int) -> None:
+async def _serve(engine: Engine, users: Users, host: str, port: int) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     runner = web.AppRunner(
-        application(engine, users, data / "tmp"),
+        application(engine, users),
         access_log=None,
         handler_cancellation=True,  # a client that leaves cancels its query
-        auto_decompress=False,  # aiohttp knows fewer codings, and decodes on the event loop
+        auto_decompress=False,  # aiohttp does not notice where a body was cut off
         max_line_size=_LONGEST_URL,
         max_field_size=_LONGEST_HEADER,
         keepalive_timeout=60.0,
@@ -81,9 +81,9 @@ def main(argv: list[str] | None = None) -> int:
     """
     asked = _arguments(argv)
     try:
-        users = [User(asked.user, _password(asked.password_file), Role.PLANE)]
+        users = {asked.user: (_password(asked.password_file), Role.PLANE)}
         if asked.reader_password_file is not None:
-            users.append(User("reader", _password(asked.reader_password_file), Role.READER))
+            users["reader"] = (_password(asked.reader_password_file), Role.READER)
         engine = Engine.open(asked.data)
     except (ValueError, DataDirectoryError) as error:
         sys.stderr.write(f"clickhouse: {error}\n")
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     raise_file_limit(_OPEN_FILES)
     code = 0
     try:
-        uvloop.run(_serve(engine, Users(tuple(users)), asked.data, asked.host, asked.port))
+        uvloop.run(_serve(engine, users, asked.host, asked.port))
     except OSError as error:
         sys.stderr.write(f"clickhouse: cannot listen on {asked.host}:{asked.port}: {error.strerror or error}\n")
         code = 1

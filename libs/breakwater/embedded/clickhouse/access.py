@@ -81,8 +81,8 @@ _KINDS = {
     Role.READER: _READS,
     Role.PLANE: _READS
     | {
-        "ALTER", "CHECK", "CREATE", "DELETE", "DROP", "EXCHANGE", "INSERT", "KILL", "OPTIMIZE", "RENAME", "SYSTEM",
-        "TRUNCATE", "UNDROP", "UPDATE",
+        "ALTER", "CHECK", "CREATE", "DELETE", "DROP", "EXCHANGE", "INSERT", "OPTIMIZE", "RENAME", "SYSTEM", "TRUNCATE",
+        "UNDROP", "UPDATE",
     },
 }  # fmt: skip
 
@@ -123,14 +123,14 @@ def users_xml() -> str:
     )
 
 
-def check(canonical: str, role: Role, sources: frozenset[str], way_out: str | None = None) -> None:
+def check(canonical: str, role: Role, sources: frozenset[str], file: str | None = None) -> None:
     """Refuse what the role may not do and the engine would let it.
 
     Args:
         canonical: the statement as the engine's `formatQuery` writes it.
         role: whose statement it is.
         sources: from `source_functions`.
-        way_out: the only literal that may follow INTO OUTFILE, and must; None for no INTO OUTFILE.
+        file: the only literal that may follow INTO OUTFILE or FROM INFILE, once, and must; None for neither of them.
 
     Raises:
         ClickHouseError: ACCESS_DENIED or INTO_OUTFILE_NOT_ALLOWED.
@@ -142,11 +142,9 @@ def check(canonical: str, role: Role, sources: frozenset[str], way_out: str | No
     sets_no_setting = first == "SET" and tokens[2] != ("other", "=")  # SET ROLE, for one
     if first not in _KINDS[role] or sets_no_setting or ("PARALLEL", "WITH") in pairs:
         raise _denied(role, f"a statement of the kind {first}")
-    ways = [tokens[at + 2] for at, pair in enumerate(pairs) if pair == ("INTO", "OUTFILE")]
-    if ways != ([] if way_out is None else [("literal", way_out)]):
-        raise ClickHouseError.of(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed")
-    if ("FROM", "INFILE") in pairs:
-        raise _denied(role, "FROM INFILE")
+    named = [tokens[at + 2] for at, pair in enumerate(pairs) if pair in (("INTO", "OUTFILE"), ("FROM", "INFILE"))]
+    if named != ([] if file is None else [("literal", file)]):
+        raise ClickHouseError.of(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed, nor is FROM INFILE")
     for (kind, text), (_, after) in pairwise(tokens):
         name = text.lower() if kind in ("word", "quoted") else ""
         if name in _REFUSED_ANYWHERE or (after == "(" and name in sources):

@@ -1,23 +1,25 @@
 """The chdb engine: one data directory, and the threads that statements run on.
 
 Results leave through a pipe (`INTO OUTFILE`): the engine writes any format as its server would, memory stays flat, and
-a slow reader slows the engine instead of filling a buffer.
+a slow reader slows the engine instead of filling a buffer. The data of an INSERT is read from a file: chdb's streaming
+insert reports no failure of its commit, as on a full disk.
 """
 
 import asyncio
 import fcntl
+import json
 import os
 import re
 import secrets
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import ModuleType
 from typing import Protocol, cast
 from urllib.parse import quote
@@ -32,7 +34,8 @@ from breakwater.embedded.clickhouse.access import (
     users_xml,
 )
 from breakwater.embedded.clickhouse.errors import ClickHouseError
-from breakwater.embedded.clickhouse.sql import Command, Insert, ResultQuery
+from breakwater.embedded.clickhouse.request import Ask
+from breakwater.embedded.clickhouse.sql import Statement
 from breakwater.embedded.process import until_readable
 from breakwater.files import write_private
 
@@ -58,8 +61,7 @@ Inserts are refused, and merges not begun, while there is still some space: a pa
 its end can't be read again."""
 
 _SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"
-_CHECKED_AS = "'/dev/fd/0'"  # the way out in a text that is checked, where its number is not known yet
-_WAY_OUT = re.compile(r"\s*(?:INTO )?OUTFILE '/dev/fd/\d+' APPEND /\* statement \w* \*/ FORMAT \w+")
+_CHECKED_AS = "'/dev/fd/0'"  # stands in a text that is checked for the number of the pipe or file
 _LONGEST_REMEMBERED = 1 << 14
 _PARSED_WITHIN = re.compile(r": In scope SELECT formatQuery.*(?= \([A-Z_]+\)\s*$)", re.DOTALL)
 
@@ -76,114 +78,57 @@ class _Result(Protocol):
     def storage_bytes_read(self) -> int: ...
 
 
-class _Inserter(Protocol):
-    """An insert that takes its data piece by piece."""
-
-    def append(self, data: bytes) -> None: ...
-    def finish(self) -> object: ...
-
-
 class _Handle(Protocol):
     """The part of chdb's Connection that is used here; the last handle that is closed stops the engine."""
 
     def query(self, query: bytes, format: str, params: dict[str, str] | None = None) -> _Result: ...  # noqa: A002
-    def send_insert(self, query: str, format: str) -> _Inserter: ...  # noqa: A002
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalTable:
-    """Data that came with a query, to be read as a table of that name."""
-
-    name: str
-    structure: str
-    format: str
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a statement runs under.
-
-    Attributes:
-        role: whose statement it is.
-        database: the current database, empty for `default`.
-        settings: names and values, applied with SET and checked by the engine.
-        parameters: values of `{name:Type}`, in the engine's escaped text form, without `param_`.
-        readonly: refuse writes, as GET does.
-        session: SET and USE statements of the session, run first.
-        external: temporary tables to fill before the statement runs.
-    """
-
-    role: Role | None = None
-    database: str = ""
-    settings: tuple[tuple[str, str], ...] = ()
-    parameters: tuple[tuple[str, str], ...] = ()
-    readonly: bool = False
-    session: tuple[bytes, ...] = ()
-    external: tuple[ExternalTable, ...] = ()
+def summary(result: _Result | None) -> str:
+    """Write X-ClickHouse-Summary, a JSON object of strings: what a statement read and wrote, or nothing yet."""
+    figures = dict.fromkeys(("read_rows", "read_bytes", "written_rows", "written_bytes", "result_rows"), 0)
+    figures |= {"total_rows_to_read": 0, "result_bytes": 0, "elapsed_ns": 0}
+    if result is not None:  # false by itself where it has no bytes
+        figures |= {
+            "read_rows": result.storage_rows_read(),
+            "read_bytes": result.storage_bytes_read(),
+            "written_rows": result.rows_written(),
+            "written_bytes": result.bytes_written(),
+            "result_rows": result.rows_read(),
+            "elapsed_ns": int(result.elapsed() * 1e9),
+        }
+    return json.dumps({name: str(figure) for name, figure in figures.items()}, separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What a statement read and wrote."""
-
-    read_rows: int = 0
-    read_bytes: int = 0
-    written_rows: int = 0
-    written_bytes: int = 0
-    result_rows: int = 0
-    elapsed_ns: int = 0
+def _escaped(text: str, quote: str = "'") -> str:
+    """Write a text as a SQL literal, or with backticks as an identifier."""
+    return quote + text.replace("\\", "\\\\").replace(quote, "\\" + quote) + quote
 
 
-def quoted(text: str) -> str:
-    """Write a text as a SQL string literal."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def _bytes(sql: str) -> bytes:
+    return sql.encode(errors="surrogateescape")  # a literal may hold any bytes
 
 
-def _identifier(name: str) -> str:
-    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
-
-
-def counts_of(result: _Result) -> Counts:
-    """Read what a statement read and wrote."""
-    return Counts(
-        read_rows=result.storage_rows_read(),
-        read_bytes=result.storage_bytes_read(),
-        written_rows=result.rows_written(),
-        written_bytes=result.bytes_written(),
-        result_rows=result.rows_read(),
-        elapsed_ns=int(result.elapsed() * 1e9),
-    )
-
-
-def _prepare(handle: _Handle, context: Context) -> None:
+def _prepare(handle: _Handle, ask: Ask) -> None:
     def run(sql: str) -> None:
-        handle.query(sql.encode(), "TabSeparated")
+        handle.query(_bytes(sql), "TabSeparated")
 
     def set_(*settings: tuple[str, str]) -> None:
-        run("SET " + ", ".join(f"{name} = {quoted(value)}" for name, value in settings))
+        run("SET " + ", ".join(f"{name} = {_escaped(value)}" for name, value in settings))
 
-    if context.role is not None:
-        run(f"SET ROLE {context.role}")
-    if context.role is Role.READER:
+    run(f"SET ROLE {ask.role}")
+    if ask.role is Role.READER:
         # Of the profile chdb takes the constraints, and not the values.
         # 2: settings may change, this one and the data may not
         limits = {**READER_LIMITS, "max_execution_time": MAX_EXECUTION_S, "readonly": 2}
         set_(("profile", "reader"), *((name, str(value)) for name, value in limits.items()))
-    for statement in context.session:
-        handle.query(statement, "TabSeparated")
-    if context.database:
-        run(f"USE {_identifier(context.database)}")
-    for table in context.external:
-        run(f"CREATE TEMPORARY TABLE {_identifier(table.name)} ({table.structure})")
-        inserter = handle.send_insert(f"INSERT INTO {_identifier(table.name)}", table.format)
-        inserter.append(table.data)
-        inserter.finish()
-    if context.readonly and context.role is not Role.READER:  # as a server sets it for GET
+    if ask.database:
+        run(f"USE {_escaped(ask.database, '`')}")
+    if ask.readonly and ask.role is not Role.READER:  # as a server sets it for GET
         set_(("readonly", "2"))
-    if context.settings:
-        set_(*context.settings)
+    if ask.settings:
+        set_(*ask.settings)
 
 
 class DataDirectoryError(Exception):
@@ -193,7 +138,7 @@ class DataDirectoryError(Exception):
 class RowStream:
     """The result of a statement, read as the engine makes it. Close it, read to the end or not."""
 
-    def __init__(self, read_fd: int, outcome: "Future[Counts]", cancel: Callable[[], None]) -> None:
+    def __init__(self, read_fd: int, outcome: "Future[str]", cancel: Callable[[], None]) -> None:
         self._fd = read_fd
         self._outcome = outcome
         self._cancel = cancel
@@ -206,11 +151,11 @@ class RowStream:
             except BlockingIOError:
                 await until_readable(self._fd)
 
-    async def outcome(self) -> Counts:
+    async def outcome(self) -> str:
         """Wait for the statement's end.
 
         Returns:
-            What it read.
+            Its summary.
 
         Raises:
             ClickHouseError: it failed, before or after some of its result was read.
@@ -230,6 +175,7 @@ class Engine:
 
     def __init__(self, data: Path, connect: Callable[[str], _Handle]) -> None:
         self._path = str(data)
+        self.temporary = data / "tmp"  # the engine's own, and on the same disk
         self._connect = connect
         # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
         self._readers = ThreadPoolExecutor(_READERS, "clickhouse-read")
@@ -237,7 +183,7 @@ class Engine:
         self._limited = ThreadPoolExecutor(READER_SLOTS, "clickhouse-limited")
         self._writers = ThreadPoolExecutor(_WRITERS, "clickhouse-write")
         self._cancels = ThreadPoolExecutor(_READERS, "clickhouse-cancel")  # one for each, as one may end slowly
-        self._running: set[Future[Counts]] = set()
+        self._running: set[Future[str]] = set()
         # The engine lives as long as one handle is open, and takes its server settings from the first one.
         self._keeper = connect(f"{self._path}?{_SERVER_SETTINGS}{_access(data)}")
         self._keeper.query(f"DROP DATABASE {_FILES}".encode(), "TabSeparated")
@@ -248,7 +194,7 @@ class Engine:
         self._parser = connect(self._path)
         self._parser.query(b"SET max_query_size = 1000000000", "TabSeparated")
         self._parser_lock = threading.Lock()
-        self._checked = lru_cache(1024)(self._parse_and_check)
+        self._remembered = lru_cache(1024)(self._parse)
 
     @classmethod
     def open(cls, data: Path) -> "Engine":
@@ -283,46 +229,44 @@ class Engine:
             raise DataDirectoryError(f"the engine cannot open the data directory {path}: {error}") from error
 
     @contextmanager
-    def _prepared(self, context: Context) -> Generator[_Handle]:
-        """A handle for one statement, closed after it. Raises ClickHouseError: preparing or using it failed."""
+    def _handle(self) -> Generator[_Handle]:
+        """A handle for one statement, closed after it. Raises ClickHouseError: opening or using it failed."""
         try:
             handle = self._connect(self._path)
-        except RuntimeError as error:
+            try:
+                yield handle
+            finally:
+                handle.close()
+        except RuntimeError as error:  # chdb has no class of its own
             raise ClickHouseError.from_engine(str(error)) from error
-        try:
-            _prepare(handle, context)
-            yield handle
-        except RuntimeError as error:  # chdb's own errors are RuntimeErrors too
-            raise ClickHouseError.from_engine(str(error)) from error
-        finally:
-            handle.close()
 
-    def _check(self, sql: bytes, role: Role | None, way_out: str | None = None) -> None:
-        """Have the engine parse a statement, and refuse what the role may not do. Raises ClickHouseError."""
-        if role is not None:
-            (self._checked if len(sql) < _LONGEST_REMEMBERED else self._parse_and_check)(sql, role, way_out)
+    def canonical(self, sql: str) -> str:
+        """Have the engine parse one statement and write it: without comments, and with straight quotes only.
 
-    def _parse_and_check(self, sql: bytes, role: Role, way_out: str | None) -> None:
-        literal = sql.replace(b"\\", b"\\\\").replace(b"'", b"\\'")
+        Raises:
+            ClickHouseError: it is none, or more than one.
+        """
+        return (self._remembered if len(sql) < _LONGEST_REMEMBERED else self._parse)(sql)
+
+    def _parse(self, sql: str) -> str:
         try:
             with self._parser_lock:
-                parsed = self._parser.query(b"SELECT formatQuery('" + literal + b"')", "RawBLOB").bytes()
+                parsed = self._parser.query(_bytes(f"SELECT formatQuery({_escaped(sql)})"), "RawBLOB").bytes()
         except RuntimeError as error:
             refused = ClickHouseError.from_engine(str(error))
             raise ClickHouseError(refused.code, _PARSED_WITHIN.sub("", refused.text)) from error
-        check(parsed.decode(errors="replace"), role, self._sources, way_out)
+        return parsed.decode(errors="surrogateescape")
 
-    def rows(self, statement: ResultQuery, default_format: str, context: Context) -> RowStream:
-        """Start a statement that has a result.
+    def _run(self, statement: Statement, ask: Ask, file: str = "") -> _Result:
+        """Run a statement with the literal of its file, if the role may. Raises ClickHouseError."""
+        checked = statement.text(_CHECKED_AS)
+        check(self.canonical(checked), ask.role, self._sources, _CHECKED_AS if statement.after else None)
+        with self._handle() as handle:
+            _prepare(handle, ask)
+            return handle.query(_bytes(statement.text(file)), statement.format, params=dict(ask.parameters))
 
-        Args:
-            statement: from `read_statement`.
-            default_format: used when the statement names none.
-            context: what it runs under.
-
-        Returns:
-            Its result as a stream.
-        """
+    def rows(self, statement: Statement, ask: Ask) -> RowStream:
+        """Start a statement that has a result, and give that as a stream."""
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         if hasattr(fcntl, "F_SETPIPE_SZ"):
@@ -330,22 +274,13 @@ class Engine:
                 fcntl.fcntl(read_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         mark = secrets.token_hex(8)
 
-        def with_way_out(file: str) -> bytes:
-            way = f"\nINTO OUTFILE {file} APPEND /* statement {mark} */ FORMAT {statement.format or default_format}"
-            return statement.before + way.encode() + statement.after
-
-        def run() -> Counts:
+        def run() -> str:
             try:
-                self._check(with_way_out(_CHECKED_AS).replace(mark.encode(), b""), context.role, _CHECKED_AS)
-                with self._prepared(context) as handle:
-                    sql = with_way_out(f"'/dev/fd/{write_fd}'")
-                    return counts_of(handle.query(sql, "TabSeparated", params=dict(context.parameters)))
-            except ClickHouseError as error:
-                raise ClickHouseError(error.code, _WAY_OUT.sub("", error.text)) from error
+                return summary(self._run(statement, ask, f"'/dev/fd/{write_fd}' /* statement {mark} */"))
             finally:
                 os.close(write_fd)
 
-        started = self._submit(self._limited if context.role is Role.READER else self._readers, run)
+        started = self._submit(self._limited if ask.role is Role.READER else self._readers, run)
 
         def cancel() -> None:
             if started.cancel():
@@ -356,110 +291,53 @@ class Engine:
 
         return RowStream(read_fd, started, cancel)
 
-    def _end(self, mark: str, running: "Future[Counts]", read_fd: int) -> None:
+    def _end(self, mark: str, running: "Future[str]", read_fd: int) -> None:
         """End a statement whose reader has left, and close its pipe then.
 
         A statement that is still being parsed is not found, so it is killed until it has ended; and it would wait for
         ever for a reader to open the pipe, or to empty it, if the pipe were closed before.
         """
+        # The mark is cut in two: a KILL whose own text held it would find itself.
+        kill = f"KILL QUERY WHERE position(query, concat('statement ', '{mark}')) > 0 ASYNC".encode()
         try:
             while not running.done():
-                self._kill(mark)
+                with self._handle() as handle:
+                    handle.query(kill, "TabSeparated")
                 with suppress(BlockingIOError):
                     os.read(read_fd, _PIPE_BYTES)
                 wait([running], timeout=_KILL_AGAIN_S)
         finally:
             os.close(read_fd)
 
-    def _kill(self, mark: str) -> None:
-        # The mark is cut in two: a KILL whose own text held it would find itself.
-        kill = f"KILL QUERY WHERE position(query, concat('statement ', '{mark}')) > 0 ASYNC".encode()
-        with self._prepared(Context()) as handle:
-            handle.query(kill, "TabSeparated")
-
-    async def command(self, statement: Command, output_format: str, context: Context) -> tuple[bytes, Counts]:
-        """Run a statement that is neither a query nor an insert with data.
+    async def execute(self, statement: Statement, ask: Ask, data: Iterator[bytes]) -> tuple[bytes, str]:
+        """Run a statement whose result, if it has one, is short: an INSERT or a command.
 
         Args:
             statement: from `read_statement`.
-            output_format: for the few commands that answer something.
-            context: what it runs under.
+            ask: what it runs under.
+            data: for an INSERT; read on a thread, may block and raise.
 
         Returns:
-            Its answer, mostly empty, and what it wrote.
-
-        Raises:
-            ClickHouseError: it failed.
-        """
-        answer = b""
-
-        def run() -> Counts:
-            nonlocal answer
-            self._check(statement.text, context.role)
-            with self._prepared(context) as handle:
-                result = handle.query(statement.text, output_format, params=dict(context.parameters))
-                answer = result.bytes() or b""
-                return counts_of(result)
-
-        counts = await asyncio.wrap_future(self._submit(self._writers, run))
-        return answer, counts
-
-    async def insert(self, statement: Insert, read: Callable[[], bytes], context: Context) -> Counts:
-        """Insert data piece by piece.
-
-        Args:
-            statement: from `read_insert`.
-            read: gives the next bytes, empty at the end; called on a thread, may block and raise.
-            context: what it runs under.
-
-        Returns:
-            What was written.
+            Its answer, mostly empty, and its summary.
 
         Raises:
             ClickHouseError: it failed. Blocks that were already written stay, as in a server.
         """
+        answer = b""
 
-        # Through a pipe, as results leave: chdb's streaming insert reports no failure of its commit, as on a full disk.
-        def run() -> Counts:
-            self._check(statement.target + statement.settings + b" FORMAT Native", context.role)
-            with self._prepared(context) as handle:
-                read_fd, write_fd = os.pipe()
-                if hasattr(fcntl, "F_SETPIPE_SZ"):
-                    with suppress(PermissionError):
-                        fcntl.fcntl(write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-                mark = secrets.token_hex(8)
-                feeding = threading.Thread(target=feed, args=(write_fd, mark), name="clickhouse-feed")
-                feeding.start()
-                way_in = f" FROM INFILE '/dev/fd/{read_fd}' /* statement {mark} */ ".encode()
-                sql = statement.target + way_in + statement.settings + f" FORMAT {statement.format}".encode()
-                try:
-                    return counts_of(handle.query(sql, "TabSeparated", params=dict(context.parameters)))
-                except RuntimeError:
-                    if unread:  # why it was stopped
-                        raise unread[0] from None
-                    raise
-                finally:
-                    os.close(read_fd)  # ends the feeding of a statement that failed
-                    feeding.join()
+        def run() -> str:
+            nonlocal answer
+            with TemporaryFile(dir=self.temporary) as file:
+                file.writelines(data if statement.after else ())
+                file.seek(0)
+                result = self._run(statement, ask, f"'/dev/fd/{file.fileno()}'")
+                answer = result.bytes() or b""
+                return summary(result)
 
-        unread: list[BaseException] = []
+        ended = await asyncio.wrap_future(self._submit(self._writers, run))
+        return answer, ended
 
-        def feed(write_fd: int, mark: str) -> None:
-            try:
-                while piece := read():
-                    while piece := piece[os.write(write_fd, piece) :]:
-                        pass
-            except BrokenPipeError:
-                pass  # the statement has failed, and says why
-            except BaseException as error:  # noqa: BLE001  raised by the statement
-                unread.append(error)
-                self._kill(mark)
-            finally:
-                os.close(write_fd)
-
-        return await asyncio.wrap_future(self._submit(self._writers, run))
-
-    def _submit(self, pool: ThreadPoolExecutor, run: Callable[[], Counts]) -> "Future[Counts]":
+    def _submit(self, pool: ThreadPoolExecutor, run: Callable[[], str]) -> "Future[str]":
         started = pool.submit(run)
         self._running.add(started)
         started.add_done_callback(self._running.discard)

@@ -12,19 +12,15 @@ from enum import IntEnum
 class Code(IntEnum):
     """The codes of the errors that are raised here and not by the engine."""
 
-    SYNTAX_ERROR = 62
-    READONLY = 164
-    ACCESS_DENIED = 497
-    NOT_IMPLEMENTED = 48
-    TOO_MANY_BYTES = 307
-    UNKNOWN_SETTING = 115
     BAD_ARGUMENTS = 36
+    NOT_IMPLEMENTED = 48
+    UNKNOWN_SETTING = 115
+    READONLY = 164
     CANNOT_DECOMPRESS = 271
-    UNKNOWN_COMPRESSION_METHOD = 89
+    TOO_MANY_BYTES = 307
     INTO_OUTFILE_NOT_ALLOWED = 348
-    SESSION_NOT_FOUND = 372
+    ACCESS_DENIED = 497
     AUTHENTICATION_FAILED = 516
-    UNKNOWN_TYPE_OF_QUERY = 78
     UNKNOWN_EXCEPTION = 1002
 
 
@@ -78,3 +74,11 @@ class ClickHouseError(Exception):
     def status(self) -> int:
         """The HTTP status a ClickHouse server gives this code."""
         return _STATUS_OF_CODE.get(self.code, 500)
+
+
+def unavailable(what: str) -> ClickHouseError:
+    """Make the error (HTTP 501) for what ClickHouse's protocol has and this process has not."""
+    return ClickHouseError.of(
+        Code.NOT_IMPLEMENTED,
+        f"The local ClickHouse of Breakwater does not have {what}; use a real ClickHouse server for it",
+    )

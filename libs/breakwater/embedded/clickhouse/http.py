@@ -1,36 +1,42 @@
 """ClickHouse's HTTP interface: one request, one statement of the engine."""
 
 import asyncio
-import json
+import gzip
 import secrets
 import sys
 import tempfile
-import time
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
+from typing import BinaryIO, cast
 
-from aiohttp import ClientPayloadError, StreamReader, web
+from aiohttp import ClientPayloadError, web
 from aiohttp.web_request import FileField
 
 from breakwater.embedded.clickhouse.access import READER_LIMITS, Role
-from breakwater.embedded.clickhouse.codec import BlockDecoder, BlockEncoder, Decoder, Encoder, decoder, encoder
-from breakwater.embedded.clickhouse.engine import Context, Counts, Engine, ExternalTable, RowStream
-from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
-from breakwater.embedded.clickhouse.request import QueryRequest, Users, given_credentials, read_query_request
-from breakwater.embedded.clickhouse.sql import Command, Insert, ResultQuery, Statement, read_insert, read_statement
+from breakwater.embedded.clickhouse.engine import Engine, RowStream, summary
+from breakwater.embedded.clickhouse.errors import ClickHouseError, Code, unavailable
+from breakwater.embedded.clickhouse.request import Ask, Users, authenticate, read_ask
+from breakwater.embedded.clickhouse.sql import Statement, find_data, read_statement
 
-MAX_BODY_BYTES = 4 << 30
+MAX_BODY_BYTES = 4 << 30  # as received, and decoded
 
 _LONGEST_SQL = 16 << 20  # a statement without inline data; the engine has its own, smaller max_query_size
+_LARGEST_FORM = 64 << 20
 
 EXCEPTION_TAG = "X-ClickHouse-Exception-Tag"
-_HELD_IN_MEMORY = 16 << 20  # wait_end_of_query holds all of a result: the rest goes to a file
-_PIECE = 1 << 18
+_HELD_IN_MEMORY = 16 << 20  # of a body, and of a result that wait_end_of_query holds: the rest goes to a file
+_HELD_BACK = 1 << 20  # a failure within the first bytes still gets an HTTP status of its own
+_PIECE = 1 << 20
 _INLINE = 1 << 16  # compressing less than this costs less than a thread
+_GZIP_LEVEL = 3  # a server's own
 _EXCEPTION_LINGER_S = 3.0
 _LONGEST_EXCEPTION = 15 << 10  # clients look for a block of at most 16 KiB
+_LONGEST_ANSWER_S = READER_LIMITS["max_execution_time"] * 2  # waiting for its turn included
+_IDENTITY = ("X-ClickHouse-Server-Display-Name", "X-ClickHouse-Query-Id", "X-ClickHouse-Timezone")
 
 _CONTENT_TYPES = (  # by the beginning of a format's name; the longest that fits comes first
     ("JSONEachRow", "application/x-ndjson; charset=UTF-8"),
@@ -56,35 +62,25 @@ def content_type(format_name: str) -> str:
     return next((kind for start, kind in _CONTENT_TYPES if format_name.startswith(start)), "text/plain; charset=UTF-8")
 
 
-def summary(counts: Counts) -> str:
-    """Write X-ClickHouse-Summary: a JSON object of strings."""
-    figures = {**asdict(counts), "total_rows_to_read": 0, "result_bytes": 0}
-    return json.dumps({name: str(figure) for name, figure in figures.items()}, separators=(",", ":"))
-
-
 class _Packer:
     """Compresses an answer, off the event loop when it is worth it."""
 
-    def __init__(self, ask: QueryRequest) -> None:
-        self._encoder: Encoder | None = None
-        if ask.native_out:
-            self._encoder = BlockEncoder()
-        elif ask.coding is not None:
-            self._encoder = encoder(ask.coding, ask.compression_level)
+    def __init__(self, compress: bool) -> None:
+        self._gzip = zlib.compressobj(_GZIP_LEVEL, wbits=31) if compress else None
 
     async def pack(self, data: bytes) -> bytes:
-        if self._encoder is None:
+        if self._gzip is None:
             return data
         if len(data) < _INLINE:
-            return self._encoder.compress(data)
-        return await asyncio.to_thread(self._encoder.compress, data)
+            return self._gzip.compress(data)
+        return await asyncio.to_thread(self._gzip.compress, data)
 
     def end(self) -> bytes:
-        return b"" if self._encoder is None else self._encoder.flush()
+        return b"" if self._gzip is None else self._gzip.flush()
 
 
 async def send_rows(
-    request: web.Request, ask: QueryRequest, stream: RowStream, headers: dict[str, str], directory: Path, version: str
+    request: web.Request, ask: Ask, stream: RowStream, headers: dict[str, str], directory: Path, version: str
 ) -> web.StreamResponse:
     """Send a result.
 
@@ -104,7 +100,7 @@ async def send_rows(
     """
     with tempfile.SpooledTemporaryFile(_HELD_IN_MEMORY, dir=str(directory)) as held:
         size, ended = 0, False
-        while ask.whole or size < max(ask.buffer_bytes, 1):
+        while ask.whole or size < _HELD_BACK:
             chunk = await stream.read()
             if not chunk:
                 ended = True
@@ -112,16 +108,16 @@ async def send_rows(
             held.write(chunk)
             size += len(chunk)
         if ended:
-            headers["X-ClickHouse-Summary"] = summary(await stream.outcome())
+            headers["X-ClickHouse-Summary"] = await stream.outcome()
         if request.method == "HEAD" or (ended and not size):
             return web.Response(headers=headers)
-        if ask.coding is not None:
-            headers["Content-Encoding"] = ask.coding
+        if ask.gzip:
+            headers["Content-Encoding"] = "gzip"
         held.seek(0)
-        packer = _Packer(ask)
+        packer = _Packer(ask.gzip)
         if ended and size <= _PIECE:
             return web.Response(body=await packer.pack(held.read()) + packer.end(), headers=headers)
-        headers.setdefault("X-ClickHouse-Summary", summary(Counts()))
+        headers.setdefault("X-ClickHouse-Summary", summary(None))
         answer = web.StreamResponse(headers=headers)
         await answer.prepare(request)
         while piece := held.read(_PIECE):
@@ -154,141 +150,87 @@ def _exception_block(text: str, tag: str) -> bytes:
     )
 
 
-_LONGEST_ANSWER_S = READER_LIMITS["max_execution_time"] * 2  # waiting for its turn included
-_PROOF_BYTES = 1024
-_LARGEST_FORM = 64 << 20
-_MOST_STATEMENTS = 1000
-_IDENTITY = ("X-ClickHouse-Server-Display-Name", "X-ClickHouse-Query-Id", "X-ClickHouse-Timezone")
+async def _receive(request: web.Request, received: BinaryIO) -> None:
+    """Take a body to its end before anything is done with it: of one that is cut off, nothing is stored."""
+    try:
+        async for piece in request.content.iter_any():
+            if received.tell() + len(piece) > MAX_BODY_BYTES:
+                raise _too_large("request body", MAX_BODY_BYTES)
+            received.write(piece)
+    except (ClientPayloadError, ConnectionError) as error:
+        raise ClickHouseError.of(Code.CANNOT_DECOMPRESS, f"the request body was cut off: {error}") from error
+    received.seek(0)
 
 
-class Body:
-    """The bytes of a body after all its decoders; only one reader at a time."""
-
-    def __init__(self, stream: StreamReader, decoders: list[Decoder], limit: int = MAX_BODY_BYTES) -> None:
-        self._stream = stream
-        self._decoders = decoders
-        self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._pieces: Iterator[bytes] = iter(())
-        self._given = 0
-        self._ended = False
-
-    async def read(self) -> bytes:
-        """Give the next decoded bytes, empty at the end.
-
-        Raises:
-            ClickHouseError: not decodable, cut off, or over the limit.
-        """
-        while True:
-            piece = self._next_piece()
-            if piece or self._ended:
-                return piece
-            self._take(await self._receive())
-
-    def read_on_thread(self) -> bytes:
-        """Do what `read` does from a thread, where decoding then costs the event loop nothing."""
-        while True:
-            piece = self._next_piece()
-            if piece or self._ended:
-                return piece
-            self._take(asyncio.run_coroutine_threadsafe(self._receive(), self._loop).result())
-
-    async def _receive(self) -> bytes:
-        try:
-            return await self._stream.readany()
-        except (ClientPayloadError, ConnectionError) as error:
-            raise ClickHouseError.of(Code.CANNOT_DECOMPRESS, f"the request body was cut off: {error}") from error
-
-    def _next_piece(self) -> bytes:
-        piece = next((piece for piece in self._pieces if piece), b"")
-        self._given += len(piece)
-        if self._given > self._limit:
-            raise ClickHouseError.of(
-                Code.TOO_MANY_BYTES,
-                f"the request body is larger than {self._limit} bytes when decoded: send it in several requests",
-            )
-        return piece
-
-    def _take(self, received: bytes) -> None:
-        if received:
-            self._pieces = self._decoded(received, 0)
-            return
-        for one in self._decoders:
-            one.end()
-        self._ended = True
-
-    def _decoded(self, data: bytes, step: int) -> Iterator[bytes]:
-        if step == len(self._decoders):
-            yield data
-            return
-        for piece in self._decoders[step].feed(data):
-            yield from self._decoded(piece, step + 1)
+def _decoded(received: BinaryIO, content_encoding: str) -> BinaryIO:
+    match content_encoding.strip().lower():
+        case "" | "identity":
+            return received
+        case "gzip":
+            return cast("BinaryIO", gzip.GzipFile(fileobj=received, mode="rb"))
+        case "lz4":  # the sink's
+            return cast("BinaryIO", import_module("lz4.frame").LZ4FrameFile(received))
+        case coding:
+            raise unavailable(f"the Content-Encoding {coding} (send gzip or lz4)")
 
 
-@dataclass(frozen=True, slots=True)
-class _Session:
-    statements: tuple[bytes, ...]
-    expires_at: float
+def _pieces(received: BinaryIO, content_encoding: str) -> Iterator[bytes]:
+    try:
+        body, size = _decoded(received, content_encoding), 0
+        while piece := body.read(_PIECE):
+            size += len(piece)
+            if size > MAX_BODY_BYTES:
+                raise _too_large("request body", MAX_BODY_BYTES)
+            yield piece
+    except (EOFError, OSError, RuntimeError, zlib.error) as error:  # of gzip and lz4
+        raise ClickHouseError.of(Code.CANNOT_DECOMPRESS, f"the request body is damaged: {error}") from error
 
 
-class QuerySessions:
-    """All sessions of the process; times are seconds of a monotonic clock, given by the caller."""
-
-    def __init__(self) -> None:
-        self._sessions: dict[str, _Session] = {}
-
-    def touch(self, session_id: str, timeout_s: float, now: float) -> tuple[bytes, ...] | None:
-        """Give a session's statements and keep it alive.
-
-        Returns:
-            Its statements, or None for a session that is new or has expired; it exists from now on.
-        """
-        for known in [known for known, session in self._sessions.items() if session.expires_at < now]:
-            del self._sessions[known]
-        found = self._sessions.get(session_id)
-        statements = found.statements if found is not None else ()
-        self._sessions[session_id] = _Session(statements, now + timeout_s)
-        return statements if found is not None else None
-
-    def keep(self, session_id: str, statement: bytes, timeout_s: float, now: float) -> None:
-        """Remember a statement that succeeded; said again, only the last place counts."""
-        found = self._sessions.get(session_id)
-        before = found.statements if found is not None else ()
-        statements = (*(known for known in before if known != statement), statement)[-_MOST_STATEMENTS:]
-        self._sessions[session_id] = _Session(statements, now + timeout_s)
+def _too_large(what: str, limit: int) -> ClickHouseError:
+    return ClickHouseError.of(Code.TOO_MANY_BYTES, f"the {what} is larger than {limit} bytes")
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    fields: tuple[tuple[str, str], ...]
-    tables: tuple[ExternalTable, ...]
+def _read_statement(engine: Engine, ask: Ask, pieces: Iterator[bytes]) -> tuple[Statement, Iterator[bytes]]:
+    """Join the URL's SQL and the body as a server does; what follows an INSERT is its data."""
+    text = ask.query.encode()
+    between = b"\n" if text else b""
+    for piece in pieces:
+        text += between + piece
+        between = b""
+        if len(text) > _LONGEST_SQL:
+            break
+    data_at = find_data(text)
+    if len(text) > _LONGEST_SQL and not data_at:
+        raise _too_large("statement", _LONGEST_SQL)
+    canonical = engine.canonical(text[: data_at or None].decode(errors="surrogateescape"))
+    statement = read_statement(canonical, ask.default_format, in_session=ask.in_session, has_data=data_at > 0)
+    return statement, chain((text[data_at:],), pieces)
 
 
 class Face:
     """Answers requests with an engine."""
 
-    def __init__(self, engine: Engine, users: Users, spool: Path) -> None:
+    def __init__(self, engine: Engine, users: Users) -> None:
         self._engine = engine
         self._users = users
-        self._spool = spool
-        self._sessions = QuerySessions()
 
     async def ok(self, request: web.Request) -> web.StreamResponse:
         """Say that the process answers, without authentication, as a server does."""
-        return web.Response(text="Ok.\n", headers=self._headers(request.query.get("query_id", "")))
+        return web.Response(text="Ok.\n", headers=self._headers(request))
 
     async def statement(self, request: web.Request) -> web.StreamResponse:
         """Run what a request asks for."""
         if request.method != "POST" and "query" not in request.query:
             return await self.ok(request)
-        headers = self._headers(request.query.get("query_id") or str(uuid.uuid4()))
+        headers = self._headers(request)
         try:
-            role = self._users.role_of(*given_credentials(request.headers, request.query))
-            form = await _read_form(request)
-            described = frozenset(f"{table.name}_{part}" for table in form.tables for part in ("structure", "format"))
-            ask = read_query_request((*request.query.items(), *form.fields), request.headers, described)
-            headers = self._headers(ask.query_id)
-            return await self._run(request, role, ask, form, headers)
+            role = authenticate(self._users, request.headers, request.query)
+            fields = await _form_fields(request)
+            ask = read_ask(role, request.method, (*request.query.items(), *fields), request.headers)
+            with tempfile.SpooledTemporaryFile(_HELD_IN_MEMORY, dir=str(self._engine.temporary)) as received:
+                if not fields:
+                    await _receive(request, cast("BinaryIO", received))
+                return await self._run(request, ask, cast("BinaryIO", received), headers)
         except ClickHouseError as error:
             return self._refusal(error, headers)
         except ConnectionError:  # the client disconnected in the middle of its answer, and reads no other
@@ -300,69 +242,38 @@ class Face:
             )
 
     async def _run(
-        self, request: web.Request, role: Role, ask: QueryRequest, form: _Form, headers: dict[str, str]
+        self, request: web.Request, ask: Ask, received: BinaryIO, headers: dict[str, str]
     ) -> web.StreamResponse:
-        context = self._context(request, role, ask, form)
-        body = _body(request, ask) if not form.fields and not form.tables else None
-        statement, text = await _read_text(ask.query, body)
-        if context.readonly and _inserts(statement):
-            # The engine refuses to write a table then, but not INSERT INTO FUNCTION file(…).
+        pieces = _pieces(received, request.headers.get("Content-Encoding", ""))
+        statement, data = await asyncio.to_thread(_read_statement, self._engine, ask, pieces)
+        if ask.readonly and statement.keyword == "INSERT":
+            # The engine refuses to write a table then, but not INSERT INTO FUNCTION null(…).
             raise ClickHouseError.of(
                 Code.READONLY,
                 "Cannot execute query in readonly mode. For queries over HTTP, method GET implies readonly."
                 " You should use method POST for modifying queries.",
             )
-        if isinstance(statement, Insert):
-            given = iter((text[statement.data_at :],))
+        if not statement.has_result:
+            answer, headers["X-ClickHouse-Summary"] = await self._engine.execute(statement, ask, data)
+            if answer:
+                headers |= {"X-ClickHouse-Format": statement.format, "Content-Type": content_type(statement.format)}
+            return web.Response(body=answer, headers=headers)
+        headers |= {"X-ClickHouse-Format": statement.format, "Content-Type": content_type(statement.format)}
+        headers[EXCEPTION_TAG] = secrets.token_hex(8)
+        stream = self._engine.rows(statement, ask)
+        try:
+            # The engine looks at no clock while it waits for a client that takes nothing.
+            sending = send_rows(request, ask, stream, headers, self._engine.temporary, self._engine.version)
+            return await asyncio.wait_for(sending, _LONGEST_ANSWER_S if ask.role is Role.READER else None)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=499)
+        finally:
+            stream.close()
 
-            def read() -> bytes:
-                return next(given, b"") or (body.read_on_thread() if body is not None else b"")
-
-            headers["X-ClickHouse-Summary"] = summary(await self._engine.insert(statement, read, context))
-            return web.Response(headers=headers)
-        if isinstance(statement, ResultQuery):
-            stream = self._engine.rows(statement, ask.default_format, context)
-            try:
-                format_name = statement.format or ask.default_format
-                headers["X-ClickHouse-Format"] = format_name
-                headers["Content-Type"] = content_type(format_name)
-                headers[EXCEPTION_TAG] = secrets.token_hex(8)
-                # The engine looks at no clock while it waits for a client that takes nothing.
-                sending = send_rows(request, ask, stream, headers, self._spool, self._engine.version)
-                return await asyncio.wait_for(sending, _LONGEST_ANSWER_S if role is Role.READER else None)
-            except TimeoutError:
-                if request.transport is not None:
-                    request.transport.abort()
-                return web.Response(status=499)
-            finally:
-                stream.close()
-        answer, counts = await self._engine.command(statement, ask.default_format, context)
-        if statement.keyword in (b"SET", b"USE") and ask.session_id:
-            self._sessions.keep(f"{role} {ask.session_id}", statement.text, ask.session_timeout_s, time.monotonic())
-        headers["X-ClickHouse-Summary"] = summary(counts)
-        if answer:
-            headers["X-ClickHouse-Format"] = ask.default_format
-            headers["Content-Type"] = content_type(ask.default_format)
-        return web.Response(body=answer, headers=headers)
-
-    def _context(self, request: web.Request, role: Role, ask: QueryRequest, form: _Form) -> Context:
-        session: tuple[bytes, ...] = ()
-        if ask.session_id:
-            known = self._sessions.touch(f"{role} {ask.session_id}", ask.session_timeout_s, time.monotonic())
-            if known is None and ask.session_check:
-                raise ClickHouseError.of(Code.SESSION_NOT_FOUND, f"Session {ask.session_id} not found")
-            session = known or ()
-        return Context(
-            role=role,
-            database=ask.database,
-            settings=ask.settings,
-            parameters=ask.parameters,
-            readonly=request.method != "POST",
-            session=session,
-            external=form.tables,
-        )
-
-    def _headers(self, query_id: str) -> dict[str, str]:
+    def _headers(self, request: web.Request) -> dict[str, str]:
+        query_id = request.query.get("query_id") or request.headers.get("X-ClickHouse-Query-Id") or str(uuid.uuid4())
         return {
             "Content-Type": "text/plain; charset=UTF-8",
             "X-ClickHouse-Server-Display-Name": self._engine.host,
@@ -379,65 +290,22 @@ class Face:
         )
 
 
-async def _read_form(request: web.Request) -> _Form:
+async def _form_fields(request: web.Request) -> tuple[tuple[str, str], ...]:
     if request.content_type != "multipart/form-data":
-        return _Form((), ())
+        return ()
     try:
         parts = await request.post()
     except web.HTTPRequestEntityTooLarge as error:
-        raise ClickHouseError.of(Code.TOO_MANY_BYTES, f"a form is larger than {_LARGEST_FORM} bytes") from error
+        raise _too_large("form", _LARGEST_FORM) from error
     except ValueError as error:
         raise ClickHouseError.of(Code.BAD_ARGUMENTS, f"the form cannot be read: {error}") from error
     fields: list[tuple[str, str]] = []
-    tables: list[ExternalTable] = []
     for name, part in parts.items():
         if isinstance(part, FileField):
-            structure = request.query.get(f"{name}_structure")
-            if not structure:
-                raise ClickHouseError.of(
-                    Code.BAD_ARGUMENTS,
-                    f"the external table {name!r} needs its columns in the parameter {name}_structure",
-                )
-            with part.file as file:
-                tables.append(
-                    ExternalTable(name, structure, request.query.get(f"{name}_format", "TabSeparated"), file.read())
-                )
-        else:
-            fields.append((name, part.decode() if isinstance(part, bytes | bytearray) else part))
-    return _Form(tuple(fields), tuple(tables))
-
-
-def _inserts(statement: Statement) -> bool:
-    return isinstance(statement, Insert) or (isinstance(statement, Command) and statement.keyword == b"INSERT")
-
-
-def _body(request: web.Request, ask: QueryRequest) -> Body:
-    coding = decoder(request.headers.get("Content-Encoding", ""))
-    decoders: list[Decoder] = [] if coding is None else [coding]
-    if ask.native_in:
-        decoders.append(BlockDecoder())
-    return Body(request.content, decoders)
-
-
-async def _read_text(query: str, body: Body | None) -> tuple[Statement, bytes]:
-    """Join the URL's SQL and the body as a server does, and stop reading where an INSERT's data begins."""
-    text = query.encode()
-    if body is None:
-        return read_statement(text), text
-    if text:
-        text += b"\n"
-    insert = read_insert(text)
-    if insert is not None:
-        return insert, text
-    while piece := await body.read():
-        text += piece
-        insert = read_insert(text)
-        # A piece may end in the middle of the format's name: only what comes well after it proves it whole.
-        if insert is not None and len(text) - insert.data_at >= _PROOF_BYTES:
-            return insert, text
-        if insert is None and len(text) > _LONGEST_SQL:
-            raise ClickHouseError.of(Code.TOO_MANY_BYTES, f"a statement is larger than {_LONGEST_SQL} bytes")
-    return read_statement(text), text
+            part.file.close()
+            raise unavailable("an external table")
+        fields.append((name, part.decode() if isinstance(part, bytes | bytearray) else part))
+    return tuple(fields)
 
 
 def _log_failure(query_id: str) -> None:
@@ -447,29 +315,21 @@ def _log_failure(query_id: str) -> None:
     structlog.wrap_logger(structlog.WriteLogger(sys.stderr)).exception("clickhouse_request_failed", query_id=query_id)
 
 
-async def _no_such_path(request: web.Request) -> web.StreamResponse:
-    return web.Response(
-        status=404, text=f"There is no handle {request.path}\n\nUse / or /ping for health checks, / for queries.\n"
-    )
-
-
-def application(engine: Engine, users: Users, spool: Path) -> web.Application:
+def application(engine: Engine, users: Users) -> web.Application:
     """Make the web application.
 
     Args:
         engine: open.
         users: who may send statements.
-        spool: an existing directory for large results that are held back.
 
     Returns:
         An application; serve it without aiohttp's own decompression of requests, and with handler cancellation.
     """
-    face = Face(engine, users, spool)
+    face = Face(engine, users)
     app = web.Application(client_max_size=_LARGEST_FORM)
     app.router.add_get("/ping", face.ok)
     app.router.add_get("/replicas_status", face.ok)
     for path in ("/", "/query"):
         app.router.add_get(path, face.statement)
         app.router.add_post(path, face.statement)
-    app.router.add_route("*", "/{path:.*}", _no_such_path)
     return app

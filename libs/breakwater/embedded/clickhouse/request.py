@@ -4,178 +4,135 @@ import base64
 import binascii
 import hmac
 import re
-import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from breakwater.embedded.clickhouse.access import Role
-from breakwater.embedded.clickhouse.codec import choose_coding
-from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
+from breakwater.embedded.clickhouse.errors import ClickHouseError, Code, unavailable
+
+Users = Mapping[str, tuple[str, Role]]
+"""The password and the role of each user."""
 
 # Parameters of the transport; everything else in the URL is a setting, and the engine judges it.
 _NOT_SETTINGS = frozenset(
     {
         "buffer_size", "client_protocol_version", "close_session", "compress", "database", "decompress",
-        "default_format", "password", "query", "query_id", "quota_key", "role", "session_check", "session_id",
-        "session_timeout", "stacktrace", "user", "wait_end_of_query",
+        "default_format", "enable_http_compression", "http_zlib_compression_level", "password", "query", "query_id",
+        "quota_key", "role", "session_check", "session_id", "session_timeout", "stacktrace", "user",
+        "wait_end_of_query",
     }
 )  # fmt: skip
-_SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_UNAVAILABLE = {
+    "compress": "ClickHouse's own compression (ask for gzip by Accept-Encoding)",
+    "decompress": "ClickHouse's own compression (send gzip, and a Content-Encoding)",
+    "session_check": "a session",
+}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _TRUE = ("1", "true", "on")
-_BUFFER_BYTES = 1 << 20  # a failure within the first bytes still gets an HTTP status of its own
 
 
 @dataclass(frozen=True, slots=True)
-class User:
-    """Who may send statements, and as what."""
-
-    name: str
-    password: str = field(repr=False)
-    role: Role
-
-
-@dataclass(frozen=True, slots=True)
-class Users:
-    """All users there are."""
-
-    users: tuple[User, ...]
-
-    def role_of(self, name: str, password: str) -> Role:
-        """Compare in constant time.
-
-        Returns:
-            What the user may do.
-
-        Raises:
-            ClickHouseError: AUTHENTICATION_FAILED, the same for a wrong user and a wrong password.
-        """
-        found: Role | None = None
-        for user in self.users:
-            same_name = hmac.compare_digest(user.name.encode(), name.encode(errors="surrogateescape"))
-            same_password = hmac.compare_digest(user.password.encode(), password.encode(errors="surrogateescape"))
-            found = user.role if same_name and same_password else found
-        if found is None:
-            raise ClickHouseError.of(
-                Code.AUTHENTICATION_FAILED,
-                f"{name}: Authentication failed: password is incorrect, or there is no user with such name.",
-            )
-        return found
-
-
-def given_credentials(headers: Mapping[str, str], params: Mapping[str, str]) -> tuple[str, str]:
-    """Read user and password from the ClickHouse headers, Basic authentication or the URL, in this order."""
-    if "X-ClickHouse-User" in headers or "X-ClickHouse-Key" in headers:
-        return headers.get("X-ClickHouse-User", "default"), headers.get("X-ClickHouse-Key", "")
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "basic":
-        try:
-            user, _, password = base64.b64decode(token, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError) as error:
-            raise ClickHouseError.of(
-                Code.AUTHENTICATION_FAILED, "the Authorization header is not valid Basic"
-            ) from error
-        return user, password
-    return params.get("user", "default"), params.get("password", "")
-
-
-@dataclass(frozen=True, slots=True)
-class QueryRequest:
-    """What a request wants apart from its SQL.
+class Ask:
+    """What a request wants apart from its body.
 
     Attributes:
+        role: whose request it is.
+        readonly: refuse writes, as GET does.
         query: the SQL, or its beginning, from the URL.
-        query_id: the client's or a new one.
-        database: empty for the engine's default.
+        database: the current one; empty for `default`.
         default_format: for statements that name none.
-        settings: for the engine, in the order they came.
-        parameters: `{name:Type}` values without `param_`.
-        session_id: empty for none.
-        session_timeout_s: how long the session is kept after its last request.
-        session_check: fail when the session is unknown.
-        coding: the response's Content-Encoding, or None.
-        native_in: the request body is in ClickHouse's compressed blocks.
-        native_out: the response shall be.
-        compression_level: for gzip and deflate.
+        settings: names and values, in the order they came; the engine judges them.
+        parameters: values of `{name:Type}`, in the engine's escaped text form, without `param_`.
+        in_session: it names a session. Some clients always do, so this alone is not refused.
+        gzip: compress the response.
         whole: answer only when the statement has ended.
-        buffer_bytes: how much to hold back before the answer begins.
     """
 
+    role: Role
+    readonly: bool
     query: str
-    query_id: str
     database: str
     default_format: str
     settings: tuple[tuple[str, str], ...]
     parameters: tuple[tuple[str, str], ...]
-    session_id: str
-    session_timeout_s: int
-    session_check: bool
-    coding: str | None
-    native_in: bool
-    native_out: bool
-    compression_level: int
+    in_session: bool
+    gzip: bool
     whole: bool
-    buffer_bytes: int
 
 
-def read_query_request(
-    pairs: Iterable[tuple[str, str]], headers: Mapping[str, str], external: frozenset[str]
-) -> QueryRequest:
+def authenticate(users: Users, headers: Mapping[str, str], params: Mapping[str, str]) -> Role:
+    """Give the role of who sent a request, by the ClickHouse headers, Basic authentication or the URL, in this order.
+
+    Raises:
+        ClickHouseError: AUTHENTICATION_FAILED, the same for a wrong user and a wrong password.
+    """
+    name, password = _credentials(headers, params)
+    found: Role | None = None
+    for user, (right, role) in users.items():  # compared in constant time
+        same_name = hmac.compare_digest(user.encode(), name.encode(errors="surrogateescape"))
+        same_password = hmac.compare_digest(right.encode(), password.encode(errors="surrogateescape"))
+        found = role if same_name and same_password else found
+    if found is None:
+        raise ClickHouseError.of(
+            Code.AUTHENTICATION_FAILED,
+            f"{name}: Authentication failed: password is incorrect, or there is no user with such name.",
+        )
+    return found
+
+
+def _credentials(headers: Mapping[str, str], params: Mapping[str, str]) -> tuple[str, str]:
+    if "X-ClickHouse-User" in headers or "X-ClickHouse-Key" in headers:
+        return headers.get("X-ClickHouse-User", "default"), headers.get("X-ClickHouse-Key", "")
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return params.get("user", "default"), params.get("password", "")
+    try:
+        user, _, password = base64.b64decode(token, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise ClickHouseError.of(Code.AUTHENTICATION_FAILED, "the Authorization header is not valid Basic") from error
+    return user, password
+
+
+def read_ask(role: Role, method: str, pairs: Iterable[tuple[str, str]], headers: Mapping[str, str]) -> Ask:
     """Read URL parameters (and form fields) and headers.
 
     Args:
+        role: from `authenticate`.
+        method: of the request.
         pairs: parameters in their order; the last of a name counts.
         headers: of the request, case-insensitive.
-        external: parameter names that describe tables sent along.
-
-    Returns:
-        The request as a value.
 
     Raises:
-        ClickHouseError: a parameter that cannot be a setting's name, or a number that is none.
+        ClickHouseError: a parameter that cannot be a setting's name, or asks for what is not here.
     """
     params = dict(pairs)
-    settings: list[tuple[str, str]] = []
-    parameters: list[tuple[str, str]] = []
-    for name, value in params.items():
-        if name.startswith("param_"):
-            parameters.append((_valid_name(name.removeprefix("param_")), value))
-        elif name and name not in _NOT_SETTINGS and name not in external:
-            settings.append((_valid_name(name), value))
-    native_out = params.get("compress", "") in _TRUE
-    compresses = params.get("enable_http_compression", "1") in _TRUE and not native_out
-    return QueryRequest(
+    for name, what in _UNAVAILABLE.items():
+        if params.get(name, "") in _TRUE:
+            raise unavailable(what)
+    default_format = params.get("default_format") or headers.get("X-ClickHouse-Format") or "TabSeparated"
+    if _NAME.fullmatch(default_format) is None:
+        raise ClickHouseError.of(Code.BAD_ARGUMENTS, f"{default_format!r} is not the name of a format.")
+    given = {name: value for name, value in params.items() if name and name not in _NOT_SETTINGS}
+    wrong = next((name for name in given if _NAME.fullmatch(name) is None), None)
+    if wrong is not None:
+        raise ClickHouseError.of(Code.UNKNOWN_SETTING, f"Unknown setting '{wrong}'.")
+    compressed = params.get("enable_http_compression", "1") in _TRUE
+    return Ask(
+        role=role,
+        readonly=method != "POST",
         query=params.get("query", ""),
-        query_id=params.get("query_id") or headers.get("X-ClickHouse-Query-Id") or str(uuid.uuid4()),
         database=params.get("database") or headers.get("X-ClickHouse-Database", ""),
-        default_format=_valid_name(
-            params.get("default_format") or headers.get("X-ClickHouse-Format") or "TabSeparated", "format"
+        default_format=default_format,
+        settings=tuple(item for item in given.items() if not item[0].startswith("param_")),
+        parameters=tuple(
+            (name.removeprefix("param_"), value) for name, value in given.items() if name.startswith("param_")
         ),
-        settings=tuple(settings),
-        parameters=tuple(parameters),
-        session_id=params.get("session_id", ""),
-        session_timeout_s=min(_number(params, "session_timeout", 60), 3600),
-        session_check=params.get("session_check", "") in _TRUE,
-        coding=choose_coding(headers.get("Accept-Encoding", "")) if compresses else None,
-        native_in=params.get("decompress", "") in _TRUE,
-        native_out=native_out,
-        compression_level=min(max(_number(params, "http_zlib_compression_level", 3), 1), 9),
+        in_session=bool(params.get("session_id")),
+        gzip=compressed and _accepts_gzip(headers.get("Accept-Encoding", "")),
         whole=params.get("wait_end_of_query", "") in _TRUE,
-        buffer_bytes=_number(params, "buffer_size", _BUFFER_BYTES),
     )
 
 
-def _valid_name(name: str, kind: str = "setting") -> str:
-    if _SETTING_NAME.fullmatch(name) is None:
-        if kind == "setting":
-            raise ClickHouseError.of(Code.UNKNOWN_SETTING, f"Unknown setting '{name}'.")
-        raise ClickHouseError.of(Code.BAD_ARGUMENTS, f"{name!r} is not the name of a {kind}.")
-    return name
-
-
-def _number(params: Mapping[str, str], name: str, default: int) -> int:
-    text = params.get(name, "")
-    if not text:
-        return default
-    if not text.isascii() or not text.isdigit():
-        raise ClickHouseError.of(Code.BAD_ARGUMENTS, f"{name} is a whole number, not {text!r}.")
-    return int(text)
+def _accepts_gzip(accept_encoding: str) -> bool:
+    codings = (coding.partition(";") for coding in accept_encoding.lower().split(","))
+    return any(name.strip() == "gzip" and weight.strip() not in ("q=0", "q=0.0") for name, _, weight in codings)
