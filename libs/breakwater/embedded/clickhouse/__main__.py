@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         users = {asked.user: (_password(asked.password_file), Role.PLANE)}
         if asked.reader_password_file is not None:
             users["reader"] = (_password(asked.reader_password_file), Role.READER)
-        engine = Engine.open(asked.data)
+        engine = Engine(asked.data)
     except (ValueError, DataDirectoryError) as error:
         sys.stderr.write(f"clickhouse: {error}\n")
         return 1

@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import ModuleType
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import quote
 
 from breakwater.embedded.clickhouse.access import (
@@ -39,12 +39,13 @@ from breakwater.embedded.clickhouse.sql import Statement
 from breakwater.embedded.process import until_readable
 from breakwater.files import write_private
 
+T = TypeVar("T")
+
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
 _KILL_AGAIN_S = 0.02
 _READERS = 24  # how many results may be produced at once
 _WRITERS = 8  # how many inserts and commands may run at once
-# A server keeps up to a thousand idle threads; here each is memory and three open files.
 _FILES = "_files"  # chdb's own default database shows every file as a table: it gets this name, and is dropped
 _CONFIG = """<clickhouse>
     <memory_worker_period_ms>1000</memory_worker_period_ms>
@@ -60,6 +61,7 @@ _CONFIG = """<clickhouse>
 Inserts are refused, and merges not begun, while there is still some space: a part whose file could not be written to
 its end can't be read again."""
 
+# A server keeps up to a thousand idle threads; here each is memory and three open files.
 _SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"
 _CHECKED_AS = "'/dev/fd/0'"  # stands in a text that is checked for the number of the pipe or file
 _LONGEST_REMEMBERED = 1 << 14
@@ -173,38 +175,11 @@ class RowStream:
 class Engine:
     """chdb on one data directory. Open one a process."""
 
-    def __init__(self, data: Path, connect: Callable[[str], _Handle]) -> None:
-        self._path = str(data)
-        self.temporary = data / "tmp"  # the engine's own, and on the same disk
-        self._connect = connect
-        # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
-        self._readers = ThreadPoolExecutor(_READERS, "clickhouse-read")
-        # To chdb all are one user, so it can't limit what the statements of readers take together; their number does.
-        self._limited = ThreadPoolExecutor(READER_SLOTS, "clickhouse-limited")
-        self._writers = ThreadPoolExecutor(_WRITERS, "clickhouse-write")
-        self._cancels = ThreadPoolExecutor(_READERS, "clickhouse-cancel")  # one for each, as one may end slowly
-        self._running: set[Future[str]] = set()
-        # The engine lives as long as one handle is open, and takes its server settings from the first one.
-        self._keeper = connect(f"{self._path}?{_SERVER_SETTINGS}{_access(data)}")
-        self._keeper.query(f"DROP DATABASE {_FILES}".encode(), "TabSeparated")
-        facts = self._keeper.query(b"SELECT version(), timezone(), hostName()", "TabSeparated").bytes().decode()
-        self.version, self.timezone, self.host = facts.strip().split("\t")
-        known = self._keeper.query(b"SELECT name FROM system.table_functions", "TabSeparated").bytes().decode()
-        self._sources = source_functions(known.split())
-        self._parser = connect(self._path)
-        self._parser.query(b"SET max_query_size = 1000000000", "TabSeparated")
-        self._parser_lock = threading.Lock()
-        self._remembered = lru_cache(1024)(self._parse)
-
-    @classmethod
-    def open(cls, data: Path) -> "Engine":
+    def __init__(self, data: Path) -> None:
         """Start the engine.
 
         Args:
             data: its directory; made when missing.
-
-        Returns:
-            The running engine.
 
         Raises:
             DataDirectoryError: it cannot be written, or another process uses it.
@@ -216,6 +191,7 @@ class Engine:
             path.mkdir(parents=True, exist_ok=True)
             _refuse_if_in_use(path)
             _make_default_database(path)
+            access = _access(path)
         except OSError as error:
             raise DataDirectoryError(f"cannot use the data directory {path}: {error.strerror}") from error
         # chdb imports pyarrow, and with it numpy, for an output it offers Python callers and we never ask for:
@@ -223,10 +199,30 @@ class Engine:
         sys.modules.setdefault("pyarrow", cast("ModuleType", None))
         from chdb.state.sqlitelike import connect  # 200 MB that only this process needs
 
+        self._connect = cast("Callable[[str], _Handle]", connect)
+        self._path = str(path)
+        self.temporary = path / "tmp"  # the engine's own, and on the same disk
         try:
-            return cls(path, cast("Callable[[str], _Handle]", connect))
+            # The engine lives as long as one handle is open, and takes its server settings from the first one.
+            self._keeper = self._connect(f"{self._path}?{_SERVER_SETTINGS}{access}")
+            self._parser = self._connect(self._path)
         except RuntimeError as error:
             raise DataDirectoryError(f"the engine cannot open the data directory {path}: {error}") from error
+        self._keeper.query(f"DROP DATABASE {_FILES}".encode(), "TabSeparated")
+        facts = self._keeper.query(b"SELECT version(), timezone(), hostName()", "TabSeparated").bytes().decode()
+        self.version, self.timezone, self.host = facts.strip().split("\t")
+        known = self._keeper.query(b"SELECT name FROM system.table_functions", "TabSeparated").bytes().decode()
+        self._sources = source_functions(known.split())
+        self._parser.query(b"SET max_query_size = 1000000000", "TabSeparated")
+        self._parser_lock = threading.Lock()
+        self._remembered = lru_cache(1024)(self._parse)
+        # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
+        self._readers = ThreadPoolExecutor(_READERS, "clickhouse-read")
+        # To chdb all are one user, so it can't limit what the statements of readers take together; their number does.
+        self._limited = ThreadPoolExecutor(READER_SLOTS, "clickhouse-limited")
+        self._writers = ThreadPoolExecutor(_WRITERS, "clickhouse-write")
+        self._cancels = ThreadPoolExecutor(_READERS, "clickhouse-cancel")  # one for each, as one may end slowly
+        self._running: set[Future[Any]] = set()
 
     @contextmanager
     def _handle(self) -> Generator[_Handle]:
@@ -323,21 +319,17 @@ class Engine:
         Raises:
             ClickHouseError: it failed. Blocks that were already written stay, as in a server.
         """
-        answer = b""
 
-        def run() -> str:
-            nonlocal answer
+        def run() -> tuple[bytes, str]:
             with TemporaryFile(dir=self.temporary) as file:
                 file.writelines(data if statement.after else ())
                 file.seek(0)
                 result = self._run(statement, ask, f"'/dev/fd/{file.fileno()}'")
-                answer = result.bytes() or b""
-                return summary(result)
+                return result.bytes() or b"", summary(result)
 
-        ended = await asyncio.wrap_future(self._submit(self._writers, run))
-        return answer, ended
+        return await asyncio.wrap_future(self._submit(self._writers, run))
 
-    def _submit(self, pool: ThreadPoolExecutor, run: Callable[[], str]) -> "Future[str]":
+    def _submit(self, pool: ThreadPoolExecutor, run: Callable[[], T]) -> "Future[T]":
         started = pool.submit(run)
         self._running.add(started)
         started.add_done_callback(self._running.discard)

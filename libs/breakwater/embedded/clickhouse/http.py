@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from itertools import chain
-from pathlib import Path
 from typing import BinaryIO, cast
 
 from aiohttp import ClientPayloadError, web
@@ -77,67 +76,6 @@ class _Packer:
 
     def end(self) -> bytes:
         return b"" if self._gzip is None else self._gzip.flush()
-
-
-async def send_rows(
-    request: web.Request, ask: Ask, stream: RowStream, headers: dict[str, str], directory: Path, version: str
-) -> web.StreamResponse:
-    """Send a result.
-
-    Args:
-        request: to answer.
-        ask: how it wants its answer.
-        stream: the result; the caller closes it.
-        headers: of the answer, with the exception tag.
-        directory: where a large result waits when the client wants it whole.
-        version: the engine's, for the text of an error.
-
-    Returns:
-        The answer, sent or to be sent by aiohttp.
-
-    Raises:
-        ClickHouseError: the statement failed and nothing was sent yet.
-    """
-    with tempfile.SpooledTemporaryFile(_HELD_IN_MEMORY, dir=str(directory)) as held:
-        size, ended = 0, False
-        while ask.whole or size < _HELD_BACK:
-            chunk = await stream.read()
-            if not chunk:
-                ended = True
-                break
-            held.write(chunk)
-            size += len(chunk)
-        if ended:
-            headers["X-ClickHouse-Summary"] = await stream.outcome()
-        if request.method == "HEAD" or (ended and not size):
-            return web.Response(headers=headers)
-        if ask.gzip:
-            headers["Content-Encoding"] = "gzip"
-        held.seek(0)
-        packer = _Packer(ask.gzip)
-        if ended and size <= _PIECE:
-            return web.Response(body=await packer.pack(held.read()) + packer.end(), headers=headers)
-        headers.setdefault("X-ClickHouse-Summary", summary(None))
-        answer = web.StreamResponse(headers=headers)
-        await answer.prepare(request)
-        while piece := held.read(_PIECE):
-            await answer.write(await packer.pack(piece))
-    if not ended:
-        while chunk := await stream.read():
-            await answer.write(await packer.pack(chunk))
-        try:
-            await stream.outcome()
-        except ClickHouseError as error:
-            block = _exception_block(f"{error.text} (version {version})", headers[EXCEPTION_TAG])
-            await answer.write(await packer.pack(block) + packer.end())
-            # Some clients drop what they have received once the connection breaks: they get time to read the block.
-            await asyncio.sleep(_EXCEPTION_LINGER_S)
-            if request.transport is not None:
-                request.transport.close()
-            return answer
-    await answer.write(packer.end())
-    await answer.write_eof()
-    return answer
 
 
 def _exception_block(text: str, tag: str) -> bytes:
@@ -263,7 +201,7 @@ class Face:
         stream = self._engine.rows(statement, ask)
         try:
             # The engine looks at no clock while it waits for a client that takes nothing.
-            sending = send_rows(request, ask, stream, headers, self._engine.temporary, self._engine.version)
+            sending = self._send_rows(request, ask, stream, headers)
             return await asyncio.wait_for(sending, _LONGEST_ANSWER_S if ask.role is Role.READER else None)
         except TimeoutError:
             if request.transport is not None:
@@ -271,6 +209,51 @@ class Face:
             return web.Response(status=499)
         finally:
             stream.close()
+
+    async def _send_rows(
+        self, request: web.Request, ask: Ask, stream: RowStream, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        """Send a result, which the caller closes. Raises ClickHouseError: it failed, and nothing was sent yet."""
+        with tempfile.SpooledTemporaryFile(_HELD_IN_MEMORY, dir=str(self._engine.temporary)) as held:
+            size, ended = 0, False
+            while ask.whole or size < _HELD_BACK:
+                chunk = await stream.read()
+                if not chunk:
+                    ended = True
+                    break
+                held.write(chunk)
+                size += len(chunk)
+            if ended:
+                headers["X-ClickHouse-Summary"] = await stream.outcome()
+            if request.method == "HEAD" or (ended and not size):
+                return web.Response(headers=headers)
+            if ask.gzip:
+                headers["Content-Encoding"] = "gzip"
+            held.seek(0)
+            packer = _Packer(ask.gzip)
+            if ended and size <= _PIECE:
+                return web.Response(body=await packer.pack(held.read()) + packer.end(), headers=headers)
+            headers.setdefault("X-ClickHouse-Summary", summary(None))
+            answer = web.StreamResponse(headers=headers)
+            await answer.prepare(request)
+            while piece := held.read(_PIECE):
+                await answer.write(await packer.pack(piece))
+        if not ended:
+            while chunk := await stream.read():
+                await answer.write(await packer.pack(chunk))
+            try:
+                await stream.outcome()
+            except ClickHouseError as error:
+                block = _exception_block(f"{error.text} (version {self._engine.version})", headers[EXCEPTION_TAG])
+                await answer.write(await packer.pack(block) + packer.end())
+                # Some clients drop what they have received once the connection breaks: they get time to read the block.
+                await asyncio.sleep(_EXCEPTION_LINGER_S)
+                if request.transport is not None:
+                    request.transport.close()
+                return answer
+        await answer.write(packer.end())
+        await answer.write_eof()
+        return answer
 
     def _headers(self, request: web.Request) -> dict[str, str]:
         query_id = request.query.get("query_id") or request.headers.get("X-ClickHouse-Query-Id") or str(uuid.uuid4())
