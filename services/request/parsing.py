@@ -19,7 +19,7 @@ from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError, ambiguity, problems
 from breakwater.http_server import OPEN_BODY_BYTES, OPEN_BODY_S
 from breakwater.policy.ownership import job_digest, scoped, scoped_execution, shown, within
-from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
+from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 from breakwater.state.accepted import Standing
 from services.request.problems import Problem
 

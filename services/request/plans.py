@@ -25,7 +25,7 @@ from breakwater.contracts.validation import FieldError
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import may_see, names_of, shown, shown_to
 from breakwater.policy.plans import circle_among, plan_of
-from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
+from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.plans import KnownPlan, NotedJob, Plans
 from services.request.agents import Agents

@@ -41,7 +41,7 @@ from breakwater.policy.ownership import (
     shown,
     within,
 )
-from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
+from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.executions import Claim, Claimed, ClaimLost, Conflict, Taken

@@ -37,7 +37,7 @@ from breakwater.policy.params import connection_objection, params_objection, unk
 from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
-from breakwater.policy.redact_patterns import NO_KEY_IN_ID, holds_key
+from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy, is_known
 from breakwater.policy.trace_links import TRACE_ID
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry

@@ -1,0 +1,613 @@
+"""Finds secrets in a text: by the names and forms of `redact.toml`, and by the names and patterns of the config.
+
+Regular expressions run on RE2: time linear in the text for one search, so that no pattern can hang a worker. All of
+them work on bytes: Google's wrapper counts the characters before each match where it is given a `str`, which triples
+its price.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+from importlib.resources import files
+from itertools import accumulate, islice
+from typing import Any, cast
+
+import re2
+
+Pattern = re.Pattern[bytes]
+"""Of RE2, whose wrapper has the interface of `re`, and no types."""
+
+Span = tuple[int, int]
+"""First byte, and the byte after the last. Nothing if they are one."""
+
+LONGEST = 16 * 1024
+"""How long a secret is at most taken to be, in bytes or characters."""
+
+NO_KEY_IN_ID = "has the form of a known service's key or token; ids are stored and shown as they are, so choose another"
+
+
+# What may be done for one text or document
+
+MAX_PLACES = 20_000
+"""Places that are looked at closely in one text or document, at some ten microseconds each."""
+
+MAX_VALUES = 100_000
+"""Texts, names, objects and arrays that are copied in one document, at some microseconds each."""
+
+
+class TooMuchWorkError(Exception):
+    """So many places may be secrets that it would take too long to look at each."""
+
+
+class Work:
+    """What may still be done for one text or document."""
+
+    def __init__(self) -> None:
+        self._places_left = MAX_PLACES
+        self.values_left = MAX_VALUES
+
+    def spend(self, places: int = 1) -> None:
+        """Raises TooMuchWorkError when all is spent."""
+        self._places_left -= places
+        if self._places_left < 0:
+            raise TooMuchWorkError
+
+
+# Patterns
+
+_RULES: dict[str, Any] = tomllib.loads(files("breakwater.policy").joinpath("redact.toml").read_text(encoding="utf-8"))
+_NAMES: dict[str, list[str]] = _RULES["names"]
+
+
+_SEPARATORS = b"-_. "
+
+
+def squashed(name: str) -> bytes:
+    """A name without what spellings differ in: `apiKey`, `Api-Key` and `API_KEY` are all `apikey`."""
+    return name.lower().encode(errors="surrogatepass").translate(None, _SEPARATORS)
+
+
+def _spellings(names: Iterable[str]) -> str:
+    """The names in all spellings that `squashed` makes one, as single bytes, where the pattern ignores ASCII's case."""
+    return _any(["[-_. ]*".join(_cases(char) for char in squashed(name).decode()) for name in names])
+
+
+def _cases(char: str) -> str:
+    cases = {char} if char.isascii() else {char, char.upper()}
+    return _any([re.escape(case.encode().decode("latin-1")) for case in sorted(cases)])
+
+
+def _any(patterns: Sequence[str]) -> str:
+    return f"(?:{'|'.join(patterns)})"
+
+
+_PIECES = {name: _spellings(names) for name, names in _NAMES.items()}
+
+
+def _filled(pattern: str | list[str], pieces: Mapping[str, str] = _PIECES) -> str:
+    """A pattern of the file, with its pieces in place."""
+    whole = pattern if isinstance(pattern, str) else _any(pattern)
+    return re.sub(r"<(\w+)>", lambda piece: pieces[piece[1]], whole)
+
+
+for _name, _piece in _RULES["pieces"].items():
+    _PIECES[_name] = _filled(_piece)
+
+
+def _built_in(pattern: str) -> Pattern:
+    """Compiles one of our own patterns. They work on single bytes: what is not excluded, may be any."""
+    options = _options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.max_mem = 64 << 20
+    return cast(Pattern, re2.compile(pattern.encode("latin-1"), options))
+
+
+def _options() -> re2.Options:
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True  # only the whole match is asked for, which RE2's automata find fastest
+    return options
+
+
+MAX_PROGRAM = 2_000
+"""The largest pattern of a person, in RE2's instructions.
+
+Time is proportional to them where RE2 must simulate them, as for `(a|b)*a(a|b){250}c`, whose automaton would not fit.
+"""
+_FREE_INSTRUCTIONS = 100
+_SIMULATED_AT_A_PLACE = 1 << 15
+"""Instructions times bytes."""
+
+_PROBES_FOR_NOTHING = (b"", b"\x00", b"\x00\x00", b"\x00 \x00\n\x00", b"\x00a\x00", b"0", b"aa", b"_ _", b"\n\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A pattern that a person wrote, and the same for texts that are searched together, each on lines of its own."""
+
+    alone: Pattern
+    in_lines: Pattern
+
+
+def own(pattern: str) -> Own:
+    """Compiles a pattern that a person wrote.
+
+    Raises:
+        ValueError: RE2 can't take it, it is too large, or it matches where there is nothing; with what to do.
+    """
+    try:
+        # A text's edge is a line's there. What matches more than the other is sorted out by looking at the text alone.
+        in_lines = "(?m)" + re.sub(r"(?s)\\(.)", lambda escape: {"A": "^", "z": "$"}.get(escape[1], escape[0]), pattern)
+        compiled = Own(*(cast(Pattern, re2.compile(form.encode(), _options())) for form in (pattern, in_lines)))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: it has half of a character") from error
+    except re2.error as error:
+        raise ValueError(
+            f"{pattern!r} {_what_is_wrong(cast(bytes, error.args[0]).decode(errors='replace'))}"
+        ) from error
+    if _program_size(compiled.alone) > MAX_PROGRAM:
+        raise ValueError(f"{pattern!r} is too large; lower its {{counts}}, or use + and * in their place")
+    if re.search(r"\(\?[a-zA-Z]*-[a-zA-Z]*m", pattern):
+        raise ValueError(f"{pattern!r} switches the flag m off, which it is anyway; leave that out")
+    for probe in _PROBES_FOR_NOTHING:
+        if any(found.start() == found.end() for found in compiled.alone.finditer(probe)):
+            raise ValueError(f"{pattern!r} also matches where there is nothing to hide; write + for *, and leave out ?")
+    return compiled
+
+
+def _program_size(pattern: Pattern) -> int:
+    return cast(Any, pattern).programsize
+
+
+def _spend_for_simulation(pattern: Pattern, data: bytes, work: Work) -> None:
+    """Pays for what a large pattern of a person costs at worst, when RE2 has to follow each of its instructions."""
+    work.spend(max(0, _program_size(pattern) - _FREE_INSTRUCTIONS) * len(data) // _SIMULATED_AT_A_PLACE)
+
+
+def _what_is_wrong(words: str) -> str:
+    if look_around := re.fullmatch(r"invalid perl operator: (\(\?[=!<].*)", words, re.DOTALL):
+        with_it = f"looks around, with {look_around[1]}, which RE2 can't"
+        return f"{with_it}; match the surroundings, too, or mark an edge by \\b"
+    if re.fullmatch(r"invalid escape sequence: \\[1-9]", words) or words.endswith("(?P"):
+        return "refers back to a group, which RE2 can't; write out what is repeated"
+    if words == r"invalid escape sequence: \Z":
+        return r"has \Z, which is \z in RE2"
+    if "too large" in words or "repetition size" in words:
+        return f"is too large ({words}); lower its {{counts}}, or use + and * in their place"
+    return f"is not a regular expression of RE2's syntax: {words}"
+
+
+# Names of fields
+
+
+class NameKind(Enum):
+    """What a field's name says of its value."""
+
+    HARMLESS = auto()
+    SECRET = auto()
+    SECRET_UNLESS_BOOLEAN = auto()
+    PAIR_VALUE = auto()
+    """Another field may say that it is secret."""
+
+
+_QUOTED, _PAIR_VALUES = (frozenset(map(squashed, _NAMES[kind])) for kind in ("quoted", "pair_values"))
+_WHOLE = frozenset(map(squashed, _NAMES["whole"] + _NAMES["common"]))
+_ENDINGS, _WORDS, _WHOLE_LINE = (
+    tuple(map(squashed, names))
+    for names in (_NAMES["endings"], _NAMES["words"] + _NAMES["words_alone"], _NAMES["whole_line"])
+)
+_LAST_WORD = _built_in(_filled(r"(?:(?:^|[-_. ])(?i:<words>)|[a-z0-9](?:Pass|Pw)|^(?i:<words_alone>))[-_. 0-9]*\z"))
+_PAIR_NAMES = (*_NAMES["pair_names"], *map(str.capitalize, _NAMES["pair_names"]))
+_LONGEST_REMEMBERED, _LONGEST_NAMED = 64, 48
+
+
+class SecretNames:
+    """Names that are secret as a whole, and endings of names that are. A number at the end makes no difference."""
+
+    def __init__(self, own: Iterable[str], *, built_in: bool) -> None:
+        self._own = frozenset(map(squashed, own))
+        self._built_in = built_in
+        self._remembered = lru_cache(4096)(self._look)
+
+    def kind(self, name: str) -> NameKind:
+        """What the name says."""
+        return self._remembered(name) if len(name) <= _LONGEST_REMEMBERED else self._look(name)
+
+    def is_secret(self, name: str) -> bool:
+        """Whether the value is secret, unless it is a boolean."""
+        return self.kind(name) in (NameKind.SECRET, NameKind.SECRET_UNLESS_BOOLEAN)
+
+    def names_a_secret(self, pair: Mapping[str, object]) -> bool:
+        """Whether a field of an object says that its value is secret: `{"name": "password", "value": 1}`."""
+        for field in _PAIR_NAMES:
+            named = pair.get(field)
+            if isinstance(named, str) and len(named) <= _LONGEST_NAMED and self.is_secret(named):
+                return True
+        return False
+
+    def _look(self, name: str) -> NameKind:
+        whole = squashed(name)
+        unnumbered = whole.rstrip(b"0123456789")
+        if whole in self._own:
+            return NameKind.SECRET
+        if self._built_in and (whole in _QUOTED or unnumbered in _WHOLE or unnumbered.endswith(_ENDINGS)):
+            return NameKind.SECRET
+        if self._built_in and _LAST_WORD.search(name.encode(errors="surrogatepass")):
+            return NameKind.SECRET_UNLESS_BOOLEAN
+        return NameKind.PAIR_VALUE if whole in _PAIR_VALUES else NameKind.HARMLESS
+
+
+# Values behind names in texts
+
+_VALUE = _RULES["value"]
+_BARE, _LINE, _OPENING_QUOTE, _LINE_BREAK, _ALONE_ON_LINE, _VALUE_OF_PAIR = (
+    _built_in(_filled(pattern))
+    for pattern in (
+        f"(?i:{_any(_VALUE['bare'])})",
+        *(_VALUE[name] for name in ("whole_line", "opening_quote", "line_break", "alone_on_line", "of_pair")),
+    )
+)
+_HARMLESS = frozenset(value.encode() for value in _VALUE["harmless"])
+_NO_WORD = re.compile(rb"(?=.{4})[^0-9]*[0-9]", re.DOTALL)
+_QUOTES = (b'"', b"'", b"`")
+_BEFORE_LINE_BREAK, _BEFORE_QUOTED = frozenset(b"\r\n>|-+"), frozenset(b"bBrRuUfF\\\"'`")
+"""What the two patterns can begin with: to look for it is far cheaper."""
+_UNESCAPED = {quote: _built_in(rf"(?:[^{quote.decode()}\\]|\\\C)*") for quote in _QUOTES}
+_ESCAPED = {
+    (slashes, quote): _built_in(rf"[^\\]\\{{0,{slashes}}}{quote.decode()}")
+    for slashes in (1, 3, 7)
+    for quote in _QUOTES
+}
+"""Inside JSON that was escaped once, twice, three times, a quote closes if no more backslashes precede it."""
+
+_JSON = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Where the values are that belong to names. Spans are empty where there is none, or nothing of interest."""
+
+    placeholder: bytes
+
+    def behind(self, data: bytes, name_start: int, start: int) -> Span:
+        """The span of the value that follows a name with its separator, which end at `start`."""
+        name = data[name_start:start].rstrip()
+        named_in_quotes = name.rstrip(b":=> \t\r\n]").endswith(_QUOTES[:2])
+        if named_in_quotes and data.startswith(self.placeholder, start):
+            return start, start + len(self.placeholder)
+        first = data[start] if start < len(data) else None
+        if first in _BEFORE_LINE_BREAK and (line_break := _LINE_BREAK.match(data, start)) is not None:
+            return _on_next_line(data, name, line_break.end())
+        if first in _BEFORE_QUOTED and (quote := _OPENING_QUOTE.match(data, start)) is not None:
+            return quote.end(), _closing_quote(data, quote.end())
+        if named_in_quotes and data.startswith((b"{", b"["), start):
+            return start, _json_end(data, start)
+        word = name.rstrip(b":=*`~ \t").lower().translate(None, _SEPARATORS)
+        value = (_LINE if word.endswith(_WHOLE_LINE) else _BARE).match(data, start)
+        bare = b"" if value is None else data[start : value.end()]
+        if not bare.startswith((b"(", b"[", b"{")):
+            bare = bare.rstrip(b",)]}")
+        in_prose = name.rstrip(b"*`~ \t").endswith(b":") and word.rstrip(b"0123456789").endswith(_WORDS)
+        harmless = bare.lower() in _HARMLESS or (in_prose and not _NO_WORD.match(bare))
+        return start, start + (0 if harmless else len(bare))
+
+    def of_pair(self, data: bytes, start: int, end: int) -> Span:
+        """The span of the value that stands behind a name that is a value itself, or else before it."""
+        if (behind := _VALUE_OF_PAIR.match(data, end)) is not None:
+            return self.behind(data, behind.start(), behind.end())
+        nearest = data.rfind(b"val", max(0, start - LONGEST), start)
+        before = None if nearest < 0 else _VALUE_OF_PAIR.match(data, nearest)
+        if before is not None and before.end() < start:
+            value_start, value_end = self.behind(data, before.start(), before.end())
+            if value_end <= start and not data[value_end:start].strip(b"\"'\\ \t\r\n,;"):
+                return value_start, value_end
+        return end, end
+
+
+def _on_next_line(data: bytes, name: bytes, start: int) -> Span:
+    """The span of a value that has a line of its own, behind `password:`. Prose has more than one word in a line."""
+    name = name.rstrip(b"*_`~ \t")
+    if not name.endswith(b":"):
+        return start, start
+    if data.startswith(_QUOTES, start):
+        return start + 1, _closing_quote(data, start + 1)
+    alone = _ALONE_ON_LINE.match(data, start)
+    value = b"" if alone is None else data[start : alone.end()].rstrip()
+    harmless = value.lower() in _HARMLESS or value.endswith(b":") or name[:-1].lower().endswith(_WORDS)
+    return start, start + (0 if harmless else len(value))
+
+
+def _closing_quote(data: bytes, start: int) -> int:
+    """Where a quoted text ends. One that is cut ends with the data."""
+    quote, before = data[start - 1 : start], data[max(0, start - 9) : start - 1]
+    slashes = len(before) - len(before.rstrip(b"\\"))
+    if slashes == 0:
+        content = _UNESCAPED[quote].match(data, start)
+        return content.end() if content is not None and data.startswith(quote, content.end()) else len(data)
+    depth = next((depth for depth in (1, 3, 7) if slashes <= depth), None)
+    closing = None if depth is None else _ESCAPED[depth, quote].search(data, start - 1)
+    return len(data) if closing is None else max(start, closing.end() - 1 - slashes)
+
+
+def _json_end(data: bytes, start: int) -> int:
+    """Where an object or an array ends. One that is cut, too long or no JSON ends with the data."""
+    text = data[start : start + LONGEST].decode("utf-8", "surrogateescape")
+    try:
+        _, end = _JSON.raw_decode(text)
+    except (ValueError, RecursionError):
+        return len(data)
+    return start + len(text[:end].encode("utf-8", "surrogateescape"))
+
+
+# Forms
+
+
+def _card(data: bytes, start: int, end: int) -> Span:
+    while not data[start : start + 1].isdigit():
+        start += 1
+    if not re.fullmatch(rb"[0-9][.-]", data[max(0, start - 2) : start]):  # a number's fraction, or the tail of an id
+        without_last_group = max(data.rfind(b" ", start, end), data.rfind(b"-", start, end))
+        for stop in (end, without_last_group):
+            if _is_card_number(data[start:stop]) and not re.match(rb"[A-Za-z0-9]|-[0-9]", data[stop : stop + 2]):
+                return start, stop
+    return start, start
+
+
+def _is_card_number(printed: bytes) -> bool:
+    """Whether these are 13 to 19 digits, of which the last checks the others (Luhn's formula, ISO/IEC 7812-1)."""
+    if not 13 <= len(printed) <= 19 + 18:
+        return False
+    digits = printed.translate(_DIGIT_VALUES, b" -")
+    return 13 <= len(digits) <= 19 and (sum(digits[-1::-2]) + sum(digits[-2::-2].translate(_DOUBLED))) % 10 == 0
+
+
+_DIGIT_VALUES = bytes.maketrans(b"0123456789", bytes(range(10)))
+_DOUBLED = bytes.maketrans(bytes(range(10)), bytes(sum(divmod(2 * digit, 10)) for digit in range(10)))
+
+
+def _iban(data: bytes, start: int, end: int) -> Span:
+    while not data[start : start + 2].isupper():
+        start += 1
+    length = _IBAN_LENGTHS.get(data[start : start + 2].decode(), 0)
+    places = [place for place in range(start, end) if data[place : place + 1].isalnum()]
+    if not 0 < length <= len(places):
+        return start, start
+    end = places[length - 1] + 1
+    printed = data[start:end].translate(None, b" -").decode()
+    # The remainder of 97 is 1, where A is 10 and Z is 35, and the first four characters come last.
+    is_right = int("".join(str(int(char, 36)) for char in printed[4:] + printed[:4])) % 97 == 1
+    return (start, end) if is_right and not data[end : end + 1].isalnum() else (start, start)
+
+
+_IBAN_LENGTHS = {
+    country: int(length) for length, countries in _RULES["iban_lengths"].items() for country in countries.split()
+}
+
+
+def _phone(data: bytes, start: int, end: int) -> Span:
+    digits = sum(char in b"0123456789" for char in data[start:end])
+    return (start, end) if 7 <= digits <= 15 and not data[end : end + 1].isalnum() else (start, start)
+
+
+def _user_info(_: bytes, start: int, end: int) -> Span:
+    return start + len("://"), end - len("@")
+
+
+_CHECKS = {"card": _card, "iban": _iban, "phone": _phone, "user_info": _user_info}
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """What to search for, and what of it to hide: what matches where that begins, or all of it, if `part` says so."""
+
+    search: Pattern
+    match: Pattern | None = None
+    part: Callable[[bytes, int, int], Span] | None = None
+    needs: bytes = b""
+    """What is in any match: to look for it is far cheaper."""
+    stretch: int = sys.maxsize
+    """How many bytes the pattern sees at once. Stretches overlap by what a secret is at most taken to be long."""
+
+    def spans(self, data: bytes, work: Work) -> Iterator[Span]:
+        """What must be hidden, from left to right."""
+        if self.stretch == STRETCH:
+            _spend_for_simulation(self.search, data, work)
+        position = 0 if self.needs in data else len(data)
+        while position < len(data):
+            seen = position + self.stretch
+            found = self.search.search(data, position, seen)
+            if found is None:
+                position = seen - LONGEST if seen < len(data) else len(data)
+                continue
+            begin, end = found.span()
+            if end == seen < len(data) and begin > position:
+                position = begin  # it may go on
+                continue
+            work.spend()
+            if self.match is not None:
+                whole = self.match.match(data, begin)
+                end = begin if whole is None else whole.end()
+            start, end = (begin, end) if self.part is None else self.part(data, begin, end)
+            if start < end:
+                yield start, end
+            position = max(end, begin + 1)
+
+
+_KEYS, _ALLOWED_IN_IDS = _RULES["keys"]["forms"], _RULES["keys"]["allowed_in_ids"]
+_KEY = _built_in(_filled("<form_edge>" + _any([f"(?:{start})(?:{rest})" for start, rest in _KEYS])))
+_FORMS: dict[str, Any] = _RULES["forms"] | {
+    "key": {
+        "search": "<form_edge>" + _any([start for start, _ in _KEYS + _ALLOWED_IN_IDS]),
+        "match": "<form_edge>" + _any([f"(?:{start})(?:{rest})" for start, rest in _KEYS + _ALLOWED_IN_IDS]),
+    }
+}
+_FINDERS = {
+    name: _Finder(
+        _built_in(_filled(form["search"])),
+        _built_in(_filled(form["match"])) if "match" in form else None,
+        _CHECKS.get(name),
+        form.get("needs", "").encode(),
+    )
+    for name, form in _FORMS.items()
+}
+
+
+def holds_key(text: str) -> bool:
+    """Whether something in the text has the form of a known service's key or token."""
+    return _KEY.search(text.encode(errors="surrogatepass")) is not None
+
+
+# The scanner
+
+UNESCAPED_TIMES = 2
+"""How often a text may have been escaped: `%2540` is an @, escaped twice."""
+
+MOST_ROUNDS = 3
+"""How often a text is searched: a placeholder is an edge, behind which more may show."""
+
+STRETCH = 4 * LONGEST
+"""How many bytes a pattern of a person sees at once: such as `a(.*z)?` look from each of many matches to their end."""
+
+_ESCAPE = r"%[2-7][0-9A-Fa-f]|\\(?:u00|x)[2-7][0-9A-Fa-f]"
+"""ASCII as URLs and JSON escape it."""
+_ESCAPES = re.compile(_ESCAPE.encode())
+_ESCAPES_A_PLACE = 4
+_LONGEST_ESCAPE = 6
+
+Text = tuple[bytes, int]
+"""UTF-8, in which lone surrogates pass, and a limit in it: what may be shown ends there."""
+
+
+class Scanner:
+    """All rules, ready for use on many texts.
+
+    Every rule looks at the same text, so that none hides from the next what it is recognised by; what they find is
+    merged and replaced at once.
+    """
+
+    def __init__(
+        self, fields: Sequence[str], patterns: Sequence[str], forms: Sequence[str], *, built_in: bool, placeholder: str
+    ) -> None:
+        self.names = SecretNames(fields, built_in=built_in)
+        self.any_number = bool(patterns)
+        """Whether any number may be hidden; of the built-in forms only those of cards are numbers."""
+        self._placeholder = placeholder.encode()
+        owns = [own(pattern) for pattern in patterns]
+        names = [name for name, form in _FORMS.items() if name in forms or (built_in and "optional" not in form)]
+        self._forms = [_FINDERS[name] for name in names]
+        self._forms += [_Finder(pattern.alone, stretch=STRETCH) for pattern in owns]
+        suspicious = [_ESCAPE, *(_filled(_FORMS[name]["search"]) for name in names)]
+        self._all = list(self._forms)
+        values = _Values(self._placeholder)
+        pieces = _PIECES | {"own": _spellings(fields)}
+        for place, part, needs in (("before_value", values.behind, b""), ("in_pair", values.of_pair, b"val")):
+            rules = _RULES[place]
+            if named := [*(rules["built_in"] if built_in else ()), *(rules["own"] if fields else ())]:
+                pattern = f"(?i:{_filled(named, pieces)})"
+                self._all.append(_Finder(_built_in(pattern), part=part, needs=needs))
+                suspicious.append(pattern)
+        at_once = _built_in(_any(suspicious))
+        self._suspicious = (at_once, *(pattern.alone for pattern in owns))
+        self._suspicious_in_lines = (at_once, *(pattern.in_lines for pattern in owns))
+
+    def suspects(self, data: bytes) -> bool:
+        """Whether there may be a secret: one fast look, after which most texts are done."""
+        return any(pattern.search(data) is not None for pattern in self._suspicious)
+
+    def suspects_among(self, texts: Sequence[str], work: Work) -> set[int]:
+        """Which of many texts may have secrets. They are searched together, as each search has its price."""
+        joined = "\n".join(texts).encode(errors="surrogatepass")
+        suspects: set[int] = set()
+        starts: list[int] = []
+        for pattern in self._suspicious_in_lines[1:]:
+            _spend_for_simulation(pattern, joined, work)
+        for pattern in self._suspicious_in_lines:
+            position = 0
+            while position < len(joined) and (found := pattern.search(joined, position)) is not None:
+                work.spend()
+                starts = starts or [0, *accumulate(len(text.encode(errors="surrogatepass")) + 1 for text in texts)]
+                number = bisect_right(starts, found.start()) - 1
+                suspects.add(number)
+                position = starts[number + 1]
+        return suspects
+
+    def redacted(self, text: Text, work: Work, *, is_json: bool) -> Text:
+        """The text without its secrets, and where the limit is in it: behind what stood before it.
+
+        In JSON that was parsed, names and escapes were dealt with.
+
+        Raises:
+            TooMuchWorkError: there are too many places to look at.
+        """
+        work.spend()
+        finders = self._forms if is_json else self._all
+        for _ in range(MOST_ROUNDS):
+            if (replaced := self._replaced(text, finders, work)) is None:
+                break
+            text = replaced
+        plain = text
+        for _ in range(0 if is_json else UNESCAPED_TIMES):
+            if (unescaped := _unescaped(plain, work)) is None:
+                break
+            plain = unescaped
+            if (uncovered := self._replaced(plain, finders, work)) is not None:
+                text = plain = uncovered  # shown unescaped only where that uncovered a secret
+        return text
+
+    def _replaced(self, text: Text, finders: Iterable[_Finder], work: Work) -> Text | None:
+        """None if there is nothing to replace."""
+        data, limit = text
+        spans = self._merged(data, sorted(span for finder in finders for span in finder.spans(data, work)))
+        if not spans:
+            return None
+        pieces: list[bytes] = []
+        copied = 0
+        for start, end in spans:
+            pieces += (data[copied:start], self._placeholder)
+            copied = end
+        shown = [(start, end) for start, end in spans if start < limit]
+        limit = max([limit, *(end for _, end in shown)])
+        return b"".join(pieces) + data[copied:], limit + sum(
+            len(self._placeholder) + start - end for start, end in shown
+        )
+
+    def _merged(self, data: bytes, spans: Iterable[Span]) -> list[Span]:
+        """Spans that overlap or touch as one, and none that would put a placeholder into a placeholder."""
+        merged: list[Span] = []
+        for span in spans:
+            start, end = self._around_placeholders(data, *span)
+            while merged and start <= merged[-1][1]:
+                before = merged.pop()
+                start, end = min(start, before[0]), max(end, before[1])
+            merged.append((start, end))
+        return [(start, end) for start, end in merged if data[start:end] != self._placeholder]
+
+    def _around_placeholders(self, data: bytes, start: int, end: int) -> Span:
+        reach = len(self._placeholder) - 1
+        first = data.find(self._placeholder, max(0, start - reach), start + reach)
+        last = data.rfind(self._placeholder, max(0, end - reach), end + reach)
+        return min(start, first) if first >= 0 else start, max(end, last + reach + 1) if last >= 0 else end
+
+
+def _unescaped(text: Text, work: Work) -> Text | None:
+    """With one level of escapes undone, and the limit behind what it was behind; None where there are none."""
+    data, limit = text
+    most = _ESCAPES_A_PLACE * MAX_PLACES + 1
+    count = sum(1 for _ in islice(_ESCAPES.finditer(data), most)) if b"%" in data or b"\\" in data else 0
+    work.spend(count // _ESCAPES_A_PLACE)
+    if count == 0:
+        return None
+    around = _ESCAPES.finditer(data, max(0, limit - _LONGEST_ESCAPE), limit + _LONGEST_ESCAPE)
+    limit = next((escape.end() for escape in around if escape.start() < limit < escape.end()), limit)
+    shown, rest = (
+        _ESCAPES.sub(lambda escape: bytes((int(escape[0][-2:], 16),)), part) for part in (data[:limit], data[limit:])
+    )
+    return shown + rest, len(shown)
