@@ -12,8 +12,7 @@ import structlog
 from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import ms_from_time
 from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.anomaly import Baseline, Measure, Minute, Verdict, judge, lapse
-from breakwater.policy.anomaly_texts import signals
+from breakwater.policy.anomaly import Baseline, Measure, Minute, Verdict, judge, lapse, signals
 from breakwater.policy.signals import Signal
 
 GRACE = timedelta(seconds=30)

@@ -33,8 +33,7 @@ from breakwater.policy.classify import (
     classify,
     without_text,
 )
-from breakwater.policy.output import Invalid, Valid
-from breakwater.policy.output_text import TOO_DEEP, is_too_deep
+from breakwater.policy.output import TOO_DEEP, Invalid, Valid, is_too_deep
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.policy.usage import Usage, credible
 from breakwater.pricing import Pricing

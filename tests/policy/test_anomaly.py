@@ -28,8 +28,8 @@ from breakwater.policy.anomaly import (
     judge,
     lapse,
     learned,
+    signals,
 )
-from breakwater.policy.anomaly_texts import signals
 from breakwater.policy.signals import Firing, Resolved
 
 DAY = 24 * 60

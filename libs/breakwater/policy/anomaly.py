@@ -32,14 +32,18 @@ weight of a value `x`, and `d` the deviation, which is `spread` with its floors:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
+from breakwater.contracts.subjects import encode_token
+from breakwater.contracts.types import format_time, time_from_ms, usd_from_nano
 from breakwater.policy.alert_rules import AnomalyRules
+from breakwater.policy.alert_texts import moment, money_text
+from breakwater.policy.signals import Firing, Resolved, Signal, command, key_of
 
 Measure = Literal["error_rate", "spend_rate", "latency", "first_token"]
 """A share of calls; nano-dollars per minute; milliseconds, twice."""
@@ -365,3 +369,123 @@ def _is_habit(peak: Peak, track: Track, measure: Measure) -> bool:
         and peak.height <= HIGHER * max(one.height for one in known)
         and peak.minutes <= LONGER * max(one.minutes for one in known)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """How one measure is put in texts and figures.
+
+    Attributes:
+        name: of the measure.
+        unit: of its figures.
+        now: what was measured; `{shown}` is the value, `{calls}` and `{streams}` are how many there were.
+        advice: what the list of executions that the text names is good for.
+        shown: a value as people read it.
+        stored: a value as programs read it.
+    """
+
+    name: str
+    unit: str
+    now: str
+    advice: str
+    shown: Callable[[float], str]
+    stored: Callable[[float], JsonValue] = round
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:,.1f} s"
+
+
+_WORDS: Mapping[Measure, _Words] = {
+    "error_rate": _Words(
+        "Error rate",
+        "share",
+        "{shown} of {calls} of {agent} failed",
+        "lists what failed, and why",
+        lambda value: f"{value * 100:.3g} %",
+        lambda value: round(value, 4),
+    ),
+    "spend_rate": _Words(
+        "Spending",
+        "usd_per_minute",
+        "{agent} spent {shown} on {calls}",
+        "lists what it spent money on",
+        lambda value: money_text(round(value)),
+        lambda value: usd_from_nano(round(value)),
+    ),
+    "latency": _Words(
+        "Latency",
+        "ms",
+        "{agent} took {shown} for the median of {calls}",
+        "lists its calls, and how long each took",
+        _milliseconds,
+    ),
+    "first_token": _Words(
+        "Time to first token",
+        "ms",
+        "{agent} took {shown} to the first token, the median of {streams}",
+        "lists its calls; each one's page shows when its answer began",
+        _milliseconds,
+    ),
+}
+_OVER = {"recovered": "back to normal", "accepted": "accepted as the new baseline", "lapsed": "unknown, no calls"}
+
+
+def signals(agent: str, verdicts: Iterable[Verdict]) -> tuple[Signal, ...]:
+    """The incidents that begin or end with these verdicts. The same verdicts give the same incidents."""
+    return tuple(_signal(agent, verdict) for verdict in verdicts)
+
+
+def _signal(agent: str, verdict: Verdict) -> Signal:
+    key, words = key_of("agent_anomaly", agent, verdict.measure), _WORDS[verdict.measure]
+    source_id = f"{encode_token(agent)}/{verdict.measure}/{verdict.minute}"
+    at, since = time_from_ms((verdict.minute + 1) * 60_000), time_from_ms(verdict.since * 60_000)
+    value, change = verdict.value, verdict.change
+    figures: dict[str, JsonValue] = {
+        "agent": agent,
+        "measure": verdict.measure,
+        "change": change,
+        "unit": words.unit,
+        "value": None if value is None else words.stored(value),
+        "baseline": words.stored(verdict.baseline),
+        "deviation": words.stored(verdict.deviation),
+        "deviations": None if value is None else round((value - verdict.baseline) / verdict.deviation, 1),
+        "calls": verdict.calls,
+        "since": format_time(since),
+        "timestamp": format_time(at),
+    }
+    text = _text(agent, verdict, words)
+    if change == "began":
+        title = f"{words.name} unusual: {agent}"
+        return Firing(key, "agent_anomaly", title, text, source_id, at, figures, agent=agent)
+    return Resolved(key, "agent_anomaly", f"{words.name} {_OVER[change]}: {agent}", text, source_id, at, figures)
+
+
+def _text(agent: str, verdict: Verdict, words: _Words) -> str:
+    when, since = (time_from_ms(minute * 60_000) for minute in (verdict.minute, verdict.since))
+    baseline, deviation = words.shown(verdict.baseline), words.shown(verdict.deviation)
+    now = words.now.format(
+        agent=agent,
+        shown=words.shown(verdict.value or 0.0),
+        calls=f"{verdict.calls:,} call{'' if verdict.calls == 1 else 's'}",
+        streams=f"{verdict.calls:,} stream{'' if verdict.calls == 1 else 's'}",
+    )
+    now = f"In the minute from {moment(when)} {now}"
+    normal = f"the baseline is {baseline}, give or take {deviation}"
+    match verdict.change:
+        case "began":
+            failed = "dead_lettered" if verdict.measure == "error_rate" else None
+            listed = command("executions", None, agent=agent, status=failed, since=format_time(since))
+            to_do = f"To do: `{listed}` {words.advice}."
+            return f"{now}; {normal}. It has been unusual since {moment(since)}. {to_do}"
+        case "recovered":
+            return f"{now}; {normal}. It had been unusual since {moment(since)}. Nothing to do."
+        case "accepted":
+            lasted = f"It has lasted since {moment(since)}, so about {baseline} is the baseline from now on"
+            return f"{now}. {lasted}. To do: nothing, if this is intended."
+        case "lapsed":
+            none = f"For {LAPSE} minutes {agent} made too few calls to judge"
+            return (
+                f"{none}. They had been unusual since {moment(since)}; {normal}. "
+                "To do: nothing, if it is meant to be idle."
+            )
