@@ -153,7 +153,7 @@ class Spent(Reported):
 
 
 def failure_of_code(code: int, message: str) -> ProgramFailure:
-    """What a code that a program answers with means. Source: seed 004, section 1.5."""
+    """What a code that a program answers with means: the same as in HTTP, so that no other list has to be learned."""
     status = code if 400 <= code < 600 else None
     if 400 <= code < 500:
         return ProgramFailure("InvalidRequestError", message, status, "client")

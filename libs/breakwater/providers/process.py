@@ -170,7 +170,7 @@ class Program:
 
 
 class Response(Spent):
-    """What a program prints. It succeeded if `status` is "success" and `code` is 0. Source: seed 004."""
+    """What a program prints. Only `status` "success" with `code` 0 is one: where they differ, it failed."""
 
     status: str
     code: StrictInt
