@@ -43,6 +43,7 @@ from breakwater.contracts.subjects import encode_token
 from breakwater.contracts.types import format_time, time_from_ms, usd_from_nano
 from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.alert_texts import moment, money_text
+from breakwater.policy.formats import counted
 from breakwater.policy.signals import Firing, Resolved, Signal, command, key_of
 
 Measure = Literal["error_rate", "spend_rate", "latency", "first_token"]
@@ -467,8 +468,8 @@ def _text(agent: str, verdict: Verdict, words: _Words) -> str:
     now = words.now.format(
         agent=agent,
         shown=words.shown(verdict.value or 0.0),
-        calls=f"{verdict.calls:,} call{'' if verdict.calls == 1 else 's'}",
-        streams=f"{verdict.calls:,} stream{'' if verdict.calls == 1 else 's'}",
+        calls=counted(verdict.calls, "call"),
+        streams=counted(verdict.calls, "stream"),
     )
     now = f"In the minute from {moment(when)} {now}"
     normal = f"the baseline is {baseline}, give or take {deviation}"

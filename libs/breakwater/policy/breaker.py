@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 from breakwater.contracts.events import BreakerRule, BreakerScope, BreakerState
 from breakwater.contracts.subjects import encode_token
 from breakwater.contracts.types import Message, Off
+from breakwater.policy.formats import counted
 
 ALL = "*"
 """Stands for the agent in the name of a breaker that all agents share."""
@@ -416,7 +417,7 @@ def _open_if_due(
     rule, reason, failures = due
     if several:
         jobs, callers = len(_of_jobs(failures)), len({failure.caller for failure in failures})
-        reason = f"{reason}, of {jobs} {_plural('job', jobs)} of {callers} {_plural('caller', callers)}"
+        reason = f"{reason}, of {counted(jobs, 'job')} of {counted(callers, 'caller')}"
     opened = _opened(breaker, reason, rules, now_ms, jitter)
     # A key's many tenants are one key still, also where no other key has called lately; a tenant's many keys likewise.
     ones = [name for name in seen.caller.split() if name[0] not in several and not (several and name == _NO_TENANT)]
@@ -431,23 +432,23 @@ def _rule_that_fires(
     """The rule, the reason in words, and the failures that it counts."""
     in_a_row = [failure for failure in breaker.failures if failure.sequence > breaker.last_success]
     if _reaches(in_a_row, rules.consecutive_failures, several):
-        counted = f"{len(in_a_row)} consecutive {_plural('failure', len(in_a_row))}"
-        return "consecutive_failures", f"{counted} (threshold: {rules.consecutive_failures})", in_a_row
+        found = counted(len(in_a_row), "consecutive failure")
+        return "consecutive_failures", f"{found} (threshold: {rules.consecutive_failures})", in_a_row
     recent = _within(breaker.failures, rules, now_ms)
     same = [failure for failure in recent if failure.error == error] if error else []
     if _reaches(same, rules.same_error, several):
-        counted = f"Same error repeated {len(same)} {_plural('time', len(same))}"
-        return "same_error", f"{counted} (threshold: {rules.same_error})", same
+        found = f"Same error repeated {counted(len(same), 'time')}"
+        return "same_error", f"{found} (threshold: {rules.same_error})", same
     window = f"within {rules.within_s:g} s"
     if _reaches(recent, rules.errors, several):
-        counted = f"{len(recent)} {_plural('error', len(recent))}"
-        return "errors", f"{counted} {window} (threshold: {rules.errors})", recent
+        found = counted(len(recent), "error")
+        return "errors", f"{found} {window} (threshold: {rules.errors})", recent
     calls, failed = calls_within(breaker, rules, now_ms)
     if calls >= rules.minimum_calls and _fails_at_rate(breaker, several, rules, now_ms):
         assert rules.failure_rate is not None
         threshold = f"{_percent(rules.failure_rate)} of at least {rules.minimum_calls}"
-        counted = f"{_percent(failed / calls)} of {calls} {_plural('call', calls)}"
-        return "failure_rate", f"{counted} failed {window} (threshold: {threshold})", recent
+        found = f"{_percent(failed / calls)} of {counted(calls, 'call')}"
+        return "failure_rate", f"{found} failed {window} (threshold: {threshold})", recent
     return None
 
 
@@ -505,10 +506,6 @@ def _fails_at_rate(breaker: Breaker, several: Sequence[str], rules: BreakerRules
         if failed < (least if several else 1) or failed / calls < rules.failure_rate:
             return False
     return True
-
-
-def _plural(thing: str, count: int) -> str:
-    return thing if count == 1 else f"{thing}s"
 
 
 def _percent(share: float) -> str:

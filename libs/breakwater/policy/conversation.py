@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, cast
 
 from pydantic import JsonValue
+
+from breakwater.policy.chat_messages import fields
 
 Message = Mapping[str, JsonValue]
 
@@ -71,10 +72,10 @@ def tool_pairs(messages: Sequence[Message]) -> dict[Place, Place]:
 def _calls(message: Message) -> list[_Key]:
     if message.get("role") != "assistant":
         return []
-    calls = [_key("call", _field(call, "id")) for call in _list(message.get("tool_calls"))]
-    calls += [_key("call", _field(block, "id")) for block in _blocks(message, "tool_use")]
+    calls = [_key("call", fields(call).get("id")) for call in _list(message.get("tool_calls"))]
+    calls += [_key("call", fields(block).get("id")) for block in _blocks(message, "tool_use")]
     if message.get("function_call"):
-        calls.append(_key("function", _field(message["function_call"], "name")))
+        calls.append(_key("function", fields(message["function_call"]).get("name")))
     return calls
 
 
@@ -85,7 +86,7 @@ def _results(message: Message) -> list[_Key]:
         case "function":
             return [_key("function", message.get("name"))]
         case "user":
-            return [_key("call", _field(block, "tool_use_id")) for block in _blocks(message, "tool_result")]
+            return [_key("call", fields(block).get("tool_use_id")) for block in _blocks(message, "tool_result")]
         case _:
             return []
 
@@ -110,7 +111,7 @@ def _without(message: Message, is_lost: Callable[[int], bool]) -> Message | None
             del rest["tool_calls"]  # providers refuse an empty list
     if isinstance(content := message.get("content"), list):
         kind = "tool_use" if message.get("role") == "assistant" else "tool_result"
-        rest["content"] = [block for block in content if _field(block, "type") != kind or not is_lost(next(parts))]
+        rest["content"] = [block for block in content if fields(block).get("type") != kind or not is_lost(next(parts))]
     if message.get("role") == "assistant" and message.get("function_call") and is_lost(next(parts)):
         del rest["function_call"]
     return rest if _says_something(rest) else None
@@ -120,7 +121,7 @@ def _says_something(message: Message) -> bool:
     content = message.get("content")
     if isinstance(content, list):
         # A model's thoughts alone are no message: Anthropic refuses them without what they led to.
-        content = [block for block in content if _field(block, "type") not in {"thinking", "redacted_thinking"}]
+        content = [block for block in content if fields(block).get("type") not in {"thinking", "redacted_thinking"}]
     return any((content, *(message.get(name) for name in ("tool_calls", "function_call", "refusal", "audio"))))
 
 
@@ -151,7 +152,11 @@ def trim(messages: Sequence[Message], keep_ratio: float) -> tuple[list[Message],
 def _droppable(messages: Sequence[Message]) -> Iterator[list[int]]:
     """What may be dropped together, the first to go first: indexes of messages."""
     indexes = [index for index, message in enumerate(messages) if not _is_system(message)]
-    starts = [place for place, index in enumerate(indexes) if _starts_turn(messages[index])]
+    starts = [
+        place
+        for place, index in enumerate(indexes)
+        if messages[index].get("role") == "user" and not _results(messages[index])
+    ]
     bounds = [0, *starts] if starts and starts[0] > 0 else starts or [0]
     for first, following in pairwise(bounds):
         yield indexes[first:following]
@@ -172,10 +177,6 @@ def _droppable(messages: Sequence[Message]) -> Iterator[list[int]]:
             yield exchange
 
 
-def _starts_turn(message: Message) -> bool:
-    return message.get("role") == "user" and not _results(message)
-
-
 def _is_system(message: Message) -> bool:
     return message.get("role") in {"system", "developer"}
 
@@ -186,15 +187,11 @@ def _size(message: Message) -> int:
 
 
 def _blocks(message: Message, kind: str) -> list[JsonValue]:
-    return [block for block in _list(message.get("content")) if _field(block, "type") == kind]
+    return [block for block in _list(message.get("content")) if fields(block).get("type") == kind]
 
 
 def _list(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []
-
-
-def _field(value: Any, name: str) -> JsonValue:
-    return cast(Mapping[str, JsonValue], value).get(name) if isinstance(value, Mapping) else None
 
 
 _SAFETY = 0.9

@@ -21,6 +21,7 @@ from breakwater.contracts.types import Message, Off, UsdAmount
 from breakwater.policy.alert_texts import money_text
 from breakwater.policy.breaker import Preset, take_preset
 from breakwater.policy.budget import fits
+from breakwater.policy.formats import counted
 from breakwater.policy.output import NoJsonError, find_json
 
 
@@ -202,9 +203,9 @@ def before_call(
     """
     used, spent, limit = task.tokens + tokens, task.cost + cost, rules.max_cost_usd
     if rules.max_iterations is not None and number > rules.max_iterations:
-        return Trip("max_iterations", f"{_counted(number - 1, 'iteration')} (limit: {rules.max_iterations:,})")
+        return Trip("max_iterations", f"{counted(number - 1, 'iteration')} (limit: {rules.max_iterations:,})")
     if rules.max_tokens is not None and used >= rules.max_tokens:
-        return Trip("max_tokens", f"{_counted(used, 'token')} used (limit: {rules.max_tokens:,})")
+        return Trip("max_tokens", f"{counted(used, 'token')} used (limit: {rules.max_tokens:,})")
     if limit is None:
         return None
     if spent >= limit:
@@ -223,10 +224,10 @@ def after_job(task: Task, rules: GuardRules) -> Trip | None:
     """
     in_a_row, most = task.consecutive_failures, max(task.errors.values(), default=0)
     if rules.consecutive_failures is not None and in_a_row >= rules.consecutive_failures:
-        reason = f"{_counted(in_a_row, 'consecutive failure')} (threshold: {rules.consecutive_failures:,})"
+        reason = f"{counted(in_a_row, 'consecutive failure')} (threshold: {rules.consecutive_failures:,})"
         return Trip("consecutive_failures", reason)
     if rules.same_error is not None and most >= rules.same_error:
-        reason = f"Same error repeated {_counted(most, 'time')} (threshold: {rules.same_error:,})"
+        reason = f"Same error repeated {counted(most, 'time')} (threshold: {rules.same_error:,})"
         return Trip("same_error", reason)
     return None if rules.confidence is None else _drift(task.confidences, rules.confidence)
 
@@ -268,7 +269,3 @@ def _drift(confidences: tuple[float, ...], rules: ConfidenceRules) -> Trip | Non
 def _listed(confidences: tuple[float, ...]) -> str:
     shown = ", ".join(f"{confidence:g}" for confidence in confidences[-10:])
     return shown if len(confidences) <= 10 else f"..., {shown}"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"

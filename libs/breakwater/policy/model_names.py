@@ -7,7 +7,6 @@ own machine with the path of a file, or with a word that means nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
 _FILE = re.compile(r"[/.~]|[a-z]:\\|file:|.*\.(gguf|ggml|bin|safetensors|pt|pth|onnx|engine)$", re.I)
@@ -66,8 +65,5 @@ def _parts(name: str) -> tuple[list[str], str, str]:
         name = name[: -len(tag) - 1]
     dates = "".join(re.sub(r"\D", "", date) for date in _DATE.findall(name))
     words = re.findall(r"[a-z]+\d*[a-z]*|\d+[a-z]*", _DATE.sub("", name))
-    return sorted(_significant(words)), dates, "" if tag in ("latest", "free", "nitro", "floor", "beta") else tag
-
-
-def _significant(words: Iterable[str]) -> list[str]:
-    return [word for word in words if word not in _SAYS_NOTHING and not _QUANTISED.fullmatch(word)]
+    significant = sorted(word for word in words if word not in _SAYS_NOTHING and not _QUANTISED.fullmatch(word))
+    return significant, dates, "" if tag in ("latest", "free", "nitro", "floor", "beta") else tag

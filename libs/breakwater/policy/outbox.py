@@ -118,7 +118,8 @@ def next_message(
         if ends is not None:
             later.append(ends)
             continue
-        (quiet if _was_quiet(rules.route.quiet_hours, candidate.newest) else due).append(candidate)
+        was_quiet = quiet_until(rules.route.quiet_hours, candidate.newest, candidate.newest.at) is not None
+        (quiet if was_quiet else due).append(candidate)
     chosen = _chosen(due, quiet, rules, now, sent)
     if isinstance(chosen, datetime):
         later.append(chosen)
@@ -281,7 +282,3 @@ def _digest(
 
 def _severity(alert: Alert) -> int:
     return SEVERITIES.index(severity_of(alert.key))
-
-
-def _was_quiet(hours: QuietHours | None, alert: Alert) -> bool:
-    return quiet_until(hours, alert, alert.at) is not None

@@ -20,6 +20,7 @@ import re2
 from pydantic import Field, JsonValue, ValidationInfo, field_validator
 
 from breakwater.contracts.types import Message
+from breakwater.policy.chat_messages import objects
 
 if TYPE_CHECKING:  # a third of a second to import, so only where there is a schema
     from jsonschema.exceptions import ValidationError
@@ -173,22 +174,15 @@ def _as_message(output: JsonValue) -> Mapping[str, JsonValue] | None:
 
 def _calls_tools(message: Mapping[str, JsonValue]) -> bool:
     return bool(message.get("tool_calls") or message.get("function_call")) or any(
-        block.get("type") == "tool_use" for block in _blocks(message)
+        block.get("type") == "tool_use" for block in objects(message.get("content"))
     )
 
 
 def _text_of(message: Mapping[str, JsonValue]) -> str:
     content = message.get("content")
-    return content if isinstance(content, str) else "".join(str(block.get("text") or "") for block in _blocks(message))
-
-
-def _blocks(message: Mapping[str, JsonValue]) -> list[dict[str, Any]]:
-    content = message.get("content")
-    return (
-        [cast(dict[str, Any], block) for block in content if isinstance(block, dict)]
-        if isinstance(content, list)
-        else []
-    )
+    if isinstance(content, str):
+        return content
+    return "".join(str(block.get("text") or "") for block in objects(content))
 
 
 # JSON in texts

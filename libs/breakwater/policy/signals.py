@@ -26,6 +26,7 @@ from breakwater.contracts.types import format_time, is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.alert_texts import moment, money_text, sentence
 from breakwater.policy.budget import NEVER_FITS
+from breakwater.policy.formats import counted
 from breakwater.policy.rate_limit import HELD
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
@@ -181,7 +182,7 @@ def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
 def _stopped(event: GuardEvent) -> str:
     tenant = "" if event.tenant is None else f" of tenant {event.tenant}"
     reset = command("guards", "reset", event.task_id, tenant=event.tenant)
-    iterations = f"{event.iterations:,} iteration{'' if event.iterations == 1 else 's'}"
+    iterations = counted(event.iterations, "iteration")
     to_do = f"look at the task's last executions; `{reset}` resumes it"
     if event.task_id == event.execution_id:  # it was given no task
         guard = f"agents.{event.agent}.guard"
