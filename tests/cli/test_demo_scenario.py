@@ -53,13 +53,11 @@ def test_the_provider_serves_every_model_at_the_price_of_the_config() -> None:
     for model, rules in script.models.items():
         price = config.models[model].price
         assert price is not None
-        assert rules.price.model_dump() == {
-            "input_usd_per_mtok": f"{price.input_usd_per_mtok / 10**9:g}",
-            "output_usd_per_mtok": f"{price.output_usd_per_mtok / 10**9:g}",
-            "cached_input_usd_per_mtok": None
-            if price.cached_input_usd_per_mtok is None
-            else f"{price.cached_input_usd_per_mtok / 10**9:g}",
-        }
+        assert (
+            rules.price.input_usd_per_mtok,
+            rules.price.output_usd_per_mtok,
+            rules.price.cached_input_usd_per_mtok,
+        ) == (price.input_usd_per_mtok, price.output_usd_per_mtok, price.cached_input_usd_per_mtok)
 
 
 @pytest.mark.parametrize("jobs", [100, 300, 2000])

@@ -98,9 +98,8 @@ def simulated(
 
 
 def provider_process(data: DataDir, port: int, script_file: Path) -> ProcessSpec:
-    """The simulated provider as a process of a stack, with its ledger in the data directory."""
+    """The simulated provider as a process of a stack."""
     argv = [sys.executable, "-m", "breakwater.embedded.provider", "--port", str(port), "--script", str(script_file)]
-    argv += ["--ledger", str(data.path / "simulated-provider.jsonl")]
     return ProcessSpec(
         name="simulated-provider",
         argv=tuple(argv),

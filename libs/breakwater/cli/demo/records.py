@@ -108,7 +108,7 @@ class ProviderLedger:
 
 async def read_ledger(control_url: str) -> ProviderLedger:
     """Asks the simulated provider. Raises CliError."""
-    report = await _provider("GET", f"{control_url}/_sim/ledger?calls=1")
+    report = await _provider("GET", f"{control_url}/_sim/ledger")
     ended = [call for call in report["calls"] if call["delivered"] is not None]
     calls = tuple(ProviderCall(call["client_request_id"], call["model"], call["cost_nano"]) for call in ended)
     return ProviderLedger(calls, report["totals"]["in_progress"])

@@ -3,29 +3,18 @@
 It speaks OpenAI's chat completions, Azure's variant of them, and Anthropic's Messages.
 
 It is the plane's counterpart in the demo, the tests and the benchmarks. The same seed and the same order of requests
-to a model give the same answers and the same faults.
+to a model give the same answers and the same faults. A call goes through the modules in this order: `app` receives it,
+`openai` or `anthropic` reads it as a `chat` request, `behaviour` decides by the `script`, `openai` or `anthropic`
+writes the answer, `streaming` sends it in chunks, and the `ledger` keeps it.
 """
 
 from breakwater.embedded.provider.app import SimulatedProvider
-from breakwater.embedded.provider.ledger import CallLedger, LedgerCall, LedgerTotals
-from breakwater.embedded.provider.script import (
-    ProviderScript,
-    ScriptError,
-    build_script,
-    load_script,
-    parse_script,
-    price_nano,
-)
+from breakwater.embedded.provider.ledger import LedgerCall
+from breakwater.embedded.provider.script import ScriptError, build_script
 
 __all__ = [
-    "CallLedger",
     "LedgerCall",
-    "LedgerTotals",
-    "ProviderScript",
     "ScriptError",
     "SimulatedProvider",
     "build_script",
-    "load_script",
-    "parse_script",
-    "price_nano",
 ]

@@ -2,209 +2,208 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Annotated, Any, Literal
 
 import orjson
+from aiohttp import web
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from breakwater.embedded.provider.script import ErrorText, Pace
-from breakwater.embedded.provider.wire import (
+from breakwater.embedded.provider.chat import ChatRequest, ScriptedAnswer
+from breakwater.embedded.provider.openai import (
     REQUESTS_PER_MINUTE,
-    ChatRequest,
-    Decision,
+    OpenAI,
     RequestRefusedError,
     StreamEvent,
     pieces_of,
-    read_object,
-    summarise,
-    unlisted_error,
 )
+from breakwater.embedded.provider.script import ErrorText, Pace
 
-_PARAMS = frozenset(
-    {
-        "cache_control", "container", "inference_geo", "max_tokens", "messages", "metadata", "model", "output_config",
-        "service_tier", "stop_sequences", "stream", "system", "temperature", "thinking", "tool_choice", "tools",
-        "top_k", "top_p",
-    }
-)  # fmt: skip
-_BLOCKS = frozenset({"text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"})
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_STANDARD = {
-    400: ErrorText(type="invalid_request_error", message="The request is invalid."),
-    401: ErrorText(type="authentication_error", message="invalid x-api-key"),
-    402: ErrorText(type="billing_error", message="Your credit balance is too low to access the Anthropic API."),
-    403: ErrorText(type="permission_error", message="Your API key does not have permission to use this model."),
-    404: ErrorText(type="not_found_error", message="Not found."),
-    413: ErrorText(type="request_too_large", message="Request exceeds the maximum size"),
-    429: ErrorText(type="rate_limit_error", message="This request would exceed your rate limit."),
-    500: ErrorText(type="api_error", message="Internal server error"),
-    504: ErrorText(type="timeout_error", message="The request timed out."),
-    529: ErrorText(type="overloaded_error", message="Overloaded"),
-}
 
 
-def unknown_model(model: str) -> ErrorText:
-    """The body of the 404 for a model that the script does not have."""
-    return ErrorText(type="not_found_error", message=f"model: {model}")
+class _Block(BaseModel):
+    type: Literal["text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    text: Annotated[str, Field(min_length=1)] | None = None
+    id: str | None = None
+    tool_use_id: str | None = None
+    content: Any = None
 
 
-def read_request(body: bytes, model: str | None = None) -> ChatRequest:
-    """Reads the body of `POST /v1/messages`.
-
-    The conversation is brought into OpenAI's format: what a scripted model says of it is the same over both interfaces.
-
-    Raises:
-        RequestRefusedError: it lacks something, or has what the interface does not know.
-    """
-    fields = read_object(body)
-    model = model or fields.get("model")
-    if not isinstance(model, str) or not model:
-        raise RequestRefusedError("model: Field required")
-    if unknown := sorted(fields.keys() - _PARAMS):
-        raise RequestRefusedError(f"{unknown[0]}: Extra inputs are not permitted", model=model)
-    limit = fields.get("max_tokens")
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise RequestRefusedError("max_tokens: Field required, a whole number of at least 1", model=model)
-    output: Any = fields.get("output_config") or {}
-    asked = summarise(
-        model,
-        [{"role": "system", "content": fields.get("system")}, *_messages(fields, model)],
-        max_tokens=limit,
-        wants_json=bool(output.get("format")),
-        schema=_schema(output.get("format")),
-        has_tools=bool(fields.get("tools")),
-    )
-    # Usage is always a part of a stream here.
-    asked = replace(asked, stream=bool(fields.get("stream")), stream_usage=True)
-    return replace(asked, orphan_error=_orphan_tool_calls(asked.orphans)) if asked.orphans else asked
+def _blocks(content: object) -> object:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _schema(output_format: Any) -> Mapping[str, Any] | None:
-    schema: Any = output_format.get("schema") if isinstance(output_format, dict) else None
-    return cast("dict[str, Any]", schema) if isinstance(schema, dict) else None
+class _Message(BaseModel):
+    role: Literal["user", "assistant"]
+    content: Annotated[list[_Block], BeforeValidator(_blocks), Field(min_length=1)]
+
+    def as_openai(self) -> Iterator[dict[str, Any]]:
+        """The messages that it is in OpenAI's format, where each result of a tool is one of its own."""
+        for block in self.content:
+            if block.type == "tool_result":
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.content}
+        texts = [{"text": block.text} for block in self.content if block.type == "text"]
+        calls = [{"id": block.id} for block in self.content if block.type == "tool_use"]
+        if texts or calls:
+            yield {"role": self.role, "content": texts, "tool_calls": calls}
 
 
-def _messages(fields: dict[str, Any], model: str) -> Iterable[dict[str, Any]]:
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestRefusedError("messages: at least one message is required", model=model)
-    for index, message in enumerate(cast("list[Any]", messages)):
-        if not isinstance(message, dict) or cast("dict[str, Any]", message).get("role") not in ("user", "assistant"):
-            raise RequestRefusedError(f"messages.{index}.role: must be 'user' or 'assistant'", model=model)
-        said = cast("dict[str, Any]", message)
-        blocks = _blocks(said.get("content"), f"messages.{index}.content", model)
-        texts = [block for block in blocks if block["type"] == "text"]
-        calls = [{"id": block.get("id")} for block in blocks if block["type"] == "tool_use"]
-        for block in blocks:
-            if block["type"] == "tool_result":
-                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
-        if texts or calls or not blocks:
-            yield {"role": said["role"], "content": texts, "tool_calls": calls}
+class _OutputConfig(BaseModel):
+    format: dict[str, Any] | None = None
 
 
-def _blocks(content: Any, path: str, model: str) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    if not isinstance(content, list) or not content:
-        raise RequestRefusedError(f"{path}: must be a text or a list of blocks", model=model)
-    for index, block in enumerate(cast("list[Any]", content)):
-        kind = cast("dict[str, Any]", block).get("type") if isinstance(block, dict) else None
-        if kind not in _BLOCKS:
-            raise RequestRefusedError(
-                f"{path}.{index}: Input tag {kind!r} is not one of the expected tags", model=model
-            )
-        if kind == "text" and not block.get("text"):
-            raise RequestRefusedError("messages: text content blocks must be non-empty", model=model)
-    return cast("list[dict[str, Any]]", content)
+class _Body(BaseModel):
+    """All that the interface knows; as the real one, it refuses anything else."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    model: Annotated[str, Field(min_length=1)]
+    max_tokens: Annotated[int, Field(strict=True, ge=1)]
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    system: Any = None
+    stream: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    output_config: _OutputConfig = _OutputConfig()
+    cache_control: Any = None
+    container: Any = None
+    inference_geo: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    stop_sequences: Any = None
+    temperature: Any = None
+    thinking: Any = None
+    tool_choice: Any = None
+    top_k: Any = None
+    top_p: Any = None
 
 
-def _orphan_tool_calls(orphans: tuple[str, ...]) -> ErrorText:
-    return ErrorText(
-        type="invalid_request_error",
-        message=f"`tool_use` ids were found without `tool_result` blocks immediately after: {', '.join(orphans)}. "
-        "Each `tool_use` block must have a corresponding `tool_result` block in the next message.",
-    )
-
-
-def write_completion(decision: Decision, model: str) -> bytes:
-    """A `message` object."""
-    return orjson.dumps(_message(decision, model))
-
-
-def _message(decision: Decision, model: str) -> dict[str, Any]:
-    suffix = decision.completion_id[-16:]
-    blocks: list[dict[str, Any]] = [{"type": "text", "text": decision.content}] if decision.content else []
-    for index, call in enumerate(decision.tool_calls):
-        blocks.append({"type": "tool_use", "id": f"toolu_{suffix}_{index}", "name": call.name, "input": call.arguments})
-    answer: dict[str, Any] = {
-        "id": f"msg_{suffix}",
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": blocks if decision.broken != "no_choices" else [],
-        "stop_reason": _STOP_REASONS.get(decision.finish_reason, decision.finish_reason),
-        "stop_sequence": None,
-    }
-    if (usage := decision.shown_usage) is not None:
-        # Here the cached tokens are not a part of the input.
-        answer["usage"] = {
-            "input_tokens": usage.input_tokens - usage.cached_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": usage.cached_tokens,
-            "output_tokens": usage.output_tokens,
-        }
-    return answer
-
-
-def write_stream(decision: Decision, model: str, pace: Pace) -> list[StreamEvent]:
-    """The events of a streamed answer, from `message_start` to `message_stop`."""
-    whole = _message(decision, model)
-    usage = whole.pop("usage", None)
-    begun = {} if usage is None else {"usage": {**usage, "output_tokens": 1}}
-    message = {**whole, "content": [], "stop_reason": None, **begun}
-    events = [_event("message_start", message=message), _event("ping")]
-    for index, block in enumerate(whole["content"]):
-        is_text = block["type"] == "text"
-        first, said = (
-            ({"text": ""}, block["text"]) if is_text else ({"input": {}}, orjson.dumps(block["input"]).decode())
+class _MessagesRequest(ChatRequest):
+    @property
+    def orphan_error(self) -> ErrorText:
+        return ErrorText(
+            type="invalid_request_error",
+            message="`tool_use` ids were found without `tool_result` blocks immediately after: "
+            f"{', '.join(self.orphans)}. Each `tool_use` block must have a corresponding `tool_result` block in the "
+            "next message.",
         )
-        events.append(_event("content_block_start", index=index, content_block={**block, **first}))
-        kind, field = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
-        for piece in pieces_of(said, pace):
-            events.append(_event("content_block_delta", content=True, index=index, delta={"type": kind, field: piece}))
-        events.append(_event("content_block_stop", index=index))
-    fields: dict[str, Any] = {"delta": {"stop_reason": whole["stop_reason"], "stop_sequence": None}}
-    if usage is not None:
-        fields["usage"] = {"output_tokens": usage["output_tokens"]}
-    return [*events, _event("message_delta", ends=True, **fields), _event("message_stop", ends=True)]
 
 
-def _event(kind: str, *, content: bool = False, ends: bool = False, **fields: Any) -> StreamEvent:
-    data = b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
-    return StreamEvent(data, content=content, ends=ends)
+class Anthropic(OpenAI):
+    """Anthropic's interface. What a scripted model says of a conversation is the same over both."""
 
+    id_header = "request-id"
+    key_header = "x-api-key"
+    server_error = "api_error"
+    errors: Mapping[int, ErrorText] = {
+        status: ErrorText(type=kind, message=message)
+        for status, kind, message in (
+            (400, "invalid_request_error", "The request is invalid."),
+            (401, "authentication_error", "invalid x-api-key"),
+            (402, "billing_error", "Your credit balance is too low to access the Anthropic API."),
+            (403, "permission_error", "Your API key does not have permission to use this model."),
+            (404, "not_found_error", "Not found."),
+            (413, "request_too_large", "Request exceeds the maximum size"),
+            (429, "rate_limit_error", "This request would exceed your rate limit."),
+            (500, "api_error", "Internal server error"),
+            (504, "timeout_error", "The request timed out."),
+            (529, "overloaded_error", "Overloaded"),
+        )
+    }
 
-def write_error_event(error: bytes) -> bytes:
-    """An error in the middle of a stream."""
-    return b"event: error\ndata: %b\n\n" % error
+    def require(self, request: web.BaseRequest) -> None:
+        """The version of the interface is a header."""
+        if "anthropic-version" not in request.headers:
+            raise RequestRefusedError(400, ErrorText(message="anthropic-version: header is required"))
 
+    def parse(self, content: Any) -> ChatRequest:
+        """Reads a body, and brings it into OpenAI's format. Raises ValidationError."""
+        body = _Body.model_validate(content)
+        messages = [turn for message in body.messages for turn in message.as_openai()]
+        asked = body.output_config.format
+        return _MessagesRequest.model_validate(
+            {
+                "model": body.model,
+                "messages": [{"role": "system", "content": body.system}, *messages],
+                "max_tokens": body.max_tokens,
+                "stream": body.stream,
+                "stream_options": {"include_usage": True} if body.stream else None,
+                "tools": body.tools,
+                "response_format": asked and {"type": "json_schema", "json_schema": asked},
+            }
+        )
 
-def write_error(status: int, custom: ErrorText | None) -> bytes:
-    """An error body; what `custom` leaves out is what the status says by default. There are no codes here."""
-    standard = _STANDARD.get(status) or unlisted_error(status, "api_error")
-    custom = custom or standard
-    message = custom.message if custom.message is not None else standard.message
-    return orjson.dumps({"type": "error", "error": {"type": custom.type or standard.type, "message": message}})
+    def unknown_model(self, model: str) -> ErrorText:
+        """The body of the 404 for a model that the script does not have."""
+        return ErrorText(type="not_found_error", message=f"model: {model}")
 
+    def error(self, status: int, given: ErrorText | None = None) -> dict[str, Any]:
+        """The body of an error. There are no codes here."""
+        return {"type": "error", "error": self.error_text(status, given).model_dump(include={"type", "message"})}
 
-def error_headers(status: int, retry_after_s: float | None) -> dict[str, str]:
-    """`retry-after` where the script gives one, and the `anthropic-ratelimit-*` family on 429."""
-    headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:.10g}"}
-    if status == 429:
-        reset = datetime.now(UTC) + timedelta(seconds=60 if retry_after_s is None else retry_after_s)
-        headers["anthropic-ratelimit-requests-limit"] = str(REQUESTS_PER_MINUTE)
-        headers["anthropic-ratelimit-requests-remaining"] = "0"
-        headers["anthropic-ratelimit-requests-reset"] = reset.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return headers
+    def error_headers(self, status: int, retry_after_s: float | None) -> dict[str, str]:
+        """`retry-after` where the script gives one, and the `anthropic-ratelimit-*` family on 429."""
+        headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:.10g}"}
+        if status == 429:
+            reset = datetime.now(UTC) + timedelta(seconds=60 if retry_after_s is None else retry_after_s)
+            headers["anthropic-ratelimit-requests-limit"] = str(REQUESTS_PER_MINUTE)
+            headers["anthropic-ratelimit-requests-remaining"] = "0"
+            headers["anthropic-ratelimit-requests-reset"] = reset.isoformat(timespec="seconds").replace("+00:00", "Z")
+        return headers
+
+    def event(self, document: Mapping[str, Any]) -> bytes:
+        """An event of a stream; its name is the document's type."""
+        return b"event: %b\ndata: %b\n\n" % (str(document["type"]).encode(), orjson.dumps(document))
+
+    def whole(self, answer: ScriptedAnswer) -> dict[str, Any]:
+        """An answer as a `message` object."""
+        blocks: list[dict[str, Any]] = [{"type": "text", "text": answer.content}] if answer.content else []
+        for index, call in enumerate(answer.tool_calls):
+            tool_id = f"toolu_{answer.number}_{index}"
+            blocks.append({"type": "tool_use", "id": tool_id, "name": call.name, "input": call.arguments})
+        message: dict[str, Any] = {
+            "id": f"msg_{answer.number}",
+            "type": "message",
+            "role": "assistant",
+            "model": answer.model,
+            "content": blocks if answer.choices else [],
+            "stop_reason": _STOP_REASONS.get(answer.finish_reason, answer.finish_reason),
+            "stop_sequence": None,
+        }
+        if (usage := answer.shown_usage) is not None:
+            # Here the cached tokens are not a part of the input.
+            message["usage"] = {
+                "input_tokens": usage.input_tokens - usage.cached_tokens,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": usage.cached_tokens,
+                "output_tokens": usage.output_tokens,
+            }
+        return message
+
+    def stream(self, answer: ScriptedAnswer, pace: Pace) -> list[StreamEvent]:
+        """An answer as the events of a stream, from `message_start` to `message_stop`."""
+
+        def event(kind: str, *, content: bool = False, ends: bool = False, **fields: Any) -> StreamEvent:
+            return StreamEvent(self.event({"type": kind, **fields}), content, ends)
+
+        message = self.whole(answer)
+        usage = message.get("usage")
+        begun = {} if usage is None else {"usage": {**usage, "output_tokens": 1}}
+        events = [event("message_start", message={**message, "content": [], "stop_reason": None, **begun})]
+        events.append(event("ping"))
+        for index, block in enumerate(message["content"]):
+            if block["type"] == "text":
+                first, said, kind, field = {"text": ""}, block["text"], "text_delta", "text"
+            else:
+                first, said = {"input": {}}, orjson.dumps(block["input"]).decode()
+                kind, field = "input_json_delta", "partial_json"
+            events.append(event("content_block_start", index=index, content_block={**block, **first}))
+            for piece in pieces_of(said, pace):
+                delta = {"type": kind, field: piece}
+                events.append(event("content_block_delta", content=True, index=index, delta=delta))
+            events.append(event("content_block_stop", index=index))
+        ended: dict[str, Any] = {"delta": {"stop_reason": message["stop_reason"], "stop_sequence": None}}
+        if usage is not None:
+            ended["usage"] = {"output_tokens": usage["output_tokens"]}
+        return [*events, event("message_delta", ends=True, **ended), event("message_stop", ends=True)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import re
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from ipaddress import ip_address
-from pathlib import Path
+from fractions import Fraction
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -19,27 +19,31 @@ from urllib.parse import urlsplit
 import orjson
 import structlog
 from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
 
 from breakwater.contracts.types import format_time
-from breakwater.embedded.provider import dialects, wire
-from breakwater.embedded.provider.behaviour import ModelPlan, decide, make_plans, partly, refuse
-from breakwater.embedded.provider.dialects import Dialect
+from breakwater.embedded.provider.anthropic import Anthropic
+from breakwater.embedded.provider.behaviour import Decision, ModelPlan, decide, make_plans
 from breakwater.embedded.provider.ledger import CallLedger, LedgerCall
-from breakwater.embedded.provider.script import ErrorText, Pace, ProviderScript, ScriptError, build_script, parse_script
-from breakwater.embedded.provider.streaming import course_of
-from breakwater.embedded.provider.wire import Decision
+from breakwater.embedded.provider.openai import Azure, OpenAI, RequestRefusedError
+from breakwater.embedded.provider.script import ErrorText, Fault, ProviderScript, ScriptError, build_script, mistakes
+from breakwater.embedded.provider.streaming import Course, course_of
 
 MAX_BODY_BYTES = 64 * 2**20
 NO_MODEL = "-"
-PREFIX = "/_sim/"
+WHOLE = Fraction(1)
 JSON = "application/json"
+LOOPBACK = "127.0.0.1"
+OPENAI, AZURE, ANTHROPIC = OpenAI(), Azure(), Anthropic()
+_DEPLOYMENT = re.compile(r"/openai/deployments/(.+)/chat/completions")
+_FAULTS = TypeAdapter(dict[str, tuple[Fault, ...]])
 _FOREVER_S = 86_400.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _CLOSE_TIMEOUT_S = 60.0
 
 
 class SimulatedProvider:
-    """A model provider with scripted behaviour.
+    """A model provider with scripted behaviour. It listens on the loopback alone.
 
     ```python
     async with SimulatedProvider({"models": {"sim/fast": {"price": ...}}}) as provider:
@@ -48,66 +52,40 @@ class SimulatedProvider:
     ```
     """
 
-    def __init__(
-        self,
-        script: ProviderScript | Mapping[str, object],
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        ledger_file: Path | None = None,
-        api_keys: Collection[str] = (),
-    ) -> None:
-        """Prepares; nothing listens until `start`.
+    def __init__(self, script: Mapping[str, object] | bytes, *, port: int = 0) -> None:
+        """Prepares; nothing listens until `start`. Raises ScriptError.
 
         Args:
-            script: what to answer.
-            host: the address to listen on.
+            script: what to answer, as plain values or as JSON.
             port: 0 takes a free one.
-            ledger_file: keeps the ledger, and is continued from if it exists.
-            api_keys: accepted besides the script's own, and kept when the script is replaced.
-
-        Raises:
-            ScriptError: the script has mistakes.
-            LedgerFileError: the ledger's file can't be used.
         """
-        self._host, self._port = host, port
-        self._own_keys = frozenset(api_keys)
+        self.port = port
         self._stopping = False
         self._runner: web.ServerRunner | None = None
         self._apply(build_script(script))
-        self.ledger = CallLedger(ledger_file)
+        self.ledger = CallLedger()
 
     def _apply(self, script: ProviderScript) -> None:
+        self._script = script
         self._plans: dict[str, ModelPlan] = make_plans(script)
-        self._keys = self._own_keys.union(script.api_keys or ())
         self.restart_clock()
-
-    @property
-    def port(self) -> int:
-        """The port it listens on, once started."""
-        return self._port
 
     @property
     def url(self) -> str:
         """The base URL that an OpenAI client takes, `/v1` included."""
-        return f"http://{self._host}:{self._port}/v1"
+        return f"http://{LOOPBACK}:{self.port}/v1"
 
     @property
     def control_url(self) -> str:
         """The base URL of the controls."""
-        return f"http://{self._host}:{self._port}/_sim"
+        return f"http://{LOOPBACK}:{self.port}/_sim"
 
     @property
     def models(self) -> list[str]:
         """The models it serves."""
         return list(self._plans)
 
-    @property
-    def since_start_s(self) -> float:
-        """Seconds on the clock of the faults' windows."""
-        return time.monotonic() - self._clock_zero
-
-    def use(self, script: ProviderScript | Mapping[str, object]) -> None:
+    def use(self, script: Mapping[str, object] | bytes) -> None:
         """Replaces the script: the clock and the request numbers restart, the ledger stays.
 
         Raises:
@@ -121,11 +99,7 @@ class SimulatedProvider:
         self._clock_zero = time.monotonic()
 
     async def start(self) -> None:
-        """Listens.
-
-        Raises:
-            OSError: the address is taken or not this machine's.
-        """
+        """Listens. Raises OSError: the port is taken."""
         loop = asyncio.get_running_loop()
         server = web.Server(
             self._dispatch,
@@ -141,16 +115,15 @@ class SimulatedProvider:
         # Calls in progress are dropped when it stops, as by a provider that goes down: nothing to wait for.
         self._runner = web.ServerRunner(server, shutdown_timeout=0.01)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, backlog=4096)
+        site = web.TCPSite(self._runner, LOOPBACK, self.port, backlog=4096)
         await site.start()
-        self._port = self._runner.addresses[0][1]
+        self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Stops listening and closes the ledger's file. Calls in progress are neither answered nor billed."""
+        """Stops listening. Calls in progress are neither answered nor billed."""
         self._stopping = True
         if self._runner is not None:
             await self._runner.cleanup()
-        self.ledger.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -162,23 +135,63 @@ class SimulatedProvider:
         await self.stop()
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
-        if names_loopback(self._host) and not names_loopback(request.host):
-            return refusal(421, "This simulator answers to localhost only.")
-        found = dialects.find(request.path) if request.method == "POST" else None
-        if found is not None:
-            return await self._chat(request, *found)
+        # A page in a browser, whose own name may resolve to the loopback, can't send another name.
+        if urlsplit(f"//{request.host}").hostname not in ("localhost", LOOPBACK, "::1"):
+            return _refusal(421, "This simulator answers to localhost only.")
         match request.method, request.path:
+            case "POST", "/v1/chat/completions":
+                return await self._chat(request, OPENAI)
+            case "POST", "/v1/messages":
+                return await self._chat(request, ANTHROPIC)
+            case "POST", path if deployment := _DEPLOYMENT.fullmatch(path):
+                return await self._chat(request, AZURE, deployment[1])
             case "GET", "/v1/models":
-                if not self._authorized(dialects.OPENAI, request):
-                    return refusal(401)
-                return web.Response(body=wire.write_models(self._plans), content_type=JSON)
-            case _, path if path.startswith(PREFIX):
-                return await control(self, request)
+                return _json(OPENAI.models(self._plans)) if self._authorized(OPENAI, request) else _refusal(401)
+            case "GET", "/_sim/health":
+                return _json({"status": "ok", "models": self.models})
+            case "GET", "/_sim/ledger":
+                return _json(self.ledger.report())
+            case "POST", "/_sim/script":
+                return await self._replace_script(request)
+            case "POST", "/_sim/faults":
+                return await self._inject(request)
+            case "POST", "/_sim/start":
+                self.restart_clock()
+                return _json({})
             case method, path:
-                return refusal(404, f"There is no {method} {path}.")
+                return _refusal(404, f"There is no {method} {path}.")
 
-    def _authorized(self, dialect: Dialect, request: web.BaseRequest) -> bool:
-        return not self._keys or dialect.key_of(request.headers) in self._keys
+    async def _replace_script(self, request: web.BaseRequest) -> web.Response:
+        try:
+            self.use(await request.read())
+        except ScriptError as error:
+            return _refusal(400, str(error))
+        structlog.get_logger().info("provider_script_replaced", models=self.models)
+        return _json({"models": self.models})
+
+    async def _inject(self, request: web.BaseRequest) -> web.Response:
+        """Puts faults before those that models have; without any, only those of the script are left."""
+        try:
+            faults = _FAULTS.validate_json(await request.read())
+        except ValidationError as error:
+            return _refusal(400, "; ".join(mistakes(error)))
+        plans = {name: plan for name in faults if (plan := self._plan(name)) is not None}
+        if unknown := faults.keys() - plans.keys():
+            return _refusal(404, f"The script has no model {', '.join(unknown)}; it has {', '.join(self.models)}.")
+        if not faults:
+            self._plans = make_plans(self._script)
+        for name, plan in plans.items():
+            script = plan.script.model_copy(update={"faults": (*faults[name], *plan.script.faults)})
+            self._plans[plan.model] = replace(plan, script=script)
+        return _json(
+            {
+                model: [fault.model_dump(mode="json", exclude_defaults=True) for fault in plan.script.faults]
+                for model, plan in self._plans.items()
+            }
+        )
+
+    def _authorized(self, dialect: OpenAI, request: web.BaseRequest) -> bool:
+        return self._script.api_keys is None or dialect.key_of(request.headers) in self._script.api_keys
 
     def _plan(self, name: str) -> ModelPlan | None:
         """The plan of a model; its provider's name before the last slashes may be left out where no other ends so."""
@@ -187,32 +200,67 @@ class SimulatedProvider:
         close = [plan for model, plan in self._plans.items() if model.endswith(f"/{name}")]
         return close[0] if len(close) == 1 else None
 
-    async def _chat(self, request: web.BaseRequest, dialect: Dialect, model: str | None) -> web.StreamResponse:
-        received_at, received = format_time(datetime.now(UTC)), time.monotonic()
-        call, decision = await self._receive(request, dialect, model, received_at, received)
-        remaining = decision.delay_s - (time.monotonic() - received)
-        if remaining > 0:
+    async def _chat(self, request: web.BaseRequest, dialect: OpenAI, model: str | None = None) -> web.StreamResponse:
+        received = time.monotonic()
+        call, decision = await self._receive(request, dialect, model, received)
+        if (remaining_s := decision.delay_s - (time.monotonic() - received)) > 0:
             try:
-                await asyncio.sleep(remaining)
+                await asyncio.sleep(remaining_s)
             except asyncio.CancelledError:
                 self._client_left(call, decision, decision.delay_s - (time.monotonic() - received))
                 raise
-        if decision.status == 200 and decision.streamed is not None:
-            return await self._stream(request, call, decision, dialect, decision.streamed)
-        transport = request.transport
-        listening = transport is not None and not transport.is_closing()
-        whole = decision.broken not in ("reset", "truncated")
-        self._settle(call, decision, delivered=listening and whole)
-        return await deliver(request, call, decision, dialect)
+        headers = {dialect.id_header: f"req_{call.seq:016d}"}
+        if decision.status == 200 and decision.answer is not None and decision.pace is not None:
+            course = course_of(decision.answer, decision.pace, decision.rule, dialect)
+            return await self._stream(request, call, decision, course, headers)
+        cut = decision.rule is not None and decision.rule.kind in ("reset", "truncated")
+        self._settle(call, decision, delivered=_listens(request) and not cut)
+        return await _answer(request, decision, dialect, headers)
+
+    async def _receive(
+        self, request: web.BaseRequest, dialect: OpenAI, named: str | None, received: float
+    ) -> tuple[LedgerCall, Decision]:
+        received_at, chat, refused = format_time(datetime.now(UTC)), None, None
+        model = named or NO_MODEL
+        try:
+            chat = dialect.read(await request.read(), named)
+            model = chat.model
+        except RequestRefusedError as error:
+            model, refused = error.model or model, error
+        except web.HTTPRequestEntityTooLarge:
+            refused = RequestRefusedError(413, ErrorText())
+        plan, headers = self._plan(model), request.headers
+        call = self.ledger.begin(
+            model if plan is None else plan.model,
+            received_at,
+            headers.get("X-Client-Request-Id"),
+        )
+        if not self._authorized(dialect, request):
+            return call, Decision(401, "unauthorized")
+        try:
+            dialect.require(request)
+        except RequestRefusedError as error:
+            refused = error
+        if refused is not None:
+            return call, Decision(refused.status, "invalid_request", refused.error)
+        if plan is None or chat is None:
+            return call, Decision(404, "unknown_model", dialect.unknown_model(model))
+        return call, decide(plan, call.number, received - self._clock_zero, chat)
+
+    def _client_left(self, call: LedgerCall, decision: Decision, remaining_s: float) -> None:
+        if decision.rule is not None and decision.rule.hang_s is not None:
+            self._settle(call, replace(decision, status=None, billed=decision.rule.billed_when_abandoned))
+        else:
+            # A provider goes on to produce the answer, and bills it, with nobody listening.
+            asyncio.get_running_loop().call_later(remaining_s, self._settle, call, decision)
 
     async def _stream(
-        self, request: web.BaseRequest, call: LedgerCall, decision: Decision, dialect: Dialect, pace: Pace
+        self, request: web.BaseRequest, call: LedgerCall, decision: Decision, course: Course, headers: dict[str, str]
     ) -> web.StreamResponse:
         """Sends the answer in chunks. What was sent is billed, whoever ends the stream."""
-        course, sent = course_of(decision, dialect, call.model, pace), 0
-        response = web.StreamResponse(headers={dialect.id_header: f"req_{call.seq:016d}", "Cache-Control": "no-cache"})
+        response = web.StreamResponse(headers={**headers, "Cache-Control": "no-cache"})
         response.content_type = "text/event-stream"
-        due, delivered = time.monotonic(), False
+        due, sent, delivered = time.monotonic(), 0, False
         try:
             await response.prepare(request)
             for wait_s, event in course.steps:
@@ -221,194 +269,81 @@ class SimulatedProvider:
                     await asyncio.sleep(rest_s)
                 await response.write(event.data)
                 sent += event.content
-            delivered = course.whole and request.transport is not None and not request.transport.is_closing()
+            delivered = course.whole and _listens(request)
         finally:
             # Also where the client leaves, as a provider stops then.
-            self._settle(call, partly(decision, sent, course.chunks), delivered)
-        if course.breaks and request.transport is not None:
-            request.transport.close()
-            return await _until_closed()
+            share = Fraction(sent, course.chunks) if sent < course.chunks else WHOLE
+            self._settle(call, decision, delivered=delivered, share=share)
+        if course.breaks:
+            return await _closed(request)
         await response.write_eof()
         return response
 
-    async def _receive(
-        self, request: web.BaseRequest, dialect: Dialect, named: str | None, received_at: str, received: float
-    ) -> tuple[LedgerCall, Decision]:
-        model, chat, refused = named or NO_MODEL, None, None
-        try:
-            chat = dialect.read_request(await request.read(), named)
-            model = chat.model
-        except wire.RequestRefusedError as error:
-            model = error.model or model
-            refused = refuse(400, "invalid_request", error.error)
-        except web.HTTPRequestEntityTooLarge:
-            refused = refuse(413, "invalid_request")
-        plan, headers = self._plan(model), request.headers
-        call = self.ledger.begin(
-            plan.model if plan is not None else model,
-            received_at,
-            headers.get("X-Client-Request-Id"),
-            headers.get("Idempotency-Key"),
-        )
-        if not self._authorized(dialect, request):
-            return call, refuse(401, "unauthorized")
-        if (missing := dialect.missing(request)) is not None:
-            return call, missing
-        if refused is not None:
-            return call, refused
-        if plan is None or chat is None:
-            return call, refuse(404, "unknown_model", dialect.unknown_model(model))
-        return call, decide(plan, call.number, received - self._clock_zero, chat)
-
-    def _client_left(self, call: LedgerCall, decision: Decision, remaining_s: float) -> None:
-        if decision.hangs:
-            self._settle(call, replace(decision, status=None, billed=decision.billed_when_abandoned))
-        else:
-            # A provider goes on to produce the answer, and bills it, with nobody listening.
-            asyncio.get_running_loop().call_later(remaining_s, self._settle, call, decision)
-
-    def _settle(self, call: LedgerCall, decision: Decision, delivered: bool = False) -> None:
+    def _settle(
+        self, call: LedgerCall, decision: Decision, *, delivered: bool = False, share: Fraction = WHOLE
+    ) -> None:
+        """Ends a call in the ledger; a share of its answer was sent."""
         if self._stopping:
             return
-        self.ledger.end(
-            call,
-            status=decision.status,
-            fault=decision.fault,
-            answered_at=None if decision.status is None else format_time(datetime.now(UTC)),
-            delivered=delivered,
-            billed=decision.billed,
-            usage=decision.usage,
-            cost_nano=decision.cost_nano,
-        )
+        billed = decision.answer.usage.part(share) if decision.answer is not None and decision.billed else None
+        cost_nano = billed.cost_nano(decision.price) if billed and decision.price else 0
+        end = self.ledger.end
+        end(call, status=decision.status, fault=decision.fault, delivered=delivered, billed=billed, cost_nano=cost_nano)
 
 
-async def control(provider: SimulatedProvider, request: web.BaseRequest) -> web.StreamResponse:
-    """Answers a request under `/_sim/`."""
-    if not is_loopback(request.remote) or not names_loopback(request.host):
-        return refusal(403, "The controls answer to this machine only.")
-    route = _ROUTES.get((request.method, request.path.removeprefix(PREFIX)))
-    if route is None:
-        known = ", ".join(f"{method} {PREFIX}{name}" for method, name in _ROUTES)
-        return refusal(404, f"There is no {request.method} {request.path}; there are: {known}.")
-    return await route(provider, request)
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = content if isinstance(content, bytes) else orjson.dumps(content)
+    return web.Response(status=status, body=body, headers=headers, content_type=JSON)
 
 
-def is_loopback(remote: str | None) -> bool:
-    """Whether a peer's address is this machine's loopback; an IPv4 address inside an IPv6 one counts as itself."""
-    if remote is None:
-        return False
-    address = ip_address(remote.partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+def _refusal(status: int, message: str | None = None) -> web.Response:
+    """An error outside any call; without a message, with the default one of its status."""
+    return _json(OPENAI.error(status, ErrorText(message=message)), status)
 
 
-def names_loopback(host: str) -> bool:
-    """Whether a Host header is a name of this machine's loopback.
-
-    A page in a browser, whose own name may resolve to the loopback, can't send another.
-    """
-    name = urlsplit(f"//{host}").hostname
-    try:
-        return name == "localhost" or is_loopback(name)
-    except ValueError:
-        return False
-
-
-def _json(content: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(content), content_type=JSON)
-
-
-async def _health(provider: SimulatedProvider, _: web.BaseRequest) -> web.StreamResponse:
-    return _json({"status": "ok", "models": provider.models, "since_start_s": round(provider.since_start_s, 3)})
-
-
-async def _report(provider: SimulatedProvider, request: web.BaseRequest) -> web.StreamResponse:
-    return _json(provider.ledger.report(with_calls=request.query.get("calls") == "1"))
-
-
-async def _replace_script(provider: SimulatedProvider, request: web.BaseRequest) -> web.StreamResponse:
-    try:
-        provider.use(parse_script(await request.read(), is_json="yaml" not in request.content_type))
-    except ScriptError as error:
-        return refusal(400, str(error))
-    structlog.get_logger().info("provider_script_replaced", models=provider.models)
-    return _json({"models": provider.models})
-
-
-async def _restart_clock(provider: SimulatedProvider, _: web.BaseRequest) -> web.StreamResponse:
-    provider.restart_clock()
-    return _json({"since_start_s": 0})
-
-
-async def _reset(provider: SimulatedProvider, _: web.BaseRequest) -> web.StreamResponse:
-    provider.ledger.reset()
-    return _json(provider.ledger.report())
-
-
-_ROUTES: dict[tuple[str, str], Callable[[SimulatedProvider, web.BaseRequest], Awaitable[web.StreamResponse]]] = {
-    ("GET", "health"): _health,
-    ("GET", "ledger"): _report,
-    ("POST", "script"): _replace_script,
-    ("POST", "start"): _restart_clock,
-    ("POST", "reset"): _reset,
-}
-
-
-def refusal(status: int, message: str | None = None) -> web.Response:
-    """An error outside any call; without a message, with the status' default one."""
-    error = None if message is None else ErrorText(message=message)
-    return web.Response(status=status, body=wire.write_error(status, error), content_type=JSON)
-
-
-async def deliver(
-    request: web.BaseRequest, call: LedgerCall, decision: Decision, dialect: Dialect
+async def _answer(
+    request: web.BaseRequest, decision: Decision, dialect: OpenAI, headers: dict[str, str]
 ) -> web.StreamResponse:
-    """Makes the answer to a call; the breaking of connections happens here, that of bodies too."""
-    headers = {dialect.id_header: f"req_{call.seq:016d}"}
-    if decision.status is None:
-        return await _reset_connection(request)
-    if decision.status >= 300:
-        headers |= {**dialect.error_headers(decision.status, decision.retry_after_s), **decision.headers}
-        body = dialect.write_error(decision.status, decision.error)
-        return web.Response(status=decision.status, body=body, headers=headers, content_type=JSON)
-    body = _body(call, decision, dialect)
-    if decision.broken == "truncated":
-        return await _send_half(request, body, headers)
-    return web.Response(status=decision.status, body=body, headers=headers, content_type=JSON)
+    """Makes the answer to a call that is not streamed; the breaking of connections happens here, that of bodies too."""
+    status, rule = decision.status, decision.rule
+    if status is None:
+        return await _closed(request, reset=True)
+    if decision.answer is None or status >= 300:
+        headers |= dialect.error_headers(status, rule and rule.retry_after_s)
+        return _json(dialect.error(status, decision.error), status, headers | (rule.headers if rule else {}))
+    whole = orjson.dumps(dialect.whole(decision.answer))
+    match rule and rule.kind:
+        case "empty_body":
+            return _json(b"", headers=headers)
+        case "error_in_200":
+            return _json(dialect.error(500, decision.error), headers=headers)
+        case "byte_order_mark":
+            return _json(codecs.BOM_UTF8 + whole, headers=headers)
+        case "malformed_json":
+            return _json(whole[: len(whole) // 2], headers=headers)
+        case "truncated":
+            response = web.StreamResponse(headers=headers)
+            response.content_type, response.content_length = JSON, len(whole)
+            await response.prepare(request)
+            await response.write(whole[: len(whole) // 2])
+            return await _closed(request)
+        case _:
+            return _json(whole, status, headers)
 
 
-def _body(call: LedgerCall, decision: Decision, dialect: Dialect) -> bytes:
-    if decision.broken == "empty_body":
-        return b""
-    if decision.broken == "error_in_200":
-        return dialect.write_error(500, decision.error)
-    body = dialect.write_completion(decision, call.model)
-    if decision.broken == "byte_order_mark":
-        return codecs.BOM_UTF8 + body
-    return body[: len(body) // 2] if decision.broken == "malformed_json" else body
+def _listens(request: web.BaseRequest) -> bool:
+    return request.transport is not None and not request.transport.is_closing()
 
 
-async def _reset_connection(request: web.BaseRequest) -> web.StreamResponse:
-    transport = request.transport
-    if transport is not None:
-        # With no lingering the peer gets a reset instead of an orderly end.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        transport.abort()
-    return await _until_closed()
-
-
-async def _send_half(request: web.BaseRequest, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
-    response = web.StreamResponse(headers=headers)
-    response.content_type = JSON
-    response.content_length = len(body)
-    await response.prepare(request)
-    await response.write(body[: len(body) // 2])
-    if request.transport is not None:
-        request.transport.close()
-    return await _until_closed()
-
-
-async def _until_closed() -> web.StreamResponse:
+async def _closed(request: web.BaseRequest, *, reset: bool = False) -> web.StreamResponse:
+    """Closes a connection in the middle of an answer."""
+    if (transport := request.transport) is not None:
+        if reset:
+            # With no lingering the peer gets a reset instead of an orderly end.
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            transport.abort()
+        else:
+            transport.close()
     # The server cancels the handler when the connection is gone; returning before that would write on to it.
     await asyncio.sleep(_CLOSE_TIMEOUT_S)
     raise RuntimeError(f"a connection that was closed is still open {_CLOSE_TIMEOUT_S:g} s later")

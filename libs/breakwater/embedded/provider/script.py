@@ -1,126 +1,62 @@
 """The behaviour script: what the simulated provider answers, how fast, at what price, and how it fails.
 
-Written in YAML or JSON, or built in Python. Every mistake is named with its path.
+Written in JSON, or built in Python. Every mistake is named with its path.
 """
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
-from fractions import Fraction
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import orjson
-import yaml
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
+    AfterValidator,
     Field,
     JsonValue,
-    PlainSerializer,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     ValidationError,
     model_validator,
 )
 
-NANO_PER_USD = 1_000_000_000
-TOKENS_PER_MTOK = 1_000_000
+from breakwater.contracts.types import Message, UsdAmount
 
-
-def nano_per_mtok(usd: object) -> int:
-    """Reads a price in USD per million tokens as integer nano-dollars per million tokens.
-
-    Args:
-        usd: `"0.15"`, or a number as YAML reads an unquoted one (taken in its shortest decimal form).
-
-    Raises:
-        ValueError: it is no amount, is negative, or is finer than a nano-dollar (nine decimal places).
-    """
-    try:
-        nano = Fraction(Decimal(str(usd))) * NANO_PER_USD
-    except (InvalidOperation, ValueError, OverflowError) as error:
-        raise ValueError(f"{usd!r} is not a price; write USD per million tokens, like '0.15'") from error
-    if nano.denominator != 1 or nano < 0:
-        raise ValueError(f"{usd!r} must not be negative nor have more than nine decimal places")
-    return int(nano)
-
-
-def usd_per_mtok(nano: int) -> str:
-    """The inverse of `nano_per_mtok`: a dumped script can be read again."""
-    return f"{Decimal(nano) / NANO_PER_USD:f}"
-
-
-NanoPerMtok = Annotated[int, BeforeValidator(nano_per_mtok), PlainSerializer(usd_per_mtok)]
-"""Written as USD per million tokens; integer nano-dollars per million tokens in Python."""
-
-
-def price_nano(
-    *,
-    input_tokens: int,
-    output_tokens: int,
-    cached_tokens: int,
-    input_nano_per_mtok: int,
-    output_nano_per_mtok: int,
-    cached_input_nano_per_mtok: int,
-) -> int:
-    """What one call costs in whole nano-dollars.
-
-    The exact sum of the three parts is rounded half up, once: rounding each part would drift by up to a nano-dollar and
-    a half a call. The plane's own price function follows the same rule, so the two agree to the nano-dollar.
-
-    Args:
-        input_tokens: all input tokens, the cached ones included.
-        output_tokens: tokens of the answer.
-        cached_tokens: the part of `input_tokens` that was read from the provider's cache.
-        input_nano_per_mtok: nano-dollars per million fresh input tokens.
-        output_nano_per_mtok: nano-dollars per million output tokens.
-        cached_input_nano_per_mtok: nano-dollars per million cached input tokens.
-    """
-    exact = (
-        (input_tokens - cached_tokens) * input_nano_per_mtok
-        + cached_tokens * cached_input_nano_per_mtok
-        + output_tokens * output_nano_per_mtok
-    )
-    return (exact + TOKENS_PER_MTOK // 2) // TOKENS_PER_MTOK
-
+EFFECTS = ("status", "hang_s", "kind", "answer", "answer_json", "stream")
+"""What a fault does: exactly one of these."""
 
 BrokenKind = Literal[
     "malformed_json", "empty_body", "truncated", "no_choices", "no_content", "error_in_200", "reset", "byte_order_mark"
 ]
 StreamFault = Literal["cut", "stall", "malformed", "no_end", "error"]
-Condition = Literal["orphan_tool_calls"]
 
 
 class ScriptError(ValueError):
     """The script can't be used; the message names each mistake with its path."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def _ordered(span: int | tuple[int, int]) -> int | tuple[int, int]:
-    if isinstance(span, tuple) and span[0] > span[1]:
-        raise ValueError(f"the range [{span[0]}, {span[1]}] is empty; write the smaller number first")
+def _ordered(span: int | tuple[int, int | None]) -> int | tuple[int, int | None]:
+    if isinstance(span, tuple) and span[1] is not None and span[0] > span[1]:
+        raise ValueError(f"the range {list(span)} is empty; write the smaller number first")
     return span
 
 
-_Tokens = Annotated[int, Field(ge=0)]
+Tokens = Annotated[NonNegativeInt | tuple[NonNegativeInt, NonNegativeInt], AfterValidator(_ordered)]
+"""A number, or a range that it is drawn from."""
 
 
-class ScriptedPrice(_Part):
+class ScriptedPrice(Message):
     """Written in USD per million tokens. Without a cached price, cached input costs what fresh input costs."""
 
-    input_usd_per_mtok: NanoPerMtok
-    output_usd_per_mtok: NanoPerMtok
-    cached_input_usd_per_mtok: NanoPerMtok | None = None
+    input_usd_per_mtok: UsdAmount
+    output_usd_per_mtok: UsdAmount
+    cached_input_usd_per_mtok: UsdAmount | None = None
 
 
-class Latency(_Part):
+class Latency(Message):
     """A log-normal in milliseconds, given by its median and its 95th percentile."""
 
-    p50: Annotated[float, Field(gt=0)]
-    p95: Annotated[float, Field(gt=0)]
+    p50: PositiveFloat
+    p95: PositiveFloat
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -129,34 +65,27 @@ class Latency(_Part):
         return self
 
 
-class UsageRule(_Part):
-    """Tokens of an answer: a number, a range drawn from the seed, or (None) by the text's length.
+class UsageRule(Message):
+    """Tokens of an answer; None goes by the length of the text.
 
     `report: false` leaves `usage` out of the answer; the call is billed all the same.
     """
 
-    input_tokens: _Tokens | tuple[_Tokens, _Tokens] | None = None
-    output_tokens: _Tokens | tuple[_Tokens, _Tokens] | None = None
-    cached_tokens: _Tokens | tuple[_Tokens, _Tokens] = 0
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    cached_tokens: Tokens = 0
     report: bool = True
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for span in (self.input_tokens, self.output_tokens, self.cached_tokens):
-            if span is not None:
-                _ordered(span)
-        return self
 
-
-class ToolCall(_Part):
-    """A tool call the model asks for. `arguments` is sent as JSON text, as OpenAI does."""
+class ToolCall(Message):
+    """A tool call the model asks for."""
 
     name: Annotated[str, Field(min_length=1)]
-    arguments: dict[str, JsonValue] = {}
+    arguments: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
 
 
-class ErrorText(_Part):
-    """The body of an error; what is left out comes from the status' default error."""
+class ErrorText(Message):
+    """The body of an error; what is left out comes from the default error of its status."""
 
     type: str | None = None
     code: str | None = None
@@ -164,14 +93,14 @@ class ErrorText(_Part):
     param: str | None = None
 
 
-class Pace(_Part):
+class Pace(Message):
     """How an answer is streamed: so many tokens in a chunk, and a second; without the latter all at once."""
 
-    tokens_per_chunk: Annotated[int, Field(ge=1)] = 1
-    tokens_per_s: Annotated[float, Field(gt=0)] | None = None
+    tokens_per_chunk: PositiveInt = 1
+    tokens_per_s: PositiveFloat | None = None
 
 
-class Fault(_Part):
+class Fault(Message):
     """One way to fail and when. All conditions given must hold; without any it always applies.
 
     Attributes:
@@ -190,48 +119,59 @@ class Fault(_Part):
         after_chunks: null means after the last one; with `no_end`, that only the mark of the end is missing.
         retry_after_s: sent with `status` as `Retry-After`.
         headers: sent with `status` besides.
-        error: the error body sent with `status` or `error_in_200`.
+        error: the error body sent with `status`, `kind: error_in_200` or `stream: error`.
         reports: tokens that the answer reports instead of those that are billed.
         finish_reason: why the model says that it stopped; with `kind: no_content` or any answer.
         latency_ms: replaces the model's latency.
-        billed: replaces the rule that only a whole answer is billed, and an error as `billed_on_error` says.
+        billed: replaces the rule that whatever reports its usage is billed, and nothing else.
         billed_when_abandoned: a hang the client gave up on is billed as if it had been answered.
     """
 
-    from_s: Annotated[float, Field(ge=0)] | None = None
-    to_s: Annotated[float, Field(gt=0)] | None = None
+    from_s: NonNegativeFloat | None = None
+    to_s: PositiveFloat | None = None
     rate: Annotated[float, Field(ge=0, le=1)] | None = None
-    requests: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)] | None] | None = None
-    when: Condition | None = None
+    requests: Annotated[tuple[PositiveInt, PositiveInt | None], AfterValidator(_ordered)] | None = None
+    when: Literal["orphan_tool_calls"] | None = None
 
     status: Annotated[int, Field(ge=200, le=599)] | None = None
-    hang_s: Annotated[float, Field(gt=0)] | None = None
+    hang_s: PositiveFloat | None = None
     kind: BrokenKind | None = None
     answer: str | None = None
     answer_json: JsonValue | None = None
     stream: StreamFault | None = None
 
-    after_chunks: Annotated[int, Field(ge=0)] | None = None
-    stall_s: Annotated[float, Field(gt=0)] | None = None
-    retry_after_s: Annotated[float, Field(ge=0)] | None = None
-    headers: dict[str, str] = {}
+    after_chunks: NonNegativeInt | None = None
+    stall_s: PositiveFloat | None = None
+    retry_after_s: NonNegativeFloat | None = None
+    headers: dict[str, str] = Field(default_factory=dict[str, str])
     error: ErrorText | None = None
-    reports: dict[Literal["input_tokens", "output_tokens", "cached_tokens"], _Tokens] | None = None
+    reports: dict[Literal["input_tokens", "output_tokens", "cached_tokens"], NonNegativeInt] = Field(
+        default_factory=dict[Literal["input_tokens", "output_tokens", "cached_tokens"], int]
+    )
     finish_reason: str | None = None
-    latency_ms: Annotated[float, Field(ge=0)] | Latency | None = None
+    latency_ms: NonNegativeFloat | Latency | None = None
     billed: bool | None = None
     billed_when_abandoned: bool = False
 
+    @property
+    def refuses(self) -> bool:
+        """Whether it answers with the status of an error."""
+        return self.status is not None and self.status >= 300
+
+    @property
+    def name(self) -> str:
+        """What the ledger calls it."""
+        stream = self.stream and f"stream_{self.stream}"
+        return self.kind or stream or ("hang" if self.hang_s else "status" if self.status else "answer")
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        effects = ("status", "hang_s", "kind", "answer", "answer_json", "stream")
-        given = [name for name in effects if getattr(self, name) is not None]
+        given = [name for name in EFFECTS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"needs exactly one of {', '.join(effects)}; it has {' and '.join(given) or 'none'}")
-        fails = self.status is not None and self.status >= 300
-        if (self.retry_after_s is not None or self.headers) and not fails:
+            raise ValueError(f"needs exactly one of {', '.join(EFFECTS)}; it has {' and '.join(given) or 'none'}")
+        if (self.retry_after_s is not None or self.headers) and not self.refuses:
             raise ValueError("retry_after_s or headers, sent with an error, needs status of 300 or more")
-        if self.error is not None and not fails and "error" not in (self.kind or self.stream or ""):
+        if self.error is not None and not self.refuses and "error" not in (self.kind or self.stream or ""):
             raise ValueError("error needs status of 300 or more, kind: error_in_200, or stream: error")
         if (self.after_chunks, self.stall_s) != (None, None) and self.stream is None:
             raise ValueError("after_chunks and stall_s are about a stream: they need stream")
@@ -239,12 +179,10 @@ class Fault(_Part):
             raise ValueError("billed_when_abandoned is about a hang: it needs hang_s")
         if self.to_s is not None and self.to_s <= (self.from_s or 0):
             raise ValueError(f"the window ends (to_s {self.to_s:g}) before it begins (from_s {self.from_s or 0:g})")
-        if self.requests is not None and self.requests[1] is not None and self.requests[1] < self.requests[0]:
-            raise ValueError(f"the range {list(self.requests)} is empty; write the smaller number first")
         return self
 
 
-class ModelScript(_Part):
+class ModelScript(Message):
     """How one model behaves.
 
     Attributes:
@@ -255,22 +193,20 @@ class ModelScript(_Part):
         answer: the text; `{prompt}` is the last user message, `{n}` the request number of this model.
         answer_json: the answer to a request for JSON, and to all requests where `answer` is not given.
         tool_calls: asked for when the request offers tools and its last message is not a tool's result.
-        billed_on_error: an error or a broken answer is billed with the tokens the answer would have had.
         faults: the first that applies wins.
     """
 
     price: ScriptedPrice
-    latency_ms: Annotated[float, Field(ge=0)] | Latency = 0.0
+    latency_ms: NonNegativeFloat | Latency = 0.0
     stream: Pace = Pace()
     usage: UsageRule = UsageRule()
     answer: str | None = None
     answer_json: JsonValue | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-    billed_on_error: bool = False
     faults: tuple[Fault, ...] = ()
 
 
-class ProviderScript(_Part):
+class ProviderScript(Message):
     """The whole provider. With `api_keys`, any other `Authorization` is answered 401."""
 
     seed: int = 0
@@ -279,41 +215,18 @@ class ProviderScript(_Part):
 
 
 def build_script(content: object) -> ProviderScript:
-    """Checks a script given as plain values; one that is checked already is returned as it is.
+    """Checks a script: JSON text, plain values, or one that is checked already.
 
     Raises:
         ScriptError: names each mistake with its path.
     """
+    read = ProviderScript.model_validate_json if isinstance(content, bytes) else ProviderScript.model_validate
     try:
-        return ProviderScript.model_validate(content)
+        return read(content)  # pyright: ignore[reportArgumentType]  # bytes go to the reader of JSON
     except ValidationError as error:
-        # The input is left out: it may be an API key.
-        lines = [f"{'.'.join(map(str, item['loc'])) or 'script'}: {item['msg']}" for item in error.errors()]
-        raise ScriptError("the provider script has mistakes:\n  " + "\n  ".join(lines)) from None
+        raise ScriptError("the provider script has mistakes:\n  " + "\n  ".join(mistakes(error))) from None
 
 
-def parse_script(text: str | bytes, *, is_json: bool = False) -> ProviderScript:
-    """Reads a script from YAML, or from JSON.
-
-    Raises:
-        ScriptError: the text is no YAML or JSON, or the script has mistakes.
-    """
-    try:
-        content: object = orjson.loads(text) if is_json else yaml.safe_load(text)
-    except (orjson.JSONDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ScriptError(f"the provider script is not readable as {'JSON' if is_json else 'YAML'}: {error}") from error
-    return build_script(content)
-
-
-def load_script(path: Path) -> ProviderScript:
-    """Reads a script file; `.json` is JSON, anything else YAML.
-
-    Raises:
-        ScriptError: the file can't be read, or the script has mistakes; names the file.
-    """
-    try:
-        return parse_script(path.read_bytes(), is_json=path.suffix == ".json")
-    except OSError as error:
-        raise ScriptError(f"can't read the provider script {path}: {error.strerror}") from error
-    except ScriptError as error:
-        raise ScriptError(f"{path}: {error}") from error
+def mistakes(error: ValidationError) -> list[str]:
+    """Each mistake with its path. The input is left out: it may be an API key."""
+    return [f"{'.'.join(map(str, item['loc'])) or 'script'}: {item['msg']}" for item in error.errors()]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from breakwater.embedded.provider.dialects import Dialect
-from breakwater.embedded.provider.script import Pace, StreamFault
-from breakwater.embedded.provider.wire import Decision, StreamEvent
+from breakwater.embedded.provider.chat import ScriptedAnswer
+from breakwater.embedded.provider.openai import OpenAI, StreamEvent
+from breakwater.embedded.provider.script import Fault, Pace, StreamFault
 
+STALL_S = 30.0
 _AT_ONCE: dict[str | None, StreamFault] = {
     "malformed_json": "malformed",
     "empty_body": "no_end",
@@ -33,31 +34,32 @@ class Course:
     whole: bool
 
 
-def course_of(decision: Decision, dialect: Dialect, model: str, pace: Pace) -> Course:
-    """The course that a decision means."""
-    events = dialect.write_stream(decision, model, pace)
+def course_of(answer: ScriptedAnswer, pace: Pace, rule: Fault | None, dialect: OpenAI) -> Course:
+    """The stream of an answer, with a fault of the script if it is one of streams."""
+    events = dialect.stream(answer, pace)
     chunks = sum(event.content for event in events)
-    fault, after = decision.stream_fault, decision.after_chunks
-    if fault is None and decision.broken in _AT_ONCE:
-        fault, after = _AT_ONCE[decision.broken], 0
-    elif decision.broken == "truncated":
-        fault, after = "cut", chunks // 2
-    at = _place(events, fault, after)
+    fault, after, stall_s, error = None, None, None, None
+    if rule is not None:
+        fault, after, stall_s, error = rule.stream, rule.after_chunks, rule.stall_s, rule.error
+        if rule.kind in _AT_ONCE:
+            fault, after = _AT_ONCE[rule.kind], 0
+        elif rule.kind == "truncated":
+            fault, after = "cut", chunks // 2
+    at = 0 if rule is not None and rule.kind == "empty_body" else _place(events, fault, after)
     wait_s = 0.0 if pace.tokens_per_s is None else pace.tokens_per_chunk / pace.tokens_per_s
     steps = [(wait_s if event.content else 0.0, event) for event in events]
     match fault:
         case None:
             pass
         case "stall":
-            steps[at] = (steps[at][0] + decision.stall_s, events[at])
+            steps[at] = (steps[at][0] + (stall_s or STALL_S), events[at])
         case "malformed":
             data = events[at].data
             steps[at] = (steps[at][0], StreamEvent(data[: len(data) // 2].rstrip() + b"\n\n"))
         case "error":
-            error = dialect.write_error_event(dialect.write_error(500, decision.error))
-            steps[at:] = [(0.0, StreamEvent(error))]
+            steps[at:] = [(0.0, StreamEvent(dialect.event(dialect.error(500, error))))]
         case "cut" | "no_end":
-            del steps[at if decision.broken != "empty_body" else 0 :]
+            del steps[at:]
     return Course(steps, chunks, breaks=fault == "cut", whole=fault in (None, "stall"))
 
 

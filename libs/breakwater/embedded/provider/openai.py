@@ -1,0 +1,258 @@
+"""OpenAI's chat completions on the wire, and Azure's variant: reading a request, writing answers and errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+from aiohttp import web
+from pydantic import ValidationError
+
+from breakwater.embedded.provider.chat import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, ScriptedAnswer
+from breakwater.embedded.provider.script import ErrorText, Pace, mistakes
+
+REQUESTS_PER_MINUTE = 10_000
+"""The limit that a rate-limited answer names; nothing is enforced by it, faults decide."""
+
+
+class RequestRefusedError(Exception):
+    """The request is not one that the interface takes.
+
+    Attributes:
+        status: what it is answered with.
+        error: the body of that.
+        model: the model it named, where that much could be read.
+    """
+
+    def __init__(self, status: int, error: ErrorText, model: str | None = None) -> None:
+        super().__init__(error.message)
+        self.status, self.error, self.model = status, error, model
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a stream, as it is sent."""
+
+    data: bytes
+    content: bool = False
+    """It carries some of the answer, so it comes at the pace of the tokens."""
+    ends: bool = False
+    """It is one of those that say that the answer is whole."""
+
+
+def pieces_of(text: str, pace: Pace) -> list[str]:
+    """A text as a model streams it."""
+    size = pace.tokens_per_chunk * CHARS_PER_TOKEN
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+class OpenAI:
+    """OpenAI's interface. The others are this one but for what they override.
+
+    Attributes:
+        id_header: carries the request's id.
+        key_header: carries the API key; a bearer token is taken, too.
+        server_error: what errors from status 500 on are called that have no name of their own.
+        errors: the default error of a status.
+    """
+
+    id_header = "x-request-id"
+    key_header: str | None = None
+    server_error = "server_error"
+    errors: Mapping[int, ErrorText] = {
+        status: ErrorText(type=kind, code=code, message=message)
+        for status, kind, code, message in (
+            (400, "invalid_request_error", None, "The request is invalid."),
+            (401, "invalid_request_error", "invalid_api_key", "Incorrect API key provided."),
+            (402, "insufficient_quota", "insufficient_quota", "The account has no credit left."),
+            (403, "invalid_request_error", "permission_denied", "This key may not use this model."),
+            (404, "invalid_request_error", "not_found", "The resource does not exist."),
+            (413, "invalid_request_error", "request_too_large", "The request is too large."),
+            (422, "invalid_request_error", None, "A parameter has a value that can't be processed."),
+            (429, "requests", "rate_limit_exceeded", "Rate limit reached; please try again later."),
+            (500, "server_error", None, "The server had an error while processing your request."),
+            (502, "server_error", None, "Bad gateway."),
+            (503, "server_error", "service_unavailable", "The service is unavailable."),
+            (504, "server_error", None, "The gateway timed out."),
+            (529, "overloaded_error", "overloaded", "The service is overloaded."),
+        )
+    }
+
+    def key_of(self, headers: Mapping[str, str]) -> str | None:
+        """The API key of a request."""
+        if self.key_header is not None and self.key_header in headers:
+            return headers[self.key_header]
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        return token if scheme == "Bearer" else None
+
+    def require(self, request: web.BaseRequest) -> None:
+        """Raises RequestRefusedError: the request lacks something beside its body."""
+
+    def read(self, body: bytes, model: str | None = None) -> ChatRequest:
+        """What a request asks for; the body need not name the model where the URL does.
+
+        Raises:
+            RequestRefusedError: the interface does not take it.
+        """
+        content: Any = None
+        try:
+            content = orjson.loads(body)
+            if model is not None and isinstance(content, dict):
+                content["model"] = model
+            return self.parse(content)
+        except orjson.JSONDecodeError as error:
+            raise RequestRefusedError(400, ErrorText(message=f"The body is not valid JSON: {error}"), model) from error
+        except ValidationError as error:
+            named = cast("dict[str, Any]", content).get("model") if isinstance(content, dict) else None
+            name, *place = error.errors()[0]["loc"] or (None,)
+            param = name if not place or isinstance(place[0], str) else f"{name}[{place[0]}]"
+            text = ErrorText(message=mistakes(error)[0], param=None if param is None else str(param))
+            raise RequestRefusedError(400, text, named if isinstance(named, str) and named else None) from error
+
+    def parse(self, content: Any) -> ChatRequest:
+        """Reads a body. Raises ValidationError."""
+        return ChatRequest.model_validate(content)
+
+    def unknown_model(self, model: str) -> ErrorText:
+        """The body of the 404 for a model that the script does not have."""
+        message = f"The model `{model}` does not exist or you do not have access."
+        return ErrorText(code="model_not_found", message=message)
+
+    def error_text(self, status: int, given: ErrorText | None) -> ErrorText:
+        """An error in full: what is not given is what the status says by default.
+
+        A message that is given without a code gets none: the default one would be about another error.
+        """
+        default = self.errors.get(status) or ErrorText(
+            type="invalid_request_error" if status < 500 else self.server_error,
+            message=f"The request was answered with status {status}.",
+        )
+        if given is None:
+            return default
+        code = {} if given.message is None else {"code": None}
+        return default.model_copy(update={**code, **given.model_dump(exclude_none=True)})
+
+    def error(self, status: int, given: ErrorText | None = None) -> dict[str, Any]:
+        """The body of an error; what is not given is what the status says by default."""
+        return {"error": self.error_text(status, given).model_dump()}
+
+    def error_headers(self, status: int, retry_after_s: float | None) -> dict[str, str]:
+        """`Retry-After` where the script gives one, and the `x-ratelimit-*` family on 429.
+
+        A wait that is not whole seconds is sent as it is: the standard knows whole seconds only, but gateways do send
+        fractions, and clients read them.
+        """
+        headers: dict[str, str] = {}
+        if retry_after_s is not None:
+            headers["Retry-After"] = f"{retry_after_s:.10g}"
+            headers["retry-after-ms"] = f"{retry_after_s * 1000:.0f}"
+        if status == 429:
+            headers["x-ratelimit-limit-requests"] = str(REQUESTS_PER_MINUTE)
+            headers["x-ratelimit-remaining-requests"] = "0"
+            headers["x-ratelimit-reset-requests"] = f"{retry_after_s if retry_after_s is not None else 1:.10g}s"
+        return headers
+
+    def event(self, document: Mapping[str, Any]) -> bytes:
+        """An event of a stream."""
+        return b"data: %b\n\n" % orjson.dumps(document)
+
+    def whole(self, answer: ScriptedAnswer) -> dict[str, Any]:
+        """An answer as a `chat.completion` object."""
+        message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None, "annotations": []}
+        if answer.tool_calls:
+            message["tool_calls"] = _tool_calls(answer)
+        logprobs = _logprobs(answer, answer.content)
+        choice = {"message": message, "logprobs": logprobs, "finish_reason": answer.finish_reason}
+        choices = [{"index": index, **choice} for index in range(answer.choices)]
+        usage = {} if answer.shown_usage is None else {"usage": _usage(answer.shown_usage)}
+        return {**_head(answer, "chat.completion"), "choices": choices, **usage}
+
+    def stream(self, answer: ScriptedAnswer, pace: Pace) -> list[StreamEvent]:
+        """An answer as the events of a stream: `chat.completion.chunk` objects, and `[DONE]`."""
+        head, choices = _head(answer, "chat.completion.chunk"), range(answer.choices)
+        usage = answer.shown_usage if answer.stream_usage else None
+
+        def chunk(index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
+            logprobs = _logprobs(answer, delta.get("content"))
+            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            return self.event({**head, "choices": [choice], **({} if usage is None else {"usage": None})})
+
+        deltas: list[dict[str, Any]] = [{"content": piece} for piece in pieces_of(answer.content or "", pace)]
+        for number, call in enumerate(_tool_calls(answer)):
+            arguments = call["function"]["arguments"]
+            named = {**call, "function": {**call["function"], "arguments": ""}}
+            parts = [named, *({"function": {"arguments": piece}} for piece in pieces_of(arguments, pace))]
+            deltas += ({"tool_calls": [{"index": number, **part}]} for part in parts)
+        begun = {"role": "assistant", "content": None if answer.content is None else "", "refusal": None}
+        events = [StreamEvent(chunk(index, begun)) for index in choices]
+        events += (StreamEvent(chunk(index, delta), content=True) for delta in deltas for index in choices)
+        events += (StreamEvent(chunk(index, {}, answer.finish_reason), ends=True) for index in choices)
+        if usage is not None:
+            events.append(StreamEvent(self.event({**head, "choices": [], "usage": _usage(usage)}), ends=True))
+        return [*events, StreamEvent(b"data: [DONE]\n\n", ends=True)]
+
+    def models(self, names: Iterable[str]) -> dict[str, Any]:
+        """The answer of `GET /v1/models`."""
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "simulated"} for name in names]
+        return {"object": "list", "data": data}
+
+
+class Azure(OpenAI):
+    """Azure's deployments: OpenAI's bodies, with the model in the path."""
+
+    key_header = "api-key"
+
+    def require(self, request: web.BaseRequest) -> None:
+        """The version of the interface is a parameter of the URL."""
+        if not request.query.get("api-version"):
+            raise RequestRefusedError(404, ErrorText(message="Resource not found"))
+
+
+def _head(answer: ScriptedAnswer, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{answer.number}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": answer.model,
+        "system_fingerprint": "fp_simulated",
+    }
+
+
+def _tool_calls(answer: ScriptedAnswer) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{answer.number}_{index}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
+        }
+        for index, call in enumerate(answer.tool_calls)
+    ]
+
+
+def _logprobs(answer: ScriptedAnswer, text: str | None) -> dict[str, Any] | None:
+    if answer.top_logprobs is None or not text:
+        return None
+
+    def entry(token: str, rank: int) -> dict[str, Any]:
+        return {"token": token, "logprob": -0.25 * (rank + 1), "bytes": list(token.encode())}
+
+    ranks = range(answer.top_logprobs)
+    tokens = pieces_of(text, Pace())
+    return {
+        "content": [
+            {**entry(token, 0), "top_logprobs": [entry(token + "~" * rank, rank) for rank in ranks]} for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _usage(usage: AnswerUsage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
