@@ -116,8 +116,7 @@ class Checkout:
         script = json.loads((self.path / ".breakwater" / "simulation.json").read_text())
         for model, behaviour in script["models"].items():
             behaviour["faults"] = faults.get(model, [])
-        simulated = (self.path / ".breakwater" / "breakwater.simulated.yaml").read_text()
-        url = simulated.split("base_url: ")[1].split("/v1")[0]
+        url = self.endpoints["simulated_provider_url"]
         urllib.request.urlopen(urllib.request.Request(f"{url}/_sim/script", json.dumps(script).encode()), timeout=30)
 
 

@@ -30,6 +30,7 @@ from breakwater.cli import (
     plans,
     query,
     setup,
+    simulate,
     submit,
     tail,
     up,
@@ -50,6 +51,7 @@ app = typer.Typer(
 app.command(rich_help_panel="Run")(init.init)
 app.command(rich_help_panel="Run")(up.up)
 app.command(rich_help_panel="Run")(demo.demo)
+app.add_typer(simulate.app, name="simulate", rich_help_panel="Run")
 app.command(rich_help_panel="Work")(submit.submit)
 app.command(rich_help_panel="Work")(cancel.cancel)
 app.command(rich_help_panel="Look")(tail.tail)

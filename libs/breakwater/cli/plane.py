@@ -101,6 +101,15 @@ class PlaneLocation:
         except CliError:
             return None
 
+    @property
+    def simulated_provider_url(self) -> str:
+        """The simulated provider of the running plane."""
+        if (url := self._running().simulated_provider_url) is None:
+            raise CliError(
+                "not_simulated", "the plane calls real providers", "`breakwater up --simulate` simulates them."
+            )
+        return url
+
     async def metrics_urls(self) -> dict[str, str]:
         """Where each process serves its metrics: of a local stack, or of the containers of a network."""
         if (port := self._variable("BREAKWATER_METRICS_PORT")) is None:
@@ -182,7 +191,7 @@ class PlaneLocation:
     def _variable(self, name: str) -> str | None:
         return None if self._only_data else os.environ.get(name) or None
 
-    def _running(self, variable: str) -> Endpoints:
+    def _running(self, variable: str = "") -> Endpoints:
         from breakwater.embedded.datadir import DataDir, NotRunningError, read_endpoints
 
         if self._endpoints is None:
@@ -198,12 +207,13 @@ class PlaneLocation:
         return self._endpoints
 
     def _not_running(self, what: str, variable: str) -> CliError:
-        looked = f"{what}" if self._only_data else f"{what}, and {variable} is not set"
+        looked = what if self._only_data or not variable else f"{what}, and {variable} is not set"
+        other = f" or {variable}" if variable else ""
         where = "" if self.data == DEFAULT_DATA else f" --data {self.data}"
         return CliError(
             "not_running",
             looked,
-            f"Start one with `breakwater up{where}`, or name a running one with --data DIR or {variable}.",
+            f"Start one with `breakwater up{where}`, or name a running one with --data DIR{other}.",
             ExitCode.UNREACHABLE,
         )
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,6 +131,9 @@ async def _run(
                 console_port=console_port,
                 port=hold_port,
             )
+            if simulation is not None:
+                where = {"simulated_provider_url": simulation.control_url}
+                stack = replace(stack, endpoints=stack.endpoints.model_copy(update=where))
             key = await start_stack(supervisor, data, stack, beside=[] if simulation is None else [simulation.process])
         agent = next(iter(load_config(Path(stack.setup_env["BREAKWATER_CONFIG"])).agents))
         _show_endpoints(stack, key, agent, as_json=as_json, simulate=simulate)

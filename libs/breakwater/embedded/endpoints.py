@@ -29,6 +29,7 @@ class Endpoints(BaseModel):
         api_key_file: The file with a key for the HTTP API.
         config_file: The config, as it is edited; the services read a copy of it.
         data_dir: The stack's data directory.
+        simulated_provider_url: The provider that takes the place of all others; None where real ones are called.
         metrics: What Prometheus scrapes, by process.
         pid: The process that runs it.
         started_at: When it was started; RFC 3339 UTC with milliseconds in JSON.
@@ -44,6 +45,7 @@ class Endpoints(BaseModel):
     api_key_file: Path
     config_file: Path
     data_dir: Path
+    simulated_provider_url: str | None = None
     metrics: dict[str, str] = Field(default_factory=dict[str, str])
     pid: int
     started_at: Annotated[AwareDatetime, PlainSerializer(format_time, when_used="json")]
