@@ -265,7 +265,7 @@ def test_orphan_tool_calls_are_refused_by_name_and_other_requests_are_answered()
         (b"{}", "model"),
         (orjson.dumps({"model": "m"}), "messages"),
         (orjson.dumps({"model": "m", "messages": []}), "messages"),
-        (orjson.dumps({"model": "m", "messages": ["hello"]}), "messages[0]"),
+        (orjson.dumps({"model": "m", "messages": ["hello"]}), "messages.0"),
         (orjson.dumps(chat(stream_options={"include_usage": True})), "stream_options"),
         (orjson.dumps(chat(n=0)), "n"),
         (orjson.dumps(chat(max_tokens=0)), "max_tokens"),

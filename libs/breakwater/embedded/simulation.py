@@ -21,7 +21,6 @@ from breakwater.files import write_private
 
 FALLBACK_PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "4"}
 SCRIPT = "simulation.json"
-JSON = {"content-type": "application/json"}
 LATENCY_MS = {"p50": 120, "p95": 400}
 
 
@@ -56,7 +55,7 @@ class Simulation:
         try:
             async with (
                 ClientSession(timeout=ClientTimeout(5)) as session,
-                session.post(f"{self.control_url}/_sim/script", data=script, headers=JSON) as answer,
+                session.post(f"{self.control_url}/_sim/script", data=script) as answer,
             ):
                 answer.raise_for_status()
         except (ClientError, TimeoutError) as error:
@@ -65,21 +64,18 @@ class Simulation:
         return again.config_file
 
 
-def simulated(
-    data: DataDir, config_file: Path, script: dict[str, Any] | None = None, port: int | None = None
-) -> Simulation:
-    """Writes script and config of a simulation into the data directory.
+def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simulation:
+    """Writes script and config of a simulation into the data directory: every model answers, at its price.
 
     Args:
         data: The data directory.
         config_file: The person's config; prices are taken from it.
-        script: How the provider behaves; by default every model of the config answers, at its price, after 120 ms.
         port: Where it listens; by default a free one.
     """
     config = load_config(config_file)
     port = port or free_port()
     script_file = data.path / SCRIPT
-    write_private(script_file, json.dumps(script if script is not None else _script(config)))
+    write_private(script_file, json.dumps(_script(config)))
     effective = data.path / "breakwater.simulated.yaml"
     document = yaml.safe_load(config_file.read_text(encoding="utf-8"))
     # Programs and callables stay what they are: they need no key, and send no bill of their own.

@@ -15,13 +15,6 @@ from breakwater.embedded.provider.app import SimulatedProvider
 from breakwater.embedded.provider.script import ScriptError
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m breakwater.embedded.provider", description=__doc__)
-    parser.add_argument("--port", type=int, required=True, help="0 takes a free one; the first log line names it")
-    parser.add_argument("--script", type=Path, required=True, metavar="FILE", help="the behaviour, in JSON")
-    return parser.parse_args()
-
-
 async def _serve(provider: SimulatedProvider) -> None:
     log = structlog.get_logger()
     stop = asyncio.Event()
@@ -35,7 +28,10 @@ async def _serve(provider: SimulatedProvider) -> None:
 
 def main() -> int:
     """Serves until SIGINT or SIGTERM. Returns the exit status: 2 for a mistake in what it was given."""
-    arguments = _arguments()
+    parser = argparse.ArgumentParser(prog="python -m breakwater.embedded.provider", description=__doc__)
+    parser.add_argument("--port", type=int, required=True, help="0 takes a free one; the first log line names it")
+    parser.add_argument("--script", type=Path, required=True, metavar="FILE", help="the behaviour, in JSON")
+    arguments = parser.parse_args()
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -12,7 +12,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from breakwater.embedded.provider.chat import ChatRequest, ScriptedAnswer
 from breakwater.embedded.provider.openai import (
-    REQUESTS_PER_MINUTE,
     OpenAI,
     RequestRefusedError,
     StreamEvent,
@@ -104,7 +103,6 @@ class Anthropic(OpenAI):
             (402, "billing_error", "Your credit balance is too low to access the Anthropic API."),
             (403, "permission_error", "Your API key does not have permission to use this model."),
             (404, "not_found_error", "Not found."),
-            (413, "request_too_large", "Request exceeds the maximum size"),
             (429, "rate_limit_error", "This request would exceed your rate limit."),
             (500, "api_error", "Internal server error"),
             (504, "timeout_error", "The request timed out."),
@@ -147,7 +145,6 @@ class Anthropic(OpenAI):
         headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:.10g}"}
         if status == 429:
             reset = datetime.now(UTC) + timedelta(seconds=60 if retry_after_s is None else retry_after_s)
-            headers["anthropic-ratelimit-requests-limit"] = str(REQUESTS_PER_MINUTE)
             headers["anthropic-ratelimit-requests-remaining"] = "0"
             headers["anthropic-ratelimit-requests-reset"] = reset.isoformat(timespec="seconds").replace("+00:00", "Z")
         return headers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import re
 import socket
 import struct
@@ -13,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import orjson
@@ -26,13 +25,12 @@ from breakwater.embedded.provider.anthropic import Anthropic
 from breakwater.embedded.provider.behaviour import Decision, ModelPlan, decide, make_plans
 from breakwater.embedded.provider.ledger import CallLedger, LedgerCall
 from breakwater.embedded.provider.openai import Azure, OpenAI, RequestRefusedError
+from breakwater.embedded.provider.reply import JSON, Reply, reply_to
 from breakwater.embedded.provider.script import ErrorText, Fault, ProviderScript, ScriptError, build_script, mistakes
-from breakwater.embedded.provider.streaming import Course, course_of
 
 MAX_BODY_BYTES = 64 * 2**20
 NO_MODEL = "-"
 WHOLE = Fraction(1)
-JSON = "application/json"
 LOOPBACK = "127.0.0.1"
 OPENAI, AZURE, ANTHROPIC = OpenAI(), Azure(), Anthropic()
 _DEPLOYMENT = re.compile(r"/openai/deployments/(.+)/chat/completions")
@@ -209,13 +207,7 @@ class SimulatedProvider:
             except asyncio.CancelledError:
                 self._client_left(call, decision, decision.delay_s - (time.monotonic() - received))
                 raise
-        headers = {dialect.id_header: f"req_{call.seq:016d}"}
-        if decision.status == 200 and decision.answer is not None and decision.pace is not None:
-            course = course_of(decision.answer, decision.pace, decision.rule, dialect)
-            return await self._stream(request, call, decision, course, headers)
-        cut = decision.rule is not None and decision.rule.kind in ("reset", "truncated")
-        self._settle(call, decision, delivered=_listens(request) and not cut)
-        return await _answer(request, decision, dialect, headers)
+        return await self._send(request, call, decision, reply_to(decision, dialect), dialect.id_header)
 
     async def _receive(
         self, request: web.BaseRequest, dialect: OpenAI, named: str | None, received: float
@@ -225,22 +217,14 @@ class SimulatedProvider:
         try:
             chat = dialect.read(await request.read(), named)
             model = chat.model
-        except RequestRefusedError as error:
-            model, refused = error.model or model, error
-        except web.HTTPRequestEntityTooLarge:
-            refused = RequestRefusedError(413, ErrorText())
-        plan, headers = self._plan(model), request.headers
-        call = self.ledger.begin(
-            model if plan is None else plan.model,
-            received_at,
-            headers.get("X-Client-Request-Id"),
-        )
-        if not self._authorized(dialect, request):
-            return call, Decision(401, "unauthorized")
-        try:
             dialect.require(request)
         except RequestRefusedError as error:
-            refused = error
+            model, refused = error.model or model, error
+        plan = self._plan(model)
+        name = model if plan is None else plan.model
+        call = self.ledger.begin(name, received_at, request.headers.get("X-Client-Request-Id"))
+        if not self._authorized(dialect, request):
+            return call, Decision(401, "unauthorized")
         if refused is not None:
             return call, Decision(refused.status, "invalid_request", refused.error)
         if plan is None or chat is None:
@@ -248,33 +232,41 @@ class SimulatedProvider:
         return call, decide(plan, call.number, received - self._clock_zero, chat)
 
     def _client_left(self, call: LedgerCall, decision: Decision, remaining_s: float) -> None:
-        if decision.rule is not None and decision.rule.hang_s is not None:
+        if decision.rule.hang_s is not None:
             self._settle(call, replace(decision, status=None, billed=decision.rule.billed_when_abandoned))
         else:
             # A provider goes on to produce the answer, and bills it, with nobody listening.
             asyncio.get_running_loop().call_later(remaining_s, self._settle, call, decision)
 
-    async def _stream(
-        self, request: web.BaseRequest, call: LedgerCall, decision: Decision, course: Course, headers: dict[str, str]
+    async def _send(
+        self, request: web.BaseRequest, call: LedgerCall, decision: Decision, reply: Reply, id_header: str
     ) -> web.StreamResponse:
-        """Sends the answer in chunks. What was sent is billed, whoever ends the stream."""
-        response = web.StreamResponse(headers={**headers, "Cache-Control": "no-cache"})
-        response.content_type = "text/event-stream"
+        """Sends an answer. Of a stream, what was sent is billed, whoever ends it."""
+        if reply.status is None:
+            self._settle(call, decision)
+            return await _closed(request, reset=True)
+        headers = {id_header: f"req_{call.seq:016d}", **reply.headers}
+        if reply.length is not None and not reply.breaks:
+            # Before it is sent: a client that has the answer finds it in the ledger.
+            self._settle(call, decision, delivered=_listens(request))
+            return web.Response(status=reply.status, body=reply.steps[0][1].data, headers=headers)
+        response = web.StreamResponse(status=reply.status, headers=headers)
+        response.content_length = reply.length
         due, sent, delivered = time.monotonic(), 0, False
         try:
             await response.prepare(request)
-            for wait_s, event in course.steps:
+            for wait_s, event in reply.steps:
                 due += wait_s
                 if wait_s and (rest_s := due - time.monotonic()) > 0:
                     await asyncio.sleep(rest_s)
                 await response.write(event.data)
                 sent += event.content
-            delivered = course.whole and _listens(request)
+            delivered = reply.whole and _listens(request)
         finally:
             # Also where the client leaves, as a provider stops then.
-            share = Fraction(sent, course.chunks) if sent < course.chunks else WHOLE
+            share = Fraction(sent, reply.chunks) if sent < reply.chunks else WHOLE
             self._settle(call, decision, delivered=delivered, share=share)
-        if course.breaks:
+        if reply.breaks:
             return await _closed(request)
         await response.write_eof()
         return response
@@ -291,44 +283,13 @@ class SimulatedProvider:
         end(call, status=decision.status, fault=decision.fault, delivered=delivered, billed=billed, cost_nano=cost_nano)
 
 
-def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    body = content if isinstance(content, bytes) else orjson.dumps(content)
-    return web.Response(status=status, body=body, headers=headers, content_type=JSON)
+def _json(content: object, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(content), headers=JSON)
 
 
 def _refusal(status: int, message: str | None = None) -> web.Response:
     """An error outside any call; without a message, with the default one of its status."""
     return _json(OPENAI.error(status, ErrorText(message=message)), status)
-
-
-async def _answer(
-    request: web.BaseRequest, decision: Decision, dialect: OpenAI, headers: dict[str, str]
-) -> web.StreamResponse:
-    """Makes the answer to a call that is not streamed; the breaking of connections happens here, that of bodies too."""
-    status, rule = decision.status, decision.rule
-    if status is None:
-        return await _closed(request, reset=True)
-    if decision.answer is None or status >= 300:
-        headers |= dialect.error_headers(status, rule and rule.retry_after_s)
-        return _json(dialect.error(status, decision.error), status, headers | (rule.headers if rule else {}))
-    whole = orjson.dumps(dialect.whole(decision.answer))
-    match rule and rule.kind:
-        case "empty_body":
-            return _json(b"", headers=headers)
-        case "error_in_200":
-            return _json(dialect.error(500, decision.error), headers=headers)
-        case "byte_order_mark":
-            return _json(codecs.BOM_UTF8 + whole, headers=headers)
-        case "malformed_json":
-            return _json(whole[: len(whole) // 2], headers=headers)
-        case "truncated":
-            response = web.StreamResponse(headers=headers)
-            response.content_type, response.content_length = JSON, len(whole)
-            await response.prepare(request)
-            await response.write(whole[: len(whole) // 2])
-            return await _closed(request)
-        case _:
-            return _json(whole, status, headers)
 
 
 def _listens(request: web.BaseRequest) -> bool:

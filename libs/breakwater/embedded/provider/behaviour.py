@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -15,6 +14,7 @@ import orjson
 
 from breakwater.embedded.provider.chat import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, ScriptedAnswer, tokens_of
 from breakwater.embedded.provider.script import (
+    NO_FAULT,
     ErrorText,
     Fault,
     Latency,
@@ -72,7 +72,7 @@ class Decision:
     price: ScriptedPrice | None = None
     billed: bool = False
     pace: Pace | None = None
-    rule: Fault | None = None
+    rule: Fault = NO_FAULT
 
 
 def make_plans(script: ProviderScript) -> dict[str, ModelPlan]:
@@ -95,25 +95,18 @@ def decide(plan: ModelPlan, number: int, elapsed_s: float, request: ChatRequest)
         request: what was asked.
     """
     applies = partial(_applies, plan, number, elapsed_s, request)
-    fault = next((fault for index, fault in enumerate(plan.script.faults) if applies(index, fault)), None)
-    decision = Decision(
-        status=200,
-        delay_s=_delay_s(plan, number, fault),
-        answer=_answer(plan, number, request, fault),
+    rule = next((fault for index, fault in enumerate(plan.script.faults) if applies(index, fault)), NO_FAULT)
+    whole = not rule.refuses and rule.kind not in UNBILLED
+    return Decision(
+        status=None if rule.kind == "reset" else rule.status or 200,
+        fault=rule.name,
+        error=request.orphan_error if rule.error is None and rule.when == "orphan_tool_calls" else rule.error,
+        delay_s=_delay_s(plan, number, rule),
+        answer=_answer(plan, number, request, rule),
         price=plan.script.price,
-        billed=True,
+        billed=whole if rule.billed is None else rule.billed,
         pace=plan.script.stream if request.stream else None,
-        rule=fault,
-    )
-    if fault is None:
-        return decision
-    billed = not fault.refuses and fault.kind not in UNBILLED
-    return replace(
-        decision,
-        status=None if fault.kind == "reset" else fault.status or 200,
-        fault=fault.name,
-        error=request.orphan_error if fault.error is None and fault.when == "orphan_tool_calls" else fault.error,
-        billed=billed if fault.billed is None else fault.billed,
+        rule=rule,
     )
 
 
@@ -128,10 +121,10 @@ def _applies(plan: ModelPlan, number: int, elapsed_s: float, request: ChatReques
     )
 
 
-def _delay_s(plan: ModelPlan, number: int, fault: Fault | None) -> float:
-    if fault is not None and fault.hang_s is not None:
+def _delay_s(plan: ModelPlan, number: int, fault: Fault) -> float:
+    if fault.hang_s is not None:
         return fault.hang_s
-    latency = plan.script.latency_ms if fault is None or fault.latency_ms is None else fault.latency_ms
+    latency = plan.script.latency_ms if fault.latency_ms is None else fault.latency_ms
     if not isinstance(latency, Latency):
         return latency / 1000
     sigma = math.log(latency.p95 / latency.p50) / _Z95
@@ -140,85 +133,75 @@ def _delay_s(plan: ModelPlan, number: int, fault: Fault | None) -> float:
     return latency.p50 * math.exp(sigma * _NORMAL.inv_cdf(quantile)) / 1000
 
 
-def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault | None) -> ScriptedAnswer:
-    rules = plan.script
-    said = fault if fault is not None and (fault.answer, fault.answer_json) != (None, None) else rules
-    tool_calls = _tool_calls(rules, request) if said is rules else ()
-    content = None if tool_calls else _text(said, plan.model, number, request)
+def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> ScriptedAnswer:
+    rules, choices = plan.script.usage, request.n or 1
+    content, tool_calls = _said(plan, number, request, fault)
     if content is not None:
         content = content[: min((at for stop in request.stop or () if (at := content.find(stop)) >= 0), default=None)]
     length = len(content) if content is not None else sum(len(str(call.arguments)) for call in tool_calls)
 
-    def tokens(lane: str, otherwise: int) -> int:
-        rule: int | tuple[int, int] | None = getattr(rules.usage, f"{lane}_tokens")
+    def tokens(lane: str, rule: int | tuple[int, int] | None, otherwise: int) -> int:
         if isinstance(rule, tuple):
             return rule[0] + plan.bits(number, lane) % (rule[1] - rule[0] + 1)
         return otherwise if rule is None else rule
 
-    input_tokens = tokens("input", tokens_of(sum(len(message.text) for message in request.messages)))
-    output_tokens = tokens("output", tokens_of(length))
+    asked = sum(len(message.text) for message in request.messages)
+    input_tokens = tokens("input", rules.input_tokens, tokens_of(asked))
+    output_tokens = tokens("output", rules.output_tokens, tokens_of(length))
+    cached_tokens = min(tokens("cached", rules.cached_tokens, 0), input_tokens)
     finish_reason = "tool_calls" if tool_calls else "stop"
     limit = request.max_completion_tokens or request.max_tokens
     if limit is not None and output_tokens > limit:
         content, tool_calls, finish_reason = _cut(content or "", output_tokens, limit), (), "length"
         output_tokens = limit
-    choices = request.n or 1
-    usage = AnswerUsage(input_tokens, output_tokens * choices, min(tokens("cached", 0), input_tokens))
-    answer = ScriptedAnswer(
+    usage = AnswerUsage(input_tokens, output_tokens * choices, cached_tokens)
+    silent = fault.kind == "no_content"
+    return ScriptedAnswer(
         number=f"{plan.bits(number, 'id'):016x}",
         model=plan.model,
-        content=content,
-        tool_calls=tool_calls,
-        finish_reason=finish_reason,
-        choices=choices,
+        content=None if silent else content,
+        tool_calls=() if silent else tool_calls,
+        finish_reason=fault.finish_reason or finish_reason,
+        choices=0 if fault.kind == "no_choices" else choices,
         usage=usage,
-        shown_usage=usage if rules.usage.report else None,
+        shown_usage=replace(usage, **fault.reports) if rules.report else None,
         stream_usage=bool((request.stream_options or {}).get("include_usage")),
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
-    return answer if fault is None else _altered(answer, fault)
 
 
-def _altered(answer: ScriptedAnswer, fault: Fault) -> ScriptedAnswer:
-    """An answer as a fault makes it."""
-    if fault.kind == "no_content":
-        answer = replace(answer, content=None, tool_calls=())
-    return replace(
-        answer,
-        choices=0 if fault.kind == "no_choices" else answer.choices,
-        finish_reason=fault.finish_reason or answer.finish_reason,
-        shown_usage=answer.shown_usage and replace(answer.shown_usage, **fault.reports),
-    )
+def _said(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> tuple[str | None, tuple[ToolCall, ...]]:
+    """The text, or the calls of tools."""
+    rules, forced = plan.script, request.forced_tool
+    if fault.answer is not None:
+        return _filled(fault.answer, number, request), ()
+    if request.offers_tools and rules.tool_calls:
+        return None, rules.tool_calls
+    if request.offers_tools and forced is not None:
+        arguments = example_of(forced.parameters, request.prompt[:ECHOED_CHARS])
+        return None, (ToolCall(name=forced.name, arguments=arguments),)
+    if rules.answer_json is not None and (request.wants_json or rules.answer is None):
+        return orjson.dumps(rules.answer_json).decode(), ()
+    if rules.answer is not None:
+        return _filled(rules.answer, number, request), ()
+    text = f"Simulated answer {number} of {plan.model} to: {request.prompt[:ECHOED_CHARS]}"
+    if request.wants_json:
+        schema = request.json_schema
+        text = orjson.dumps({"answer": text} if schema is None else example_of(schema, text)).decode()
+    return text, ()
 
 
-def _tool_calls(rules: ModelScript, request: ChatRequest) -> tuple[ToolCall, ...]:
-    forced = request.forced_tool
-    if not request.offers_tools or rules.tool_calls or forced is None:
-        return rules.tool_calls if request.offers_tools else ()
-    arguments = example_of(forced.parameters, request.prompt[:ECHOED_CHARS])
-    return (ToolCall(name=forced.name, arguments=arguments),)
-
-
-def _text(said: ModelScript | Fault, model: str, number: int, request: ChatRequest) -> str:
-    if said.answer_json is not None and (request.wants_json or said.answer is None):
-        return orjson.dumps(said.answer_json).decode()
-    if said.answer is not None:
-        values = {"{prompt}": request.prompt, "{n}": str(number)}
-        # One pass: a placeholder inside the prompt's own text stays what it is.
-        return _PLACEHOLDER.sub(lambda match: values[match[0]], said.answer)
-    text = f"Simulated answer {number} of {model} to: {request.prompt[:ECHOED_CHARS]}"
-    if not request.wants_json:
-        return text
-    named = request.response_format and request.response_format.json_schema
-    made = {"answer": text} if named is None or named.of is None else example_of(named.of, text)
-    return orjson.dumps(made).decode()
+def _filled(template: str, number: int, request: ChatRequest) -> str:
+    values = {"{prompt}": request.prompt, "{n}": str(number)}
+    # One pass: a placeholder inside the prompt's own text stays what it is.
+    return _PLACEHOLDER.sub(lambda match: values[match[0]], template)
 
 
 def _cut(content: str, tokens: int, limit: int) -> str:
     return content[: min(len(content) * limit // tokens, limit * CHARS_PER_TOKEN)]
 
 
-def example_of(schema: object, text: str, depth: int = 0) -> Any:
+def example_of(schema: Any, text: str, depth: int = 0) -> Any:
     """A value for a schema.
 
     Args:
@@ -226,31 +209,26 @@ def example_of(schema: object, text: str, depth: int = 0) -> Any:
         text: what strings say.
         depth: how deep it is already.
     """
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return text
-    rules = cast(Mapping[str, Any], schema)
-    for keyword in ("const", "default"):
-        if keyword in rules:
-            return rules[keyword]
-    for keyword in ("enum", "examples"):
-        if rules.get(keyword):
-            return rules[keyword][0]
-    for keyword in ("anyOf", "oneOf"):
-        if rules.get(keyword):
-            return example_of(rules[keyword][0], text, depth + 1)
-    kinds = rules.get("type", "object" if "properties" in rules else "string")
-    match kinds[0] if isinstance(kinds, list) else kinds:
-        case "object":
-            properties = cast(Mapping[str, Any], rules.get("properties", {}))
-            required = rules.get("required", properties)
-            return {name: example_of(properties.get(name, {}), text, depth + 1) for name in required}
-        case "array":
-            return [example_of(rules.get("items", {}), text, depth + 1)] * int(rules.get("minItems", 0))
-        case "integer" | "number":
-            return rules.get("minimum", rules.get("exclusiveMinimum", 0) + 1 if "exclusiveMinimum" in rules else 0)
-        case "boolean":
+    rules, within = cast("dict[str, Any]", schema), partial(example_of, text=text, depth=depth + 1)
+    match rules:
+        case {"const": value} | {"default": value} | {"enum": [value, *_]} | {"examples": [value, *_]}:
+            return value
+        case {"anyOf": [first, *_]} | {"oneOf": [first, *_]}:
+            return within(first)
+        case {"type": [first, *_]}:
+            return within({**rules, "type": first})
+        case {"type": "object"} | {"properties": _}:
+            properties = rules.get("properties", {})
+            return {name: within(properties.get(name, {})) for name in rules.get("required", properties)}
+        case {"type": "array"}:
+            return [within(rules.get("items", {}))] * int(rules.get("minItems", 0))
+        case {"type": "integer" | "number"}:
+            return rules.get("minimum", rules.get("exclusiveMinimum", -1) + 1)
+        case {"type": "boolean"}:
             return True
-        case "null":
+        case {"type": "null"}:
             return None
         case _:
             least, most = int(rules.get("minLength", 0)), int(rules.get("maxLength", len(text)))

@@ -114,6 +114,12 @@ class ChatRequest(BaseModel):
         return self.response_format is not None and self.response_format.type in ("json_object", "json_schema")
 
     @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """What the answer must satisfy, where the request says so."""
+        named = self.response_format and self.response_format.json_schema
+        return named.of if named else None
+
+    @property
     def offers_tools(self) -> bool:
         """Tools are offered, and the last message is not the result of one."""
         return bool(self.tools) and self.messages[-1].role != "tool"

@@ -14,9 +14,6 @@ from pydantic import ValidationError
 from breakwater.embedded.provider.chat import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, ScriptedAnswer
 from breakwater.embedded.provider.script import ErrorText, Pace, mistakes
 
-REQUESTS_PER_MINUTE = 10_000
-"""The limit that a rate-limited answer names; nothing is enforced by it, faults decide."""
-
 
 class RequestRefusedError(Exception):
     """The request is not one that the interface takes.
@@ -70,7 +67,6 @@ class OpenAI:
             (402, "insufficient_quota", "insufficient_quota", "The account has no credit left."),
             (403, "invalid_request_error", "permission_denied", "This key may not use this model."),
             (404, "invalid_request_error", "not_found", "The resource does not exist."),
-            (413, "invalid_request_error", "request_too_large", "The request is too large."),
             (422, "invalid_request_error", None, "A parameter has a value that can't be processed."),
             (429, "requests", "rate_limit_exceeded", "Rate limit reached; please try again later."),
             (500, "server_error", None, "The server had an error while processing your request."),
@@ -107,9 +103,8 @@ class OpenAI:
             raise RequestRefusedError(400, ErrorText(message=f"The body is not valid JSON: {error}"), model) from error
         except ValidationError as error:
             named = cast("dict[str, Any]", content).get("model") if isinstance(content, dict) else None
-            name, *place = error.errors()[0]["loc"] or (None,)
-            param = name if not place or isinstance(place[0], str) else f"{name}[{place[0]}]"
-            text = ErrorText(message=mistakes(error)[0], param=None if param is None else str(param))
+            param = ".".join(map(str, error.errors()[0]["loc"])) or None
+            text = ErrorText(message=mistakes(error)[0], param=param)
             raise RequestRefusedError(400, text, named if isinstance(named, str) and named else None) from error
 
     def parse(self, content: Any) -> ChatRequest:
@@ -150,7 +145,6 @@ class OpenAI:
             headers["Retry-After"] = f"{retry_after_s:.10g}"
             headers["retry-after-ms"] = f"{retry_after_s * 1000:.0f}"
         if status == 429:
-            headers["x-ratelimit-limit-requests"] = str(REQUESTS_PER_MINUTE)
             headers["x-ratelimit-remaining-requests"] = "0"
             headers["x-ratelimit-reset-requests"] = f"{retry_after_s if retry_after_s is not None else 1:.10g}s"
         return headers

@@ -21,7 +21,7 @@ from pydantic import (
 
 from breakwater.contracts.types import Message, UsdAmount
 
-EFFECTS = ("status", "hang_s", "kind", "answer", "answer_json", "stream")
+EFFECTS = ("status", "hang_s", "kind", "answer", "stream")
 """What a fault does: exactly one of these."""
 
 BrokenKind = Literal[
@@ -112,7 +112,7 @@ class Fault(Message):
         status: answers with this HTTP status; with a 2xx, with the ordinary answer.
         hang_s: accepts the request and answers, normally, only after this long.
         kind: answers 200 with a broken or odd body, or (`reset`) closes the socket.
-        answer: answers normally, but with this text; `answer_json` with this JSON.
+        answer: answers normally, but with this text.
         stream: hits requests for a stream alone, after `after_chunks` chunks of content. The connection breaks (`cut`);
             nothing comes for `stall_s`, 30 by default (`stall`); one event is no JSON (`malformed`); the body ends in
             order, but without what would follow (`no_end`); an error comes as an event, and is the last (`error`).
@@ -137,7 +137,6 @@ class Fault(Message):
     hang_s: PositiveFloat | None = None
     kind: BrokenKind | None = None
     answer: str | None = None
-    answer_json: JsonValue | None = None
     stream: StreamFault | None = None
 
     after_chunks: NonNegativeInt | None = None
@@ -159,10 +158,10 @@ class Fault(Message):
         return self.status is not None and self.status >= 300
 
     @property
-    def name(self) -> str:
+    def name(self) -> str | None:
         """What the ledger calls it."""
-        stream = self.stream and f"stream_{self.stream}"
-        return self.kind or stream or ("hang" if self.hang_s else "status" if self.status else "answer")
+        named = {"hang_s": "hang", "kind": self.kind, "stream": f"stream_{self.stream}"}
+        return next((named.get(effect, effect) for effect in EFFECTS if getattr(self, effect) is not None), None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -180,6 +179,10 @@ class Fault(Message):
         if self.to_s is not None and self.to_s <= (self.from_s or 0):
             raise ValueError(f"the window ends (to_s {self.to_s:g}) before it begins (from_s {self.from_s or 0:g})")
         return self
+
+
+NO_FAULT = Fault.model_construct()
+"""Of an ordinary answer."""
 
 
 class ModelScript(Message):

@@ -1,0 +1,112 @@
+"""What is sent for a decision, and when: a body, a stream, or something broken."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass, replace
+
+import orjson
+
+from breakwater.embedded.provider.behaviour import Decision
+from breakwater.embedded.provider.openai import OpenAI, StreamEvent
+from breakwater.embedded.provider.script import Fault, Pace, StreamFault
+
+STALL_S = 30.0
+JSON = {"Content-Type": "application/json"}
+EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+_AT_ONCE: dict[str | None, StreamFault] = {
+    "malformed_json": "malformed",
+    "empty_body": "no_end",
+    "error_in_200": "error",
+}
+"""What the ways to break a whole answer come to at the beginning of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer as it is sent.
+
+    Attributes:
+        status: the HTTP status; None resets the connection instead.
+        headers: beside the request's id.
+        steps: how long to wait, and what is sent then.
+        length: of the body; None for a stream.
+        chunks: how many chunks of content the whole answer has, if it is a stream.
+        breaks: the connection is closed in the middle of the body.
+        whole: all of the answer is sent, and nothing else.
+    """
+
+    status: int | None
+    headers: dict[str, str]
+    steps: list[tuple[float, StreamEvent]]
+    length: int | None = None
+    chunks: int = 0
+    breaks: bool = False
+    whole: bool = True
+
+
+def reply_to(decision: Decision, dialect: OpenAI) -> Reply:
+    """What a decision comes to over an interface."""
+    status, answer = decision.status, decision.answer
+    if status is None:
+        return Reply(None, {}, [], whole=False)
+    if answer is None or status >= 300:
+        reply = _at_once(status, orjson.dumps(dialect.error(status, decision.error)))
+        headers = dialect.error_headers(status, decision.rule.retry_after_s) | decision.rule.headers
+        return replace(reply, headers=reply.headers | headers)
+    if status == 200 and decision.pace is not None:
+        return _streamed(dialect.stream(answer, decision.pace), decision.pace, decision.rule, dialect)
+    body = orjson.dumps(dialect.whole(answer))
+    half = body[: len(body) // 2]
+    match decision.rule.kind:
+        case "empty_body":
+            return _at_once(status, b"")
+        case "error_in_200":
+            return _at_once(status, orjson.dumps(dialect.error(500, decision.error)))
+        case "byte_order_mark":
+            return _at_once(status, codecs.BOM_UTF8 + body)
+        case "malformed_json":
+            return _at_once(status, half)
+        case "truncated":
+            return Reply(status, JSON, [(0.0, StreamEvent(half))], len(body), breaks=True, whole=False)
+        case _:
+            return _at_once(status, body)
+
+
+def _at_once(status: int, body: bytes) -> Reply:
+    return Reply(status, JSON, [(0.0, StreamEvent(body))], len(body))
+
+
+def _streamed(events: list[StreamEvent], pace: Pace, rule: Fault, dialect: OpenAI) -> Reply:
+    chunks = sum(event.content for event in events)
+    fault, after = rule.stream, rule.after_chunks
+    if rule.kind in _AT_ONCE:
+        fault, after = _AT_ONCE[rule.kind], 0
+    elif rule.kind == "truncated":
+        fault, after = "cut", chunks // 2
+    at = 0 if rule.kind == "empty_body" else _place(events, fault, after)
+    wait_s = 0.0 if pace.tokens_per_s is None else pace.tokens_per_chunk / pace.tokens_per_s
+    steps = [(wait_s if event.content else 0.0, event) for event in events]
+    match fault:
+        case "stall":
+            steps[at] = (steps[at][0] + (rule.stall_s or STALL_S), events[at])
+        case "malformed":
+            data = events[at].data
+            steps[at] = (steps[at][0], StreamEvent(data[: len(data) // 2].rstrip() + b"\n\n"))
+        case "error":
+            steps[at:] = [(0.0, StreamEvent(dialect.event(dialect.error(500, rule.error))))]
+        case "cut" | "no_end":
+            del steps[at:]
+        case None:
+            pass
+    return Reply(200, EVENTS, steps, chunks=chunks, breaks=fault == "cut", whole=fault in (None, "stall"))
+
+
+def _place(events: list[StreamEvent], fault: StreamFault | None, after: int | None) -> int:
+    """The event that a fault hits, or comes before."""
+    if after is None and fault == "no_end":
+        return len(events) - 1
+    contents = [number for number, event in enumerate(events) if event.content]
+    if after is not None and after < len(contents):
+        return contents[after]
+    return next(number for number, event in enumerate(events) if event.ends)
