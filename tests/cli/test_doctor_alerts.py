@@ -16,7 +16,7 @@ from breakwater.bus.survey import survey
 from breakwater.bus.topology import Plan, alert_consumer
 from breakwater.cli import doctor_bus
 from breakwater.cli.doctor_bus import channel_findings, held_back_for
-from breakwater.cli.doctor_checks import Finding
+from breakwater.cli.doctor_findings import Finding
 from breakwater.config import Alerts
 from tests.helpers import until
 from tests.servers import RunningServer

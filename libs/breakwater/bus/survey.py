@@ -52,6 +52,8 @@ class ConsumerFound:
     """Of those, the ones that were delivered before."""
     readers: int | None = None
     """Requests for messages that are open now."""
+    done: int | None = None
+    """The sequence in the stream up to which everything is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +119,5 @@ async def _consumer(jetstream: JetStreamContext, stream: Stream, wanted: Consume
         in_progress=found.num_ack_pending,
         again=found.num_redelivered,
         readers=found.num_waiting,
+        done=None if found.ack_floor is None else found.ack_floor.stream_seq,
     )

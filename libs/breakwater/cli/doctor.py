@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from breakwater.cli import doctor_checks, output
+from breakwater.cli import output
 from breakwater.cli.connect import run
-from breakwater.cli.doctor_checks import Finding, worst
+from breakwater.cli.doctor_findings import Check, Finding, Verdict
 from breakwater.cli.errors import CliError, ExitCode, expected
 from breakwater.cli.formats import counted
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
@@ -20,9 +21,32 @@ if TYPE_CHECKING:
     from breakwater.config import Config
 
 TIMEOUT_S = 10.0
-"""For the checks of one part."""
+"""For one check."""
 
 _LEAST_WIDTH = 30
+
+
+def checks() -> list[tuple[str, Check]]:
+    """All checks but of the config itself, in the report's order, each with the area that its failure is shown for."""
+    # Imported once it is asked for: the rooms behind them would cost every command its fast start.
+    from breakwater.cli import doctor_checks as of
+    from breakwater.cli.doctor_bus import nats_findings
+    from breakwater.cli.doctor_jobs import job_findings
+    from breakwater.cli.doctor_openid import openid_findings
+
+    return [
+        ("nats", nats_findings),
+        ("redis", of.redis_findings),
+        ("jobs", job_findings),
+        ("clickhouse", of.clickhouse_findings),
+        ("record", of.record_findings),
+        ("api", of.api_findings),
+        ("console", of.console_findings),
+        ("config", of.config_findings),
+        ("provider", of.provider_findings),
+        ("openid", openid_findings),
+        ("encryption", of.encryption_findings),
+    ]
 
 
 def doctor(
@@ -43,101 +67,71 @@ def doctor(
 
         breakwater doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """
+    from breakwater.cli.doctor_checks import secret_findings
+
     plane = PlaneLocation(data)
-    findings: list[Finding] = []
     settings = None
     try:
         settings = plane.config(config)
     except (CliError, ConfigError) as error:
-        known = expected(error)
-        findings.append(Finding("config", "fail", known.message, "Name it with --config, and correct what is listed."))
+        remedy = "Name it with --config, and correct what is listed."
+        findings = [Finding("config", "fail", expected(error).message, remedy)]
     else:
-        what = f"{plane.config_file(config)} is right, {counted(len(settings.agents), 'agent')}"
-        findings += [
-            Finding("config", "ok", what),
-            *doctor_checks.secret_findings(settings, running=plane.runs_with(plane.config_file(config))),
-        ]
+        file = plane.config_file(config)
+        findings = [Finding("config", "ok", f"{file} is right, {counted(len(settings.agents), 'agent')}")]
+        findings += secret_findings(settings, running=plane.runs_with(file))
     findings += run(all_findings(plane, settings))
-    verdict = worst(findings)
+    counts: Counter[Verdict] = Counter(finding.verdict for finding in findings)
     if as_json:
+        verdict = "fail" if counts["fail"] else "warn" if counts["warn"] else "ok"
         output.json_document({"verdict": verdict, "findings": findings})
     else:
-        _show(findings, verbose=verbose)
-    if verdict == "fail":
+        _show(findings, counts, verbose=verbose)
+    if counts["fail"]:
         raise typer.Exit(ExitCode.FAILED)
 
 
 async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Finding]:
-    """Everything but the config itself, all parts at the same time; in a fixed order."""
+    """Of all checks, which run at the same time."""
     import asyncio
 
-    from breakwater.cli.doctor_bus import nats_findings
-    from breakwater.cli.doctor_jobs import job_findings
-    from breakwater.cli.doctor_openid import openid_findings
+    async def guarded(area: str, find: Check) -> list[Finding]:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await find(plane, config)
+        except TimeoutError:
+            return [Finding(area, "fail", f"no answer within {TIMEOUT_S:g} s", "See its log.")]
+        except Exception as error:  # noqa: BLE001  `expected` raises a bug again
+            known = expected(error)
+            remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address right?"
+            return [Finding(area, "fail", known.message, remedy)]
 
-    checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
-        ("nats", lambda: nats_findings(plane, config)),
-        ("redis", lambda: doctor_checks.redis_findings(plane)),
-        ("jobs", lambda: job_findings(plane)),
-        ("clickhouse", lambda: doctor_checks.clickhouse_findings(plane)),
-        ("record", lambda: doctor_checks.record_findings(plane)),
-        ("api", lambda: doctor_checks.api_findings(plane)),
-        ("console", lambda: doctor_checks.console_findings(plane)),
-        ("config", lambda: doctor_checks.config_findings(plane, config)),
-    ]
-    if config is not None:
-        checks.append(("provider", lambda: doctor_checks.provider_findings(config)))
-        checks.append(("openid", lambda: openid_findings(config)))
-        checks.append(("encryption", lambda: doctor_checks.encryption_findings(plane, config)))
-    found = await asyncio.gather(*(_guarded(area, check) for area, check in checks))
+    found = await asyncio.gather(*(guarded(*one) for one in checks()))
     return [finding for findings in found for finding in findings]
 
 
-async def _guarded(area: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
-    import asyncio
-
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            return await check()
-    except TimeoutError:
-        return [Finding(area, "fail", f"no answer within {TIMEOUT_S:g} s", "See its log.")]
-    except Exception as error:  # noqa: BLE001  `expected` raises a bug again
-        known = expected(error)
-        remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address right?"
-        return [Finding(area, "fail", known.message, remedy)]
-
-
-def _show(findings: list[Finding], *, verbose: bool) -> None:
-    area_width = max(len(finding.area) for finding in findings)
-    indent = " " * (area_width + 8)
+def _show(findings: Sequence[Finding], counts: Counter[Verdict], *, verbose: bool) -> None:
+    width = max(len(finding.area) for finding in findings)
+    indent = " " * (width + 8)
     for finding in findings:
         if finding.verdict == "ok" and not verbose:
             continue
-        first, *more = _wrapped(finding.text, len(indent)) or [""]
-        output.styled(
-            output.state(finding.verdict, f"{finding.verdict:<4}"), f"  {finding.area:<{area_width}}  {first}"
-        )
+        first, *more = _folded(finding.text, len(indent)) or [""]
+        output.styled(output.state(finding.verdict, f"{finding.verdict:<4}"), f"  {finding.area:<{width}}  {first}")
         for line in more:
-            output.styled(f"{indent}{line}")
-        if finding.verdict != "ok":
-            for line in _wrapped(finding.remedy, len(indent)):
-                output.styled((f"{indent}{line}", "dim"))
-    counts = {name: sum(finding.verdict == name for finding in findings) for name in ("ok", "warn", "fail")}
-    hint = [("; --verbose lists all", "dim")] if counts["ok"] and not verbose else []
-    output.styled("", *_counts(counts), *hint)
+            output.styled(indent + line)
+        for line in () if finding.verdict == "ok" else _folded(finding.remedy, len(indent)):
+            output.styled((indent + line, "dim"))
+    cells: list[output.Cell] = []
+    for verdict in ("ok", "warn", "fail"):
+        if count := counts[verdict]:
+            cells += [", " if cells else "", output.state(verdict, f"{count} {verdict}")]
+    output.styled(*cells, ("; --verbose lists all" if counts["ok"] and not verbose else "", "dim"))
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
+def _folded(text: str, indent: int) -> list[str]:
     """The lines of a text, folded to the terminal's width; left as they are in a pipe."""
     screen = output.terminal_width()
     if screen is None or screen - indent < _LEAST_WIDTH:
         return text.splitlines()
     return [part for line in text.splitlines() for part in textwrap.wrap(line, screen - indent)]
-
-
-def _counts(counts: dict[str, int]) -> list[output.Cell]:
-    cells: list[output.Cell] = []
-    for name, count in counts.items():
-        if count:
-            cells += [", " if cells else "", output.state(name, f"{count} {name}")]
-    return cells

@@ -1,4 +1,4 @@
-"""The doctor's checks of NATS: does it answer, is everything there, does a service or a channel fall behind."""
+"""The doctor's check of NATS: does it answer, is everything there, does a service or a channel fall behind."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
+import nats.errors
+from nats.aio.client import Client
+
+from breakwater.bus import topology
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.server_health import RESTART, unhealthy_servers
+from breakwater.bus.survey import ConsumerFound, StreamFound, Survey, survey
 from breakwater.cli import connect, formats
-from breakwater.cli.doctor_checks import SETUP, Finding, clock, slow, timed
+from breakwater.cli.doctor_findings import SETUP, Finding, Findings, check, clock, slow, timed
 from breakwater.cli.plane import PlaneLocation
-
-if TYPE_CHECKING:
-    from nats.aio.client import Client
-
-    from breakwater.bus.survey import ConsumerFound, StreamFound
-    from breakwater.config import Alerts, Config
-    from breakwater.policy.alert_rules import Route
+from breakwater.cli.setup import bus_plan
+from breakwater.config import Alerts, Config
+from breakwater.contracts.subjects import Stream
+from breakwater.policy.alert_rules import Route
+from breakwater.settings import Settings
 
 READER_RETRY_S = 1.0
 
@@ -44,71 +47,39 @@ _FALLS_BEHIND = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerProgress:
-    """How far a consumer is."""
-
-    done: int
-    """The sequence in the stream up to which everything is acknowledged."""
-    in_progress: int
-
-
-async def nats_findings(plane: PlaneLocation, config: Config | None) -> list[Finding]:
+@check
+async def nats_findings(plane: PlaneLocation, config: Config | None) -> Findings:
     """NATS itself, the streams and consumers, and how far each consumer is behind."""
     url = plane.admin_nats_url
     async with connect.bus(url) as client:
         _, ms = await timed(client.flush(5))
-        findings = [
-            Finding("nats", slow(ms), f"{connect.shown(url)} answers in {ms:.1f} ms (server {_version(client)})")
-        ]
-        ahead_s = await _clock_ahead_s(client)
-        if ahead_s is not None:
-            findings.append(clock("nats", ahead_s))
-        findings += await _unhealthy(client)
+        version = client.connected_server_version
+        server = f"server {version.major}.{version.minor}.{version.patch}"
+        yield Finding("nats", slow(ms), f"{connect.shown(url)} answers in {ms:.1f} ms ({server})")
+        if (ahead_s := await _clock_ahead_s(client)) is not None:
+            yield clock("nats", ahead_s)
+        for one in await unhealthy_servers(client):
+            if one.cannot_write:
+                yield Finding("nats", "fail", f"{one.server} can't write: {one.error}", RESTART)
+            else:
+                yield Finding("nats", "warn", f"{one.server} is not well: {one.error}", "See its log.")
         if config is not None:
-            findings += await _topology(client, config)
-    return findings
-
-
-async def _unhealthy(client: Client) -> list[Finding]:
-    from breakwater.bus.server_health import RESTART, unhealthy_servers
-
-    return [
-        Finding("nats", "fail", f"{one.server} can't write: {one.error}", RESTART)
-        if one.cannot_write
-        else Finding("nats", "warn", f"{one.server} is not well: {one.error}", "See its log.")
-        for one in await unhealthy_servers(client)
-    ]
-
-
-def _version(client: Client) -> str:
-    version = client.connected_server_version
-    return f"{version.major}.{version.minor}.{version.patch}"
+            async for finding in _topology(client, config):
+                yield finding
 
 
 async def _clock_ahead_s(client: Client) -> float | None:
     """How far the server's clock is ahead; None where it does not say."""
-    import nats.errors
-
     begun = time.time()
     try:
         answer = await client.request("$JS.API.STREAM.INFO.EVENTS", b"", timeout=3)
-        stamp: str | None = json.loads(answer.data).get("ts")
-    except (TimeoutError, nats.errors.Error, ValueError):
+        at = datetime.fromisoformat(json.loads(answer.data)["ts"])
+    except (TimeoutError, nats.errors.Error, ValueError, KeyError):
         return None
-    if stamp is None:
-        return None
-    # Nanoseconds, which datetime does not read.
-    moment = datetime.fromisoformat(f"{stamp.rstrip('Z').partition('.')[0]}+00:00").timestamp()
-    fraction = float(f"0.{stamp.rstrip('Z').partition('.')[2] or 0}")
-    return moment + fraction - (begun + time.time()) / 2
+    return at.timestamp() - (begun + time.time()) / 2
 
 
-async def _topology(client: Client, config: Config) -> list[Finding]:
-    from breakwater.bus.survey import survey
-    from breakwater.cli.setup import bus_plan
-    from breakwater.settings import Settings
-
+async def _topology(client: Client, config: Config) -> Findings:
     replicas = Settings().nats_replicas if "BREAKWATER_NATS_REPLICAS" in os.environ else None
     plan = bus_plan(config)
     found = await survey(client, plan, replicas=replicas)
@@ -116,98 +87,82 @@ async def _topology(client: Client, config: Config) -> list[Finding]:
         # Between two requests of a service there may be none for a moment.
         await asyncio.sleep(READER_RETRY_S)
         found = await survey(client, plan, replicas=replicas)
+    for finding in _differences(found):
+        yield finding
+    seen = [one for one in found.consumers if one.waiting is not None]
+    services = [one for one in seen if not one.name.startswith(CHANNELS)]
+    stuck = await _stuck(client, services, plan)
+    for one in services:
+        yield _lag(one, stuck=one.name in stuck)
+    for one in services:
+        if (held := held_finding(one, plan.agents)) is not None:
+            yield held
+    for finding in await channel_findings(client, config.alerts, seen):
+        yield finding
+
+
+def _differences(found: Survey) -> list[Finding]:
+    """What the server has that is not as the config asks."""
     findings: list[Finding] = []
-    wrong = False
-    for one in (*found.streams, *found.consumers):
-        what = f"stream {one.name}" if not hasattr(one, "readers") else f"consumer {one.name}"
+    every = (*found.streams, *found.consumers)
+    for one in every:
+        what = f"{'stream' if isinstance(one, StreamFound) else 'consumer'} {one.name}"
         if one.verdict == "missing":
             findings.append(Finding("nats", "fail", f"{what} is missing", SETUP))
-        elif one.verdict == "differs" and one.different == ("max_bytes",):
+        elif one.different == ("max_bytes",):
             remedy = f"{SETUP} If that changes nothing, NATS has not as much storage: free some, or lower `limits`."
             findings.append(Finding("nats", "warn", f"{what} has another limit in bytes than the config asks", remedy))
         elif one.verdict == "differs":
             findings.append(Finding("nats", "warn", f"{what} has another {', '.join(one.different)}", SETUP))
-        wrong = wrong or one.verdict != "right"
-    hidden = sum(one.verdict == "hidden" for one in (*found.streams, *found.consumers))
-    if hidden:
+    if hidden := sum(one.verdict == "hidden" for one in every):
         remedy = "Set BREAKWATER_NATS_URL to an address with the user `setup`."
         findings.append(Finding("nats", "warn", f"this user may not see {hidden} streams and consumers", remedy))
     findings += [full for one in found.streams if (full := full_finding(one)) is not None]
-    if not wrong:
+    if all(one.verdict == "right" for one in every):
         count = f"{len(found.streams)} streams and {len(found.consumers)} consumers are"
         findings.append(Finding("nats", "ok", f"{count} as the config asks"))
-    seen = [one for one in found.consumers if one.waiting is not None]
-    services = [one for one in seen if not one.name.startswith(CHANNELS)]
-    stuck, channels = await asyncio.gather(
-        _stuck(client, services),
-        channel_findings(client, config.alerts, [one for one in seen if one.name.startswith(CHANNELS)]),
-    )
-    findings += [_lag(one, stuck=one.name in stuck) for one in services]
-    findings += [held for one in services if (held := held_finding(one, plan.agents)) is not None]
-    return findings + channels
+    return findings
 
 
 def full_finding(stream: StreamFound) -> Finding | None:
     """What a stream that is nearly full means; None where it has room."""
-    from breakwater.bus.topology import NEARLY_FULL, WHEN_FULL
-    from breakwater.contracts.subjects import Stream
-
-    if stream.max_bytes is None or stream.bytes < NEARLY_FULL * stream.max_bytes:
+    if stream.max_bytes is None or stream.bytes < topology.NEARLY_FULL * stream.max_bytes:
         return None
     share = min(stream.bytes / stream.max_bytes, 1)
-    text = (
-        f"stream {stream.name} is {share:.0%} full ({stream.bytes / 2**20:,.0f} MiB): {WHEN_FULL[Stream(stream.name)]}"
-    )
+    means = topology.WHEN_FULL[Stream(stream.name)]
+    text = f"stream {stream.name} is {share:.0%} full ({stream.bytes / 2**20:,.0f} MiB): {means}"
     remedy = "Raise its limit in `limits` of the config (NATS needs the disk for it), and run `breakwater setup`."
     return Finding("nats", "fail" if share >= FULL else "warn", text, remedy)
 
 
-def stands_still(before: ConsumerProgress | None, after: ConsumerProgress | None) -> bool:
-    """Whether a consumer holds messages and got nothing done between two looks."""
-    if before is None or after is None or before.in_progress == 0 or after.in_progress == 0:
-        return False
-    return after.done == before.done and after.in_progress >= before.in_progress
-
-
-async def _stuck(client: Client, consumers: list[ConsumerFound]) -> set[str]:
-    """The consumers whose service takes messages and finishes none.
+async def _stuck(client: Client, consumers: Sequence[ConsumerFound], plan: topology.Plan) -> set[str]:
+    """The consumers whose service takes messages and finishes none between two looks.
 
     Without the workers': a call of a model takes longer than a doctor may, and is no fault.
     """
-    at_work = [one for one in consumers if one.in_progress and not one.name.startswith("worker-")]
+    at_work = {one.name for one in consumers if one.in_progress and not one.name.startswith("worker-")}
     if not at_work:
         return set()
-    before = await asyncio.gather(*(_progress(client, one) for one in at_work))
+    before = {one.name: one for one in (await survey(client, plan)).consumers}
     await asyncio.sleep(STANDSTILL_S)
-    after = await asyncio.gather(*(_progress(client, one) for one in at_work))
-    return {one.name for one, *looks in zip(at_work, before, after, strict=True) if stands_still(*looks)}
+    after = {one.name: one for one in (await survey(client, plan)).consumers}
+    return {name for name in at_work if _stands_still(before[name], after[name])}
 
 
-async def _progress(client: Client, consumer: ConsumerFound) -> ConsumerProgress | None:
-    import nats.errors
-    import nats.js.errors
-
-    try:
-        found = await client.jetstream(timeout=3).consumer_info(consumer.stream, consumer.name)
-    except (TimeoutError, nats.errors.Error, nats.js.errors.Error):
-        return None
-    if found.ack_floor is None:
-        return None
-    return ConsumerProgress(found.ack_floor.stream_seq, found.num_ack_pending or 0)
+def _stands_still(before: ConsumerFound, after: ConsumerFound) -> bool:
+    held, holds = before.in_progress or 0, after.in_progress or 0
+    return before.done is not None and before.done == after.done and 0 < held <= holds
 
 
 def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
-    from breakwater.bus.topology import PARKED_CONSUMER
-
     waiting, in_progress = consumer.waiting or 0, consumer.in_progress or 0
     # What the consumer of parked jobs holds is asleep.
-    state = "parked" if consumer.name == PARKED_CONSUMER else "in progress"
+    state = "parked" if consumer.name == topology.PARKED_CONSUMER else "in progress"
     text = f"{consumer.name}: {waiting:,} waiting, {in_progress:,} {state}"
     service = consumer.name.partition("-")[0]
     if consumer.readers == 0 and not in_progress:
-        return Finding(
-            "lag", "warn", f"{text}, and nothing reads them", f"Is the service `{service}` running? See its log."
-        )
+        remedy = f"Is the service `{service}` running? See its log."
+        return Finding("lag", "warn", f"{text}, and nothing reads them", remedy)
     if stuck:
         text += f", and none got done within {STANDSTILL_S:g} s"
         remedy = f"See the log of `{service}` for the cause; it continues by itself once that is fixed."
@@ -221,30 +176,20 @@ def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
 
 def held_finding(consumer: ConsumerFound, agents: Mapping[str, int]) -> Finding | None:
     """An agent all of whose slots are held by jobs that were delivered before; None for any other consumer."""
-    from breakwater.bus.topology import worker_consumer
-
     for agent, slots in agents.items():
-        if consumer.name == worker_consumer(agent) and (consumer.again or 0) >= slots:
-            text = (
-                f"{consumer.name}: all {slots:,} slots of agent {agent!r} are held by jobs that were delivered before"
-            )
-            return Finding("lag", "warn", text, "See `job_handling_failed` and `unavailable` in the log of `worker`.")
+        if consumer.name == topology.worker_consumer(agent) and (consumer.again or 0) >= slots:
+            held = f"all {slots:,} slots of agent {agent!r} are held by jobs that were delivered before"
+            remedy = "See `job_handling_failed` and `unavailable` in the log of `worker`."
+            return Finding("lag", "warn", f"{consumer.name}: {held}", remedy)
     return None
 
 
 async def channel_findings(client: Client, alerts: Alerts, consumers: Sequence[ConsumerFound]) -> list[Finding]:
-    """How far each channel is. What it holds back on purpose is no finding.
-
-    Raises:
-        BusUnavailable: NATS does not answer.
-    """
-    from breakwater.bus.topology import alert_consumer
-
-    names = {alert_consumer(name): name for name in alerts.channels}
+    """How far each channel is. What it holds back on purpose is no finding. Raises BusUnavailable."""
+    by_name = {topology.alert_consumer(name): name for name in alerts.channels}
+    named = [(one, by_name[one.name]) for one in consumers if one.name in by_name]
     return [
-        await _channel(client, one, names[one.name], held_back_for(alerts.channels[names[one.name]], alerts.quiet_s))
-        for one in consumers
-        if one.name in names
+        await _channel(client, one, name, held_back_for(alerts.channels[name], alerts.quiet_s)) for one, name in named
     ]
 
 
@@ -273,9 +218,6 @@ async def _channel(client: Client, consumer: ConsumerFound, name: str, allowed: 
 
 async def _oldest(client: Client, durable: str) -> datetime | None:
     """When the oldest alert was stored of those that a channel has not done with."""
-    from breakwater.bus.lookup import Lookup
-    from breakwater.contracts.subjects import Stream
-
     lookup = Lookup(lambda: client)
     done = await lookup.acknowledged(Stream.ALERTS, durable)
     found = await lookup.next(Stream.ALERTS, "bw.alerts.>", done + 1)

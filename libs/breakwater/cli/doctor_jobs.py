@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
+from nats.aio.client import Client
+
+from breakwater.bus.lookup import last_on, scan
 from breakwater.cli import connect
-from breakwater.cli.doctor_checks import Finding
+from breakwater.cli.doctor_findings import Finding, Findings, check
 from breakwater.cli.plane import PlaneLocation
-
-if TYPE_CHECKING:
-    from nats.aio.client import Client
-
-    from breakwater.state.accepted import RememberedJob
-    from breakwater.state.connection import Redis
+from breakwater.config import Config
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Header, Stream
+from breakwater.state.accepted import RememberedJob, lately_accepted, unclaimed
+from breakwater.state.connection import Redis
 
 MOST_JOBS = 20_000
 """How many jobs are looked at, of the last day."""
@@ -27,19 +29,14 @@ SETTLING = timedelta(seconds=30)
 _NAMED = 5
 
 
-async def job_findings(plane: PlaneLocation) -> list[Finding]:
-    """Whether jobs that were accepted over HTTP within a day are somewhere.
-
-    Raises:
-        BusUnavailable, StateUnavailable: NATS or Redis does not answer.
-    """
+@check
+async def job_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
+    """Whether jobs that were accepted over HTTP within a day are somewhere."""
     async with connect.bus(plane.admin_nats_url) as client, connect.state(plane.redis_url) as redis:
-        return [await _finding(client, redis)]
+        yield await _finding(client, redis)
 
 
 async def _finding(client: Client, redis: Redis) -> Finding:
-    from breakwater.state.accepted import lately_accepted, unclaimed
-
     before = datetime.now(UTC) - SETTLING
     jobs, left_out = await lately_accepted(redis, before, MOST_JOBS)
     count = f"{len(jobs):,}" if not left_out else f"{len(jobs):,} (of {len(jobs) + left_out:,}, chosen at random)"
@@ -63,10 +60,6 @@ async def _finding(client: Client, redis: Redis) -> Finding:
 
 async def _undecided(client: Client, jobs: list[RememberedJob]) -> list[RememberedJob]:
     """The jobs that have neither a record nor a result."""
-    from breakwater.bus.lookup import last_on
-    from breakwater.contracts import subjects
-    from breakwater.contracts.subjects import Stream
-
     by_record = {subjects.execution(job.agent, job.execution_id): job for job in jobs}
     async for found in last_on(lambda: client, Stream.EVENTS, list(by_record)):
         by_record.pop(found.subject, None)
@@ -78,12 +71,6 @@ async def _undecided(client: Client, jobs: list[RememberedJob]) -> list[Remember
 
 async def _waiting(client: Client) -> set[str] | None:
     """The id of each job in JOBS and PARKED, as `request` writes it; None where there are too many."""
-    from contextlib import aclosing
-
-    from breakwater.bus.lookup import scan
-    from breakwater.contracts import subjects
-    from breakwater.contracts.subjects import Header, Stream
-
     waiting: set[str] = set()
     for stream, subject in ((Stream.JOBS, "bw.jobs.*"), (Stream.PARKED, "bw.parked.>")):
         # Those of programs on NATS have another subject, and were accepted there.

@@ -1,66 +1,65 @@
-"""What `breakwater doctor` finds of the OpenID provider: as `request` would read it, from this machine."""
+"""The doctor's check of the OpenID provider: as `request` would read it, from this machine."""
 
 from __future__ import annotations
 
 import json
-import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from breakwater.cli.doctor_checks import CONNECT_TIMEOUT_S, Finding, slow
+import aiohttp
 
-if TYPE_CHECKING:
-    from breakwater.config import Config, OpenId
+from breakwater.cli.doctor_findings import CONNECT_TIMEOUT_S, Finding, Findings, check, slow, timed
+from breakwater.cli.plane import PlaneLocation
+from breakwater.config import Config, OpenId
+from breakwater.guarded_http import AddressRefused, guarded_session
+from breakwater.policy.addresses import ANYWHERE
 
-_AREA = "openid"
 _PARTS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
 """What each kind of a public key consists of."""
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
-async def openid_findings(config: Config) -> list[Finding]:
+@check
+async def openid_findings(_plane: PlaneLocation, config: Config | None) -> Findings:
     """Whether people can sign in at the provider; nothing where the config names none."""
-    openid = config.console.openid
-    if openid is None:
-        return []
+    if config is None or (openid := config.console.openid) is None:
+        return
     url = openid.issuer.rstrip("/") + "/.well-known/openid-configuration"
-    begun = time.perf_counter()
-    document, problem = await _read(openid, url)
-    if problem is not None:
+    text = remedy = ""
+    (document, problem), took_ms = await timed(_read(openid, url))
+    issuer = document.get("issuer")
+    missing = [name for name in _ENDPOINTS if not isinstance(document.get(name), str)]
+    if problem:
+        text = f"{url}: {problem}"
         remedy = (
             "Check console.openid.issuer, name resolution and the firewall: `request` must reach it. API keys work "
             "meanwhile."
         )
-        return [Finding(_AREA, "fail", f"{url}: {problem}", remedy)]
-    took_ms = (time.perf_counter() - begun) * 1000
-    if document.get("issuer") != openid.issuer:
-        text = f"{url} is of the issuer {document.get('issuer')!r}, and console.openid.issuer is {openid.issuer!r}"
+    elif issuer != openid.issuer:
+        text = f"{url} is of the issuer {issuer!r}, and console.openid.issuer is {openid.issuer!r}"
         remedy = "Write the issuer exactly as the provider names itself, with or without a slash at its end."
-        return [Finding(_AREA, "fail", text, remedy)]
-    if missing := [name for name in _ENDPOINTS if not isinstance(document.get(name), str)]:
+    elif missing:
         text = f"{url} does not say {', '.join(missing)}"
-        return [Finding(_AREA, "fail", text, "Is that an OpenID Connect provider, and the right path of it?")]
+        remedy = "Is that an OpenID Connect provider, and the right path of it?"
+    if text:
+        yield Finding("openid", "fail", text, remedy)
+        return
     keys, problem = await _read(openid, document["jwks_uri"])
-    signing = 0 if problem is not None else _signing(keys)
-    if not signing:
+    if not (signing := _signing_keys(keys)):
         text = f"{document['jwks_uri']}: {problem or 'there is no key in it that ID tokens could be signed with'}"
         remedy = (
             "Without the provider's keys nobody can sign in. Is it at a private address? Then allow its network with "
             "console.openid.allow_networks."
         )
-        return [Finding(_AREA, "fail", text, remedy)]
+        yield Finding("openid", "fail", text, remedy)
+        return
     logout = "" if document.get("backchannel_logout_supported") else "; it does not end sessions here (back-channel)"
-    known = f"{openid.issuer} answers in {took_ms:.0f} ms and is what it should be, with {signing} keys{logout}"
-    return [Finding(_AREA, slow(took_ms), known, "Signing in takes several such requests.")]
+    text = f"{openid.issuer} answers in {took_ms:.0f} ms and is what it should be, with {signing} keys{logout}"
+    yield Finding("openid", slow(took_ms), text, "Signing in takes several such requests.")
 
 
-async def _read(openid: OpenId, url: str) -> tuple[dict[str, Any], str | None]:
-    """A JSON object of the provider's, and what is wrong with it."""
-    import aiohttp
-
-    from breakwater.guarded_http import AddressRefused, guarded_session
-    from breakwater.policy.addresses import ANYWHERE
-
+async def _read(openid: OpenId, url: str) -> tuple[dict[str, Any], str]:
+    """A JSON object of the provider's, and what is wrong with it, if anything."""
     own = urlsplit(url).hostname == urlsplit(openid.issuer).hostname
     status = 0
     try:
@@ -69,9 +68,8 @@ async def _read(openid: OpenId, url: str) -> tuple[dict[str, Any], str | None]:
             status, body = response.status, await response.read()
         document: object = json.loads(body)
     except aiohttp.ClientConnectorError as error:
-        return {}, "it is at an address that is not public" if isinstance(error.os_error, AddressRefused) else str(
-            error
-        )
+        refused = isinstance(error.os_error, AddressRefused)
+        return {}, "it is at an address that is not public" if refused else str(error)
     except TimeoutError:
         return {}, f"no answer within {CONNECT_TIMEOUT_S:g} s"
     except (aiohttp.ClientError, OSError) as error:
@@ -80,16 +78,14 @@ async def _read(openid: OpenId, url: str) -> tuple[dict[str, Any], str | None]:
         return {}, f"HTTP {status}, and no JSON"
     if status != 200 or not isinstance(document, dict):
         return {}, f"HTTP {status}" if status != 200 else "no JSON object"
-    return cast("dict[str, Any]", document), None
+    return cast("dict[str, Any]", document), ""
 
 
-def _signing(document: dict[str, Any]) -> int:
-    """How many keys it has that ID tokens may be signed with."""
+def _signing_keys(document: dict[str, Any]) -> int:
+    """How many keys a key set has that ID tokens may be signed with."""
     listed = document.get("keys")
-    keys = [one for one in cast("list[Any]", listed if isinstance(listed, list) else []) if isinstance(one, dict)]
-    return sum(_is_signing(cast("dict[str, Any]", key)) for key in keys)
-
-
-def _is_signing(key: dict[str, Any]) -> bool:
-    parts = _PARTS.get(str(key.get("kty")), ())
-    return key.get("use", "sig") == "sig" and bool(parts) and all(isinstance(key.get(part), str) for part in parts)
+    keys = cast(
+        "list[dict[str, Any]]", [key for key in listed if isinstance(key, dict)] if isinstance(listed, list) else []
+    )
+    signing = [(key, _PARTS.get(str(key.get("kty")), ())) for key in keys if key.get("use", "sig") == "sig"]
+    return sum(bool(parts) and all(isinstance(key.get(part), str) for part in parts) for key, parts in signing)

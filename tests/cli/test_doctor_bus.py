@@ -1,0 +1,29 @@
+"""What the doctor finds of a consumer whose messages nothing can take."""
+
+import pytest
+
+from breakwater.bus.survey import ConsumerFound
+from breakwater.cli.doctor_bus import held_finding
+
+
+@pytest.mark.parametrize(
+    ("consumer", "again", "found"),
+    [
+        ("worker-writer", 2, True),
+        ("worker-writer", 1, False),
+        ("worker-writer", None, False),
+        ("sink-events", 9, False),
+    ],
+)
+def test_an_agent_whose_slots_are_all_held_by_jobs_that_were_delivered_before_is_named(
+    consumer: str, again: int | None, found: bool
+) -> None:
+    one = ConsumerFound("JOBS", consumer, "right", waiting=5, in_progress=2, again=again, readers=0)
+    finding = held_finding(one, {"writer": 2, "reader": 1})
+    assert (finding is not None) == found
+    if finding is not None:
+        assert (finding.area, finding.verdict) == ("lag", "warn")
+        assert (
+            finding.text == "worker-writer: all 2 slots of agent 'writer' are held by jobs that were delivered before"
+        )
+        assert "`job_handling_failed`" in finding.remedy
