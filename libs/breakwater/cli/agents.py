@@ -67,8 +67,7 @@ def agents(
     """
     from breakwater.contracts.api import AgentHealth
 
-    now = datetime.now(UTC)
-    begin = None if since is None else formats.since(since, now)
+    begin = None if since is None else formats.since(since, datetime.now(UTC))
     document, agents = api.get(list[AgentHealth], "agents")
     figures = None
     if begin is not None:
@@ -88,7 +87,7 @@ def agents(
             ]
         output.json_document(document)
     else:
-        _show_health(agents, now)
+        _show_health(agents)
         if figures is not None:
             output.write("")
             _show_figures(names, figures)
@@ -145,13 +144,13 @@ def add(
     )
 
 
-def _show_health(agents: list[AgentHealth], now: datetime) -> None:
+def _show_health(agents: list[AgentHealth]) -> None:
     from breakwater.contracts.api import ModelHealth
 
     def opens(one: AgentHealth | ModelHealth) -> str:
         if isinstance(one, ModelHealth):
-            return open_until(one.breaker, one.circuit_open_until, now, one.held_until)
-        return "" if one.circuit_open_until is None else open_until("open", one.circuit_open_until, now)
+            return open_until(one.breaker, one.circuit_open_until, held=one.held_until)
+        return "" if one.circuit_open_until is None else open_until("open", one.circuit_open_until)
 
     def breaker(one: AgentHealth | ModelHealth) -> output.Cell:
         if not isinstance(one, ModelHealth):
@@ -166,8 +165,8 @@ def _show_health(agents: list[AgentHealth], now: datetime) -> None:
         Column("health", lambda one: output.state(one.shown)),
         Column("breaker", breaker),
         Column("fails", lambda one: one.consecutive_failures, right=True, drop=1),
-        Column("last failure", lambda one: formats.clock(one.last_failure_at, now), drop=2),
-        Column("last success", lambda one: formats.clock(one.last_success_at, now), drop=3),
+        Column("last failure", lambda one: one.last_failure_at, drop=2),
+        Column("last success", lambda one: one.last_success_at, drop=3),
         Column("open until", opens),
     ]
     rows = [one for agent in agents for one in (agent, *agent.models)]

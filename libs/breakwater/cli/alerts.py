@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
@@ -43,6 +43,16 @@ An incident is named by its id, or by so much of it that no other one begins so.
 """
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
+
+_UNDELIVERED: list[Column[UndeliveredAlert]] = [
+    Column("dead letter", lambda one: one.dead_letter_id, right=True),
+    Column("channel", lambda one: one.channel),
+    Column("given up", lambda one: one.at),
+    Column("replayed", lambda one: "yes" if one.replayed else "no", drop=1),
+    Column("alert", lambda one: one.alert_id, drop=2),
+    Column("title", lambda one: one.title, below=True),
+    Column("error", lambda one: one.error, below=True),
+]
 
 IncidentArgument = Annotated[
     str, typer.Argument(metavar="INCIDENT", help="Its id as `breakwater alerts` shows it, such as inc_3f9a1c07.")
@@ -83,27 +93,25 @@ def list_(
     from breakwater.contracts.api import AlertList
     from breakwater.policy.alert_rules import began_with, highest_severity
 
-    document, listed = api.get(AlertList, "alerts", status=status, event=event, agent=agent, limit=limit)
-    if api.as_json:
-        output.json_document(document)
-        return
-    now = datetime.now(UTC)
-    short = short_ids(alert.incident_id for alert in listed.alerts)
-    columns: list[Column[Alert]] = [
-        Column("incident", lambda alert: short[alert.incident_id]),
-        Column("status", lambda alert: output.state(alert.status)),
-        # Of one that is over, what it was: that a breaker closed is the end of what was critical.
-        Column("severity", lambda alert: output.state(highest_severity(alert)), drop=3),
-        Column("event", began_with),
-        Column("agent", lambda alert: alert.agent, drop=4),  # most titles name it
-        Column("count", lambda alert: f"{alert.count:,}", right=True, drop=2),
-        Column("since", lambda alert: formats.clock(alert.opened_at, now), drop=1),
-        Column("title", lambda alert: alert.title, below=True),
-    ]
-    what = "incident is known" if status == "all" else f"incident is {status}"
-    chosen = " of those you asked for" if event or agent else ""
-    output.table(columns, listed.alerts, empty=f"no {what}{chosen}")
-    output.note_more(listed.more, limit)
+    def show(listed: AlertList) -> None:
+        short = short_ids(alert.incident_id for alert in listed.alerts)
+        columns: list[Column[Alert]] = [
+            Column("incident", lambda alert: short[alert.incident_id]),
+            Column("status", lambda alert: output.state(alert.status)),
+            # Of one that is over, what it was: that a breaker closed is the end of what was critical.
+            Column("severity", lambda alert: output.state(highest_severity(alert)), drop=3),
+            Column("event", began_with),
+            Column("agent", lambda alert: alert.agent, drop=4),  # most titles name it
+            Column("count", lambda alert: f"{alert.count:,}", right=True, drop=2),
+            Column("since", lambda alert: alert.opened_at, drop=1),
+            Column("title", lambda alert: alert.title, below=True),
+        ]
+        what = "incident is known" if status == "all" else f"incident is {status}"
+        chosen = " of those you asked for" if event or agent else ""
+        output.table(columns, listed.alerts, empty=f"no {what}{chosen}")
+        output.note_more(listed.more, limit)
+
+    api.answer(api.get(AlertList, "alerts", status=status, event=event, agent=agent, limit=limit), show)
 
 
 @app.command()
@@ -121,15 +129,15 @@ def show(
         breakwater alerts show inc_3f9a1c07 --json | jq .payload
     """
     from breakwater.contracts.alerts import Alert
-    from breakwater.policy.alert_rules import began_with, highest_severity
 
     sendable("incident", incident)
-    document, alert = api.get(Alert, f"alerts/{quote(incident, safe='')}")
-    if api.as_json:
-        output.json_document(document)
-        return
-    now = datetime.now(UTC)
-    facts: list[tuple[str, output.Cell | None]] = [
+    api.answer(api.get(Alert, f"alerts/{quote(incident, safe='')}"), _show)
+
+
+def _show(alert: Alert) -> None:
+    from breakwater.policy.alert_rules import began_with, highest_severity
+
+    facts: list[tuple[str, output.Value]] = [
         ("status", output.state(alert.status)),
         ("severity", output.state(highest_severity(alert))),
         ("event", began_with(alert)),
@@ -137,12 +145,12 @@ def show(
         ("agent", alert.agent),
         ("model", alert.model),
         ("tenant", alert.tenant),
-        ("since", formats.clock(alert.opened_at, now)),
-        ("happened", _happened(alert, now)),
-        ("ends", formats.clock(alert.ends_at, now) if alert.ends_at and alert.status != "resolved" else ""),
+        ("since", alert.opened_at),
+        ("happened", _happened(alert)),
+        ("ends", alert.ends_at if alert.status != "resolved" else None),
         ("reminders", f"{alert.reminders:,}" if alert.reminders else ""),
-        ("acknowledged", _done(alert.acknowledged_by, alert.acknowledged_at, now)),
-        ("resolved", _done(alert.resolved_by or "itself", alert.resolved_at, now)),
+        ("acknowledged", _done(alert.acknowledged_by, alert.acknowledged_at)),
+        ("resolved", _done(alert.resolved_by or "itself", alert.resolved_at)),
         ("reason", alert.reason),
         ("text", alert.text),
     ]
@@ -195,7 +203,12 @@ def send_test(
     """
     from breakwater.contracts.alerts import ChannelTest
 
-    document, tested = api.act(
+    def show(tested: ChannelTest) -> None:
+        arrived = ("arrived", "green") if tested.delivered else ("not arrive", "red")
+        why = "" if tested.delivered else f": {tested.error}"
+        output.styled(f"{tested.channel}: the test message {'has' if tested.delivered else 'did'} ", arrived, why)
+
+    done = api.act(
         ChannelTest,
         "alerts/test",
         {"channel": channel},
@@ -204,13 +217,7 @@ def send_test(
         unknown="The config names channels in alerts.channels.",
         timeout_s=TEST_TIMEOUT_S,
     )
-    if api.as_json:
-        output.json_document(document)
-    elif tested.delivered:
-        output.styled(f"{tested.channel}: the test message has ", ("arrived", "green"))
-    else:
-        output.styled(f"{tested.channel}: the test message did ", ("not arrive", "red"), f": {tested.error}")
-    if not tested.delivered:
+    if not api.answer(done, show).delivered:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -231,23 +238,12 @@ def undelivered(
     """
     from breakwater.contracts.api import UndeliveredList
 
-    document, listed = api.get(UndeliveredList, "alerts/undelivered", channel=channel, limit=limit)
-    if api.as_json:
-        output.json_document(document)
-        return
-    now = datetime.now(UTC)
-    columns: list[Column[UndeliveredAlert]] = [
-        Column("dead letter", lambda one: one.dead_letter_id, right=True),
-        Column("channel", lambda one: one.channel),
-        Column("given up", lambda one: formats.clock(one.at, now)),
-        Column("replayed", lambda one: "yes" if one.replayed else "no", drop=1),
-        Column("alert", lambda one: one.alert_id, drop=2),
-        Column("title", lambda one: one.title, below=True),
-        Column("error", lambda one: one.error, below=True),
-    ]
-    where = f" for {channel}" if channel else ""
-    output.table(columns, listed.undelivered, empty=f"every alert{where} has arrived, or is on its way")
-    output.note_more(listed.more, limit)
+    def show(listed: UndeliveredList) -> None:
+        where = f" for {channel}" if channel else ""
+        output.table(_UNDELIVERED, listed.undelivered, empty=f"every alert{where} has arrived, or is on its way")
+        output.note_more(listed.more, limit)
+
+    api.answer(api.get(UndeliveredList, "alerts/undelivered", channel=channel, limit=limit), show)
 
 
 @app.command()
@@ -273,20 +269,19 @@ def replay(
         breakwater alerts replay --dead-letter 17
     """
     result = _replay(api, channel, dead_letter_id)
-    if api.as_json:
-        output.json_document(result.model_dump(exclude={"continue_after"}))
-        return
+    api.answer((result.model_dump(exclude={"continue_after"}), result), _show_replays)
+
+
+def _show_replays(result: AlertReplays) -> None:
     channels = ", ".join(f"{number:,} on {name}" for name, number in sorted(result.channels.items()))
     what = formats.counted(result.replayed, "alert")
     output.write(f"{what} will be sent again{f': {channels}' if channels else ''}")
     if result.already:
-        output.note(
-            f"{formats.counted(result.already, 'alert')} had been sent again before; --dead-letter sends one once more"
-        )
+        already = formats.counted(result.already, "alert")
+        output.note(f"{already} had been sent again before; --dead-letter sends one once more")
     if result.skipped:
-        output.note(
-            f"{formats.counted(result.skipped, 'alert')} of channels that are no longer in the config", "yellow"
-        )
+        skipped = formats.counted(result.skipped, "alert")
+        output.note(f"{skipped} of channels that are no longer in the config", "yellow")
 
 
 def short_ids(incident_ids: Iterable[str]) -> dict[str, str]:
@@ -302,26 +297,19 @@ def _change(api: Api, action: Literal["ack", "resolve"], incident: str, reason: 
     from breakwater.contracts.alerts import Alert
     from breakwater.contracts.api import UnchangedAlert
 
-    document, alert = api.act(
-        (UnchangedAlert, Alert),
-        f"alerts/{action}",
-        {"incident_id": incident, "reason": reason},
-        see="breakwater alerts list --status all",
-    )
-    if api.as_json:
-        output.json_document(document)
-        return
-    by, at = (
-        (alert.resolved_by or "itself", alert.resolved_at)
-        if alert.status == "resolved"
-        else (alert.acknowledged_by, alert.acknowledged_at)
-    )
-    unchanged = isinstance(alert, UnchangedAlert)
-    done = f" {_done(by, at, datetime.now(UTC))}" if unchanged else f" by {by}"
-    why = f": {alert.reason}" if alert.reason else ""
-    [short] = short_ids([alert.incident_id]).values()
-    output.styled(f"{short} is {'already ' if unchanged else ''}", output.state(alert.status), done, why)
-    output.note(alert.title)
+    def show(alert: Alert) -> None:
+        by, at = alert.acknowledged_by, alert.acknowledged_at
+        if alert.status == "resolved":
+            by, at = alert.resolved_by or "itself", alert.resolved_at
+        unchanged = isinstance(alert, UnchangedAlert)
+        done = f" {_done(by, at)}" if unchanged else f" by {by}"
+        why = f": {alert.reason}" if alert.reason else ""
+        [short] = short_ids([alert.incident_id]).values()
+        output.styled(f"{short} is {'already ' if unchanged else ''}", output.state(alert.status), done, why)
+        output.note(alert.title)
+
+    body, see = {"incident_id": incident, "reason": reason}, "breakwater alerts list --status all"
+    api.answer(api.act((UnchangedAlert, Alert), f"alerts/{action}", body, see=see), show)
 
 
 def _replay(api: Api, channel: str | None, dead_letter_id: int | None) -> AlertReplays:
@@ -345,10 +333,10 @@ def _replay(api: Api, channel: str | None, dead_letter_id: int | None) -> AlertR
             return AlertReplays(replayed=replayed, already=already, skipped=skipped, channels=dict(channels))
 
 
-def _happened(alert: Alert, now: datetime) -> str:
+def _happened(alert: Alert) -> str:
     times = "once" if alert.count == 1 else f"{alert.count:,} times"
-    return times if alert.last_at == alert.opened_at else f"{times}, the last at {formats.clock(alert.last_at, now)}"
+    return times if alert.last_at == alert.opened_at else f"{times}, the last at {formats.clock(alert.last_at)}"
 
 
-def _done(by: str | None, at: datetime | None, now: datetime) -> str:
-    return "" if at is None else f"by {by} at {formats.clock(at, now)}"
+def _done(by: str | None, at: datetime | None) -> str:
+    return "" if at is None else f"by {by} at {formats.clock(at)}"

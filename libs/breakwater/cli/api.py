@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 import typer.core
 
+from breakwater.cli import output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.given import sendable
@@ -46,14 +47,12 @@ class Api:
             path: below `api/v1`.
             query: its parameters, named as the command's options are; None is not sent.
         """
-        for name, value in query.items():
-            sendable(f"--{name}", value)
+        _check_options(query)
         return self._request(form, lambda client: client.get(path, query, timeout_s=TIMEOUT_S), unanswered=SEE_DOCTOR)
 
     def text(self, path: str, **query: str | int | None) -> str:
         """A resource that is no JSON, such as CSV; asked for as by `get`. Raises CliError."""
-        for name, value in query.items():
-            sendable(f"--{name}", value)
+        _check_options(query)
         return self._sent(lambda client: client.text(path, query, timeout_s=TIMEOUT_S), unanswered=SEE_DOCTOR)
 
     def act(
@@ -87,6 +86,15 @@ class Api:
             unknown=unknown or f"`{see}` lists them.",
         )
 
+    def answer(self, answer: tuple[Any, T], show: Callable[[T], None]) -> T:
+        """Prints the result of `get` or `act`: as JSON, or for people by `show`. Returns its message."""
+        document, message = answer
+        if self.as_json:
+            output.json_document(document)
+        else:
+            show(message)
+        return message
+
     def client(self) -> ApiClient:
         """A client of it, to be closed. Raises CliError: no plane is running."""
         return PlaneLocation(self.data).api_client(self.url, self.api_key)
@@ -107,6 +115,11 @@ class Api:
 
         with api_errors(**remedies):
             return run(sent())
+
+
+def _check_options(query: Mapping[str, Any]) -> None:
+    for name, value in query.items():
+        sendable(f"--{name}", value)
 
 
 def api_command(function: Callable[..., None]) -> Callable[..., None]:

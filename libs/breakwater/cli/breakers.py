@@ -33,6 +33,17 @@ A breaker that agents share (`scope`) has the agent `*`, one of a whole provider
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
 
+_COLUMNS: list[Column[BreakerStatus]] = [
+    Column("agent", lambda one: one.agent),
+    Column("model", lambda one: one.model),
+    Column("state", lambda one: output.state(one.state)),
+    Column("open until", lambda one: open_until(one.state, one.open_until, held=one.held_until), drop=1),
+    Column("since", lambda one: one.since, drop=3),
+    Column("fails", lambda one: one.consecutive_failures, right=True, drop=2),
+    Column("in all", lambda one: one.total_failures, right=True, drop=4),
+    Column("reason", lambda one: one.reason, below=True),
+]
+
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="Whose breaker; '*' for one that agents share.")]
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="On which model; 'openai/*' for one of a whole provider.")
@@ -55,28 +66,13 @@ def list_(api: Api) -> None:
     """
     from breakwater.contracts.api import BreakerList
 
-    document, listed = api.get(BreakerList, "breakers")
-    if api.as_json:
-        output.json_document(document)
-        return
-    now = datetime.now(UTC)
-    columns: list[Column[BreakerStatus]] = [
-        Column("agent", lambda one: one.agent),
-        Column("model", lambda one: one.model),
-        Column("state", lambda one: output.state(one.state)),
-        Column("open until", lambda one: open_until(one.state, one.open_until, now, one.held_until), drop=1),
-        Column("since", lambda one: formats.clock(one.since, now), drop=3),
-        Column("fails", lambda one: one.consecutive_failures, right=True, drop=2),
-        Column("in all", lambda one: one.total_failures, right=True, drop=4),
-        Column("reason", lambda one: one.reason, below=True),
-    ]
-    output.table(
-        columns,
-        sorted(listed.breakers, key=lambda one: (one.state == "closed", one.agent, one.model)),
-        empty="no agent has a breaker: the config has `breaker: off` for all",
-    )
-    if not listed.alive:
-        output.note(NO_BREAKER_SERVICE, "yellow")
+    def show(listed: BreakerList) -> None:
+        rows = sorted(listed.breakers, key=lambda one: (one.state == "closed", one.agent, one.model))
+        output.table(_COLUMNS, rows, empty="no agent has a breaker: the config has `breaker: off` for all")
+        if not listed.alive:
+            output.note(NO_BREAKER_SERVICE, "yellow")
+
+    api.answer(api.get(BreakerList, "breakers"), show)
 
 
 @app.command()
@@ -109,8 +105,11 @@ def reset(api: Api, agent: AgentArgument, model: ModelArgument, reason: ReasonOp
     _change(api, "reset", agent, model, reason)
 
 
-def open_until(state: BreakerState | None, until: datetime | None, now: datetime, held: datetime | None = None) -> str:
+def open_until(
+    state: BreakerState | None, until: datetime | None, now: datetime | None = None, held: datetime | None = None
+) -> str:
     """When a model may be called again by its breaker, or else by its provider; in words, empty where it may be now."""
+    now = now or datetime.now(UTC)
     if state in {None, "closed"} and held is not None and held > now:
         return f"held until {_moment(held, now)}"
     if state == "isolated":
@@ -132,19 +131,15 @@ def _change(api: Api, action: Literal["isolate", "reset"], agent: str, model: st
     from breakwater.contracts.api import UnchangedBreaker
     from breakwater.contracts.events import BreakerTransition
 
-    document, result = api.act(
-        (BreakerTransition, UnchangedBreaker),
-        f"breakers/{action}",
-        {"agent": agent, "model": model, "reason": reason},
-        see="breakwater breakers",
-    )
-    if api.as_json:
-        output.json_document(document)
-        return
-    if isinstance(result, UnchangedBreaker):
-        state, change = result.state, "is already "
-    else:
-        state = result.to_state
-        change = f"was {result.from_state}, is now " if result.from_state != state else "is "
-    why = f": {result.reason}" if result.reason else ""
-    output.styled(f"{result.agent} on {result.model} ", change, output.state(state), why)
+    def show(result: BreakerTransition | UnchangedBreaker) -> None:
+        if isinstance(result, UnchangedBreaker):
+            state, change = result.state, "is already "
+        else:
+            state = result.to_state
+            change = f"was {result.from_state}, is now " if result.from_state != state else "is "
+        why = f": {result.reason}" if result.reason else ""
+        output.styled(f"{result.agent} on {result.model} ", change, output.state(state), why)
+
+    body = {"agent": agent, "model": model, "reason": reason}
+    form = (BreakerTransition, UnchangedBreaker)
+    api.answer(api.act(form, f"breakers/{action}", body, see="breakwater breakers"), show)

@@ -15,7 +15,7 @@ from breakwater.cli.errors import ExitCode
 from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import BudgetStatus
+    from breakwater.contracts.api import BudgetList, BudgetStatus, UnchangedBudget
     from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, Reconciliation
 
 WARN_PERCENT = 80
@@ -63,16 +63,7 @@ def list_(
     """
     from breakwater.contracts.api import BudgetList
 
-    document, listed = api.get(BudgetList, "budgets", agent=agent, tenant=tenant)
-    if api.as_json:
-        output.json_document(document)
-        return
-    now = datetime.now(UTC)
-    _show(listed.budgets, now, filled=listed.filled)
-    if not listed.filled:
-        output.note(NOT_FILLED, "yellow")
-    _note_raises(listed.budgets, now)
-    _note_exceeded(listed.budgets)
+    api.answer(api.get(BudgetList, "budgets", agent=agent, tenant=tenant), _show)
 
 
 @app.command()
@@ -90,12 +81,7 @@ def reconcile(api: Api) -> None:
     """
     from breakwater.contracts.events import Reconciliation
 
-    document, reconciliation = api.get(Reconciliation, "budgets/reconciliation")
-    if api.as_json:
-        output.json_document(document)
-    else:
-        _show_reconciliation(reconciliation)
-    if not reconciliation.equal:
+    if not api.answer(api.get(Reconciliation, "budgets/reconciliation"), _show_reconciliation).equal:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -118,26 +104,23 @@ def raise_(
     from breakwater.contracts.api import UnchangedBudget
     from breakwater.contracts.events import BudgetEvent
 
-    document, result = api.act(
-        (BudgetEvent, UnchangedBudget),
-        "budgets/raise",
-        {"budget": budget, "limit_usd": limit, "reason": reason},
-        see="breakwater budgets",
-    )
-    if api.as_json:
-        output.json_document(document)
-    elif isinstance(result, BudgetEvent):
-        _show_raised(result, budget, datetime.now(UTC))
-    else:
+    def show(result: BudgetEvent | UnchangedBudget) -> None:
+        if isinstance(result, BudgetEvent):
+            _show_raised(result, budget)
+            return
         by = "" if result.raised is None else f", by {result.raised.by}: {result.raised.reason}"
         output.write(f"the cap of {result.budget} is {_money(result.limit)} already{by}")
 
+    body = {"budget": budget, "limit_usd": limit, "reason": reason}
+    api.answer(api.act((BudgetEvent, UnchangedBudget), "budgets/raise", body, see="breakwater budgets"), show)
 
-def _show(budgets: Sequence[BudgetStatus], now: datetime, *, filled: bool = True) -> None:
-    """Prints the table of budgets; while the counters are lost, without their figures."""
+
+def _show(listed: BudgetList) -> None:
+    """Prints the budgets, without figures while the counters are lost, and which caps are raised or can be exceeded."""
+    now = datetime.now(UTC)
 
     def known(cell: output.Cell) -> output.Cell:
-        return cell if filled else "?"
+        return cell if listed.filled else "?"
 
     columns: list[Column[BudgetStatus]] = [
         Column("budget", lambda one: one.budget),
@@ -149,18 +132,16 @@ def _show(budgets: Sequence[BudgetStatus], now: datetime, *, filled: bool = True
         Column("mode", lambda one: one.enforcement if one.limit is not None else "", drop=1),
         Column("est.", _estimate, right=True, drop=3),
     ]
-    output.table(columns, budgets, empty="there are no budgets")
-
-
-def _note_raises(budgets: Sequence[BudgetStatus], now: datetime) -> None:
-    """Says which caps are raised, by whom, why, and until when."""
-    for one in budgets:
-        if one.raised is not None:
+    output.table(columns, listed.budgets, empty="there are no budgets")
+    if not listed.filled:
+        output.note(NOT_FILLED, "yellow")
+    for one in listed.budgets:
+        if (raised := one.raised) is not None:
             until = formats.clock(one.resets_at, now)
             output.note(
-                f"{one.budget} is raised to {_money(one.raised.limit)} until {until}, "
-                f"by {one.raised.by}: {one.raised.reason}"
+                f"{one.budget} is raised to {_money(raised.limit)} until {until}, by {raised.by}: {raised.reason}"
             )
+    _note_exceeded(listed.budgets)
 
 
 def _note_exceeded(budgets: Sequence[BudgetStatus]) -> None:
@@ -196,14 +177,14 @@ def _show_reconciliation(reconciliation: Reconciliation) -> None:
     output.note("the budget service compares them too, and repairs the counters; the record is not changed")
 
 
-def _show_raised(event: BudgetEvent, budget: str, now: datetime) -> None:
+def _show_raised(event: BudgetEvent, budget: str) -> None:
     """Says what a cap was raised to, and how to undo it."""
     if event.kind == "raise_ended":
         output.write(
             f"the config's own cap of {budget}, {_money(event.limit)}, holds again; it was {_money(event.previous)}"
         )
         return
-    until = "" if event.resets_at is None else f" until {formats.clock(event.resets_at, now)}"
+    until = "" if event.resets_at is None else f" until {formats.clock(event.resets_at)}"
     change = f"was {_money(event.previous)}, is now {_money(event.limit)}{until}"
     output.write(f"the cap of {budget} {change}, by {event.by}: {event.reason}")
     undo = f"breakwater budgets raise {shlex.quote(budget)} {_plain(event.configured)} --reason TEXT"

@@ -53,11 +53,7 @@ def costs(
             raise wrong_usage("--csv and --json exclude each other", "Leave one of them out.")
         output.write(api.text("costs.csv", **query), end="")
         return
-    document, found = api.get(Costs, "costs", **query, limit=limit)
-    if api.as_json:
-        output.json_document(document)
-    else:
-        _show(found)
+    api.answer(api.get(Costs, "costs", **query, limit=limit), _show)
 
 
 def _grouping(by: str) -> dict[str, str]:

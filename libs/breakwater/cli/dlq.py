@@ -15,12 +15,7 @@ from breakwater.cli.errors import CliError, ExitCode, wrong_usage
 from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import (
-        DeadLetterCount,
-        DeadLetterDetails,
-        DeadLetterReplays,
-        ListedDeadLetter,
-    )
+    from breakwater.contracts.api import DeadLetterCount, DeadLetterDetails, DeadLetterReplays, ListedDeadLetter
 
 DEAD_LETTERS_AT_ONCE = 100
 """How many dead letters that are named go into one request: so that there is progress to show."""
@@ -83,24 +78,13 @@ def list_(
     """
     from breakwater.contracts.api import DeadLetterList
 
-    now = datetime.now(UTC)
-    document, listed = api.get(DeadLetterList, "dlq", reason=reason, agent=agent, since=_since(since, now), limit=limit)
-    if api.as_json:
-        output.json_document(document)
-        return
-    columns: list[Column[ListedDeadLetter]] = [
-        Column("dead letter", lambda one: one.dead_letter_id, right=True),
-        Column("given up", lambda one: formats.clock(one.at, now)),
-        Column("of", lambda one: one.kind, drop=3),
-        Column("reason", lambda one: one.reason),
-        Column("agent", lambda one: one.agent, drop=1),
-        Column("execution", lambda one: one.execution_id, drop=2),
-        Column("replay", _replay_state),
-        Column("error", lambda one: one.error, below=True),
-    ]
-    output.table(columns, listed.dead_letters, empty=_nothing(listed.counts, reason, agent, since))
-    output.note_more(listed.more, limit)
-    _note_counts(listed.counts)
+    def show(listed: DeadLetterList) -> None:
+        output.table(_COLUMNS, listed.dead_letters, empty=_nothing(listed.counts, reason, agent, since))
+        output.note_more(listed.more, limit)
+        _note_counts(listed.counts)
+
+    found = api.get(DeadLetterList, "dlq", reason=reason, agent=agent, since=_since(since), limit=limit)
+    api.answer(found, show)
 
 
 @app.command()
@@ -121,11 +105,7 @@ def show(
     """
     from breakwater.contracts.api import DeadLetterDetails
 
-    document, details = api.get(DeadLetterDetails, f"dlq/{dead_letter_id}")
-    if api.as_json:
-        output.json_document(document)
-    else:
-        _show_details(details, datetime.now(UTC))
+    api.answer(api.get(DeadLetterDetails, f"dlq/{dead_letter_id}"), _show_details)
 
 
 @app.command()
@@ -167,21 +147,18 @@ def replay(
     if dead_letters:
         parts = _named(api, list(dict.fromkeys(dead_letters)), why)
     else:
-        begin = _since(since, datetime.now(UTC))
-        parts = _chosen(api, {"reason": reason, "agent": agent, "all": everything or None, "since": begin, "why": why})
+        choice = {"reason": reason, "agent": agent, "all": everything or None, "since": _since(since), "why": why}
+        parts = _chosen(api, choice)
     whole = _whole(parts, quiet=api.as_json)
-    if api.as_json:
-        output.json_document(whole.model_dump(exclude={"continue_after", "up_to"}))
-    else:
-        _show_replays(whole)
+    api.answer((whole.model_dump(exclude={"continue_after", "up_to"}), whole), _show_replays)
     if whole.skipped and not whole.replayed and not whole.already:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _since(since: str | None, now: datetime) -> str | None:
+def _since(since: str | None) -> str | None:
     from breakwater.contracts.types import format_time
 
-    return None if since is None else format_time(formats.since(since, now))
+    return None if since is None else format_time(formats.since(since, datetime.now(UTC)))
 
 
 def _named(api: Api, dead_letters: list[int], why: str | None) -> Iterator[tuple[DeadLetterReplays, bool]]:
@@ -204,13 +181,7 @@ def _chosen(api: Api, choice: dict[str, Any]) -> Iterator[tuple[DeadLetterReplay
 def _replay(api: Api, body: dict[str, Any]) -> DeadLetterReplays:
     from breakwater.contracts.api import DeadLetterReplays
 
-    _, result = api.act(
-        DeadLetterReplays,
-        "dlq/replay",
-        body,
-        see="breakwater dlq list",
-    )
-    return result
+    return api.act(DeadLetterReplays, "dlq/replay", body, see="breakwater dlq list")[1]
 
 
 def _whole(parts: Iterator[tuple[DeadLetterReplays, bool]], *, quiet: bool) -> DeadLetterReplays:
@@ -260,14 +231,14 @@ def _nothing(counts: Sequence[DeadLetterCount], reason: str | None, agent: str |
     return "; ".join([said, *unknown])
 
 
-def _show_details(one: DeadLetterDetails, now: datetime) -> None:
+def _show_details(one: DeadLetterDetails) -> None:
     """Prints all that may be seen of a dead letter."""
-    replayed_at = "" if one.replayed_at is None else f" at {formats.clock(one.replayed_at, now)}"
-    facts: list[tuple[str, output.Cell | None]] = [
+    replayed_at = "" if one.replayed_at is None else f" at {formats.clock(one.replayed_at)}"
+    facts: list[tuple[str, output.Value]] = [
         ("of", f"{one.kind}: {one.subject}, {one.sequence:,} of {one.stream}"),
         ("agent", one.agent),
         ("execution", one.execution_id),
-        ("given up", formats.clock(one.at, now)),
+        ("given up", one.at),
         ("error", one.error),
         ("replay", _replay_state(one)),
         ("replayed as", one.replayed_as),
@@ -313,6 +284,18 @@ def _replay_state(one: ListedDeadLetter) -> output.Cell:
     if one.replayed_as is not None:
         return "done" if one.replay_status is None else output.state(one.replay_status)
     return "possible" if one.replayable else "no"
+
+
+_COLUMNS: list[Column[ListedDeadLetter]] = [
+    Column("dead letter", lambda one: one.dead_letter_id, right=True),
+    Column("given up", lambda one: one.at),
+    Column("of", lambda one: one.kind, drop=3),
+    Column("reason", lambda one: one.reason),
+    Column("agent", lambda one: one.agent, drop=1),
+    Column("execution", lambda one: one.execution_id, drop=2),
+    Column("replay", _replay_state),
+    Column("error", lambda one: one.error, below=True),
+]
 
 
 def _most(counts: Sequence[DeadLetterCount], name: str) -> str:

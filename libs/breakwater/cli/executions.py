@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ERROR_WIDTH = 60
-_NEVER_WRAP = 100_000
 
 
 class ListsOrShows(typer.core.TyperGroup):
@@ -147,9 +144,8 @@ async def _list(
 
 
 def _show_list(lines: tuple[ListedExecution, ...]) -> None:
-    now = datetime.now(UTC)
     columns: list[Column[ListedExecution]] = [
-        Column("ended", lambda line: (formats.clock(line.completed_at, now), "dim"), drop=3),
+        Column("ended", lambda line: (formats.clock(line.completed_at), "dim"), drop=3),
         Column("id", lambda line: line.execution_id),
         Column("agent", lambda line: line.agent),
         Column("status", lambda line: output.state(line.status)),
@@ -175,9 +171,8 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
     if as_json:
         output.json_document(execution)
         return
-    now = datetime.now(UTC)
     error = execution.error
-    facts: list[tuple[str, output.Cell | None]] = [
+    facts: list[tuple[str, output.Value]] = [
         ("agent", execution.agent),
         ("status", output.state(execution.status)),
         ("reason", execution.reason),
@@ -192,7 +187,7 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
         ("left out", _left_out(execution)),
         ("finish reason", execution.finish_reason),
         ("usage", _usage_problems(execution)),
-        ("queued", formats.clock(execution.queued_at, now)),
+        ("queued", execution.queued_at),
         ("took", formats.duration(execution.duration_ms)),
         ("tenant", execution.tenant),
         ("task", execution.task_id),
@@ -289,21 +284,11 @@ async def _find_tree(url: str, execution_id: str) -> Tree | None:
 
 def show_tree(tree: Tree, *, as_json: bool) -> None:
     """Prints the tree with box characters, an execution a line, and its sums; to stderr what is missing of it."""
-    from rich.console import Console
-
     if as_json:
         output.json_document(tree_document(tree))
         return
 
-    drawn = _draw(tree.root, tree.execution_id)
-    if output.is_terminal(sys.stdout):
-        output.console().print(drawn, highlight=False)
-    else:
-        page = Console(file=io.StringIO(), width=_NEVER_WRAP, color_system=None)
-        with page.capture() as captured:
-            page.print(drawn, highlight=False)
-        for line in captured.get().splitlines():
-            output.write(line.rstrip())
+    output.draw(_draw(tree.root, tree.execution_id))
     sums = tree.root.subtree
     wasted = f", of it {formats.money(sums.wasted_cost)} wasted" if sums.wasted_cost else ""
     output.styled((f"total  {formats.counted(sums.executions, 'execution')}, {_total(tree.root)}{wasted}", "bold"))

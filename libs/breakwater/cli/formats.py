@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from breakwater.cli.errors import wrong_usage
+from breakwater.cli.output import clock
 from breakwater.policy.formats import counted, dollars, duration, failures_in_words, money
 
 __all__ = ["clock", "counted", "dollars", "duration", "failures_in_words", "money", "program", "since", "usd"]
@@ -41,14 +42,6 @@ def usd(given: str) -> str:
         raise typer.BadParameter(f"{given} is no amount above 0")
     text = money(nano).removeprefix("$").replace(",", "")
     return text if nano_from_usd(str(float(text))) == nano else f'"{text}"'
-
-
-def clock(moment: datetime | None, now: datetime) -> str:
-    """A time of day as the person's own clock has it, with the date where that is not today's; empty for None."""
-    if moment is None:
-        return ""
-    local, today = moment.astimezone(), now.astimezone().date()
-    return local.strftime("%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
 def since(text: str, now: datetime, option: str = "--since") -> datetime:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +24,16 @@ For example:
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
 
+_COLUMNS: list[Column[StoppedTask]] = [
+    Column("task", lambda task: task.task_id),
+    Column("tenant", lambda task: task.tenant, drop=1),
+    Column("agent", lambda task: task.agent),
+    Column("rule", lambda task: (task.rule, "red")),
+    Column("since", lambda task: task.since, drop=2),
+    Column("execution", lambda task: task.execution_id, drop=3),
+    Column("reason", lambda task: task.reason, below=True),
+]
+
 
 @app.command(name="list")
 @api_command
@@ -39,22 +48,11 @@ def list_(api: Api) -> None:
     """
     from breakwater.contracts.api import StoppedTasks
 
-    document, tasks = api.get(StoppedTasks, "guards")
-    if api.as_json:
-        output.json_document(document)
-        return
-    now = datetime.now(UTC)
-    columns: list[Column[StoppedTask]] = [
-        Column("task", lambda task: task.task_id),
-        Column("tenant", lambda task: task.tenant, drop=1),
-        Column("agent", lambda task: task.agent),
-        Column("rule", lambda task: (task.rule, "red")),
-        Column("since", lambda task: formats.clock(task.since, now), drop=2),
-        Column("execution", lambda task: task.execution_id, drop=3),
-        Column("reason", lambda task: task.reason, below=True),
-    ]
-    latest_first = sorted(tasks.stopped, key=lambda task: task.since, reverse=True)
-    output.table(columns, latest_first, empty="no task is stopped")
+    def show(tasks: StoppedTasks) -> None:
+        latest_first = sorted(tasks.stopped, key=lambda task: task.since, reverse=True)
+        output.table(_COLUMNS, latest_first, empty="no task is stopped")
+
+    api.answer(api.get(StoppedTasks, "guards"), show)
 
 
 @app.command()
@@ -79,19 +77,17 @@ def reset(
     """
     from breakwater.contracts.events import GuardEvent
 
-    document, event = api.act(
+    def show(event: GuardEvent) -> None:
+        whose = f" of {event.tenant}" if event.tenant else ""
+        output.write(f"{event.task_id}{whose} may continue: {event.reason}")
+        used = f"{formats.counted(event.iterations, 'iteration')}, {formats.counted(event.tokens, 'token')}"
+        output.note(f"it had used {used} and {formats.money(event.cost)}; that is counted from zero again")
+
+    done = api.act(
         GuardEvent,
         "guards/reset",
         {"task_id": task, "tenant": tenant, "reason": reason},
         see="breakwater guards",
         unknown="`breakwater guards` lists the stopped tasks; a tenant's task needs --tenant.",
     )
-    if api.as_json:
-        output.json_document(document)
-        return
-    whose = f" of {event.tenant}" if event.tenant else ""
-    output.write(f"{event.task_id}{whose} may continue: {event.reason}")
-    output.note(
-        f"it had used {formats.counted(event.iterations, 'iteration')}, {formats.counted(event.tokens, 'token')} and "
-        f"{formats.money(event.cost)}; that is counted from zero again"
-    )
+    api.answer(done, show)

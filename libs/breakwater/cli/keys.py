@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import output
 from breakwater.cli.output import Column
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 
@@ -121,14 +120,13 @@ def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption 
             [key.model_dump(include={"id", "name", "scopes", "tenants", "agents", "created_at"}) for key in keys]
         )
         return
-    now = datetime.now(UTC)
     columns: list[Column[ApiKey]] = [
         Column("id", lambda key: key.id),
         Column("name", lambda key: key.name),
         Column("scopes", lambda key: ", ".join(key.scopes)),
         Column("tenants", lambda key: ", ".join(key.tenants) or "any"),
         Column("agents", lambda key: ", ".join(key.agents) or "any"),
-        Column("created", lambda key: formats.clock(key.created_at, now), drop=1),
+        Column("created", lambda key: key.created_at, drop=1),
     ]
     output.table(columns, keys, empty=f"no keys in {path}; `breakwater keys create NAME` makes one")
 

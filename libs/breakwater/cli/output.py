@@ -14,70 +14,51 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar, cast
 
 from breakwater.policy.formats import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
 Cell = str | tuple[str, str]
 """Text, or text and its style."""
+Value = Cell | int | datetime | None
+"""What a cell is made of: a time is shown as the person's clock has it, None as nothing."""
 
 Row = TypeVar("Row")
 
 GAP = 2
 INDENT = 4
+_NEVER_FOLDED = 100_000
 _LEAST_WIDTH = 16
 """A column may be folded to this width; with more columns than fit so, a row is a list."""
 
-STYLES = {
-    "ok": "green",
-    "closed": "green",
-    "success": "green",
-    "succeeded": "green",
-    "warn": "yellow",
-    "half_open": "yellow",
-    "retried": "yellow",
-    "waiting": "yellow",
-    "soft_cap": "yellow",
-    "warning": "yellow",
-    "short_circuited": "magenta",
-    "worker_lost": "magenta",
-    "cancelled": "magenta",
-    "healthy": "green",
-    "degraded": "yellow",
-    "unhealthy": "red",
-    "unknown": "dim",
-    "error": "red",
-    "fail": "red",
-    "open": "red",
-    "firing": "red",
-    "isolated": "red",
-    "dead_lettered": "red",
-    "hard_cap": "red",
-    "critical": "red",
-    "pending": "red",
-    "acknowledged": "yellow",
-    "resolved": "green",
+_COLOURS = {
+    "green": "ok closed success succeeded healthy resolved",
+    "yellow": "warn half_open retried waiting soft_cap warning degraded acknowledged",
+    "magenta": "short_circuited worker_lost cancelled",
+    "red": "error fail open firing isolated dead_lettered hard_cap critical pending unhealthy",
+    "dim": "unknown",
 }
+STYLES = {name: colour for colour, names in _COLOURS.items() for name in names.split()}
 """The colour of a state's name, the same in every command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
-    """A column of a table: its title, and what it shows of a row; nothing for None.
+    """A column of a table: its title, and what it shows of a row.
 
     Of the columns that do not fit, those of the highest `drop` go first; 0 stays. Where not all fit, what is `below`
     gets a line of its own under the row instead, and is never left out.
     """
 
     title: str
-    cell: Callable[[Row], Cell | int | None]
+    cell: Callable[[Row], Value]
     right: bool = False
     drop: int = 0
     below: bool = False
@@ -151,12 +132,12 @@ def styled(*cells: Cell) -> None:
     console().print(Text.assemble(*map(text, cells)), highlight=False, soft_wrap=True)
 
 
-def facts(title: Sequence[Cell], named: Iterable[tuple[str, Cell | None]]) -> None:
+def facts(title: Sequence[Cell], named: Iterable[tuple[str, Value]]) -> None:
     """Prints a title, and below it a line for each fact that is not empty."""
     styled(*title)
     for name, value in named:
-        if value is not None and text_of(value):
-            styled((f"  {name:<14}", "dim"), value)
+        if text_of(cell := _shown(value)):
+            styled((f"  {name:<14}", "dim"), cell)
 
 
 def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing", gap: int = GAP) -> None:
@@ -164,10 +145,23 @@ def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "
     cells = _cells(columns, rows)
     if not cells:
         note(empty)
-    elif (screen := terminal_width()) is not None:
-        _draw(columns, cells, screen, gap)
-    else:
-        _plain_table(columns, cells, gap)
+        return
+    screen = terminal_width() or _NEVER_FOLDED
+    needed = _widths(columns, cells)
+    shown, below = _places(columns, needed, screen, gap)
+    widths = [needed[index] for index in shown]
+    while _total(widths, gap) > screen and max(widths) > 1:  # the widest give way, and are folded
+        widths[widths.index(max(widths))] -= 1
+    beside = [columns[index] for index in shown]
+    # Rich knows no cell over several columns: with lines below, each row is a table of its own, all of the same widths.
+    for number, group in enumerate([[row] for row in cells] if below else [cells]):
+        drawn = _table(beside, widths, gap, header=number == 0)
+        for row in group:
+            drawn.add_row(*(text(row[index]) for index in shown))
+        draw(drawn)
+        _draw_below([(columns[index].title, group[0][index]) for index in below])
+    if left_out := [one.title for index, one in enumerate(columns) if index not in (*shown, *below)]:
+        note(f"({', '.join(left_out)}: left out, the terminal is too narrow; --json has everything)")
 
 
 def records(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing") -> None:
@@ -184,6 +178,28 @@ def records(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str =
         styled((f"row {number}", "bold dim"))
         for column, cell in zip(columns, row, strict=True):
             styled((f"  {column.title:<{titles}}  ", "dim"), cell)
+
+
+def draw(renderable: RenderableType) -> None:
+    """Prints what rich draws; in a pipe whole, however wide it is, and without its styles."""
+    if terminal_width() is not None:
+        console().print(renderable, highlight=False)
+        return
+    from rich.console import Console
+
+    page = Console(file=io.StringIO(), width=_NEVER_FOLDED, color_system=None)
+    with page.capture() as captured:
+        page.print(renderable, highlight=False)
+    for line in captured.get().splitlines():
+        write(line.rstrip())
+
+
+def clock(moment: datetime | None, now: datetime | None = None) -> str:
+    """A time of day as the person's own clock has it, with the date where that is not today's; empty for None."""
+    if moment is None:
+        return ""
+    local, today = moment.astimezone(), (now or datetime.now(UTC)).astimezone().date()
+    return local.strftime("%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
 def terminal_width() -> int | None:
@@ -228,12 +244,13 @@ def text_of(cell: Cell) -> str:
 
 
 def _cells(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> list[list[Cell]]:
-    def shown(value: Cell | int | None) -> Cell:
-        if value is None or isinstance(value, int):
-            return "" if value is None else str(value)
-        return visible(value) if isinstance(value, str) else (visible(value[0]), value[1])
+    return [[_shown(column.cell(row)) for column in columns] for row in rows]
 
-    return [[shown(column.cell(row)) for column in columns] for row in rows]
+
+def _shown(value: Value) -> Cell:
+    if isinstance(value, tuple):
+        return visible(value[0]), value[1]
+    return clock(value) if isinstance(value, datetime) else "" if value is None else visible(str(value))
 
 
 def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]]) -> list[int]:
@@ -250,42 +267,21 @@ def _total(widths: Sequence[int], gap: int) -> int:
     return sum(widths) + gap * (len(widths) - 1)
 
 
-def _plain_table(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]], gap: int) -> None:
-    widths = _widths(columns, rows)
-    for cells in ([column.title for column in columns], *rows):
-        line = (
-            text_of(cell).rjust(width) if column.right else text_of(cell).ljust(width)
-            for cell, column, width in zip(cells, columns, widths, strict=True)
-        )
-        write((" " * gap).join(line).rstrip())
-
-
-def _draw(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]], available: int, gap: int) -> None:
-    needed = _widths(columns, rows)
+def _places(
+    columns: Sequence[Column[Any]], needed: Sequence[int], available: int, gap: int
+) -> tuple[list[int], list[int]]:
+    """Which columns stand beside each other, and which below their row; the others have no room."""
     shown = list(range(len(columns)))
-    below = [index for index in shown if columns[index].below] if _total(needed, gap) > available else []
+    if _total(needed, gap) <= available:
+        return shown, []
+    below = [index for index in shown if columns[index].below]
     shown = [index for index in shown if index not in below]
-    left_out: list[int] = []
     while _total([needed[index] for index in shown], gap) > available:
         least = max(shown, key=lambda index: columns[index].drop)
         if columns[least].drop == 0:
             break
         shown.remove(least)
-        left_out.append(least)
-    widths = [needed[index] for index in shown]
-    while _total(widths, gap) > available and max(widths) > 1:  # the widest give way, and are folded
-        widths[widths.index(max(widths))] -= 1
-    beside = [columns[index] for index in shown]
-    # Rich knows no cell over several columns: with lines below, each row is a table of its own, all of the same widths.
-    for number, group in enumerate([[row] for row in rows] if below else [rows]):
-        drawn = _table(beside, widths, gap, header=number == 0)
-        for row in group:
-            drawn.add_row(*(text(row[index]) for index in shown))
-        console().print(drawn)
-        _draw_below([(columns[index].title, group[0][index]) for index in below])
-    if left_out:
-        names = ", ".join(columns[index].title for index in sorted(left_out))
-        note(f"({names}: left out, the terminal is too narrow; --json has everything)")
+    return shown, below
 
 
 def _table(columns: Sequence[Column[Any]], widths: Sequence[int], gap: int, *, header: bool) -> Table:
@@ -309,7 +305,7 @@ def _draw_below(named: Sequence[tuple[str, Cell]]) -> None:
     for title, cell in named:
         if text_of(cell):
             lines.add_row(title, text(cell))
-    console().print(Padding(lines, (0, 0, 0, INDENT)))
+    draw(Padding(lines, (0, 0, 0, INDENT)))
 
 
 def text(cell: Cell) -> Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
@@ -42,21 +41,9 @@ def list_(
     """
     from breakwater.contracts.api import PlanList
 
-    document, plans = api.get(PlanList, "plans", limit=limit)
-    if api.as_json:
-        output.json_document(document)
-        return
-    now = datetime.now(UTC)
-    columns: list[Column[PlanStatus]] = [
-        Column("plan", lambda plan: plan.plan_id),
-        Column("state", lambda plan: output.state(plan.state)),
-        Column("jobs", _jobs, drop=2),
-        Column("cost", lambda plan: formats.money(plan.total_cost), right=True),
-        Column("wasted", lambda plan: formats.money(plan.wasted_cost), right=True, drop=1),
-        Column("queued", lambda plan: plan.first_queued_at and formats.clock(plan.first_queued_at, now), drop=3),
-        Column("ended", lambda plan: plan.last_completed_at and formats.clock(plan.last_completed_at, now), drop=4),
-    ]
-    output.table(columns, plans.plans, empty="no plans")
+    api.answer(
+        api.get(PlanList, "plans", limit=limit), lambda found: output.table(_COLUMNS, found.plans, empty="no plans")
+    )
 
 
 @app.command()
@@ -72,35 +59,44 @@ def show(api: Api, plan: Annotated[str, typer.Argument(metavar="PLAN", help="Its
     """
     from breakwater.contracts.api import PlanStatus
 
-    document, found = api.get(PlanStatus, f"plans/{quote(plan, safe='')}")
-    if api.as_json:
-        output.json_document(document)
-        return
-    now = datetime.now(UTC)
+    api.answer(api.get(PlanStatus, f"plans/{quote(plan, safe='')}"), _show)
+
+
+def _show(found: PlanStatus) -> None:
     basis = "" if found.cost_basis == "billed" else f" ({found.cost_basis})"
-    facts: list[tuple[str, output.Cell | None]] = [
+    facts: list[tuple[str, output.Value]] = [
         ("state", output.state(found.state)),
         ("refused", found.refusal),
         ("jobs", _jobs(found)),
         ("cost", f"{formats.money(found.total_cost)}{basis}"),
         ("wasted", formats.money(found.wasted_cost)),
-        ("queued", found.first_queued_at and formats.clock(found.first_queued_at, now)),
-        ("ended", found.last_completed_at and formats.clock(found.last_completed_at, now)),
+        ("queued", found.first_queued_at),
+        ("ended", found.last_completed_at),
     ]
     output.facts([(found.plan_id, "bold")], facts)
-    if not found.jobs:
-        return
-    columns: list[Column[PlanJob]] = [
-        Column("job", lambda job: job.job_id),
-        Column("agent", lambda job: job.agent),
-        Column("status", lambda job: output.state(job.status)),
-        Column("reason", lambda job: job.reason, drop=1),
-        Column("cost", lambda job: formats.money(job.total_cost) if job.completed_at else None, right=True),
-    ]
-    output.write("")
-    output.table(columns, found.jobs)
+    if found.jobs:
+        output.write("")
+        output.table(_JOB_COLUMNS, found.jobs)
 
 
 def _jobs(plan: PlanStatus) -> str:
     counts = plan.jobs_by_status.items()
     return ", ".join(f"{count:,} {status.replace('_', ' ')}" for status, count in counts) or "none"
+
+
+_COLUMNS: list[Column[PlanStatus]] = [
+    Column("plan", lambda plan: plan.plan_id),
+    Column("state", lambda plan: output.state(plan.state)),
+    Column("jobs", _jobs, drop=2),
+    Column("cost", lambda plan: formats.money(plan.total_cost), right=True),
+    Column("wasted", lambda plan: formats.money(plan.wasted_cost), right=True, drop=1),
+    Column("queued", lambda plan: plan.first_queued_at, drop=3),
+    Column("ended", lambda plan: plan.last_completed_at, drop=4),
+]
+_JOB_COLUMNS: list[Column[PlanJob]] = [
+    Column("job", lambda job: job.job_id),
+    Column("agent", lambda job: job.agent),
+    Column("status", lambda job: output.state(job.status)),
+    Column("reason", lambda job: job.reason, drop=1),
+    Column("cost", lambda job: formats.money(job.total_cost) if job.completed_at else None, right=True),
+]
