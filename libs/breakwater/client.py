@@ -1,11 +1,16 @@
-"""The client for programs that submit jobs: `Client`, and `AsyncClient` for asyncio, over HTTP.
+"""The client of Breakwater's HTTP API: `Client`, and `AsyncClient` for asyncio, for programs that submit jobs.
 
     with Client("http://127.0.0.1:8080", api_key) as client:
         print(client.run(Job(agent="content-writer", prompt="Write a haiku about harbours.")).output)
 
 Every request that submits a job carries its id, so one that is repeated is the same job: it is never paid for twice.
+The command line and the console use `ApiClient`, on which both are built, and which repeats nothing.
 
-ApiError                  a request without a usable response: ApiUnavailable, ApiRefused, ApiKeyRefused, …
+ApiError                  a request without a usable response
+  ApiUnavailable          no response came
+  UnexpectedResponse      a response that Breakwater does not write: another version of it, or another server
+  ApiRefused              an error response
+    ApiKeyRefused         401: the API key is missing, wrong or revoked
 JobFailed                 a job that ended without success; its `result` says how, and what it cost
 TimeoutError              the time of the caller is over; the job goes on
 """
@@ -13,32 +18,24 @@ TimeoutError              the time of the caller is over; the job goes on
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Sized
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sized
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Self, TypeVar
+from types import MappingProxyType
+from typing import Any, Self, TypeAlias, TypeVar, Union
 from urllib.parse import quote
 
 import aiohttp
+from pydantic import SecretStr, TypeAdapter, ValidationError
+from yarl import URL
 
-from breakwater.api_client import (
-    ACT_TIMEOUT_S,
-    STREAM_SILENCE_S,
-    ApiClient,
-    ApiError,
-    ApiKeyRefused,
-    ApiRefused,
-    ApiResponse,
-    ApiUnavailable,
-    UnexpectedResponse,
-    parse,
-)
 from breakwater.contracts.api import (
     AcceptedJob,
     AcceptedPlan,
@@ -55,6 +52,7 @@ from breakwater.contracts.job import ID_ENTROPY_BYTES, ChatMessage, Job, new_job
 
 __all__ = [
     "AcceptedPlan",
+    "ApiClient",
     "ApiError",
     "ApiKeyRefused",
     "ApiRefused",
@@ -81,6 +79,20 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Query = Mapping[str, str | int | float | None]
+"""Query parameters. Those that are None or empty are not sent."""
+
+Form: TypeAlias = type[T] | tuple[type[T], ...]
+"""A message of `contracts`, or several of which the response is one."""
+
+CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 5.0
+ACT_TIMEOUT_S = 15.0
+"""For requests that change something, and for the first byte of a stream."""
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+STREAM_SILENCE_S = 60.0
+"""A stream that is silent for longer has ended: the API sends something every 15 s."""
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 RETRY_FOR_S = 60.0
@@ -91,6 +103,248 @@ _WAIT_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _UNAVAILABLE = frozenset({502, 503, 504})
 """Of Breakwater or a proxy in front of it: nothing was accepted, or it is not known."""
+
+
+class ApiError(Exception):
+    """A request has no usable response.
+
+    Attributes:
+        status: HTTP's, or the one that fits best where no response came.
+        code: stable, for programs: `unknown_breaker`, `unreachable`, ….
+        message: for people.
+    """
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+
+
+class ApiUnavailable(ApiError):  # noqa: N818  named after the state, as BusUnavailable
+    """No response came.
+
+    Attributes:
+        connected: whether a connection was made, so that the request may have been carried out all the same.
+    """
+
+    def __init__(self, message: str, *, connected: bool) -> None:
+        super().__init__(503, "unreachable", message)
+        self.connected = connected
+
+
+class UnexpectedResponse(ApiError):  # noqa: N818  named after what it is
+    """The response is none of Breakwater's: the URL is wrong, or the versions differ."""
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(status, "http", problem)
+
+
+class ApiRefused(ApiError):  # noqa: N818  named after what happened
+    """The API refused the request, or could not carry it out.
+
+    Attributes:
+        details: single mistakes, as `(path, message)`: a field path, empty for the whole body.
+        headers: of the response; their names in any case.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        details: tuple[tuple[str, str], ...] = (),
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> None:
+        super().__init__(status, code, message)
+        self.details = details
+        self.headers = headers
+
+
+class ApiKeyRefused(ApiRefused):
+    """The API key is missing, wrong or revoked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiResponse:
+    """A response below 400: its status, and its body as JSON."""
+
+    status: int
+    document: Any
+
+
+class ApiClient:
+    """The HTTP API of one plane, used with one API key.
+
+    Connects at the first request. Paths are below `/api/v1/`, unless they begin with a slash, and already
+    percent-encoded. All methods raise ApiError.
+
+    Args:
+        url: where the `request` service listens, such as `http://127.0.0.1:8080`.
+        api_key: sent with each request; None sends none.
+        most_requests: at the same time; further ones wait, within their time. 0 for no limit. Streams have none.
+    """
+
+    def __init__(self, url: str, api_key: SecretStr | str | None = None, *, most_requests: int = 100) -> None:
+        self.url = url.rstrip("/")
+        self.api_key = api_key
+        self._connections = _Connections(most_requests)
+
+    def with_key(self, api_key: SecretStr | str) -> Self:
+        """The same API over the same connections, used with another key."""
+        other = copy.copy(self)
+        other.api_key = api_key
+        return other
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections, also those of other keys."""
+        await self._connections.close()
+
+    async def get(self, path: str, query: Query | None = None, *, timeout_s: float = READ_TIMEOUT_S) -> Any:
+        """Reads a resource, as JSON."""
+        return (await self.request("GET", path, query=query, timeout_s=timeout_s)).document
+
+    async def read(
+        self, form: Form[T], path: str, query: Query | None = None, *, timeout_s: float = READ_TIMEOUT_S
+    ) -> T:
+        """Reads a resource, as one of the messages of `contracts`."""
+        return parse(form, await self.get(path, query, timeout_s=timeout_s))
+
+    async def text(self, path: str, query: Query | None = None, *, timeout_s: float = READ_TIMEOUT_S) -> str:
+        """Reads a resource that is no JSON, such as CSV."""
+        _, content = await self._send("GET", path, query=query, body=None, timeout_s=timeout_s)
+        return content.decode()
+
+    async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> Any:
+        """Has an action carried out, and returns its result as JSON. Fields of the body that are None are not sent."""
+        given = {name: value for name, value in body.items() if value is not None}
+        return (await self.request("POST", path, body=given, timeout_s=timeout_s)).document
+
+    async def act(self, form: Form[T], path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> T:
+        """The same, with the result as one of the messages of `contracts`."""
+        return parse(form, await self.post(path, body, timeout_s=timeout_s))
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Mapping[str, object] | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> ApiResponse:
+        """Sends one request. `body` is sent as JSON, whole; `timeout_s` bounds the request with its response."""
+        status, content = await self._send(method, path, query=query, body=body, timeout_s=timeout_s)
+        try:
+            return ApiResponse(status, json.loads(content))
+        except ValueError as error:
+            raise UnexpectedResponse(status, _not_ours(status)) from error
+
+    async def _send(
+        self, method: str, path: str, *, query: Query | None, body: Mapping[str, object] | None, timeout_s: float
+    ) -> tuple[int, bytes]:
+        """The status, below 400, and the body."""
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._connections.requests().request(
+                    method, self._url(path, query), data=_written(body), headers=self._headers()
+                ) as response,
+            ):
+                status, content = response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unavailable(error) from error
+        if status >= 400:
+            raise _error_of(status, content, response.headers)
+        return status, content
+
+    @asynccontextmanager
+    async def open_stream(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        begins_within_s: float = ACT_TIMEOUT_S,
+    ) -> AsyncGenerator[aiohttp.StreamReader]:
+        """The body of a resource that is written line by line, for as long as it lasts.
+
+        Args:
+            path: of the resource.
+            body: posted, as JSON, where the stream is the response to that.
+            headers: of the request, too.
+            begins_within_s: bounds the time until the response begins.
+        """
+        silence = aiohttp.ClientTimeout(
+            sock_connect=CONNECT_TIMEOUT_S, sock_read=max(STREAM_SILENCE_S, begins_within_s)
+        )
+        try:
+            async with (
+                asyncio.timeout(begins_within_s) as until_it_begins,
+                self._connections.streams().request(
+                    "GET" if body is None else "POST",
+                    self._url(path, None),
+                    data=_written(body),
+                    headers={**self._headers(), **headers},
+                    timeout=silence,
+                ) as response,
+            ):
+                if response.status != 200:
+                    raise _error_of(response.status, await response.read(), response.headers)
+                until_it_begins.reschedule(None)
+                yield response.content
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def _url(self, path: str, query: Query | None) -> URL:
+        given = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
+        # Encoded already: an id may hold slashes, which must arrive as they are.
+        return URL(self.url + (path if path[0] == "/" else f"/api/v1/{path}"), encoded=True).update_query(given)
+
+    def _headers(self) -> dict[str, str]:
+        key = self.api_key.get_secret_value() if isinstance(self.api_key, SecretStr) else self.api_key
+        return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+
+    def _unavailable(self, error: Exception) -> ApiUnavailable:
+        connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        what = "no response came from" if connected else "nothing answers at"
+        why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        return ApiUnavailable(f"{what} {self.url}: {why}", connected=connected)
+
+
+class _Connections:
+    """Two pools, opened when first used: one for requests, and one without bounds for streams, which stay open long."""
+
+    def __init__(self, most_requests: int) -> None:
+        self._most = most_requests
+        self._requests: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+
+    def requests(self) -> aiohttp.ClientSession:
+        if self._requests is None:
+            self._requests = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._most),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            )
+        return self._requests
+
+    def streams(self) -> aiohttp.ClientSession:
+        if self._streams is None:
+            self._streams = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        return self._streams
+
+    async def close(self) -> None:
+        sessions = (self._requests, self._streams)
+        self._requests = self._streams = None
+        for session in sessions:
+            if session is not None:
+                await session.close()
 
 
 class JobFailed(Exception):  # noqa: N818  named after what happened
@@ -147,7 +401,7 @@ class BatchProgress:
         self.cost_usd += (item.result and item.result.cost_usd) or 0
 
 
-class AsyncClient:
+class AsyncClient(ApiClient):
     """Submits jobs to one plane, with one API key. Connects at the first request, within a running event loop.
 
     Args:
@@ -159,24 +413,14 @@ class AsyncClient:
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, retry_for_s: float = RETRY_FOR_S) -> None:
         key = api_key or os.environ.get("BREAKWATER_API_KEY")
-        self._api = ApiClient(url or os.environ.get("BREAKWATER_URL") or DEFAULT_URL, key, most_requests=0)
+        super().__init__(url or os.environ.get("BREAKWATER_URL") or DEFAULT_URL, key, most_requests=0)
         self._retry_for_s = retry_for_s
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._api.close()
 
     async def submit(self, job: Job) -> str:
         """Returns the job's id once the plane holds it safely. Raises ApiError: it was not accepted."""
         named = _named(job)
         response = await self._repeating(
-            lambda: self._api.request("POST", "jobs", body=_body(named), timeout_s=ACT_TIMEOUT_S)
+            lambda: self.request("POST", "jobs", body=_body(named), timeout_s=ACT_TIMEOUT_S)
         )
         return parse(AcceptedJob, response.document).job_id
 
@@ -209,7 +453,7 @@ class AsyncClient:
         stays what it is. Raises ApiError.
         """
         path, body = f"jobs/{quote(job_id, safe='')}/cancel", {} if reason is None else {"reason": reason}
-        response = await self._repeating(lambda: self._api.request("POST", path, body=body, timeout_s=ACT_TIMEOUT_S))
+        response = await self._repeating(lambda: self.request("POST", path, body=body, timeout_s=ACT_TIMEOUT_S))
         return parse(CancelledJob, response.document)
 
     def stream(self, job: Job, *, timeout_s: float = 300.0) -> AsyncJobStream:
@@ -219,7 +463,7 @@ class AsyncClient:
             job: with a prompt or messages.
             timeout_s: until the text begins.
         """
-        return AsyncJobStream(self._api, self.wait, self._retry_for_s, _named(job), timeout_s)
+        return AsyncJobStream(self, _named(job), self._retry_for_s, timeout_s)
 
     def batch(self, jobs: Iterable[Job], *, in_flight: int = IN_FLIGHT) -> AsyncJobBatch:
         """Many jobs, each given back when it has ended. They are submitted when the batch is read.
@@ -253,7 +497,7 @@ class AsyncClient:
     async def submit_plan(self, plan: PlanRequest) -> AcceptedPlan:
         """Submits the jobs of a plan, all or none. Raises ApiError: not all of them were accepted."""
         body = _body(plan.model_copy(update={"plan_id": plan.plan_id or _new_id()}))
-        response = await self._repeating(lambda: self._api.request("POST", "plans", body=body, timeout_s=ACT_TIMEOUT_S))
+        response = await self._repeating(lambda: self.request("POST", "plans", body=body, timeout_s=ACT_TIMEOUT_S))
         return parse(AcceptedPlan, response.document)
 
     async def plan(self, plan_id: str) -> PlanStatus:
@@ -261,12 +505,12 @@ class AsyncClient:
         return await self._read(PlanStatus, f"plans/{quote(plan_id, safe='')}", {})
 
     async def _read(self, form: type[T], path: str, query: dict[str, Any]) -> T:
-        response = await self._repeating(lambda: self._api.request("GET", path, query=query, timeout_s=_WAIT_S))
+        response = await self._repeating(lambda: self.request("GET", path, query=query, timeout_s=_WAIT_S))
         return parse(form, response.document)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> ApiResponse:
         query = {"wait_s": _WAIT_S}
-        return await self._api.request(method, path, query=query, body=body, timeout_s=_WAIT_S + ACT_TIMEOUT_S)
+        return await self.request(method, path, query=query, body=body, timeout_s=_WAIT_S + ACT_TIMEOUT_S)
 
     async def _repeating(self, send: Callable[[], Awaitable[ApiResponse]]) -> ApiResponse:
         retries = _Retries(self._retry_for_s)
@@ -288,21 +532,13 @@ class AsyncJobStream:
         text: what has come so far.
     """
 
-    def __init__(
-        self,
-        api: ApiClient,
-        wait: Callable[[str], Awaitable[Result]],
-        retry_for_s: float,
-        job: Job,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, client: AsyncClient, job: Job, retry_for_s: float, timeout_s: float) -> None:
         if job.input is not None:
             raise ValueError("a job with `input` can't be streamed; give it a prompt or messages")
         self.job_id = str(job.job_id)
         self.text = ""
         self._result: Result | None = None
-        self._api = api
-        self._wait = wait
+        self._client = client
         self._retry_for_s = retry_for_s
         self._job = job
         self._timeout_s = timeout_s
@@ -324,7 +560,7 @@ class AsyncJobStream:
                 if _has_ended(error):
                     break
                 await retries.pause(error)
-        self._result = await self._wait(self.job_id)
+        self._result = await self._client.wait(self.job_id)
 
     @property
     def result(self) -> Result:
@@ -338,7 +574,9 @@ class AsyncJobStream:
         known = self.text
         begins_within_s = max(begins_by - time.monotonic(), ACT_TIMEOUT_S if known else 0.0)
         headers, body = {"Idempotency-Key": self.job_id}, _chat_request(self._job)
-        response = self._api.stream("/v1/chat/completions", body, headers=headers, begins_within_s=begins_within_s)
+        response = self._client.open_stream(
+            "/v1/chat/completions", body, headers=headers, begins_within_s=begins_within_s
+        )
         async with response as content, aclosing(_events(content)) as chunks:
             async for chunk in chunks:
                 if (error := chunk.get("error")) is not None:
@@ -619,3 +857,31 @@ async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any
                 return
             if line.startswith(b"data: "):
                 yield json.loads(line.removeprefix(b"data: "))
+
+
+def parse(form: Form[T], document: Any) -> T:
+    """A JSON document as one of the messages of `contracts`. Raises UnexpectedResponse."""
+    whole: Any = Union[form] if isinstance(form, tuple) else form  # noqa: UP007  of as many as there are
+    try:
+        return TypeAdapter[T](whole).validate_python(document)
+    except ValidationError as error:
+        raise UnexpectedResponse(200, _not_ours(200)) from error
+
+
+def _written(body: Mapping[str, object] | None) -> bytes | None:
+    # The standard library's json, as what people submit may hold integers of more than 64 bits.
+    return None if body is None else json.dumps(body, ensure_ascii=False).encode()
+
+
+def _error_of(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
+    try:
+        error = json.loads(body)["error"]
+        code, message = str(error["code"]), str(error["message"])
+        details = tuple((str(one["path"]), str(one["message"])) for one in error.get("details", ()))
+    except (ValueError, KeyError, TypeError):
+        return UnexpectedResponse(status, _not_ours(status))
+    return (ApiKeyRefused if status == 401 else ApiRefused)(status, code, message, details, headers)
+
+
+def _not_ours(status: int) -> str:
+    return f"the HTTP API's response ({status}) is none of Breakwater's; is it the right URL?"

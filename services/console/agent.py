@@ -16,7 +16,7 @@ from breakwater.analytics.breakdown import refusals
 from breakwater.analytics.costs import RetryFigures
 from breakwater.analytics.overview import WindowTotals
 from breakwater.analytics.search import Filters
-from breakwater.api_client import ApiError
+from breakwater.client import ApiError
 from breakwater.contracts.api import AgentHealth, AgentQueue, AlertList, BreakerList, BudgetList, Queues
 from breakwater.contracts.types import is_identifier
 from breakwater.policy.formats import counted

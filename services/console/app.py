@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from breakwater.analytics.client import connect
-from breakwater.api_client import ApiClient, ApiError, ApiKeyRefused
+from breakwater.client import ApiClient, ApiError, ApiKeyRefused
 from breakwater.config import Config, cipher_of
 from breakwater.contracts.api import OPENID_CALLBACK
 from breakwater.http_metrics import CountRequests

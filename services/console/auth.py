@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from breakwater.api_client import ApiClient, ApiError, ApiKeyRefused
+from breakwater.client import ApiClient, ApiError, ApiKeyRefused
 from breakwater.contracts.api import (
     OPENID_CALLBACK,
     EndedSession,

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.spend import Burn, burn, spent_since
-from breakwater.api_client import ApiError, ApiKeyRefused
+from breakwater.client import ApiError, ApiKeyRefused
 from breakwater.contracts.api import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window
 from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms

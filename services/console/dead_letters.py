@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from breakwater.api_client import ApiError
+from breakwater.client import ApiError
 from breakwater.contracts.api import (
     DeadLetterCount,
     DeadLetterDetails,

@@ -21,7 +21,7 @@ from breakwater import background
 from breakwater.analytics.queries import find_execution
 from breakwater.analytics.search import Cursor, Filters, search
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
-from breakwater.api_client import ApiError, ApiKeyRefused, ApiRefused
+from breakwater.client import ApiError, ApiKeyRefused, ApiRefused
 from breakwater.contracts.api import CancelledJob, DeadLetterList, DeadLetterReplays
 from breakwater.contracts.execution import Attempt, Execution, Progress
 from breakwater.encryption import Undecryptable
@@ -184,7 +184,7 @@ class ExecutionPage:
         pages, title = self._context.pages, f"Execution {execution_id}"
         try:
             # Closed at once: the status alone says whether the job is running.
-            async with session_of(request).api.stream(_progress(execution_id)):
+            async with session_of(request).api.open_stream(_progress(execution_id)):
                 pass
         except ApiKeyRefused:
             raise
@@ -205,7 +205,7 @@ class ExecutionPage:
             return
         session.known.watched += 1
         try:
-            async with session.api.stream(_progress(execution_id)) as lines:
+            async with session.api.open_stream(_progress(execution_id)) as lines:
                 kind = ""
                 while line := await self._line(lines):
                     name, _, value = line.decode().rstrip("\r\n").partition(": ")

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from breakwater.api_client import ApiError, ApiKeyRefused
+from breakwater.client import ApiError, ApiKeyRefused
 from services.console.sessions import Session, session_of
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from breakwater.analytics.overview import WindowTotals
-from breakwater.api_client import ApiClient
+from breakwater.client import ApiClient
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.api import (
     AgentHealth,

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
-from breakwater.api_client import ApiError, ApiKeyRefused, ApiUnavailable
+from breakwater.client import ApiError, ApiKeyRefused, ApiUnavailable
 from breakwater.encryption import OFF, Cipher
 from services.console import charts, words
 from services.console.sessions import SESSION, Session

@@ -18,7 +18,7 @@ from typing import Literal
 
 from starlette.requests import Request
 
-from breakwater.api_client import ApiClient
+from breakwater.client import ApiClient
 from breakwater.contracts.api import KeyDetails
 
 MOST = 1_000

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from breakwater.api_client import ApiError, ApiKeyRefused, ApiRefused, UnexpectedResponse
 from breakwater.cli.api import api_errors
 from breakwater.cli.errors import CliError, ExitCode
 from breakwater.cli.submit import note_if_recorded
+from breakwater.client import ApiError, ApiKeyRefused, ApiRefused, UnexpectedResponse
 from breakwater.contracts.execution import Result
 from tests.cli.conftest import Run
 

@@ -20,7 +20,7 @@ from breakwater.cli.given import sendable
 from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, PlaneLocation, UrlOption
 
 if TYPE_CHECKING:
-    from breakwater.api_client import ApiClient, ApiError, Form
+    from breakwater.client import ApiClient, ApiError, Form
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class Api:
     def _request(
         self, form: Form[T], send: Callable[[ApiClient], Coroutine[Any, Any, Any]], **remedies: str
     ) -> tuple[Any, T]:
-        from breakwater.api_client import parse
+        from breakwater.client import parse
 
         document = self._sent(send, **remedies)
         with api_errors(**remedies):
@@ -152,7 +152,7 @@ def api_errors(*, unanswered: str, unknown: str = "", again: str = "Try again.")
         unknown: where the request names something that is not there.
         again: where the API can't do it now.
     """
-    from breakwater.api_client import ApiError
+    from breakwater.client import ApiError
 
     try:
         yield
@@ -161,7 +161,7 @@ def api_errors(*, unanswered: str, unknown: str = "", again: str = "Try again.")
 
 
 def _cli_error(error: ApiError, unanswered: str, unknown: str, again: str) -> CliError:
-    from breakwater.api_client import ApiRefused, ApiUnavailable
+    from breakwater.client import ApiRefused, ApiUnavailable
 
     if isinstance(error, ApiUnavailable):
         remedy = unanswered if error.connected else f"Is the request service running? {SEE_DOCTOR}"

@@ -15,7 +15,7 @@ from breakwater.cli.given import sendable
 from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.api_client import ApiClient, ApiError
+    from breakwater.client import ApiClient, ApiError
     from breakwater.contracts.api import CancelledJob
 
 DEFAULT_WAIT_S = 5.0
@@ -80,7 +80,7 @@ async def _cancel(
     """What became of each, or why that is not known."""
     import asyncio
 
-    from breakwater.api_client import ApiError
+    from breakwater.client import ApiError
     from breakwater.contracts.api import CancelledJob
 
     slots = asyncio.Semaphore(AT_ONCE)

@@ -14,7 +14,6 @@ import aiohttp
 from breakwater.analytics.errors import QueryFailed
 from breakwater.analytics.log_comparison import last_comparison
 from breakwater.analytics.migrations import MIGRATIONS, missing
-from breakwater.api_client import ApiError, ApiKeyRefused
 from breakwater.bus.lookup import Lookup
 from breakwater.cli import connect, formats
 from breakwater.cli.doctor_findings import (
@@ -29,6 +28,7 @@ from breakwater.cli.doctor_findings import (
     timed,
 )
 from breakwater.cli.plane import PlaneLocation
+from breakwater.client import ApiError, ApiKeyRefused
 from breakwater.config import Config, cipher_of, named_secrets, unusable_programs
 from breakwater.contracts.subjects import Stream
 from breakwater.encryption import key_of_document

@@ -19,7 +19,7 @@ import typer
 from breakwater.cli.errors import CliError, ExitCode, wrong_usage
 
 if TYPE_CHECKING:
-    from breakwater.api_client import ApiClient
+    from breakwater.client import ApiClient
     from breakwater.config import Config
     from breakwater.embedded.endpoints import Endpoints
     from breakwater.encryption import Cipher
@@ -41,6 +41,14 @@ ConfigOption = Annotated[
         help="The config file. [default: $BREAKWATER_CONFIG, the running plane's, breakwater.yaml]",
     ),
 ]
+
+
+OWN_CONFIG = "[default: $BREAKWATER_CONFIG, breakwater.yaml]"
+
+
+def own_config(given: Path | None) -> Path:
+    """The config file that is about to be checked or changed, which may be another than that of a running plane."""
+    return given or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
 
 
 class PlaneLocation:
@@ -145,7 +153,7 @@ class PlaneLocation:
 
     def api_client(self, url: str | None = None, api_key: str | None = None) -> ApiClient:
         """A client of the HTTP API, to be closed: where and with the key that the options say, else as found."""
-        from breakwater.api_client import ApiClient
+        from breakwater.client import ApiClient
 
         where = url or self._variable("BREAKWATER_URL")
         key = api_key or self._variable("BREAKWATER_API_KEY")

@@ -28,9 +28,9 @@ from breakwater.errors import ConfigError
 if TYPE_CHECKING:
     import asyncio
 
-    from breakwater.api_client import ApiClient, ApiResponse
     from breakwater.bus.errors import PublishRefused
     from breakwater.bus.lookup import Lookup
+    from breakwater.client import ApiClient, ApiResponse
     from breakwater.encryption import Cipher
 
 DEFAULT_WAIT_S = 30.0

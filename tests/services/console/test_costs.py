@@ -19,8 +19,8 @@ from pydantic import SecretStr
 
 from breakwater.analytics import schema
 from breakwater.analytics.rows import budget_row
-from breakwater.api_client import ApiClient, ApiError
 from breakwater.api_keys import create_key
+from breakwater.client import ApiClient, ApiError
 from breakwater.config import parse_config
 from breakwater.contracts.api import Costs
 from breakwater.contracts.execution import Attempt

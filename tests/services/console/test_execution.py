@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from breakwater.analytics import rows, schema
-from breakwater.api_client import ApiClient, Query
+from breakwater.client import ApiClient, Query
 from breakwater.contracts.execution import Cancellation, Execution, FailureStatistics
 from breakwater.encryption import Cipher, new_key
 from breakwater.policy.cancellation import error_of
@@ -339,7 +339,7 @@ async def progress_from(answer: Callable[[web.Request], Awaitable[web.StreamResp
 
 
 async def test_an_api_that_hangs_does_not_hang_the_page(console: Console, monkeypatch: Any):
-    monkeypatch.setattr("breakwater.api_client.ACT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("breakwater.client.ACT_TIMEOUT_S", 0.3)
     async with progress_from(hanging, monkeypatch), asyncio.timeout(60):
         page = await console.get("/executions/none")
     assert page.status == 503
@@ -358,7 +358,7 @@ async def test_those_who_watch_keep_nobody_from_an_answer(interface: Stub, monke
     api = ApiClient(interface.url, KEY)
     async with api, progress_from(silent, monkeypatch), AsyncExitStack() as watched:
         for number in range(120):
-            await watched.enter_async_context(api.stream(f"jobs/{number}/progress"))
+            await watched.enter_async_context(api.open_stream(f"jobs/{number}/progress"))
         assert (await api.get("key"))["name"] == "ops"
 
 

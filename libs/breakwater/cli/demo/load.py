@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from breakwater.api_client import ApiClient, ApiError
 from breakwater.cli.demo.scenario import LOAD_S, SHARES, jobs_of
 from breakwater.cli.errors import CliError
+from breakwater.client import ApiClient, ApiError
 
 IN_FLIGHT = 16
 """Jobs that each of the two ways has out at once."""

@@ -16,7 +16,6 @@ from pathlib import Path
 import yaml
 
 from breakwater.analytics.client import Analytics
-from breakwater.api_client import ApiClient
 from breakwater.bus.survey import survey
 from breakwater.cli import connect, output
 from breakwater.cli.demo import scenario
@@ -28,6 +27,7 @@ from breakwater.cli.demo.records import Rows, count_executions, read_counters, r
 from breakwater.cli.demo.report import Check, Delivered, Handover, Report, breaker_summaries, checks
 from breakwater.cli.setup import bus_plan
 from breakwater.cli.up import start_stack
+from breakwater.client import ApiClient
 from breakwater.config import load_config
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.events import ProcessEvent

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from breakwater.api_client import (
+from breakwater.client import (
     ApiClient,
     ApiError,
     ApiKeyRefused,
@@ -86,8 +86,8 @@ async def test_a_stream_is_read_line_by_line() -> None:
         return response
 
     async with serving({"/api/v1/jobs/a%2Fb/progress": lines}) as stub, ApiClient(stub.url, KEY) as api:
-        async with api.stream("jobs/a%2Fb/progress") as content:
+        async with api.open_stream("jobs/a%2Fb/progress") as content:
             assert [line async for line in content] == [b"one\n", b"two\n"]
         with pytest.raises(UnexpectedResponse):
-            async with api.stream("other"):
+            async with api.open_stream("other"):
                 pass
