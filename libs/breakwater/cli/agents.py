@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, expected, written, wrong_usage
 from breakwater.cli.formats import program, usd
 from breakwater.cli.output import Column
-from breakwater.cli.plane import ConfigOption, PlaneLocation
+from breakwater.cli.plane import OWN_CONFIG, ConfigOption, PlaneLocation, own_config
 from breakwater.cli.starter import StartingAgent, with_agent
 
 if TYPE_CHECKING:
@@ -107,9 +106,7 @@ def add(
     daily_usd: Annotated[
         str | None, typer.Option("--daily-usd", parser=usd, help="What it may spend in a day.")
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--config", "-c", help="[default: $BREAKWATER_CONFIG, breakwater.yaml]")
-    ] = None,
+    file: Annotated[Path | None, typer.Option("--config", "-c", help=OWN_CONFIG)] = None,
 ) -> None:
     """Add an agent to the config file, whose comments and order stay. Nothing is written unless all of it is right.
 
@@ -122,7 +119,7 @@ def add(
     from breakwater.config import load_config, parse_config
     from breakwater.pricing import pricing_of
 
-    path = file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
+    path = own_config(file)
     if name in load_config(path).agents:
         raise wrong_usage(f"{path} has an agent {name} already")
     agent = StartingAgent(name, model, fallback or (), system_prompt, max_tokens, daily_usd)
@@ -225,7 +222,7 @@ def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
             right=True,
             drop=8,
         ),
-        Column("cost", of(_spend), right=True, drop=4),
+        Column("cost", of(lambda one: formats.at_least(one.spend, one.unknown_costs)), right=True, drop=4),
         Column("wasted", of(lambda one: formats.money(one.wasted)), right=True, drop=7),
         Column("today", today, right=True, drop=3),
     ]
@@ -234,20 +231,15 @@ def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
 
 def _figures_json(agent: str, figures: AgentFigures) -> dict[str, Any]:
     """An agent's figures for programs; None where they are not known."""
-    from breakwater.contracts.types import usd_from_nano
-
-    def usd(nano: int | None) -> str | None:
-        return None if nano is None else usd_from_nano(nano)
-
     summary, spent = (figures.summaries or {}).get(agent), figures.spent_today
     known: dict[str, Any] | None = None
     if summary is not None:
         known = asdict(summary) | {
             "success_rate": summary.success_rate,
-            "spend": usd(summary.spend),
-            "wasted": usd(summary.wasted),
+            "spend": formats.exact(summary.spend),
+            "wasted": formats.exact(summary.wasted),
         }
-    return {"figures": known, "spent_today": None if spent is None else usd(spent.get(agent, 0))}
+    return {"figures": known, "spent_today": None if spent is None else formats.exact(spent.get(agent, 0))}
 
 
 def _removed(agents: Sequence[str], figures: AgentFigures) -> list[str]:
@@ -280,8 +272,3 @@ def _rate(summary: AgentSummary) -> output.Cell:
     # Rounded down: 99.96 % is not all.
     text = f"{int(rate * 1000) / 10:.1f} %"
     return (text, "green" if rate >= 0.99 else "yellow" if rate >= 0.9 else "red")
-
-
-def _spend(summary: AgentSummary) -> str:
-    more = "+" if summary.unknown_costs and summary.spend is not None else ""
-    return f"{formats.money(summary.spend)}{more}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import os
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,7 +14,7 @@ import typer
 from breakwater.cli import formats, output
 from breakwater.cli.formats import counted
 from breakwater.cli.output import Column
-from breakwater.cli.plane import JsonOption
+from breakwater.cli.plane import OWN_CONFIG, JsonOption, own_config
 
 if TYPE_CHECKING:
     from breakwater.config import Agent, Alerts, Config
@@ -27,15 +26,13 @@ if TYPE_CHECKING:
 
 _SHARED = {"agent_model": "", "model": ", per model for all agents", "provider": ", per provider for all agents"}
 
+FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=OWN_CONFIG)]
+
 app = typer.Typer(help="Check the config file, and print what follows from it.", no_args_is_help=True)
 
 
 @app.command("nats-users")
-def nats_users(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="[default: $BREAKWATER_CONFIG, breakwater.yaml]")
-    ] = None,
-) -> None:
+def nats_users(file: FileArgument = None) -> None:
     """Print the accounts and users of NATS, those of the config's `programs` included, for a nats-server of your own.
 
     Passwords are variables, such as BW_NATS_PROGRAM_BILLING_PASSWORD. `breakwater up` needs none of this.
@@ -47,18 +44,13 @@ def nats_users(
     from breakwater.bus.permissions import program, with_variables
     from breakwater.config import load_config
 
-    config = load_config(file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml"))
+    config = load_config(own_config(file))
     programs = [program(name, one.agents) for name, one in config.programs.items()]
     typer.echo(f"# Printed by `breakwater config nats-users`.\n{with_variables(programs)}", nl=False)
 
 
 @app.command()
-def check(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="[default: $BREAKWATER_CONFIG, breakwater.yaml]")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
     """Check a config file, and show the agents as they will run.
 
     Lists every mistake at once, each with its path and what would be right, and ends with code 1. Reads no secrets:
@@ -72,8 +64,7 @@ def check(
     """
     from breakwater.config import load_config
 
-    # Not the one that a running plane uses: it is about to be changed.
-    path = file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
+    path = own_config(file)
     config = load_config(path)
     if as_json:
         output.json_document({"file": str(path), "ok": True, "agents": effective(config), "warnings": warnings(config)})
@@ -106,9 +97,7 @@ def check(
 
 @app.command()
 def apply(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="[default: $BREAKWATER_CONFIG, breakwater.yaml]")
-    ] = None,
+    file: FileArgument = None,
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who applies it. [default: your user]")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -128,7 +117,7 @@ def apply(
     from breakwater.config import load_config
     from breakwater.settings import Settings
 
-    path = file or Path(os.environ.get("BREAKWATER_CONFIG") or "breakwater.yaml")
+    path = own_config(file)
     applied = run(apply_to_servers(Settings(), load_config(path), by or getpass.getuser()))
     if as_json:
         output.json_document(applied)

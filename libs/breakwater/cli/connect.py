@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -116,6 +116,16 @@ async def analytics(url: str, *, answer_timeout_s: float | None = None) -> Async
         yield client
     finally:
         await client.close()
+
+
+def asked(url: str, question: Callable[[Analytics], Awaitable[T]], *, answer_timeout_s: float | None = None) -> T:
+    """What ClickHouse answers to one question."""
+
+    async def ask() -> T:
+        async with analytics(url, answer_timeout_s=answer_timeout_s) as client:
+            return await question(client)
+
+    return run(ask())
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ import typer
 import typer.core
 
 from breakwater.cli import connect, formats, output
-from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.export import Status, export
 from breakwater.cli.output import Column
@@ -84,20 +83,25 @@ def executions(
     """
     if tree and execution_id is None:
         raise wrong_usage("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
+    from breakwater.analytics.queries import find_execution
+    from breakwater.analytics.search import Filters, search
+    from breakwater.analytics.tree import execution_tree
+
     url = PlaneLocation(data).clickhouse_url
-    if execution_id is not None:
-        if tree:
-            show_tree(_known(run(_find_tree(url, execution_id)), execution_id), as_json=as_json)
+    if execution_id is None:
+        begin = formats.since(since, datetime.now(UTC)) if since is not None else None
+        filters = Filters(agent=agent, status=None if status is None else status.value, plan_id=plan, since=begin)
+        lines = connect.asked(url, lambda analytics: search(analytics, filters, limit=limit)).lines
+        if as_json:
+            output.json_document([asdict(line) | _costs(line) for line in lines])
         else:
-            found = _known(run(_find(url, execution_id)), execution_id)
-            _show_execution(_decrypted(found, PlaneLocation(data)), as_json=as_json)
-        return
-    begin = formats.since(since, datetime.now(UTC)) if since is not None else None
-    lines = run(_list(url, agent, status, plan, begin, limit))
-    if as_json:
-        output.json_document([_line_json(line) for line in lines])
+            output.table(_COLUMNS, lines, empty="no executions")
+    elif tree:
+        whole = _known(connect.asked(url, lambda analytics: execution_tree(analytics, execution_id)), execution_id)
+        show_tree(whole, as_json=as_json)
     else:
-        _show_list(lines)
+        found = _known(connect.asked(url, lambda analytics: find_execution(analytics, execution_id)), execution_id)
+        _show_execution(_decrypted(found, PlaneLocation(data)), as_json=as_json)
 
 
 app.command("export")(export)
@@ -113,13 +117,6 @@ def _known(found: T | None, execution_id: str) -> T:
     return found
 
 
-async def _find(url: str, execution_id: str) -> Execution | None:
-    from breakwater.analytics.queries import find_execution
-
-    async with connect.analytics(url) as analytics:
-        return await find_execution(analytics, execution_id)
-
-
 def _decrypted(found: Execution, plane: PlaneLocation) -> Execution:
     """With its texts, where the keys of the config can be read here; else a note says why not."""
     if found.encrypted is None:
@@ -133,38 +130,22 @@ def _decrypted(found: Execution, plane: PlaneLocation) -> Execution:
         return found
 
 
-async def _list(
-    url: str, agent: str | None, status: Status | None, plan: str | None, since: datetime | None, limit: int
-) -> tuple[ListedExecution, ...]:
-    from breakwater.analytics.search import Filters, search
-
-    filters = Filters(agent=agent, status=None if status is None else status.value, plan_id=plan, since=since)
-    async with connect.analytics(url) as analytics:
-        return (await search(analytics, filters, limit=limit)).lines
-
-
-def _show_list(lines: tuple[ListedExecution, ...]) -> None:
-    columns: list[Column[ListedExecution]] = [
-        Column("ended", lambda line: (formats.clock(line.completed_at), "dim"), drop=3),
-        Column("id", lambda line: line.execution_id),
-        Column("agent", lambda line: line.agent),
-        Column("status", lambda line: output.state(line.status)),
-        Column("model", lambda line: line.chosen_model, drop=2),
-        Column("attempts", lambda line: line.attempts_count, right=True, drop=5),
-        Column("cost", lambda line: formats.money(line.total_cost), right=True, drop=1),
-        Column("took", lambda line: formats.duration(line.duration_ms), right=True, drop=4),
-        Column("reason", lambda line: _shortened(": ".join(_remarks(line))), drop=6),
-    ]
-    output.table(columns, lines, empty="no executions")
-
-
-def _remarks(line: ListedExecution) -> list[str]:
+def _remarks(line: ListedExecution) -> str:
     said = ("dry run" if line.dry_run else None, line.reason, line.error_message)
-    return [part for part in said if part]
+    return _shortened(": ".join(part for part in said if part))
 
 
-def _line_json(line: ListedExecution) -> dict[str, Any]:
-    return asdict(line) | {"total_cost": _usd(line.total_cost), "wasted_cost": _usd(line.wasted_cost)}
+_COLUMNS: list[Column[ListedExecution]] = [
+    Column("ended", lambda line: (formats.clock(line.completed_at), "dim"), drop=3),
+    Column("id", lambda line: line.execution_id),
+    Column("agent", lambda line: line.agent),
+    Column("status", lambda line: output.state(line.status)),
+    Column("model", lambda line: line.chosen_model, drop=2),
+    Column("attempts", lambda line: line.attempts_count, right=True, drop=5),
+    Column("cost", lambda line: formats.money(line.total_cost), right=True, drop=1),
+    Column("took", lambda line: formats.duration(line.duration_ms), right=True, drop=4),
+    Column("reason", _remarks, drop=6),
+]
 
 
 def _show_execution(execution: Execution, *, as_json: bool) -> None:
@@ -198,23 +179,9 @@ def _show_execution(execution: Execution, *, as_json: bool) -> None:
         ("answer", execution.output if isinstance(execution.output, str) else None),
     ]
     output.facts([(execution.execution_id, "bold")], facts)
-    if not execution.attempts:
-        return
-    columns: list[Column[Attempt]] = [
-        Column("#", lambda one: one.number, right=True),
-        Column("model", lambda one: one.model),
-        Column("why", lambda one: one.cause, drop=4),
-        Column("outcome", lambda one: output.state(one.outcome)),
-        Column("finish", lambda one: one.finish_reason, drop=6),
-        Column("took", lambda one: formats.duration(one.duration_ms), right=True, drop=2),
-        Column("first token", lambda one: formats.duration(one.first_token_ms), right=True, drop=7),
-        Column("tokens/s", lambda one: _rate(one), right=True, drop=8),
-        Column("waited", lambda one: formats.duration(one.backoff_ms or None), right=True, drop=5),
-        Column("cost", lambda one: None if one.short_circuited else formats.money(one.cost), right=True, drop=1),
-        Column("error", _attempt_error, drop=3),
-    ]
-    output.write("")
-    output.table(columns, execution.attempts)
+    if execution.attempts:
+        output.write("")
+        output.table(_ATTEMPTS, execution.attempts)
 
 
 def _rate(attempt: Attempt) -> str | None:
@@ -227,6 +194,21 @@ def _attempt_error(attempt: Attempt) -> str | None:
         return None
     status = f" {error.status_code}" if error.status_code else ""
     return _shortened(f"{error.kind}{status}: {error.message}")
+
+
+_ATTEMPTS: list[Column[Attempt]] = [
+    Column("#", lambda one: one.number, right=True),
+    Column("model", lambda one: one.model),
+    Column("why", lambda one: one.cause, drop=4),
+    Column("outcome", lambda one: output.state(one.outcome)),
+    Column("finish", lambda one: one.finish_reason, drop=6),
+    Column("took", lambda one: formats.duration(one.duration_ms), right=True, drop=2),
+    Column("first token", lambda one: formats.duration(one.first_token_ms), right=True, drop=7),
+    Column("tokens/s", _rate, right=True, drop=8),
+    Column("waited", lambda one: formats.duration(one.backoff_ms or None), right=True, drop=5),
+    Column("cost", lambda one: None if one.short_circuited else formats.money(one.cost), right=True, drop=1),
+    Column("error", _attempt_error, drop=3),
+]
 
 
 def _cost(execution: Execution) -> str:
@@ -273,13 +255,6 @@ def _shortened(text: str) -> str:
     """The beginning of a text, in one line that fits into a table."""
     line = " ".join(text.split())
     return line if len(line) <= _ERROR_WIDTH else line[: _ERROR_WIDTH - 1] + "…"
-
-
-async def _find_tree(url: str, execution_id: str) -> Tree | None:
-    from breakwater.analytics.tree import execution_tree
-
-    async with connect.analytics(url) as analytics:
-        return await execution_tree(analytics, execution_id)
 
 
 def show_tree(tree: Tree, *, as_json: bool) -> None:
@@ -345,9 +320,7 @@ def _remark(execution: TreeExecution) -> str:
 
 
 def _total(node: TreeNode) -> str:
-    sums = node.subtree
-    more = "+" if sums.unknown_costs and sums.total_cost is not None else ""
-    return f"{formats.money(sums.total_cost)}{more}"
+    return formats.at_least(node.subtree.total_cost, node.subtree.unknown_costs)
 
 
 def _missing(tree: Tree) -> list[str]:
@@ -376,11 +349,5 @@ def _node_json(node: TreeNode) -> dict[str, Any]:
     }
 
 
-def _costs(of: TreeExecution | Subtree) -> dict[str, str | None]:
-    return {"total_cost": _usd(of.total_cost), "wasted_cost": _usd(of.wasted_cost)}
-
-
-def _usd(nano: int | None) -> str | None:
-    from breakwater.contracts.types import usd_from_nano
-
-    return None if nano is None else usd_from_nano(nano)
+def _costs(of: ListedExecution | TreeExecution | Subtree) -> dict[str, str | None]:
+    return {"total_cost": formats.exact(of.total_cost), "wasted_cost": formats.exact(of.wasted_cost)}

@@ -126,7 +126,7 @@ def export(
         output.note(f"no {what}{of_it} to export; {'nothing' if target == STDOUT else 'no file'} is written")
         if agent is not None:
             others = where(what.value, since=begin, until=end, agent=None, status=ended)
-            output.note(f"(what else you asked for fits {run(_agents(url, *others))})")
+            output.note(f"(what else you asked for fits {_agents(url, *others)})")
     else:
         place = "stdout" if written.file is None else written.file
         output.note(f"{formats.counted(written.rows, what.value[:-1])} in {place}, {size(written.bytes)}")
@@ -157,11 +157,11 @@ def _range(since: str | None, until: str | None) -> tuple[datetime | None, datet
     return begin, end
 
 
-async def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
+def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
     """The agents that have rows, those with the most first."""
-    found = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MOST_NAMED + 1}"  # noqa: S608  of `where`
-    async with connect.analytics(url, answer_timeout_s=SILENCE_S) as analytics:
-        names = [str(name) for (name,) in (await analytics.query(found, parameters)).rows]
+    sql = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MOST_NAMED + 1}"  # noqa: S608  of `where`
+    found = connect.asked(url, lambda analytics: analytics.query(sql, parameters), answer_timeout_s=SILENCE_S)
+    names = [str(name) for (name,) in found.rows]
     more = " and others" if len(names) > MOST_NAMED else ""
     return f"agents {', '.join(names[:MOST_NAMED])}{more}" if names else "no agent"
 

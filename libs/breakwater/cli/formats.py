@@ -15,7 +15,19 @@ from breakwater.cli.errors import wrong_usage
 from breakwater.cli.output import clock
 from breakwater.policy.formats import counted, dollars, duration, failures_in_words, money
 
-__all__ = ["clock", "counted", "dollars", "duration", "failures_in_words", "money", "program", "since", "usd"]
+__all__ = [
+    "at_least",
+    "clock",
+    "counted",
+    "dollars",
+    "duration",
+    "exact",
+    "failures_in_words",
+    "money",
+    "program",
+    "since",
+    "usd",
+]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -28,6 +40,18 @@ def program() -> str:
         return "breakwater"
     here = Path.cwd()
     return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
+
+
+def at_least(nano: int | None, unknown: int) -> str:
+    """An amount, with a `+` behind it where it lacks calls of unknown cost."""
+    return money(nano) + ("+" if unknown and nano is not None else "")
+
+
+def exact(nano: int | None) -> str | None:
+    """An amount as programs get it: a decimal string; None where it is not known."""
+    from breakwater.contracts.types import usd_from_nano
+
+    return None if nano is None else usd_from_nano(nano)
 
 
 def usd(given: str) -> str:

@@ -94,7 +94,8 @@ def query(
     plane = PlaneLocation(data)
     url = plane.admin_clickhouse_url if write else plane.clickhouse_url
     if for_its_effect:
-        run(_execute(url, statement, timeout))
+        limit_s = timeout + ANSWER_MARGIN_S
+        connect.asked(url, lambda analytics: analytics.execute(statement), answer_timeout_s=limit_s)
         output.json_document([]) if form is Format.JSON else output.note("done")
         return
     if limit is None and form is Format.TABLE:
@@ -116,11 +117,6 @@ def text(value: Any) -> str:
         return json.dumps(value, default=output.plain, ensure_ascii=False)
     plain = output.plain(value) if isinstance(value, datetime | Decimal) else value
     return str(plain)
-
-
-async def _execute(url: str, statement: str, timeout_s: float) -> None:
-    async with connect.analytics(url, answer_timeout_s=timeout_s + ANSWER_MARGIN_S) as analytics:
-        await analytics.execute(statement)
 
 
 async def _print(url: str, statement: str, form: Format, limit: int | None, timeout_s: float, *, write: bool) -> bool:
