@@ -246,6 +246,13 @@ class ApiClient:
         except ValueError as error:
             raise UnexpectedResponse(status, _not_ours(status)) from error
 
+    async def decided(
+        self, method: str, path: str, body: Mapping[str, object] | None = None, *, wait_s: float
+    ) -> ApiResponse:
+        """Asks what became of a job, which `body` may submit: status 202 if that is not decided within `wait_s`."""
+        query = {"wait_s": wait_s or None}
+        return await self.request(method, path, query=query, body=body, timeout_s=wait_s + ACT_TIMEOUT_S)
+
     async def _send(
         self, method: str, path: str, *, query: Query | None, body: Mapping[str, object] | None, timeout_s: float
     ) -> tuple[int, bytes]:
@@ -434,7 +441,9 @@ class AsyncClient(ApiClient):
         """
         async with _within(timeout_s, job_id):
             while True:
-                response = await self._repeating(lambda: self._ask("GET", f"jobs/{quote(job_id, safe='')}"))
+                response = await self._repeating(
+                    lambda: self.decided("GET", f"jobs/{quote(job_id, safe='')}", wait_s=_WAIT_S)
+                )
                 if response.status == 200:
                     return _succeeded(response)
 
@@ -443,7 +452,7 @@ class AsyncClient(ApiClient):
         named = _named(job)
         job_id = str(named.job_id)
         async with _within(timeout_s, job_id):
-            response = await self._repeating(lambda: self._ask("POST", "jobs", _body(named)))
+            response = await self._repeating(lambda: self.decided("POST", "jobs", _body(named), wait_s=_WAIT_S))
             return _succeeded(response) if response.status == 200 else await self.wait(job_id)
 
     async def cancel(self, job_id: str, *, reason: str | None = None) -> CancelledJob:
@@ -507,10 +516,6 @@ class AsyncClient(ApiClient):
     async def _read(self, form: type[T], path: str, query: dict[str, Any]) -> T:
         response = await self._repeating(lambda: self.request("GET", path, query=query, timeout_s=_WAIT_S))
         return parse(form, response.document)
-
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> ApiResponse:
-        query = {"wait_s": _WAIT_S}
-        return await self.request(method, path, query=query, body=body, timeout_s=_WAIT_S + ACT_TIMEOUT_S)
 
     async def _repeating(self, send: Callable[[], Awaitable[ApiResponse]]) -> ApiResponse:
         retries = _Retries(self._retry_for_s)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote, urlencode
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
 from breakwater.cli import formats, output
-from breakwater.cli.api import TIMEOUT_S, Api, api_command, api_errors
+from breakwater.cli.api import Api, api_command, api_errors
 from breakwater.cli.connect import run
 from breakwater.cli.errors import ExitCode, wrong_usage
 from breakwater.cli.given import sendable
@@ -80,17 +80,17 @@ async def _cancel(
     """What became of each, or why that is not known."""
     import asyncio
 
-    from breakwater.client import ApiError
+    from breakwater.client import ApiError, parse
     from breakwater.contracts.api import CancelledJob
 
     slots = asyncio.Semaphore(AT_ONCE)
-    query = f"?{urlencode({'wait_s': wait_s})}" if wait_s else ""
+    body = {} if reason is None else {"reason": reason}
 
-    async def one(job_id: str) -> tuple[Any, ApiError | None]:
-        path = f"jobs/{quote(job_id, safe='')}/cancel{query}"
+    async def one(job_id: str) -> tuple[CancelledJob | None, ApiError | None]:
         async with slots:
             try:
-                return await client.act(CancelledJob, path, {"reason": reason}, timeout_s=wait_s + TIMEOUT_S), None
+                response = await client.decided("POST", f"jobs/{quote(job_id, safe='')}/cancel", body, wait_s=wait_s)
+                return parse(CancelledJob, response.document), None
             except ApiError as error:
                 return None, error
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 from urllib.parse import urlsplit
 
 import typer
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from breakwater.policy.budget import Caps
     from breakwater.policy.guard import ConfidenceRules, GuardRules
     from breakwater.policy.rate_limit import RateLimit
+
+T = TypeVar("T")
 
 _SHARED = {"agent_model": "", "model": ", per model for all agents", "provider": ", per provider for all agents"}
 
@@ -256,16 +258,14 @@ def breaker_in_words(rules: BreakerRules | None) -> str:
     """When it opens, for how long, and whose calls count: `3 in a row, or 5 alike in 60 s; open 60 s`."""
     if rules is None:
         return "off"
-    windowed: list[str] = []
-    if rules.same_error is not None:
-        windowed.append(f"{rules.same_error} alike")
-    if rules.errors is not None:
-        windowed.append(counted(rules.errors, "error"))
-    if rules.failure_rate is not None:
-        windowed.append(f"{rules.failure_rate:.0%} of {rules.minimum_calls:,} or more")
+    windowed = (
+        _said(rules.same_error, lambda least: f"{least} alike"),
+        _said(rules.errors, lambda least: counted(least, "error")),
+        _said(rules.failure_rate, lambda least: f"{least:.0%} of {rules.minimum_calls:,} or more"),
+    )
     opens = [f"{rules.consecutive_failures} in a row"] if rules.consecutive_failures is not None else []
-    if windowed:
-        opens.append(f"{' or '.join(windowed)} in {rules.within_s:g} s")
+    if any(windowed):
+        opens.append(f"{' or '.join(filter(None, windowed))} in {rules.within_s:g} s")
     longest = (
         f"-{rules.max_cooldown_s:g}" if rules.cooldown_growth > 1 and rules.max_cooldown_s > rules.cooldown_s else ""
     )
@@ -277,38 +277,34 @@ def guard_in_words(rules: GuardRules | None) -> str:
     """What a task may do: `10 iterations, 200,000 tokens, $10.00, 3 failures in a row, 5 alike`."""
     if rules is None:
         return "off"
-    limits: list[str] = []
-    if rules.max_iterations is not None:
-        limits.append(counted(rules.max_iterations, "iteration"))
-    if rules.max_tokens is not None:
-        limits.append(counted(rules.max_tokens, "token"))
-    if rules.max_cost_usd is not None:
-        limits.append(formats.money(rules.max_cost_usd))
-    if rules.consecutive_failures is not None:
-        limits.append(f"{counted(rules.consecutive_failures, 'failure')} in a row")
-    if rules.same_error is not None:
-        limits.append(f"{rules.same_error:,} alike")
-    if rules.confidence is not None:
-        limits.append(_confidence(rules.confidence))
-    return ", ".join(limits) or "no limit"
+    limits = (
+        _said(rules.max_iterations, lambda most: counted(most, "iteration")),
+        _said(rules.max_tokens, lambda most: counted(most, "token")),
+        _said(rules.max_cost_usd, formats.money),
+        _said(rules.consecutive_failures, lambda most: f"{counted(most, 'failure')} in a row"),
+        _said(rules.same_error, lambda most: f"{most:,} alike"),
+        _said(rules.confidence, _confidence),
+    )
+    return ", ".join(filter(None, limits)) or "no limit"
 
 
 def rate_limit_in_words(limit: RateLimit | None) -> str:
     """How much may be asked, and what happens beyond: `60 requests/min, 4 at once, then waits`."""
     if limit is None:
         return "none"
-    limits: list[str] = []
-    if limit.requests_per_minute is not None:
-        limits.append(f"{counted(limit.requests_per_minute, 'request')}/min")
-    if limit.tokens_per_minute is not None:
-        limits.append(f"{counted(limit.tokens_per_minute, 'token')}/min")
-    if limit.requests is not None:
-        limits.append(f"{counted(limit.requests, 'request')}/{limit.per}")
-    if limit.tokens is not None:
-        limits.append(f"{counted(limit.tokens, 'token')}/{limit.per}")
-    if limit.concurrent_calls is not None:
-        limits.append(f"{counted(limit.concurrent_calls, 'call')} at once")
-    return f"{', '.join(limits)}, then {'waits' if limit.on_exceeded == 'wait' else 'the next model'}"
+    limits = (
+        _said(limit.requests_per_minute, lambda most: f"{counted(most, 'request')}/min"),
+        _said(limit.tokens_per_minute, lambda most: f"{counted(most, 'token')}/min"),
+        _said(limit.requests, lambda most: f"{counted(most, 'request')}/{limit.per}"),
+        _said(limit.tokens, lambda most: f"{counted(most, 'token')}/{limit.per}"),
+        _said(limit.concurrent_calls, lambda most: f"{counted(most, 'call')} at once"),
+    )
+    return f"{', '.join(filter(None, limits))}, then {'waits' if limit.on_exceeded == 'wait' else 'the next model'}"
+
+
+def _said(limit: T | None, words: Callable[[T], str]) -> str:
+    """A limit in words; nothing where there is none."""
+    return "" if limit is None else words(limit)
 
 
 def _confidence(rules: ConfidenceRules) -> str:

@@ -16,30 +16,25 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli import connect, formats, output
-from breakwater.cli.api import TIMEOUT_S, Api, api_command, api_errors
+from breakwater.cli import formats, output
+from breakwater.cli.api import Api, api_command, api_errors
 from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode, unreachable, wrong_usage
+from breakwater.cli.errors import ExitCode, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.output import Column
 from breakwater.cli.plane import PlaneLocation
-from breakwater.errors import ConfigError
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from breakwater.bus.errors import PublishRefused
-    from breakwater.bus.lookup import Lookup
-    from breakwater.client import ApiClient, ApiResponse
-    from breakwater.encryption import Cipher
+    from breakwater.client import ApiClient
 
 DEFAULT_WAIT_S = 30.0
 LONGEST_WAIT_S = 300.0
 """What the API allows for one request."""
 
-POLL_INTERVAL_S = 0.5
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
-"""Between two looks for a result on NATS; each pause is twice the last one."""
+LEAST_WAIT_S = 0.1
+"""What is left of the time is no reason for another request if it is less."""
+
+UNDECIDED = 202
 
 CLOCKS_DIFFER = timedelta(seconds=1)
 """How far the server's clock may be behind ours before a job counts as older than its submission."""
@@ -154,7 +149,9 @@ def submit(
     waits_s = wait_s if wait else 0.0
     sending: Coroutine[Any, Any, dict[str, Any] | None]
     if via is Via.NATS:
-        sending = _send_over_nats(PlaneLocation(api.data), job, wait_s=waits_s)
+        from breakwater.cli.submit_over_nats import send
+
+        sending = send(PlaneLocation(api.data), job, wait_s=waits_s)
     else:
         sending = _send(api.client(), job, wait_s=waits_s)
     try:
@@ -180,112 +177,16 @@ async def _send(client: ApiClient, job: dict[str, Any], *, wait_s: float) -> dic
     Raises:
         CliError: it was not accepted, or whether it was can't be known.
     """
-    import asyncio
-
     job_id = job["job_id"]
     unanswered = f"Whether the job was accepted is not known; submit it again with the same --job-id ({job_id})."
-    deadline, first_wait_s = time.monotonic() + wait_s, min(wait_s, LONGEST_WAIT_S)
+    deadline = time.monotonic() + wait_s
     with api_errors(unanswered=unanswered, again="Try again with the same --job-id."):
         async with client:
-            response = await client.request(
-                "POST", "jobs", query={"wait_s": first_wait_s or None}, body=job, timeout_s=first_wait_s + TIMEOUT_S
-            )
-            while _undecided(response) and time.monotonic() < deadline:
-                await asyncio.sleep(POLL_INTERVAL_S)
-                response = await client.request("GET", f"jobs/{quote(job_id, safe='')}", timeout_s=TIMEOUT_S)
-    return None if _undecided(response) else response.document
-
-
-def _undecided(response: ApiResponse) -> bool:
-    return response.status == 202
-
-
-async def _send_over_nats(plane: PlaneLocation, job: dict[str, Any], *, wait_s: float) -> dict[str, Any] | None:
-    """Publishes a job, and waits for its result. Returns and raises as `_send`."""
-    import asyncio
-
-    from pydantic import ValidationError
-
-    from breakwater.bus.errors import BusUnavailable, PublishRefused
-    from breakwater.bus.lookup import Lookup
-    from breakwater.bus.publisher import Publisher
-    from breakwater.contracts import subjects
-    from breakwater.contracts.job import Job
-    from breakwater.contracts.subjects import Header
-    from breakwater.contracts.validation import explain
-    from breakwater.encryption import OFF
-    from breakwater.policy.ownership import scoped_execution
-
-    try:
-        checked = Job.model_validate(job)
-    except ValidationError as error:
-        # The worker would dead-letter it; here it can still be corrected.
-        raise CliError("invalid_job", explain(error, Job), exit_code=ExitCode.USAGE) from None
-    agent, job_id = checked.agent, job["job_id"]
-    called = scoped_execution(job_id, None)
-    try:
-        cipher = plane.cipher()
-    except ConfigError:
-        cipher = OFF  # whoever only submits need not have the config, nor its keys
-    async with connect.bus(plane.nats_url) as client:
-        loop = asyncio.get_running_loop()
-        received: asyncio.Future[bytes] = loop.create_future()
-
-        async def receive(message: Any) -> None:
-            if not received.done():
-                received.set_result(message.data)
-
-        # At once where the user may subscribe to results; the look-ups below find it in any case.
-        # Of a dry run, which takes no id, the result is found by none.
-        inbox = client.new_inbox() if checked.dry_run else None
-        job = job if inbox is None else {**job, "reply_to": inbox}
-        await client.subscribe(inbox or subjects.result(called), cb=receive)
-        headers = {Header.MSG_ID.value: subjects.message_id(agent, called)}
-        payload = json.dumps(job, ensure_ascii=False).encode()
-        try:
-            await Publisher(lambda: client, "cli", cipher).job(subjects.job(agent), payload, headers)
-        except PublishRefused as error:
-            raise _refused_over_nats(agent, error) from error
-        except BusUnavailable as error:
-            raise unreachable(
-                str(error),
-                f"Whether the job was accepted is not known; submit it again with the same --job-id ({job_id}). "
-                "A NATS user without the right to publish jobs gets no response either.",
-            ) from error
-        return await _result_over_nats(Lookup(lambda: client, cipher), received, called, wait_s, cipher)
-
-
-async def _result_over_nats(
-    lookup: Lookup, received: asyncio.Future[bytes], job_id: str, wait_s: float, cipher: Cipher
-) -> dict[str, Any] | None:
-    import asyncio
-
-    from breakwater.contracts import subjects
-    from breakwater.contracts.subjects import Stream
-
-    deadline, pause_s = time.monotonic() + wait_s, FIRST_LOOK_S
-    while (left_s := deadline - time.monotonic()) > 0:
-        await asyncio.wait([received], timeout=min(pause_s, left_s))
-        if received.done():
-            return json.loads(cipher.decrypt_document(received.result()))
-        # An id that was used before has its result already: none will be received.
-        found = await lookup.last(Stream.RESULTS, subjects.result(job_id))
-        if found is not None:
-            return json.loads(found.data)
-        pause_s = min(pause_s * 2, LONGEST_LOOK_S)
-    return None
-
-
-def _refused_over_nats(agent: str, error: PublishRefused) -> CliError:
-    from breakwater.contracts import subjects
-
-    if "no stream takes this subject" in str(error):
-        return CliError(
-            "unknown_agent",
-            f"agent {agent!r} is not configured: no stream takes {subjects.job(agent)}",
-            "`breakwater agents` lists those that are; after a change of the config run `breakwater setup`.",
-        )
-    return CliError("refused", f"the job was not accepted: {error}")
+            response = await client.decided("POST", "jobs", job, wait_s=min(wait_s, LONGEST_WAIT_S))
+            while response.status == UNDECIDED and (left_s := deadline - time.monotonic()) > LEAST_WAIT_S:
+                path = f"jobs/{quote(job_id, safe='')}"
+                response = await client.decided("GET", path, wait_s=min(left_s, LONGEST_WAIT_S))
+    return None if response.status == UNDECIDED else response.document
 
 
 def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
