@@ -188,7 +188,8 @@ class ApiClient:
     def __init__(self, url: str, api_key: SecretStr | str | None = None, *, most_requests: int = 100) -> None:
         self.url = url.rstrip("/")
         self.api_key = api_key
-        self._connections = _Connections(most_requests)
+        self._most_requests = most_requests
+        self._pools: dict[int, aiohttp.ClientSession] = {}
 
     def with_key(self, api_key: SecretStr | str) -> Self:
         """The same API over the same connections, used with another key."""
@@ -204,7 +205,8 @@ class ApiClient:
 
     async def close(self) -> None:
         """Closes the connections, also those of other keys."""
-        await self._connections.close()
+        while self._pools:
+            await self._pools.popitem()[1].close()
 
     async def get(self, path: str, query: Query | None = None, *, timeout_s: float = READ_TIMEOUT_S) -> Any:
         """Reads a resource, as JSON."""
@@ -260,7 +262,7 @@ class ApiClient:
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._connections.requests().request(
+                self._pool(self._most_requests).request(
                     method, self._url(path, query), data=_written(body), headers=self._headers()
                 ) as response,
             ):
@@ -294,7 +296,7 @@ class ApiClient:
         try:
             async with (
                 asyncio.timeout(begins_within_s) as until_it_begins,
-                self._connections.streams().request(
+                self._pool(0).request(
                     "GET" if body is None else "POST",
                     self._url(path, None),
                     data=_written(body),
@@ -308,6 +310,15 @@ class ApiClient:
                 yield response.content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unavailable(error) from error
+
+    def _pool(self, limit: int) -> aiohttp.ClientSession:
+        """At most so many connections, opened when first used, and shared by all keys; 0 for no limit."""
+        if limit not in self._pools:
+            self._pools[limit] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=limit),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            )
+        return self._pools[limit]
 
     def _url(self, path: str, query: Query | None) -> URL:
         given = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
@@ -323,35 +334,6 @@ class ApiClient:
         what = "no response came from" if connected else "nothing answers at"
         why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
         return ApiUnavailable(f"{what} {self.url}: {why}", connected=connected)
-
-
-class _Connections:
-    """Two pools, opened when first used: one for requests, and one without bounds for streams, which stay open long."""
-
-    def __init__(self, most_requests: int) -> None:
-        self._most = most_requests
-        self._requests: aiohttp.ClientSession | None = None
-        self._streams: aiohttp.ClientSession | None = None
-
-    def requests(self) -> aiohttp.ClientSession:
-        if self._requests is None:
-            self._requests = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._most),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            )
-        return self._requests
-
-    def streams(self) -> aiohttp.ClientSession:
-        if self._streams is None:
-            self._streams = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        return self._streams
-
-    async def close(self) -> None:
-        sessions = (self._requests, self._streams)
-        self._requests = self._streams = None
-        for session in sessions:
-            if session is not None:
-                await session.close()
 
 
 class JobFailed(Exception):  # noqa: N818  named after what happened

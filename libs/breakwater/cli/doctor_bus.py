@@ -160,9 +160,8 @@ def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
     state = "parked" if consumer.name == topology.PARKED_CONSUMER else "in progress"
     text = f"{consumer.name}: {waiting:,} waiting, {in_progress:,} {state}"
     service = consumer.name.partition("-")[0]
-    if consumer.readers == 0 and not in_progress:
-        remedy = f"Is the service `{service}` running? See its log."
-        return Finding("lag", "warn", f"{text}, and nothing reads them", remedy)
+    if (unread := _unread(consumer, text, service)) is not None:
+        return unread
     if stuck:
         text += f", and none got done within {STANDSTILL_S:g} s"
         remedy = f"See the log of `{service}` for the cause; it continues by itself once that is fixed."
@@ -172,6 +171,14 @@ def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
         remedy = _FALLS_BEHIND.get(service, f"It falls behind: start one more `{service}`, or see in its log why.")
         return Finding("lag", "warn", text, remedy)
     return Finding("lag", "ok", text)
+
+
+def _unread(consumer: ConsumerFound, text: str, service: str) -> Finding | None:
+    if consumer.readers != 0 or consumer.in_progress:
+        return None
+    return Finding(
+        "lag", "warn", f"{text}, and nothing reads them", f"Is the service `{service}` running? See its log."
+    )
 
 
 def held_finding(consumer: ConsumerFound, agents: Mapping[str, int]) -> Finding | None:
@@ -204,9 +211,8 @@ async def _channel(client: Client, consumer: ConsumerFound, name: str, allowed: 
     waiting, held = consumer.waiting or 0, consumer.in_progress or 0
     text = f"{consumer.name}: {waiting:,} waiting, {held:,} held back or being sent"
     log = "See in the log of `alerter` what its receiver says"
-    if consumer.readers == 0 and not held:
-        remedy = "Is the service `alerter` running? See its log."
-        return Finding("lag", "warn", f"{text}, and nothing reads them", remedy)
+    if (unread := _unread(consumer, text, "alerter")) is not None:
+        return unread
     since = await _oldest(client, consumer.name) if held else None
     if since is not None and (age := datetime.now(UTC) - since) > allowed + SENDING:
         text += f", the oldest for {formats.duration(age.total_seconds() * 1000)}"

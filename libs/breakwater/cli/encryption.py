@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -62,13 +63,7 @@ def encrypt(config: ConfigOption = None, data: DataOption = None) -> None:
     cipher = PlaneLocation(data).cipher(config)
     if not cipher.on:
         raise CliError("encryption_off", "encryption.keys has no key", "`breakwater encryption new-key` makes one.")
-    out = output.binary()
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            out.write(cipher.encrypt_document(line.rstrip(b"\n")) + b"\n")
-        except ValueError as error:
-            out.flush()
-            raise CliError("not_json", f"line {number}: {error}") from None
+    _each_line(cipher.encrypt_document, ValueError, "not_json")
 
 
 @app.command("decrypt")
@@ -83,11 +78,15 @@ def decrypt(config: ConfigOption = None, data: DataOption = None) -> None:
     """
     from breakwater.encryption import Undecryptable
 
-    cipher = PlaneLocation(data).cipher(config)
+    _each_line(PlaneLocation(data).cipher(config).decrypt_document, Undecryptable, "undecryptable")
+
+
+def _each_line(change: Callable[[bytes], bytes], mistake: type[Exception], code: str) -> None:
+    """Passes on each line of stdin, changed. Raises CliError, with the line's number: one can't be."""
     out = output.binary()
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
-            out.write(cipher.decrypt_document(line.rstrip(b"\n")) + b"\n")
-        except Undecryptable as error:
+            out.write(change(line.rstrip(b"\n")) + b"\n")
+        except mistake as error:
             out.flush()
-            raise CliError("undecryptable", f"line {number}: {error}") from None
+            raise CliError(code, f"line {number}: {error}") from None

@@ -68,11 +68,7 @@ class PlaneLocation:
     def admin_nats_url(self) -> str:
         """NATS as the user that may see all streams and consumers, where its password is at hand."""
         url = self.nats_url
-        secret = self.data / "secrets" / "nats-setup"
-        if self._endpoints is None or not secret.is_file():
-            return url
-        parts = urlsplit(url)
-        return parts._replace(netloc=f"setup:{secret.read_text().strip()}@{parts.hostname}:{parts.port}").geturl()
+        return url if self._endpoints is None else self._as_user(url, "setup", "nats-setup")
 
     @property
     def redis_url(self) -> str:
@@ -89,10 +85,8 @@ class PlaneLocation:
         """ClickHouse as the user that may create tables and write, where its password is at hand."""
         if url := self._variable("BREAKWATER_CLICKHOUSE_URL"):
             return url
-        parts, secret = urlsplit(self.clickhouse_url), self.data / "secrets" / "clickhouse"
-        if parts.username != "reader" or not secret.is_file():
-            return parts.geturl()
-        return parts._replace(netloc=f"breakwater:{secret.read_text().strip()}@{parts.hostname}:{parts.port}").geturl()
+        url = self.clickhouse_url
+        return url if urlsplit(url).username != "reader" else self._as_user(url, "breakwater", "clickhouse")
 
     def runs_with(self, config: Path) -> bool:
         """Whether the plane of the data directory runs, with this config file."""
@@ -195,6 +189,13 @@ class PlaneLocation:
         if own is None and secret.is_file():
             own = secret.read_text(encoding="utf-8").strip()
         return cipher_of(self.config(option), None if own is None else SecretStr(own))
+
+    def _as_user(self, url: str, user: str, secret: str) -> str:
+        """The URL with another user, where its password is in the data directory."""
+        parts, file = urlsplit(url), self.data / "secrets" / secret
+        if not file.is_file():
+            return url
+        return parts._replace(netloc=f"{user}:{file.read_text().strip()}@{parts.hostname}:{parts.port}").geturl()
 
     def _variable(self, name: str) -> str | None:
         return None if self._only_data else os.environ.get(name) or None
