@@ -1,6 +1,6 @@
 """Runs one service: `python -m services worker`. All of them share one image and this entry point.
 
-`python -m services fork-server` is for the local stack, which starts its services so; see `fork_server.py`.
+The local stack forks its services from one process, where `run_service` runs in each fork.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from breakwater.config import Config, ConfigError, load_config, require_reloadab
 from breakwater.files import write_private
 from breakwater.settings import Settings
 from breakwater.telemetry import configure_logging
-from services import fork_server
 
 NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink", "console")
 ALIVE_EVERY_S = 5.0
@@ -65,9 +64,6 @@ def main() -> int:
     """Entry point. Exit code 2 for a wrong call, 78 (EX_CONFIG) for a wrong config, which no restart can mend."""
     prctl.hide_memory()
     match sys.argv[1:]:
-        case ["fork-server", descriptor] if descriptor.isdecimal():
-            fork_server.serve(int(descriptor), NAMES, run_service)
-            return 0
         case [name] if name in NAMES:
             return run_service(name)
         case _:

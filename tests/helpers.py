@@ -27,7 +27,6 @@ from nats.js.errors import NotFoundError
 
 from breakwater.bus.core import close
 from breakwater.embedded.fork_server import SUPPORTED, ForkServer
-from breakwater.embedded.process import ForkedProcess
 
 TIMEOUT_S = 120.0
 """Long, as a machine may be busy with other things; a condition that holds ends the wait at once."""
@@ -125,7 +124,7 @@ async def nats_client(url: str) -> AsyncGenerator[Client]:
         await close(client)
 
 
-ServiceProcess = ForkedProcess | subprocess.Popen[bytes]
+ServiceProcess = subprocess.Popen[bytes]
 
 
 class _ForkServer(ForkServer):

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ import pytest
 from breakwater.embedded.binaries import ServerNotFoundError
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.probes import Probe
-from breakwater.embedded.process import ProcessSpec, log_size, log_tail, signal_group, spawn
+from breakwater.embedded.process import ProcessSpec, kill_group, log_size, log_tail, spawn
 from breakwater.embedded.servers import clickhouse_spec, nats_spec, redis_spec
 
 USER, PASSWORD = "breakwater", "only-for-tests"
@@ -184,14 +183,14 @@ class ProcessRunner:
 
     def start(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(self._spec.stop_signal)
+            self._process.terminate()
             self._process.wait(self._spec.stop_timeout_s)
         self._log_start = log_size(self._spec.log_file)
         self._process = spawn(self._spec)
 
     def kill(self) -> None:
         if self._process is not None:
-            signal_group(self._process, signal.SIGKILL)
+            kill_group(self._process)
             self._process.wait()
             self._process = None
 

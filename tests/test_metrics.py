@@ -29,7 +29,7 @@ from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome, Result
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.ports import free_port
-from breakwater.embedded.stack import METRICS_PORT, plan_stack
+from breakwater.embedded.stack import plan_stack
 from breakwater.errors import Unavailable
 from breakwater.metrics import (
     AGENT_HEALTH,
@@ -568,11 +568,13 @@ def test_every_process_of_the_local_stack_has_a_port_of_its_own(tmp_path: Path) 
     stack = plan_stack(data, config, workers=3, environment={})
     ports = {spec.name: int(spec.env["BREAKWATER_METRICS_PORT"]) for spec in stack.services}
     assert len(set(ports.values())) == len(ports) == len(NAMES) + 2
-    assert min(ports.values()) >= METRICS_PORT
     assert {spec.env["BREAKWATER_METRICS_HOST"] for spec in stack.services} == {"127.0.0.1"}
     urls = {name: f"http://127.0.0.1:{port}/metrics" for name, port in ports.items()}
     assert stack.endpoints.metrics == urls
     assert json.loads(stack.endpoints.model_dump_json())["metrics"] == urls
+    # Prometheus, and programs that use NATS, find them there after the next start, too.
+    again = plan_stack(data, config, workers=3, environment={})
+    assert (again.endpoints.metrics, again.endpoints.nats_url) == (urls, stack.endpoints.nats_url)
 
 
 def test_every_container_serves_its_metrics_inside_its_network_alone() -> None:

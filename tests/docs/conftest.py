@@ -21,20 +21,10 @@ import psutil
 import pytest
 
 from breakwater.cli.main import main
-from breakwater.embedded.ports import free_port
 from tests.docs.markdown import ROOT
 
 START_S = 240.0
 DOCUMENTED_URL = "http://127.0.0.1:8080"
-
-# `breakwater up` takes the standard ports, or the next ones: two stacks that start at once could choose the same.
-UP_ON_PORTS = """
-import sys
-import breakwater.embedded.stack as stack
-stack.NATS_PORT, stack.REDIS_PORT, stack.CLICKHOUSE_PORT, stack.HTTP_PORT = map(int, sys.argv[1:5])
-from breakwater.cli.main import main
-sys.exit(main(sys.argv[5:]))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +121,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Generator[Checkout]:
     (path / ".venv").symlink_to(sys.prefix)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BREAKWATER_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    ports = [str(free_port()) for _ in range(4)]
-    up = [sys.executable, "-c", UP_ON_PORTS, *ports, "up", "--config", "examples/breakwater.yaml", "--simulate"]
+    up = [sys.executable, "-m", "breakwater.cli", "up", "--config", "examples/breakwater.yaml", "--simulate"]
     with (path / "up.log").open("wb") as log:
         process = subprocess.Popen(up, cwd=path, env=environment, stdout=log, stderr=log)
     try:

@@ -9,15 +9,15 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import uvloop
 
 from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.events import ProcessEvent
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.servers import nats_spec, redis_spec
-from breakwater.embedded.supervisor import Supervisor
+from breakwater.embedded.supervisor import ProcessEvent, Supervisor
 
 SLEEPER = "import time; time.sleep(600)"
 IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -52,7 +52,7 @@ async def run(data: DataDir, *, servers: bool, stubborn: bool, hang: bool) -> in
     with data.locked() as lock:
         supervisor = Supervisor(on_event=show, inherit=[lock], stop_s=600.0)
 
-        async def bring_up() -> None:
+        async def stay_up() -> NoReturn:
             if servers:
                 await supervisor.start([nats_spec(data.path, free_port(), {}), redis_spec(data.path, free_port(), "x")])
             await supervisor.start([python_spec(data.path, "sleeper", SLEEPER)])
@@ -61,9 +61,12 @@ async def run(data: DataDir, *, servers: bool, stubborn: bool, hang: bool) -> in
                 await supervisor.start([replace(spec, stop_timeout_s=600.0)])
             print(json.dumps({name: keeper.pid for name, keeper in supervisor.keepers.items()}), flush=True)
             if hang:
-                await asyncio.sleep(600)
+                mute = replace(python_spec(data.path, "mute", SLEEPER), ready=never, ready_timeout_s=600.0)
+                await supervisor.start([mute])
+            while True:
+                await asyncio.Event().wait()
 
-        return await supervisor.run_until_signal(bring_up)
+        return 128 + await supervisor.run(stay_up)
 
 
 def main() -> None:

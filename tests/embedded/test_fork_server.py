@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from breakwater.embedded.fork_server import SUPPORTED, ForkServer
+from breakwater.embedded.fork_server import SUPPORTED, ForkedProcess, ForkServer, ForkServerError
 from breakwater.embedded.ports import free_port
-from breakwater.embedded.process import ForkedProcess, ForkServerError, ProcessSpec, signal_group, until_ended
+from breakwater.embedded.process import ProcessSpec, kill_group, until_ended
 from breakwater.embedded.supervisor import Supervisor
 from tests.helpers import wait_until
 
@@ -27,8 +27,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ForkServer]:
-    with ForkServer(tmp_path_factory.mktemp("fork-server") / "log") as server:
-        yield server
+    server = ForkServer(tmp_path_factory.mktemp("fork-server") / "log")
+    yield server
+    server.stop()
 
 
 def config_in(directory: Path) -> Path:
@@ -78,7 +79,7 @@ def test_it_ends_by_a_signal_and_says_by_which(server: ForkServer, tmp_path: Pat
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
     assert process.poll() == process.returncode == -signal.SIGKILL
-    signal_group(process, signal.SIGKILL)  # one that has ended is left alone
+    kill_group(process)  # one that has ended is left alone
     stopped = fork(server, tmp_path)
     stopped.terminate()
     assert stopped.wait(60) in {0, -signal.SIGTERM}  # by itself, or before it could handle the signal
@@ -161,10 +162,11 @@ def test_a_server_that_cannot_import_a_service_says_where_its_reason_is(
 ) -> None:
     (tmp_path / "uvloop.py").write_text("raise ImportError('broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with ForkServer(tmp_path / "fork-server.log") as server:
-        with pytest.raises((ForkServerError, OSError)):
-            fork(server, tmp_path)
-        assert "broken" in (tmp_path / "fork-server.log").read_text()
+    server = ForkServer(tmp_path / "fork-server.log")
+    with pytest.raises((ForkServerError, OSError)):
+        fork(server, tmp_path)
+    server.stop()
+    assert "broken" in (tmp_path / "fork-server.log").read_text()
 
 
 async def test_a_stop_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from nats.aio.client import Client
 
 from breakwater.bus.permissions import GRANTS
 from breakwater.embedded.binaries import ServerNotFoundError, find_nats, find_valkey, require_clickhouse
-from breakwater.embedded.ports import choose_port, free_port
+from breakwater.embedded.ports import free_port, standard_port
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
 from breakwater.embedded.servers import clickhouse_spec, nats_spec, redis_spec
 from breakwater.embedded.supervisor import Supervisor
@@ -118,15 +118,16 @@ async def test_redis_keeps_everything_asks_for_its_password_and_evicts_nothing(t
         assert not await redis_ready("127.0.0.1", port, None)()
 
 
-async def test_a_taken_standard_port_gives_the_next_one(tmp_path: Path) -> None:
-    standard = free_port()
+async def test_a_taken_standard_port_gives_another_one(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        standard = server.getsockname()[1]
     async with Supervisor() as supervisor:
         await supervisor.start([redis_spec(tmp_path / "one", standard, None)])
     async with Supervisor() as one, Supervisor() as two:
-        await one.start([redis_spec(tmp_path / "one", choose_port(standard), None)])
+        await one.start([redis_spec(tmp_path / "one", standard_port(standard), None)])
         assert await redis_ready("127.0.0.1", standard, None)(), "the port of a stopped server was not taken again"
-        other = choose_port(standard)
-        assert other > standard
+        other = standard_port(standard)
+        assert other != standard
         await two.start([redis_spec(tmp_path / "two", other, None)])
         async with redis.Redis(port=standard) as first, redis.Redis(port=other) as second:
             await first.set("where", "one")

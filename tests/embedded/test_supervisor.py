@@ -16,11 +16,10 @@ import pytest
 import redis.asyncio as redis
 
 from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.events import ProcessEvent, ProcessFailedError
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.process import RestartPolicy, log_size, log_tail, open_log, spawn
 from breakwater.embedded.servers import nats_spec, redis_spec
-from breakwater.embedded.supervisor import Supervisor
+from breakwater.embedded.supervisor import ProcessEvent, ProcessFailedError, Supervisor
 from tests.embedded.stack import IGNORE_TERM, PARENT, SLEEPER, never, python_spec, says_up
 from tests.helpers import until, wait_until
 
@@ -47,11 +46,10 @@ def heard() -> Heard:
     return Heard()
 
 
-async def test_each_process_starts_after_the_one_before_is_ready_and_stops_before_it(
-    tmp_path: Path, heard: Heard
-) -> None:
+async def test_what_is_started_later_stops_before_it(tmp_path: Path, heard: Heard) -> None:
     async with Supervisor(on_event=heard.append) as supervisor:
-        await supervisor.start([python_spec(tmp_path, name, SLEEPER) for name in ("first", "second")])
+        for name in ("first", "second"):
+            await supervisor.start([python_spec(tmp_path, name, SLEEPER)])
         assert [one.ready.is_set() for one in supervisor.keepers.values()] == [True, True]
     assert heard.brief() == [
         *("started first", "ready first", "started second", "ready second"),
@@ -60,13 +58,15 @@ async def test_each_process_starts_after_the_one_before_is_ready_and_stops_befor
     assert [event.signal for event in heard.of("stopped")] == [signal.SIGTERM, signal.SIGTERM]
 
 
-async def test_processes_of_one_step_stop_together_and_before_the_servers(tmp_path: Path, heard: Heard) -> None:
+async def test_processes_that_are_started_together_stop_together_and_before_the_servers(
+    tmp_path: Path, heard: Heard
+) -> None:
     slow = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.1), sys.exit(0)))"
     slow += "; print('up', flush=True); time.sleep(600)"
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([python_spec(tmp_path, "server", SLEEPER)])
         workers = [says_up(python_spec(tmp_path, f"worker-{number}", slow)) for number in (1, 2, 3)]
-        await supervisor.start(workers, together=True)
+        await supervisor.start(workers)
     ending = [event.kind for event in heard if event.kind in {"stopping", "stopped"}]
     assert ending == [*["stopping"] * 3, *["stopped"] * 3, "stopping", "stopped"]
     assert heard.brief()[-1] == "stopped server"
@@ -178,15 +178,19 @@ async def test_a_part_that_finds_its_config_wrong_at_a_restart_is_tried_again_an
 
 
 async def test_a_failure_while_others_start_ends_the_start(tmp_path: Path) -> None:
-    supervisor = Supervisor()
+    def report(event: ProcessEvent) -> None:
+        if event.kind == "exited":
+            raise BrokenPipeError(f"nobody reads that {event.name} exited with code {event.code}")
+
+    supervisor = Supervisor(on_event=report)
 
     async def bring_up() -> None:
-        await supervisor.start([replace(python_spec(tmp_path, "once", "import time; time.sleep(0.3)"), restart=None)])
+        await supervisor.start([python_spec(tmp_path, "once", "import time; time.sleep(0.3)")])
         await supervisor.start([replace(python_spec(tmp_path, "mute", SLEEPER), ready=never, ready_timeout_s=600)])
 
-    with pytest.raises(ProcessFailedError, match="once exited with code 0"):
+    with pytest.raises(BrokenPipeError, match="once exited with code 0"):
         async with asyncio.timeout(60):
-            await supervisor.run_until_signal(bring_up)
+            await supervisor.run(bring_up)
 
 
 async def test_a_process_that_ignores_its_stop_signal_is_killed_with_all_it_started(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def expected(error: BaseException) -> CliError:
     from breakwater.bus.errors import BusError
     from breakwater.embedded.binaries import ServerNotFoundError
     from breakwater.embedded.datadir import DataDirError
-    from breakwater.embedded.events import ProcessFailedError
     from breakwater.embedded.ports import PortInUseError
+    from breakwater.embedded.supervisor import ProcessFailedError
     from breakwater.encryption import Undecryptable
     from breakwater.errors import ConfigError, Unavailable
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
@@ -14,9 +15,8 @@ from breakwater.cli.errors import CliError
 if TYPE_CHECKING:
     from breakwater.bus.server_health import Unhealthy
     from breakwater.embedded.datadir import DataDir
-    from breakwater.embedded.keeper import Keeper
     from breakwater.embedded.stack import Stack
-    from breakwater.embedded.supervisor import Supervisor
+    from breakwater.embedded.supervisor import Keeper, Supervisor
 
 LOOK_EVERY_S = 5.0
 
@@ -53,7 +53,7 @@ class FullDisk:
             self._reported = False
         elif shutil.disk_usage(self._data.path).free >= ROOM_BYTES:
             self._report("nats_can_write_again", f"it could not write ({error}); there is room, so it starts again")
-            nats.signal(nats.spec.stop_signal)
+            nats.signal(signal.SIGTERM)
         elif not self._reported:
             self._report("nats_cannot_write", f"{error}: make space; then it is started again")
             self._reported = True

@@ -204,7 +204,7 @@ class ConfigFollower:
         if nats is not None and config.programs != self._config.programs:
             nats_server(self._data, self._stack.nats_port, config)
             # It is started again. Read again, it lets new users in, and nothing that they publish reaches a stream.
-            nats.signal(nats.spec.stop_signal)
+            nats.signal(signal.SIGTERM)
 
     def _signal_services(self, before: Config, config: Config) -> tuple[str, ...]:
         """Has every service read the config; returns those that were ended for it, to be started again."""
@@ -216,7 +216,7 @@ class ConfigFollower:
             named = variables_of(config, service)
             if named - variables_of(before, service):
                 keeper.spec = replace(keeper.spec, env={**keeper.spec.env, **for_service(os.environ, named)})
-                keeper.signal(keeper.spec.stop_signal)
+                keeper.signal(signal.SIGTERM)
                 restarted.append(spec.name)
             else:
                 keeper.signal(signal.SIGHUP)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from breakwater.cli.reload import Applied, NotApplied, Report
     from breakwater.config import Config
     from breakwater.embedded.datadir import DataDir
-    from breakwater.embedded.events import ProcessEvent
     from breakwater.embedded.process import ProcessSpec
     from breakwater.embedded.stack import Stack
-    from breakwater.embedded.supervisor import Supervisor
+    from breakwater.embedded.supervisor import ProcessEvent, Supervisor
     from breakwater.settings import Settings
 
 
@@ -39,11 +38,11 @@ def up(
     ] = DEFAULT_DATA,
     workers: Annotated[int, typer.Option(min=1, max=64, help="How many worker processes to run.")] = 1,
     http_port: Annotated[
-        int | None, typer.Option(min=1, max=65_535, help="Where the API listens.", show_default="8080 or the next free")
+        int | None, typer.Option(min=1, max=65_535, help="Where the API listens.", show_default="8080 or a free one")
     ] = None,
     console_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65_535, help="Where the console's pages are.", show_default="8081 or the next free"),
+        typer.Option(min=1, max=65_535, help="Where the console's pages are.", show_default="8081 or a free one"),
     ] = None,
     simulate: Annotated[
         bool,
@@ -101,7 +100,6 @@ async def _run(
     from breakwater.cli.full_disk import FullDisk
     from breakwater.cli.reload import ConfigFollower
     from breakwater.config import load_config
-    from breakwater.embedded.ports import choosing, hold_port
     from breakwater.embedded.stack import plan_stack
     from breakwater.embedded.supervisor import Supervisor
 
@@ -114,36 +112,36 @@ async def _run(
 
     following: list[asyncio.Task[None]] = []
 
-    async def bring_up() -> None:
+    async def stay_up() -> NoReturn:
         effective, simulation = config_file, None
         if simulate:
             from breakwater.embedded.simulation import simulated
 
             simulation = simulated(data, config_file)
             effective = simulation.config_file
-        async with choosing():
-            stack = plan_stack(
-                data,
-                effective,
-                workers=workers,
-                environment=os.environ,
-                http_port=http_port,
-                console_port=console_port,
-                port=hold_port,
-            )
-            if simulation is not None:
-                where = {"simulated_provider_url": simulation.control_url}
-                stack = replace(stack, endpoints=stack.endpoints.model_copy(update=where))
-            key = await start_stack(supervisor, data, stack, beside=[] if simulation is None else [simulation.process])
+        stack = plan_stack(
+            data,
+            effective,
+            workers=workers,
+            environment=os.environ,
+            http_port=http_port,
+            console_port=console_port,
+        )
+        if simulation is not None:
+            where = {"simulated_provider_url": simulation.control_url}
+            stack = replace(stack, endpoints=stack.endpoints.model_copy(update=where))
+        key = await start_stack(supervisor, data, stack, beside=[] if simulation is None else [simulation.process])
         agent = next(iter(load_config(Path(stack.setup_env["BREAKWATER_CONFIG"])).agents))
         _show_endpoints(stack, key, agent, as_json=as_json, simulate=simulate)
         follower = ConfigFollower(supervisor, data, stack, config_file, _reporter(as_json=as_json), simulation)
         following.append(asyncio.create_task(follower.run()))
         full_disk = FullDisk(supervisor, data, stack, partial(_show_disk, as_json=as_json))
         following.append(asyncio.create_task(full_disk.run()))
+        while True:
+            await asyncio.Event().wait()
 
     try:
-        code = await supervisor.run_until_signal(bring_up)
+        code = 128 + await supervisor.run(stay_up)
     finally:
         await background.stop(*following)
         data.remove_endpoints()
@@ -185,12 +183,12 @@ async def start_stack(
         await prepare(settings, config)
 
     await run_together(  # NATS is there at once, and ClickHouse takes two seconds
-        supervisor.start([*beside, *stack.servers], together=True),
+        supervisor.start([*beside, *stack.servers]),
         when_ready("nats", prepare_nats),
         when_ready("clickhouse", prepare_clickhouse),
     )
     key = _first_key(stack)
-    await supervisor.start(stack.services, together=True)
+    await supervisor.start(stack.services)
     data.write_endpoints(stack.endpoints)
     return key
 

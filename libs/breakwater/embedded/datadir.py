@@ -20,11 +20,7 @@ _POLL_S = 0.05
 
 
 class DataDirError(RuntimeError):
-    """The data directory cannot be used.
-
-    Attributes:
-        path: The directory or the file in it.
-    """
+    """The data directory, or the file in it that `path` names, cannot be used."""
 
     def __init__(self, problem: str, path: Path, remedy: str) -> None:
         self.path = path
@@ -32,17 +28,13 @@ class DataDirError(RuntimeError):
 
 
 class AlreadyRunningError(DataDirError):
-    """Another stack uses the directory.
-
-    Attributes:
-        pid: The process that started it, or None if it has not said so yet.
-    """
+    """Another stack uses the directory: that of process `pid`, or None if it has not said so yet."""
 
     def __init__(self, pid: int | None, path: Path) -> None:
         self.pid = pid
         who = "a process that has not written its pid yet" if pid is None else f"process {pid}"
         if pid is not None and not is_alive(pid):
-            who = f"what process {pid} has left behind (`fuser {path / 'up.lock'}` lists it)"
+            who = f"what process {pid} has left behind (`fuser {path / _LOCK}` lists it)"
         super().__init__(
             f"a stack is already running here, held by {who}", path, "Stop that one, or name another data directory."
         )
@@ -141,11 +133,18 @@ class DataDir:
             AlreadyRunningError: Another stack holds it.
             DataDirError: The lock file cannot be written.
         """
-        with explained(self.path / _LOCK):
-            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = self.path / _LOCK
+        with explained(lock):
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._acquire(descriptor)
-            with explained(self.path / _LOCK):
+            deadline = time.monotonic() + _HANDOVER_S
+            while not _locks(descriptor, fcntl.LOCK_EX):
+                pid = _read_pid(descriptor)
+                # No living owner: leftovers of a killed stack are dying, or another process is reading the holder.
+                if (pid is not None and is_alive(pid)) or time.monotonic() > deadline:
+                    raise AlreadyRunningError(pid, self.path)
+                time.sleep(_POLL_S)
+            with explained(lock):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             try:
@@ -198,27 +197,9 @@ class DataDir:
             except FileNotFoundError:
                 return None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _read_pid(descriptor)
-        else:
-            return None
+            return None if _locks(descriptor, fcntl.LOCK_SH) else _read_pid(descriptor)
         finally:
             os.close(descriptor)
-
-    def _acquire(self, descriptor: int) -> None:
-        deadline = time.monotonic() + _HANDOVER_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pid = _read_pid(descriptor)
-                # No living owner: leftovers of a killed stack are dying, or another process is reading the holder.
-                if (pid is not None and is_alive(pid)) or time.monotonic() > deadline:
-                    raise AlreadyRunningError(pid, self.path) from None
-                time.sleep(_POLL_S)
-            else:
-                return
 
 
 def read_endpoints(path: Path) -> Endpoints:
@@ -245,3 +226,12 @@ def read_endpoints(path: Path) -> Endpoints:
 def _read_pid(descriptor: int) -> int | None:
     text = os.pread(descriptor, 32, 0).strip()
     return int(text) if text.isdigit() else None
+
+
+def _locks(descriptor: int, kind: int) -> bool:
+    """Locks a file unless another process does; whether it has."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -14,12 +14,12 @@ _SERVICES = frozenset({"BREAKWATER_LOG_LEVEL", "BREAKWATER_LOG_JSON", "BREAKWATE
 _SERVICES_BEGIN = ("BREAKWATER_TLS_", "OTEL_", "PROMETHEUS_")
 
 _SETTINGS = {
-    "worker": ("REDIS_URL", "PLANE_KEY"),
-    "breaker": ("REDIS_URL",),
-    "budget": ("REDIS_URL", "CLICKHOUSE_URL"),
-    "alerter": (),
-    "sink": ("CLICKHOUSE_URL",),
-    "request": ("REDIS_URL", "CLICKHOUSE_URL", "PLANE_KEY", "API_KEYS_FILE", "HTTP_HOST", "HTTP_PORT"),
+    "worker": ("NATS_URL", "REDIS_URL", "PLANE_KEY"),
+    "breaker": ("NATS_URL", "REDIS_URL"),
+    "budget": ("NATS_URL", "REDIS_URL", "CLICKHOUSE_URL"),
+    "alerter": ("NATS_URL",),
+    "sink": ("NATS_URL", "CLICKHOUSE_URL"),
+    "request": ("NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "PLANE_KEY", "API_KEYS_FILE", "HTTP_HOST", "HTTP_PORT"),
     "console": ("CLICKHOUSE_URL", "CONSOLE_HOST", "CONSOLE_PORT", "REQUEST_URL"),
 }
 """What each service reads of `BREAKWATER_*`, beside what all of them read."""
@@ -40,4 +40,5 @@ def for_service(environment: Mapping[str, str], named: Collection[str]) -> dict[
 
 def settings_of(service: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Those of the stack's `BREAKWATER_*` variables that a service reads."""
-    return {f"BREAKWATER_{name}": settings[f"BREAKWATER_{name}"] for name in ("CONFIG", *_SETTINGS[service])}
+    names = ("CONFIG", "METRICS_HOST", "METRICS_PORT", "ALIVE_FILE", *_SETTINGS[service])
+    return {f"BREAKWATER_{name}": settings[f"BREAKWATER_{name}"] for name in names}

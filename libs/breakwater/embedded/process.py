@@ -1,10 +1,8 @@
-"""What one supervised process is, and how it is started."""
+"""What one supervised process is, how it is started, and its log."""
 
 import asyncio
 import contextlib
-import io
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,7 +10,6 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from breakwater.embedded.environment import for_program
 from breakwater.embedded.probes import Probe
@@ -44,7 +41,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process of the stack.
+    """One process of the stack, which is asked to end with SIGTERM.
 
     Attributes:
         name: Unique in the stack; several processes of one role are several specs (`worker-1`, `worker-2`).
@@ -53,10 +50,9 @@ class ProcessSpec:
         ready: Answers whether the process does its work now. Called repeatedly; must not raise for "not yet".
         env: Added to what every program gets (see environment.py).
         cwd: Working directory; the supervisor's own when None.
-        stop_signal: Asks the process to end.
-        stop_timeout_s: How long it may take over that before its group is killed.
+        stop_timeout_s: How long it may take to end before its group is killed.
         ready_timeout_s: How long a start may take before it counts as failed.
-        restart: None for a process whose end is the end of the stack.
+        restart: When it is started again.
         service: The service that `argv` runs, which can be forked instead of run; None for any other program.
     """
 
@@ -66,102 +62,15 @@ class ProcessSpec:
     ready: Probe = field(repr=False)
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     cwd: Path | None = None
-    stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout_s: float = 5.0
     ready_timeout_s: float = 30.0
-    restart: RestartPolicy | None = RestartPolicy()
+    restart: RestartPolicy = RestartPolicy()
     service: str | None = None
 
     @property
     def environment(self) -> dict[str, str]:
         """All of its environment."""
         return {**for_program(os.environ), **self.env}
-
-
-class Process(Protocol):
-    """A process that runs, or has ended: what of `subprocess.Popen` is needed here."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id, which is also that of its group."""
-        ...
-
-    def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its exit code. Raises subprocess.TimeoutExpired."""
-        ...
-
-
-class ForkServerError(OSError):
-    """The fork server did not start a service."""
-
-
-class ForkedProcess:
-    """A process that the fork server has started; used as a `subprocess.Popen` is.
-
-    Attributes:
-        pid: Its process id, which is also that of its group.
-        returncode: As of `Popen`; None until it was polled after its end. -9 if the fork server is gone, with
-            which its processes end.
-    """
-
-    def __init__(self, service: str, reports: io.FileIO) -> None:
-        """Waits until the fork server has reported the pid on a pipe.
-
-        Raises:
-            ForkServerError: it has ended, or could not fork.
-        """
-        self.returncode: int | None = None
-        self._service = service
-        self._reports = reports
-        pid = b""
-        while not pid.endswith(b"\n"):
-            if not (byte := reports.read(1)):
-                raise ForkServerError(f"the fork server could not start {service}")
-            pid += byte
-        self.pid = int(pid)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._service} pid {self.pid} returncode {self.returncode}>"
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when the process has ended."""
-        return self._reports.fileno()
-
-    def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
-        if self.returncode is None and select.select([self], [], [], 0)[0]:
-            self.returncode = int(self._reports.readall() or -signal.SIGKILL)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits for the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: it runs still, after so many seconds.
-        """
-        if self.returncode is None and not select.select([self], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired(self._service, timeout or 0.0)
-        code = self.poll()
-        assert code is not None
-        return code
-
-    def send_signal(self, sig: int) -> None:
-        """Sends a signal to the process, if it still runs."""
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, sig)
-
-    def terminate(self) -> None:
-        """Asks it to end."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Ends it at once."""
-        self.send_signal(signal.SIGKILL)
 
 
 def spawn(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> subprocess.Popen[bytes]:
@@ -193,74 +102,25 @@ def spawn(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> subprocess.Popen
         )
 
 
-@contextlib.contextmanager
-def open_log(path: Path) -> Generator[int]:
-    """Open a log file for appending, readable by its owner alone; one of over 10 MB is moved to `.1` first."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size > _LOG_LIMIT:
-            path.replace(path.with_name(path.name + ".1"))
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and everything it has started in its group; whatever it has started is ended after its end, too."""
+    # A number that is a group's is not given to another process. macOS refuses to signal a group of zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # one that has only just been forked leads no group yet
 
 
-def log_size(path: Path) -> int:
-    """Give the size of a log file in bytes: where the output of the next run begins."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def log_tail(path: Path, *, since: int = 0, lines: int = 20) -> str:
-    """Give the last lines of a log file, of those written after the byte offset `since`; empty if there are none."""
-    try:
-        with path.open("rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(since if since <= end else 0, end - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return "\n".join(text.rstrip().splitlines()[-lines:])
-
-
-def signal_group(process: Process, sig: signal.Signals) -> None:
-    """Send a signal to a process and everything it has started in its group; one that is gone needs none."""
-    if isinstance(process, ForkedProcess) and process.poll() is not None:
-        return  # so is its group, and their number may be another's
-    try:
-        os.killpg(process.pid, sig)
-    except PermissionError:
-        return  # macOS says so of a group of zombies
-    except ProcessLookupError:
-        if isinstance(process, ForkedProcess):
-            process.send_signal(sig)  # it has only just been forked, and leads no group yet
-
-
-def has_ended(process: Process) -> bool:
-    """Whether a process has ended, without reaping it where the system can do that (Linux)."""
-    if isinstance(process, ForkedProcess) or not hasattr(os, "waitid"):
-        return process.poll() is not None
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-async def until_ended(process: Process) -> None:
-    """Wait until a process has ended, without reaping it where the system can do that (Linux)."""
-    if isinstance(process, ForkedProcess):
-        await until_readable(process.fileno())
-        return
-    if not hasattr(os, "pidfd_open"):
-        while not has_ended(process):  # noqa: ASYNC110 - there is no notification on these systems
-            await asyncio.sleep(_POLL_S)
-        return
-    descriptor = os.pidfd_open(process.pid)
-    try:
-        await until_readable(descriptor)
-    finally:
-        os.close(descriptor)
+async def until_ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended."""
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(ProcessLookupError):  # it was reaped
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                await until_readable(descriptor)
+            finally:
+                os.close(descriptor)
+    while process.poll() is None:  # noqa: ASYNC110 - there is no notification on other systems
+        await asyncio.sleep(_POLL_S)
 
 
 async def until_readable(descriptor: int) -> None:
@@ -272,3 +132,32 @@ async def until_readable(descriptor: int) -> None:
         await readable
     finally:
         loop.remove_reader(descriptor)
+
+
+@contextlib.contextmanager
+def open_log(path: Path) -> Generator[int]:
+    """Open a log file for appending, readable by its owner alone; one of over 10 MB is moved to `.1` first."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if log_size(path) > _LOG_LIMIT:
+        path.replace(path.with_name(path.name + ".1"))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def log_size(path: Path) -> int:
+    """Give the size of a log file in bytes: where the output of the next run begins."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def log_tail(path: Path, *, since: int = 0, lines: int = 20) -> str:
+    """Give the last lines of a log file, of those written after the byte offset `since`; empty if there are none."""
+    size = log_size(path)
+    if size == 0:
+        return ""
+    with path.open("rb") as log:
+        log.seek(max(since if since <= size else 0, size - _TAIL_BYTES))
+        text = log.read().decode(errors="replace")
+    return "\n".join(text.rstrip().splitlines()[-lines:])

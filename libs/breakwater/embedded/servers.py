@@ -12,13 +12,11 @@ from pathlib import Path
 
 from breakwater.bus.permissions import GRANTS, Grant, render
 from breakwater.embedded.binaries import find_nats, find_valkey, require_clickhouse
+from breakwater.embedded.ports import LOOPBACK
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.files import write_private
 
-NATS_PORT, REDIS_PORT, CLICKHOUSE_PORT = 4222, 6379, 8123
-
-_LOOPBACK = "127.0.0.1"
 _MAX_PAYLOAD = 8 * 1024 * 1024
 _CORES_PER_NATS_THREAD = 4
 """Small messages wake NATS one by one, and then each of its threads looks for work, also when there is hardly any. One
@@ -48,7 +46,7 @@ def nats_spec(
     """
     lines = [
         'server_name: "breakwater"',
-        f'host: "{_LOOPBACK}"',
+        f'host: "{LOOPBACK}"',
         f"port: {port}",
         f"pid_file: {_quoted(str(data / 'nats' / 'nats-server.pid'))}",
         f"max_payload: {_MAX_PAYLOAD}",
@@ -58,7 +56,7 @@ def nats_spec(
         "}",
     ]
     if monitor_port is not None:
-        lines.append(f'http: "{_LOOPBACK}:{monitor_port}"')
+        lines.append(f'http: "{LOOPBACK}:{monitor_port}"')
     if passwords:
         lines.append(render((*GRANTS, *programs), lambda user: _quoted(passwords[user])))
     (data / "nats").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,7 +67,7 @@ def nats_spec(
         argv=(str(find_nats()), "--config", str(config)),
         log_file=data / "logs" / "nats.log",
         env={"GOMAXPROCS": str(max(1, (os.cpu_count() or 1) // _CORES_PER_NATS_THREAD))},
-        ready=nats_ready(_LOOPBACK, port),
+        ready=nats_ready(LOOPBACK, port),
     )
 
 
@@ -82,7 +80,7 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
         password: Of the default user; None for no password, as in a test.
     """
     lines = [
-        f"bind {_LOOPBACK}",
+        f"bind {LOOPBACK}",
         "protected-mode yes",
         f"port {port}",
         f"dir {_quoted(str(data / 'redis'))}",
@@ -103,7 +101,7 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
         name="redis",
         argv=(str(find_valkey()), str(config)),
         log_file=data / "logs" / "redis.log",
-        ready=redis_ready(_LOOPBACK, port, password),
+        ready=redis_ready(LOOPBACK, port, password),
     )
 
 
@@ -128,7 +126,7 @@ def clickhouse_spec(
     scratch = tables / "tmp"
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     tables.chmod(0o700)
-    arguments = ("--data", str(tables), "--host", _LOOPBACK, "--port", str(port))
+    arguments = ("--data", str(tables), "--host", LOOPBACK, "--port", str(port))
     credentials: tuple[str, ...] = ("--user", user, "--password-file", str(password_file))
     if reader_password_file is not None:
         credentials += ("--reader-password-file", str(reader_password_file))
@@ -137,7 +135,7 @@ def clickhouse_spec(
         argv=(sys.executable, "-m", "breakwater.embedded.clickhouse", *arguments, *credentials),
         log_file=data / "logs" / "clickhouse.log",
         env={"TMPDIR": str(scratch)},
-        ready=http_ready(_LOOPBACK, port, "/ping", body_prefix=b"Ok"),
+        ready=http_ready(LOOPBACK, port, "/ping", body_prefix=b"Ok"),
         ready_timeout_s=60.0,
     )
 

@@ -6,7 +6,6 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -14,11 +13,12 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from breakwater.config import Config, ConfigError, load_config
 from breakwater.contracts.types import usd_from_nano
 from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.ports import free_port
+from breakwater.embedded.ports import LOOPBACK, free_port
 from breakwater.embedded.probes import http_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.files import write_private
 
+AMOUNTS = ("input_usd_per_mtok", "output_usd_per_mtok", "cached_input_usd_per_mtok")
 FALLBACK_PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "4"}
 SCRIPT = "simulation.json"
 LATENCY_MS = {"p50": 120, "p95": 400}
@@ -70,27 +70,27 @@ def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simu
     Args:
         data: The data directory.
         config_file: The person's config; prices are taken from it.
-        port: Where it listens; by default a free one.
+        port: Where the provider listens; by default a free one.
     """
-    config = load_config(config_file)
-    port = port or free_port()
-    script_file = data.path / SCRIPT
-    write_private(script_file, json.dumps(_script(config)))
-    effective = data.path / "breakwater.simulated.yaml"
+    config, port = load_config(config_file), port or free_port()
+    prices, script_file = _prices(config), data.path / SCRIPT
+    script = {"models": {model: {"price": price, "latency_ms": LATENCY_MS} for model, price in prices.items()}}
+    write_private(script_file, json.dumps(script))
     document = yaml.safe_load(config_file.read_text(encoding="utf-8"))
     # Programs and callables stay what they are: they need no key, and send no bill of their own.
     document["providers"] = {
-        name: document["providers"][name] if settings.local else {"base_url": f"http://127.0.0.1:{port}/v1"}
+        name: document["providers"][name] if settings.local else {"base_url": f"http://{LOOPBACK}:{port}/v1"}
         for name, settings in config.providers.items()
     }
     # Prices that the simulated provider charges must be the ones the plane reckons with.
     models = document.setdefault("models", {})
-    for model, price in _prices(config).items():
+    for model, price in prices.items():
         # By its whole id: two providers may have models of one name, and here they are one provider.
         models[model] = {**(models.get(model) or {}), "price": price, "name": model}
+    effective = data.path / "breakwater.simulated.yaml"
     write_private(effective, yaml.safe_dump(document, sort_keys=False))
     process = provider_process(data, port, script_file)
-    return Simulation(process, effective, f"http://127.0.0.1:{port}", data, port)
+    return Simulation(process, effective, f"http://{LOOPBACK}:{port}", data, port)
 
 
 def provider_process(data: DataDir, port: int, script_file: Path) -> ProcessSpec:
@@ -100,35 +100,20 @@ def provider_process(data: DataDir, port: int, script_file: Path) -> ProcessSpec
         name="simulated-provider",
         argv=tuple(argv),
         log_file=data.logs / "simulated-provider.log",
-        ready=http_ready("127.0.0.1", port, "/_sim/health"),
+        ready=http_ready(LOOPBACK, port, "/_sim/health"),
     )
 
 
-def _prices(config: Config) -> dict[str, Any]:
-    prices: dict[str, Any] = {}
-    for model in sorted(_simulated_models(config)):
-        settings = config.models.get(model)
-        if settings is None or settings.price is None:
-            prices[model] = FALLBACK_PRICE
-            continue
-        price = settings.price
-        prices[model] = {
-            "input_usd_per_mtok": usd_from_nano(price.input_usd_per_mtok),
-            "output_usd_per_mtok": usd_from_nano(price.output_usd_per_mtok),
-        }
-        if price.cached_input_usd_per_mtok is not None:
-            prices[model]["cached_input_usd_per_mtok"] = usd_from_nano(price.cached_input_usd_per_mtok)
-    return prices
-
-
-def _simulated_models(config: Config) -> set[str]:
-    return {
-        model
-        for agent in config.agents.values()
-        for model in agent.chain
-        if not config.is_local(config.provider_name(agent, model))
-    }
-
-
-def _script(config: Config) -> dict[str, Any]:
-    return {"models": {model: {"price": price, "latency_ms": LATENCY_MS} for model, price in _prices(config).items()}}
+def _prices(config: Config) -> dict[str, dict[str, str]]:
+    """Those of all models that are not local, by model."""
+    prices: dict[str, dict[str, str]] = {}
+    for agent in config.agents.values():
+        for model in agent.chain:
+            if config.is_local(config.provider_name(agent, model)):
+                continue
+            settings = config.models.get(model)
+            price = None if settings is None else settings.price
+            amounts = {name: getattr(price, name, None) for name in AMOUNTS}
+            given = {name: usd_from_nano(nano) for name, nano in amounts.items() if nano is not None}
+            prices[model] = given or FALLBACK_PRICE
+    return dict(sorted(prices.items()))

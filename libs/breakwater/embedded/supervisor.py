@@ -1,22 +1,231 @@
 """The processes of one local stack: started in order, kept alive, stopped in reverse."""
 
 import asyncio
+import contextlib
+import os
 import signal
+import subprocess
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from breakwater.embedded.events import ProcessEvent
+import structlog
+
+from breakwater.background import run_together
 from breakwater.embedded.fork_server import SUPPORTED, ForkServer
-from breakwater.embedded.keeper import Keeper
-from breakwater.embedded.process import Process, ProcessSpec, open_log, spawn
+from breakwater.embedded.process import ProcessSpec, kill_group, log_size, log_tail, open_log, spawn, until_ended
 
 T = TypeVar("T")
+
+EventKind = Literal["started", "ready", "exited", "restarting_in", "stopping", "stopped", "gave_up"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEAST_GRACE_S = 1.0
 _CANCEL_S = 1.0
+_PROBE_EVERY_S = 0.03
+_REAP_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEvent:
+    """One thing that happened to one process.
+
+    Attributes:
+        kind: `stopping` is reported when a process is asked to end, `stopped` when it has. An end that was not asked
+            for is `exited`; `gave_up` means that it never came up, and the stack stops.
+        name: The process' name in the stack.
+        pid: Its process id; None while it has none, between two runs.
+        returncode: As of subprocess, for `exited`, `restarting_in`, `gave_up` and `stopped`.
+        delay_s: How long until the next start, for `restarting_in`.
+        restarts: How often it has been started again so far.
+        failures: For `exited` and `restarting_in`: how often it has ended so without being healthy in between.
+        message: For `restarting_in`: how it ended, in words. For `gave_up`: the same, with the end of its log.
+    """
+
+    kind: EventKind
+    name: str
+    pid: int | None = None
+    returncode: int | None = None
+    delay_s: float | None = None
+    restarts: int = 0
+    failures: int = 0
+    message: str | None = None
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None if a signal ended it."""
+        return None if self.signal else self.returncode
+
+    @property
+    def signal(self) -> Signals | None:
+        """The signal that ended it."""
+        return Signals(-self.returncode) if self.returncode is not None and self.returncode < 0 else None
+
+
+class ProcessFailedError(RuntimeError):
+    """A process did not come up.
+
+    Args:
+        name: The process' name in the stack.
+        reason: What happened, in words.
+        exit_code: Its exit code; negative for a signal, None if it was never started.
+        log_file: Where all its output is.
+        log_tail: The last lines of this run's output.
+    """
+
+    def __init__(self, name: str, reason: str, exit_code: int | None, log_file: Path, log_tail: str) -> None:
+        self.exit_code = exit_code
+        output = f"the last lines of its log:\n{log_tail}" if log_tail else "it wrote nothing to its log"
+        super().__init__(f"{name} {reason} (log: {log_file}); {output}")
+
+
+class Keeper:
+    """Keeps the process of one spec alive until it is stopped.
+
+    Attributes:
+        ready: Set while the process does its work.
+        restarts: How often it has been started again so far.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        on_event: Callable[[ProcessEvent], None],
+        start: Callable[[ProcessSpec], Awaitable[subprocess.Popen[bytes]]],
+    ) -> None:
+        self.spec = spec
+        self.restarts = 0
+        self.ready = asyncio.Event()
+        self._on_event = on_event
+        self._start = start
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+        self.task = asyncio.create_task(self._keep(), name=f"keep {spec.name}")
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return None if self._process is None else self._process.pid
+
+    async def until_ready(self) -> None:
+        """Wait until the process is ready, or is being stopped.
+
+        Raises:
+            ProcessFailedError: It ended, or did not get ready in time.
+        """
+        ready = asyncio.create_task(self.ready.wait())
+        try:
+            await asyncio.wait({ready, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        if self.task.done() and not self.task.cancelled():
+            self.task.result()
+
+    def signal(self, sig: Signals) -> None:
+        """Send a signal to the process itself, if it runs."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):  # a fork that has just ended
+                os.kill(self._process.pid, sig)
+            if sig is signal.SIGKILL:  # it must not be taken for ready until the kernel has reported its end
+                self.ready.clear()
+
+    def kill(self) -> None:
+        """End the process and all that it has started, at once and for good."""
+        self._stopping = True
+        if self._process is None:
+            self.task.cancel()
+        else:
+            kill_group(self._process)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ask the process to end, and end it by force when the time is over."""
+        if self.task.done():
+            return
+        if not self._stopping:
+            self._stopping = True
+            self._report("stopping")
+            if self._process is None:  # it is being started, or waits for its next start
+                self.task.cancel()
+                self._report("stopped")
+            self.signal(signal.SIGTERM)
+        _, late = await asyncio.wait({self.task}, timeout=timeout_s)
+        if late:
+            self.kill()
+            _, late = await asyncio.wait({self.task}, timeout=_REAP_S)
+        if late:  # stuck in the kernel, as on a disk that no longer answers: nothing can end it
+            structlog.get_logger().error("process_cannot_be_killed", process=self.spec.name, pid=self.pid)
+
+    async def _keep(self) -> None:
+        failures = 0
+        while True:
+            log_start = log_size(self.spec.log_file)
+            reason, healthy_s, run = await self._run()
+            if self._stopping:
+                self._report("stopped", **run)
+                return
+            policy = self.spec.restart
+            failures = 1 if healthy_s is not None and healthy_s >= policy.reset_after_s else failures + 1
+            self._report("exited", failures=failures, **run)
+            if self.restarts == 0 and healthy_s is None:
+                tail = log_tail(self.spec.log_file, since=log_start)
+                failed = ProcessFailedError(self.spec.name, reason, run.get("returncode"), self.spec.log_file, tail)
+                self._report("gave_up", message=str(failed), **run)
+                raise failed
+            # Whatever ended it, a port that was taken or a file that was wrong: the others do their work without it,
+            # and what ended it may have passed at the next try.
+            delay_s = policy.delay_s(failures)
+            self._report("restarting_in", failures=failures, delay_s=delay_s, message=reason, **run)
+            await asyncio.sleep(delay_s)
+            self.restarts += 1
+
+    async def _run(self) -> tuple[str, float | None, dict[str, int]]:
+        """Give why a run ended, for how long it had been ready (None: it never was), and what events say of it."""
+        try:
+            process = self._process = await self._start(self.spec)
+        except OSError as error:
+            return f"could not be started: {error}", None, {}
+        try:
+            self._report("started")
+            problem, healthy_s = await self._watch(process)
+        finally:
+            # Nothing of the group outlives its leader, also when this task is cancelled or a probe raises.
+            self.ready.clear()
+            kill_group(process)
+            returncode = process.wait()
+            self._process = None
+        return problem or _describe_exit(returncode), healthy_s, {"pid": process.pid, "returncode": returncode}
+
+    async def _watch(self, process: subprocess.Popen[bytes]) -> tuple[str | None, float | None]:
+        """Follow a run to its end: give what was wrong with it, if not its end, and for how long it was ready."""
+        loop = asyncio.get_running_loop()
+        ended, answers = asyncio.create_task(until_ended(process)), asyncio.create_task(self._answer())
+        try:
+            limit_s = self.spec.ready_timeout_s
+            await asyncio.wait({ended, answers}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if process.poll() is not None:  # so an answer came from something else on its port
+                return None, None
+            if not (answers.done() and answers.result()):
+                return f"was not ready within {limit_s:g} s and was killed", None
+            ready_at = loop.time()
+            self.ready.set()
+            self._report("ready")
+            await ended
+            return None, loop.time() - ready_at
+        finally:
+            ended.cancel()
+            answers.cancel()
+
+    async def _answer(self) -> bool:
+        while not await self.spec.ready():  # noqa: ASYNC110 - another program's state has no event to wait for
+            await asyncio.sleep(_PROBE_EVERY_S)
+        return True
+
+    def _report(self, kind: EventKind, **details: Any) -> None:
+        details = {"pid": self.pid, "restarts": self.restarts, **details}
+        self._on_event(ProcessEvent(kind, self.spec.name, **details))
 
 
 class Supervisor:
@@ -45,15 +254,14 @@ class Supervisor:
     ) -> None:
         self._on_event = on_event
         self._inherit = tuple(inherit)
-        self._fork_server: ForkServer | None = None
-        if fork_log is not None and SUPPORTED:
-            self._fork_server = ForkServer(fork_log, inherit=inherit)
+        self._fork_server = ForkServer(fork_log, inherit=inherit) if fork_log is not None and SUPPORTED else None
         self._stop_s = stop_s
-        # Steps of the start: the processes of one step stop at the same time, the steps in reverse order.
+        # Those that were started at the same time stop at the same time, in reverse order.
         self._steps: list[list[Keeper]] = []
         self.keepers: dict[str, Keeper] = {}
-        self._failure: Exception | None = None
-        self._failed = asyncio.Event()
+        # What ends the stack: a signal, or the error of a process that failed.
+        self._ended: asyncio.Future[Signals] = asyncio.get_running_loop().create_future()
+        self._ended.add_done_callback(_retrieve)
         self._stopping = False
 
     async def __aenter__(self) -> Self:
@@ -64,12 +272,8 @@ class Supervisor:
     ) -> None:
         await self.stop()
 
-    async def start(self, specs: Sequence[ProcessSpec], *, together: bool = False) -> None:
-        """Start processes and wait until they are ready. May be called again for more.
-
-        Args:
-            specs: What to start.
-            together: Start, and later stop, all of them at the same time; otherwise each waits for the one before it.
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
+        """Start processes at the same time and wait until they are ready. May be called again for more.
 
         Raises:
             ProcessFailedError: One of them did not come up. Those that did still run, until `stop`.
@@ -77,27 +281,20 @@ class Supervisor:
         """
         if self._fork_server is not None:
             self._fork_server.start()  # it imports the services while the servers come up
-        for step in [list(specs)] if together else [[spec] for spec in specs]:
-            keepers: list[Keeper] = []
-            self._steps.append(keepers)
-            for spec in step:
-                keepers.append(self._launch(spec))
-            waits = [asyncio.create_task(keeper.until_ready()) for keeper in keepers]
-            try:
-                await asyncio.gather(*waits)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+        keepers: list[Keeper] = []
+        self._steps.append(keepers)
+        for spec in specs:
+            keepers.append(self._launch(spec))
+        await run_together(*(keeper.until_ready() for keeper in keepers))
 
     async def stop(self) -> None:
-        """End all processes, the last started first, by their stop signal, then by SIGKILL of their groups."""
+        """End all processes, the last started first, by SIGTERM, then by SIGKILL of their groups."""
         self._stopping = True
         loop = asyncio.get_running_loop()
         end = loop.time() + self._stop_s
         while self._steps:
-            step = self._steps[-1]
             left_s = max(end - loop.time(), _LEAST_GRACE_S)
-            await asyncio.gather(*(keeper.stop(min(keeper.spec.stop_timeout_s, left_s)) for keeper in step))
+            await asyncio.gather(*(keeper.stop(min(keeper.spec.stop_timeout_s, left_s)) for keeper in self._steps[-1]))
             self._steps.pop()
         if self._fork_server is not None:
             self._fork_server.stop()
@@ -106,31 +303,9 @@ class Supervisor:
         """End all processes and everything they have started, at once."""
         self._stopping = True
         for keeper in self.keepers.values():
-            keeper.kill_group()
+            keeper.kill()
 
-    async def run_until_signal(self, bring_up: Callable[[], Awaitable[None]]) -> int:
-        """Bring a stack up, keep it until a signal or a failure ends it, and stop it.
-
-        Args:
-            bring_up: Starts the processes, and does whatever else belongs to the start.
-
-        Returns:
-            The exit code of a program ended by that signal: 130 for SIGINT, 143 for SIGTERM.
-
-        Raises:
-            ProcessFailedError: A process did not come up, or could not go on; the stack is stopped by then.
-            Exception: Whatever else `bring_up` raised; the stack is stopped by then, too.
-        """
-
-        async def for_ever() -> None:
-            await bring_up()
-            await asyncio.Event().wait()
-
-        ended = await self.run(for_ever)
-        assert isinstance(ended, signal.Signals)
-        return 128 + ended
-
-    async def run(self, work: Callable[[], Awaitable[T]]) -> T | signal.Signals:
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T | Signals:
         """Do some work with a stack, and stop the stack when the work, a signal or a failure has ended it.
 
         The first SIGINT, SIGTERM or SIGHUP cancels the work and stops the stack in order; a second one kills
@@ -143,35 +318,33 @@ class Supervisor:
             What the work returned, or the signal that came first.
 
         Raises:
-            ProcessFailedError: A process did not come up, or could not go on; the stack is stopped by then.
+            ProcessFailedError: A process did not come up; the stack is stopped by then.
             Exception: Whatever else `work` raised; the stack is stopped by then, too.
         """
         loop = asyncio.get_running_loop()
-        received: asyncio.Future[signal.Signals] = loop.create_future()
-
-        def on_signal(sig: signal.Signals) -> None:
-            if received.done():
-                self.kill_all()
-            else:
-                received.set_result(sig)
-
         # `nohup` means that the end of the terminal is not to end the stack.
         handled = [sig for sig in _SIGNALS if sig is not signal.SIGHUP or signal.getsignal(sig) is not signal.SIG_IGN]
         for sig in handled:
-            loop.add_signal_handler(sig, on_signal, sig)
-        life = asyncio.create_task(self._live(work))
-        life.add_done_callback(_retrieve)
+            loop.add_signal_handler(sig, self._on_signal, sig)
+        working = asyncio.ensure_future(work())
+        working.add_done_callback(_retrieve)
         try:
-            await asyncio.wait({life, received}, return_when=asyncio.FIRST_COMPLETED)
-            ended = life.done()
-            life.cancel()
-            await asyncio.wait({life}, timeout=_CANCEL_S)
+            await asyncio.wait({working, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended = working if working.done() else self._ended
+            working.cancel()
+            await asyncio.wait({working}, timeout=_CANCEL_S)
             await self.stop()
+            return ended.result()
         finally:
-            life.cancel()
+            working.cancel()
             for sig in handled:
                 loop.remove_signal_handler(sig)
-        return life.result() if ended else received.result()
+
+    def _on_signal(self, sig: Signals) -> None:
+        if self._ended.done():
+            self.kill_all()
+        else:
+            self._ended.set_result(sig)
 
     def _launch(self, spec: ProcessSpec) -> Keeper:
         if spec.name in self.keepers:
@@ -179,10 +352,10 @@ class Supervisor:
         if self._stopping:
             raise RuntimeError(f"{spec.name} cannot be started: the stack is being stopped")
         keeper = self.keepers[spec.name] = Keeper(spec, self._on_event, self._start)
-        keeper.launch(self._on_end)
+        keeper.task.add_done_callback(self._on_end)
         return keeper
 
-    async def _start(self, spec: ProcessSpec) -> Process:
+    async def _start(self, spec: ProcessSpec) -> subprocess.Popen[bytes]:
         if spec.service is None or self._fork_server is None:
             return spawn(spec, inherit=self._inherit)
         with open_log(spec.log_file) as log:
@@ -192,25 +365,14 @@ class Supervisor:
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception) and self._failure is None:
-            self._failure = error
-            self._failed.set()
+        if error is not None and not self._ended.done():
+            self._ended.set_exception(error)
 
-    async def _live(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the work, unless a process fails in the meantime: that ends it, also in the middle of a start."""
-        failed = asyncio.create_task(self._failed.wait())
-        working = asyncio.ensure_future(work())
-        working.add_done_callback(_retrieve)
-        try:
-            await asyncio.wait({failed, working}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            assert self._failure is not None
-            raise self._failure
-        finally:
-            working.cancel()
-            failed.cancel()
-            await asyncio.wait({working})
+
+def _describe_exit(returncode: int) -> str:
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    return f"was killed by {Signals(-returncode).name}"
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:

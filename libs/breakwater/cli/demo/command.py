@@ -83,7 +83,7 @@ def _run(directory: Path, jobs: int, seed: int, *, as_json: bool) -> int:
     from breakwater.cli.demo.report import Report
     from breakwater.cli.demo.run import run_demo
     from breakwater.embedded.datadir import DataDir
-    from breakwater.embedded.events import ProcessFailedError
+    from breakwater.embedded.supervisor import ProcessFailedError
 
     def show(report: Report) -> None:
         output.json_document(report.document()) if as_json else screen.show(report)

@@ -30,12 +30,11 @@ from breakwater.cli.up import start_stack
 from breakwater.client import ApiClient
 from breakwater.config import load_config
 from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.events import ProcessEvent
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.simulation import provider_process
 from breakwater.embedded.stack import Stack, plan_stack
-from breakwater.embedded.supervisor import Supervisor
+from breakwater.embedded.supervisor import ProcessEvent, Supervisor
 from breakwater.files import write_private
 from breakwater.state.budget_counters import BudgetCounters
 
@@ -113,7 +112,7 @@ class _Demo:
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         async with Receiver(secret) as receiver, self._shown(receiver):
             provider, config_file = self._write_files(receiver.url, secret)
-            stack = plan_stack(self._data, config_file, environment={}, port=_distinct_ports())
+            stack = plan_stack(self._data, config_file, environment={}, http_port=free_port(), console_port=free_port())
             await start_stack(supervisor, self._data, stack, beside=[provider])
             async with tallying(stack.endpoints.nats_url) as self._scene.tally:
                 handover = await self._load(stack, plan)
@@ -253,16 +252,3 @@ async def until_settled(unsettled: Callable[[], Awaitable[list[str]]], *, deadli
 
 def _count(number: int | None) -> str:
     return "unknown" if number is None else str(number)
-
-
-def _distinct_ports() -> Callable[[int], int]:
-    """Ports for a stack that stays out of the way of any other: free ones, and none twice."""
-    given: set[int] = set()
-
-    def port(_standard: int) -> int:
-        while (found := free_port()) in given:
-            pass
-        given.add(found)
-        return found
-
-    return port
