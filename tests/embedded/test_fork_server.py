@@ -56,7 +56,7 @@ async def test_a_server_that_takes_too_long_is_ended_and_started_again(server: F
     [hanging] = [child for child in psutil.Process().children() if child.pid not in before]
     hanging.suspend()
     with (tmp_path / "log").open("ab") as log, pytest.raises(ForkServerError, match=r"within 0\.2 s"):
-        await server.fork_soon("breaker", log.fileno(), os.environ, None, 0.2)
+        await server.fork_soon("breaker", log.fileno(), os.environ, 0.2)
     assert not hanging.is_running()
     assert fork(server, tmp_path).poll() is None
 
@@ -99,7 +99,7 @@ async def test_requests_that_come_together_start_a_service_each(server: ForkServ
     with (tmp_path / "log").open("ab") as log:
         forker.suspend()
         forks = [
-            asyncio.create_task(server.fork_soon("breaker", log.fileno(), os.environ | environment, tmp_path, 60))
+            asyncio.create_task(server.fork_soon("breaker", log.fileno(), os.environ | environment, 60))
             for environment in environments
         ]
         await asyncio.sleep(0)  # now both have asked

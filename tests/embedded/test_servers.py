@@ -27,11 +27,10 @@ PASSWORDS = {grant.user: f"{grant.user}-pass" for grant in GRANTS}
 
 
 @contextlib.asynccontextmanager
-async def running_nats(
-    data: Path, passwords: dict[str, str], *, sync_interval: str = "1s", monitor_port: int | None = None
-) -> AsyncGenerator[int]:
+async def running_nats(data: Path, passwords: dict[str, str], *, more: str = "") -> AsyncGenerator[int]:
     port = free_port()
-    spec = nats_spec(data, port, passwords, sync_interval=sync_interval, monitor_port=monitor_port)
+    spec, config = nats_spec(data, port, passwords), data / "nats.conf"
+    config.write_text(config.read_text() + more)
     async with Supervisor() as supervisor:
         await supervisor.start([spec])
         yield port
@@ -72,16 +71,12 @@ def read_json(url: str) -> Any:
         return json.load(answer)
 
 
-@pytest.mark.parametrize("sync_interval", ["1s", "always"])
-async def test_nats_runs_with_the_settings_that_were_asked_for(tmp_path: Path, sync_interval: str) -> None:
+async def test_nats_runs_with_the_settings_of_its_config(tmp_path: Path) -> None:
     monitor = free_port()
-    async with running_nats(tmp_path, PASSWORDS, sync_interval=sync_interval, monitor_port=monitor) as port:
+    async with running_nats(tmp_path, PASSWORDS, more=f'http: "127.0.0.1:{monitor}"\n') as port:
         stored = (await asyncio.to_thread(read_json, f"http://127.0.0.1:{monitor}/jsz?config=1"))["config"]
         assert stored["store_dir"] == str(tmp_path / "nats" / "jetstream")
-        if sync_interval == "always":
-            assert stored["sync_always"] is True
-        else:
-            assert stored["sync_interval"] == 1_000_000_000, "in nanoseconds"
+        assert stored["sync_interval"] == 1_000_000_000, "in nanoseconds"
         async with connected(port, PASSWORDS["worker"]) as client:
             assert client.max_payload == 8 * 1024 * 1024
 

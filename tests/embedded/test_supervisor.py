@@ -17,9 +17,9 @@ import redis.asyncio as redis
 
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.ports import free_port
-from breakwater.embedded.process import RestartPolicy, log_size, log_tail, open_log, spawn
+from breakwater.embedded.process import log_size, log_tail, open_log, spawn
 from breakwater.embedded.servers import nats_spec, redis_spec
-from breakwater.embedded.supervisor import ProcessEvent, ProcessFailedError, Supervisor
+from breakwater.embedded.supervisor import ProcessEvent, ProcessFailedError, Supervisor, restart_delay_s
 from tests.embedded.stack import IGNORE_TERM, PARENT, SLEEPER, never, python_spec, says_up
 from tests.helpers import until, wait_until
 
@@ -39,6 +39,11 @@ class Heard(list[ProcessEvent]):
 
     def of(self, kind: str) -> list[ProcessEvent]:
         return [event for event in self if event.kind == kind]
+
+
+def restart_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{Supervisor.__module__}.FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(f"{Supervisor.__module__}.LONGEST_DELAY_S", 0.05)
 
 
 @pytest.fixture
@@ -124,10 +129,10 @@ async def test_a_killed_process_comes_back_with_a_new_pid(tmp_path: Path, heard:
 
 
 async def test_a_process_that_dies_again_and_again_waits_longer_and_is_reported_each_time(
-    tmp_path: Path, heard: Heard
+    tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = RestartPolicy(first_s=0.01, cap_s=0.05)
-    flapping = replace(python_spec(tmp_path, "flapping", "raise SystemExit(3)"), restart=policy)
+    restart_soon(monkeypatch)
+    flapping = python_spec(tmp_path, "flapping", "raise SystemExit(3)")
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([flapping])
         await until(lambda: supervisor.keepers["flapping"].restarts >= 5)
@@ -138,9 +143,12 @@ async def test_a_process_that_dies_again_and_again_waits_longer_and_is_reported_
     assert not heard.of("gave_up")
 
 
-async def test_health_resets_the_wait_and_a_new_outage_is_reported_again(tmp_path: Path, heard: Heard) -> None:
-    policy = RestartPolicy(first_s=0.01, reset_after_s=0.0)
-    flapping = replace(python_spec(tmp_path, "flapping", "raise SystemExit(3)"), restart=policy)
+async def test_health_resets_the_wait_and_a_new_outage_is_reported_again(
+    tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restart_soon(monkeypatch)
+    monkeypatch.setattr(f"{Supervisor.__module__}.HEALTHY_S", 0.0)
+    flapping = python_spec(tmp_path, "flapping", "raise SystemExit(3)")
     async with Supervisor(on_event=heard.append) as supervisor:
         await supervisor.start([flapping])
         await until(lambda: supervisor.keepers["flapping"].restarts >= 3)
@@ -149,23 +157,23 @@ async def test_health_resets_the_wait_and_a_new_outage_is_reported_again(tmp_pat
 
 
 def test_the_default_waits_double_from_a_fifth_of_a_second_to_thirty() -> None:
-    assert [RestartPolicy().delay_s(failures) for failures in (1, 2, 3, 6, 8, 9, 1000)] == [
+    assert [restart_delay_s(failures) for failures in (1, 2, 3, 6, 8, 9, 1000)] == [
         *(0.2, 0.4, 0.8, 6.4, 25.6, 30.0, 30.0)
     ]
 
 
 async def test_a_part_that_finds_its_config_wrong_at_a_restart_is_tried_again_and_the_others_work_on(
-    tmp_path: Path, heard: Heard
+    tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = tmp_path / "wrong"
     code = f"import pathlib, sys, time\nif pathlib.Path({str(marker)!r}).exists(): sys.exit(78)\n{SLEEPER}"
-    policy = RestartPolicy(first_s=0.01, cap_s=0.05)
+    restart_soon(monkeypatch)
 
     async def ready() -> bool:
         return not marker.exists()
 
     async with Supervisor(on_event=heard.append) as supervisor:
-        worker = replace(python_spec(tmp_path, "worker", code), ready=ready, restart=policy)
+        worker = replace(python_spec(tmp_path, "worker", code), ready=ready)
         await supervisor.start([python_spec(tmp_path, "server", SLEEPER), worker])
         server = supervisor.keepers["server"].pid
         marker.touch()

@@ -111,27 +111,24 @@ class ForkServer:
             self._process = spawn(spec, inherit=(*self._inherit, its.fileno()))
         self._requests = ours
 
-    def fork(
-        self, service: str, log: int, environment: Mapping[str, str], directory: Path | None = None
-    ) -> ForkedProcess:
+    def fork(self, service: str, log: int, environment: Mapping[str, str]) -> ForkedProcess:
         """Starts a service in its own session. Blocks until the server has imported everything, the first time.
 
         Args:
             service: Its name.
             log: Where stdout and stderr go: an open descriptor, which stays the caller's.
             environment: All of it.
-            directory: Working directory; this process' own when None.
 
         Raises:
             OSError: The server does not work.
         """
-        return ForkedProcess(service, self._ask(service, log, environment, directory))
+        return ForkedProcess(service, self._ask(service, log, environment))
 
     async def fork_soon(
-        self, service: str, log: int, environment: Mapping[str, str], directory: Path | None, timeout_s: float
+        self, service: str, log: int, environment: Mapping[str, str], timeout_s: float
     ) -> ForkedProcess:
         """Does the same, and lets others work meanwhile; a server that takes too long over it is ended."""
-        reports = self._ask(service, log, environment, directory)
+        reports = self._ask(service, log, environment)
         try:
             async with asyncio.timeout(timeout_s):
                 await until_readable(reports.fileno())
@@ -153,11 +150,11 @@ class ForkServer:
                 self._process.wait()
             self._process = None
 
-    def _ask(self, service: str, log: int, environment: Mapping[str, str], directory: Path | None) -> io.FileIO:
+    def _ask(self, service: str, log: int, environment: Mapping[str, str]) -> io.FileIO:
         """Sends a request; gives the pipe on which the server reports."""
         self.start()
         assert self._requests is not None
-        request = {"service": service, "environment": dict(environment), "directory": str(directory or Path.cwd())}
+        request = {"service": service, "environment": dict(environment), "directory": str(Path.cwd())}
         ours, its = os.pipe()
         reports = io.FileIO(ours)  # closed with the object, whatever comes of the request
         with io.FileIO(its, "w"), io.FileIO(os.memfd_create("request"), "r+") as file:

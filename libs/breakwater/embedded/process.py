@@ -21,25 +21,6 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """How long to wait before a process that ended is started again.
-
-    Attributes:
-        first_s: Wait after the first end, in seconds; doubled after every further one.
-        cap_s: The longest wait, in seconds.
-        reset_after_s: A process that was ready for this long counts as healthy, and the wait starts again at `first_s`.
-    """
-
-    first_s: float = 0.2
-    cap_s: float = 30.0
-    reset_after_s: float = 30.0
-
-    def delay_s(self, failures: int) -> float:
-        """Give the wait after so many ends in a row (1 or more), in seconds."""
-        return min(self.first_s * 2 ** min(failures - 1, 32), self.cap_s)
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessSpec:
     """One process of the stack, which is asked to end with SIGTERM.
 
@@ -49,10 +30,9 @@ class ProcessSpec:
         log_file: Where stdout and stderr go.
         ready: Answers whether the process does its work now. Called repeatedly; must not raise for "not yet".
         env: Added to what every program gets (see environment.py).
-        cwd: Working directory; the supervisor's own when None.
+        cwd: Working directory of a program; the supervisor's own when None, as for services.
         stop_timeout_s: How long it may take to end before its group is killed.
         ready_timeout_s: How long a start may take before it counts as failed.
-        restart: When it is started again.
         service: The service that `argv` runs, which can be forked instead of run; None for any other program.
     """
 
@@ -64,7 +44,6 @@ class ProcessSpec:
     cwd: Path | None = None
     stop_timeout_s: float = 5.0
     ready_timeout_s: float = 30.0
-    restart: RestartPolicy = RestartPolicy()
     service: str | None = None
 
     @property

@@ -28,9 +28,6 @@ def nats_spec(
     port: int,
     passwords: Mapping[str, str],
     programs: Sequence[Grant] = (),
-    *,
-    sync_interval: str = "1s",
-    monitor_port: int | None = None,
 ) -> ProcessSpec:
     """Write the config of a nats-server with JetStream into the data directory and say how the server is run.
 
@@ -40,9 +37,6 @@ def nats_spec(
         passwords: That of each of the plane's users, in plain text or as its bcrypt hash (`$2a$…`). With none given,
             anyone may connect and do everything, as in a test.
         programs: The users of the config's programs, besides the plane's.
-        sync_interval: How often stored messages are flushed to the disk: a duration (what a power cut may lose; a crash
-            of the process loses nothing), or `always`.
-        monitor_port: Port of the HTTP monitoring pages; None for no such pages.
     """
     lines = [
         'server_name: "breakwater"',
@@ -52,11 +46,9 @@ def nats_spec(
         f"max_payload: {_MAX_PAYLOAD}",
         "jetstream {",
         f"  store_dir: {_quoted(str(data / 'nats'))}",
-        f"  sync_interval: {_quoted(sync_interval)}",
+        "  sync_interval: 1s",  # what a power cut may lose; a crash of the process loses nothing
         "}",
     ]
-    if monitor_port is not None:
-        lines.append(f'http: "{LOOPBACK}:{monitor_port}"')
     if passwords:
         lines.append(render((*GRANTS, *programs), lambda user: _quoted(passwords[user])))
     (data / "nats").mkdir(mode=0o700, parents=True, exist_ok=True)

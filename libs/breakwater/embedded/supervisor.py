@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 EventKind = Literal["started", "ready", "exited", "restarting_in", "stopping", "stopped", "gave_up"]
 
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
+HEALTHY_S = 30.0
+"""A process that was ready for this long is started again after the first delay, however often it ended before."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEAST_GRACE_S = 1.0
 _CANCEL_S = 1.0
@@ -65,15 +69,16 @@ class ProcessEvent:
         return Signals(-self.returncode) if self.returncode is not None and self.returncode < 0 else None
 
 
+def restart_delay_s(failures: int) -> float:
+    """The wait before the next start, after so many ends in a row: doubled by each."""
+    return min(FIRST_DELAY_S * 2 ** min(failures - 1, 32), LONGEST_DELAY_S)
+
+
 class ProcessFailedError(RuntimeError):
     """A process did not come up.
 
-    Args:
-        name: The process' name in the stack.
-        reason: What happened, in words.
-        exit_code: Its exit code; negative for a signal, None if it was never started.
-        log_file: Where all its output is.
-        log_tail: The last lines of this run's output.
+    Attributes:
+        exit_code: Its exit code; negative for a signal, None if it could not be started.
     """
 
     def __init__(self, name: str, reason: str, exit_code: int | None, log_file: Path, log_tail: str) -> None:
@@ -166,8 +171,7 @@ class Keeper:
             if self._stopping:
                 self._report("stopped", **run)
                 return
-            policy = self.spec.restart
-            failures = 1 if healthy_s is not None and healthy_s >= policy.reset_after_s else failures + 1
+            failures = 1 if healthy_s is not None and healthy_s >= HEALTHY_S else failures + 1
             self._report("exited", failures=failures, **run)
             if self.restarts == 0 and healthy_s is None:
                 tail = log_tail(self.spec.log_file, since=log_start)
@@ -176,7 +180,7 @@ class Keeper:
                 raise failed
             # Whatever ended it, a port that was taken or a file that was wrong: the others do their work without it,
             # and what ended it may have passed at the next try.
-            delay_s = policy.delay_s(failures)
+            delay_s = restart_delay_s(failures)
             self._report("restarting_in", failures=failures, delay_s=delay_s, message=reason, **run)
             await asyncio.sleep(delay_s)
             self.restarts += 1
@@ -200,28 +204,23 @@ class Keeper:
 
     async def _watch(self, process: subprocess.Popen[bytes]) -> tuple[str | None, float | None]:
         """Follow a run to its end: give what was wrong with it, if not its end, and for how long it was ready."""
-        loop = asyncio.get_running_loop()
-        ended, answers = asyncio.create_task(until_ended(process)), asyncio.create_task(self._answer())
+        loop, limit_s = asyncio.get_running_loop(), self.spec.ready_timeout_s
+        ended = asyncio.create_task(until_ended(process))
         try:
-            limit_s = self.spec.ready_timeout_s
-            await asyncio.wait({ended, answers}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(limit_s):
+                while not await self.spec.ready() and process.poll() is None:
+                    await asyncio.wait({ended}, timeout=_PROBE_EVERY_S)
             if process.poll() is not None:  # so an answer came from something else on its port
                 return None, None
-            if not (answers.done() and answers.result()):
-                return f"was not ready within {limit_s:g} s and was killed", None
             ready_at = loop.time()
             self.ready.set()
             self._report("ready")
             await ended
             return None, loop.time() - ready_at
+        except TimeoutError:
+            return f"was not ready within {limit_s:g} s and was killed", None
         finally:
             ended.cancel()
-            answers.cancel()
-
-    async def _answer(self) -> bool:
-        while not await self.spec.ready():  # noqa: ASYNC110 - another program's state has no event to wait for
-            await asyncio.sleep(_PROBE_EVERY_S)
-        return True
 
     def _report(self, kind: EventKind, **details: Any) -> None:
         details = {"pid": self.pid, "restarts": self.restarts, **details}
@@ -359,9 +358,7 @@ class Supervisor:
         if spec.service is None or self._fork_server is None:
             return spawn(spec, inherit=self._inherit)
         with open_log(spec.log_file) as log:
-            return await self._fork_server.fork_soon(
-                spec.service, log, spec.environment, spec.cwd, spec.ready_timeout_s
-            )
+            return await self._fork_server.fork_soon(spec.service, log, spec.environment, spec.ready_timeout_s)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
