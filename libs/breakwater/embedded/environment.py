@@ -13,17 +13,6 @@ _ALL_BEGIN = ("LC_", "PYTHON")
 _SERVICES = frozenset({"BREAKWATER_LOG_LEVEL", "BREAKWATER_LOG_JSON", "BREAKWATER_METRICS_TOKEN"})
 _SERVICES_BEGIN = ("BREAKWATER_TLS_", "OTEL_", "PROMETHEUS_")
 
-_SETTINGS = {
-    "worker": ("NATS_URL", "REDIS_URL", "PLANE_KEY"),
-    "breaker": ("NATS_URL", "REDIS_URL"),
-    "budget": ("NATS_URL", "REDIS_URL", "CLICKHOUSE_URL"),
-    "alerter": ("NATS_URL",),
-    "sink": ("NATS_URL", "CLICKHOUSE_URL"),
-    "request": ("NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "PLANE_KEY", "API_KEYS_FILE", "HTTP_HOST", "HTTP_PORT"),
-    "console": ("CLICKHOUSE_URL", "CONSOLE_HOST", "CONSOLE_PORT", "REQUEST_URL"),
-}
-"""What each service reads of `BREAKWATER_*`, beside what all of them read."""
-
 
 def for_program(environment: Mapping[str, str]) -> dict[str, str]:
     """What any program may need: where programs and files are, language, time zone, proxies, Python's settings."""
@@ -36,9 +25,3 @@ def for_service(environment: Mapping[str, str], named: Collection[str]) -> dict[
     return {
         name: value for name, value in environment.items() if name in named or name.startswith(_SERVICES_BEGIN)
     } | for_program(environment)
-
-
-def settings_of(service: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Those of the stack's `BREAKWATER_*` variables that a service reads."""
-    names = ("CONFIG", "METRICS_HOST", "METRICS_PORT", "ALIVE_FILE", *_SETTINGS[service])
-    return {f"BREAKWATER_{name}": settings[f"BREAKWATER_{name}"] for name in names}

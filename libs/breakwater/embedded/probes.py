@@ -9,14 +9,13 @@ from collections.abc import Awaitable, Callable
 Probe = Callable[[], Awaitable[bool]]
 
 _TIMEOUT_S = 2.0
-_LONGEST_LINE = 64 * 1024
 
 
 def nats_ready(host: str, port: int) -> Probe:
     """Probe a nats-server: it greets with `INFO {` once it takes clients, which is after JetStream has recovered."""
 
     async def probe() -> bool:
-        return (await _ask(host, port, b"", lines=1)).startswith(b"INFO {")
+        return await _ask(host, port, b"", 6) == b"INFO {"
 
     return probe
 
@@ -27,7 +26,7 @@ def redis_ready(host: str, port: int, password: str | None) -> Probe:
     expected = b"+PONG\r\n" if password is None else b"+OK\r\n+PONG\r\n"
 
     async def probe() -> bool:
-        return await _ask(host, port, commands, lines=expected.count(b"\n")) == expected
+        return await _ask(host, port, commands, len(expected)) == expected
 
     return probe
 
@@ -37,25 +36,23 @@ def http_ready(host: str, port: int, path: str, *, body_prefix: bytes = b"") -> 
     request = f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
 
     async def probe() -> bool:
-        head, _, body = (await _ask(host, port, request, lines=None)).partition(b"\r\n\r\n")
+        head, _, body = (await _ask(host, port, request, None)).partition(b"\r\n\r\n")
         return head.split(b" ", 2)[1:2] == [b"200"] and body.startswith(body_prefix)
 
     return probe
 
 
-async def _ask(host: str, port: int, request: bytes, *, lines: int | None) -> bytes:
-    """Send a request and read so many lines, or until the server closes; empty if no answer comes in time."""
+async def _ask(host: str, port: int, request: bytes, size: int | None) -> bytes:
+    """Send a request and read so many bytes, or until the server closes; empty if no answer comes in time."""
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port, limit=_LONGEST_LINE)
+            reader, writer = await asyncio.open_connection(host, port)
             try:
                 writer.write(request)
-                if lines is None:
-                    return await reader.read(-1)
-                return b"".join([await reader.readline() for _ in range(lines)])
+                return await (reader.read() if size is None else reader.readexactly(size))
             finally:
                 writer.transport.abort()
-    except (OSError, ValueError):  # ValueError: a line beyond the limit, so not one of our servers
+    except (OSError, EOFError):
         return b""
 
 

@@ -16,7 +16,7 @@ from breakwater.bus.permissions import GRANTS, program
 from breakwater.config import Config, parse_config, read_config, variables_of
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.endpoints import Endpoints
-from breakwater.embedded.environment import for_service, settings_of
+from breakwater.embedded.environment import for_service
 from breakwater.embedded.ports import LOOPBACK, free_port, standard_port
 from breakwater.embedded.probes import Probe, http_ready
 from breakwater.embedded.process import ProcessSpec
@@ -32,7 +32,16 @@ PLANE_KEY = "plane-key"
 """The secret that a stack encrypts the texts of private agents with, unless it is given one."""
 
 SERVERS = ("nats", "redis", "clickhouse")
-SERVICES = ("worker", "breaker", "budget", "alerter", "sink", "request", "console")
+SERVICES = {
+    "worker": ("NATS_URL", "REDIS_URL", "PLANE_KEY"),
+    "breaker": ("NATS_URL", "REDIS_URL"),
+    "budget": ("NATS_URL", "REDIS_URL", "CLICKHOUSE_URL"),
+    "alerter": ("NATS_URL",),
+    "sink": ("NATS_URL", "CLICKHOUSE_URL"),
+    "request": ("NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "PLANE_KEY", "API_KEYS_FILE", "HTTP_HOST", "HTTP_PORT"),
+    "console": ("CLICKHOUSE_URL", "CONSOLE_HOST", "CONSOLE_PORT", "REQUEST_URL"),
+}
+"""What each service gets of the stack's `BREAKWATER_*` variables, beside what all of them get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +136,20 @@ def plan_stack(
 
     def service_spec(process: str, name: str) -> ProcessSpec:
         alive = data.path / "alive" / process
-        only_reads = name == "console"
-        settings = {
-            **common,
-            **({"BREAKWATER_CLICKHOUSE_URL": reader_url} if only_reads else {"BREAKWATER_NATS_URL": nats_for(name)}),
-            "BREAKWATER_METRICS_HOST": LOOPBACK,
-            "BREAKWATER_METRICS_PORT": str(ports[process]),
-            "BREAKWATER_ALIVE_FILE": str(alive),
-        }
+        reads = {"BREAKWATER_CLICKHOUSE_URL": reader_url}
+        known = common | (reads if name == "console" else {"BREAKWATER_NATS_URL": nats_for(name)})
         return ProcessSpec(
             name=process,
             argv=(sys.executable, "-m", "services", name),
             log_file=data.logs / f"{process}.log",
             ready=http_ready(LOOPBACK, *answers[name]) if name in answers else _touched_since(alive, time.time()),
-            env=for_service(environment, variables_of(config, name)) | settings_of(name, settings),
+            env=for_service(environment, variables_of(config, name))
+            | {f"BREAKWATER_{setting}": known[f"BREAKWATER_{setting}"] for setting in ("CONFIG", *SERVICES[name])}
+            | {
+                "BREAKWATER_METRICS_HOST": LOOPBACK,
+                "BREAKWATER_METRICS_PORT": str(ports[process]),
+                "BREAKWATER_ALIVE_FILE": str(alive),
+            },
             # A worker lets its calls finish; the config bounds for how long.
             stop_timeout_s=9.0 if name in {"worker", "request"} else 5.0,
             ready_timeout_s=60.0,
