@@ -31,7 +31,7 @@ class FullDisk:
 
     def __init__(self, supervisor: Supervisor, data: DataDir, stack: Stack, report: Report) -> None:
         self._supervisor, self._data, self._report = supervisor, data, report
-        self._url = stack.setup_env["BREAKWATER_NATS_URL"]
+        self._url = stack.setup.nats_url.get_secret_value()
         self._reported = False
 
     async def run(self) -> None:

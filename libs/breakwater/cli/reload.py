@@ -144,7 +144,7 @@ class ConfigFollower:
         """Follows `file`, from which the copy was made that the stack's services read."""
         self._supervisor, self._data, self._stack, self._file = supervisor, data, stack, file
         self._report, self._simulation = report, simulation
-        self._in_force = Path(stack.setup_env["BREAKWATER_CONFIG"])
+        self._in_force = stack.setup.config
         self._config = load_config(self._in_force)
         self._unannounced: list[tuple[Config, Config]] = []
 
@@ -173,7 +173,8 @@ class ConfigFollower:
 
     async def _announce(self) -> None:
         while self._unannounced:
-            await announce(self._stack.setup_env["BREAKWATER_NATS_URL"], *self._unannounced[0], _owner(self._file))
+            nats_url = self._stack.setup.nats_url.get_secret_value()
+            await announce(nats_url, *self._unannounced[0], _owner(self._file))
             del self._unannounced[0]
 
     async def _apply(self) -> None:
@@ -188,7 +189,7 @@ class ConfigFollower:
             return
         require_reloadable(before, config)
         require_usable(self._file, config, simulate=self._simulation is not None)
-        await prepare(self._stack.setup_settings, config)
+        await prepare(self._stack.setup, config)
         self._provision_programs(config)
         write_private(self._in_force, config.text)
         self._config = config

@@ -131,7 +131,7 @@ async def _run(
             where = {"simulated_provider_url": simulation.control_url}
             stack = replace(stack, endpoints=stack.endpoints.model_copy(update=where))
         key = await start_stack(supervisor, data, stack, beside=[] if simulation is None else [simulation.process])
-        agent = next(iter(load_config(Path(stack.setup_env["BREAKWATER_CONFIG"])).agents))
+        agent = next(iter(load_config(stack.setup.config).agents))
         _show_endpoints(stack, key, agent, as_json=as_json, simulate=simulate)
         follower = ConfigFollower(supervisor, data, stack, config_file, _reporter(as_json=as_json), simulation)
         following.append(asyncio.create_task(follower.run()))
@@ -174,7 +174,7 @@ async def start_stack(
 
     prctl.hide_memory()  # the secrets of all services are in its environment
     (data.path / "alive").mkdir(mode=0o700, exist_ok=True)
-    settings = stack.setup_settings
+    settings = stack.setup
     config = load_config(settings.config)
 
     async def when_ready(server: str, prepare: Callable[[Settings, Config], Awaitable[object]]) -> None:
@@ -196,7 +196,7 @@ async def start_stack(
 def _first_key(stack: Stack) -> str | None:
     from breakwater.api_keys import create_key, list_keys
 
-    keys_file = Path(stack.setup_env["BREAKWATER_API_KEYS_FILE"])
+    keys_file = stack.setup.api_keys_file
     if stack.endpoints.api_key_file.exists() and list_keys(keys_file):
         return None
     key = create_key(keys_file, "first")

@@ -7,10 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from pydantic import SecretStr
 
 from breakwater.bus.permissions import GRANTS, program
 from breakwater.config import Config, parse_config, read_config, variables_of
@@ -33,15 +35,15 @@ PLANE_KEY = "plane-key"
 
 SERVERS = ("nats", "redis", "clickhouse")
 SERVICES = {
-    "worker": ("NATS_URL", "REDIS_URL", "PLANE_KEY"),
-    "breaker": ("NATS_URL", "REDIS_URL"),
-    "budget": ("NATS_URL", "REDIS_URL", "CLICKHOUSE_URL"),
-    "alerter": ("NATS_URL",),
-    "sink": ("NATS_URL", "CLICKHOUSE_URL"),
-    "request": ("NATS_URL", "REDIS_URL", "CLICKHOUSE_URL", "PLANE_KEY", "API_KEYS_FILE", "HTTP_HOST", "HTTP_PORT"),
-    "console": ("CLICKHOUSE_URL", "CONSOLE_HOST", "CONSOLE_PORT", "REQUEST_URL"),
+    "worker": ("nats_url", "redis_url", "plane_key"),
+    "breaker": ("nats_url", "redis_url"),
+    "budget": ("nats_url", "redis_url", "clickhouse_url"),
+    "alerter": ("nats_url",),
+    "sink": ("nats_url", "clickhouse_url"),
+    "request": ("nats_url", "redis_url", "clickhouse_url", "plane_key", "api_keys_file", "http_host", "http_port"),
+    "console": ("clickhouse_url", "console_host", "console_port", "request_url"),
 }
-"""What each service gets of the stack's `BREAKWATER_*` variables, beside what all of them get."""
+"""What each service gets of the stack's settings, beside what all of them get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Stack:
     Attributes:
         servers: Processes to start first, in this order. A server that was given by its URL is not among them.
         services: Processes to start when the servers are prepared.
-        setup_env: The `BREAKWATER_*` variables of the process that prepares the servers.
+        setup: The settings of the process that prepares the servers.
         endpoints: Where programs find everything.
         given: The servers that were given, by name.
         nats_port: Of the NATS that is started; 0 where one is given.
@@ -59,18 +61,10 @@ class Stack:
 
     servers: tuple[ProcessSpec, ...]
     services: tuple[ProcessSpec, ...]
-    setup_env: Mapping[str, str] = field(repr=False)
+    setup: Settings
     endpoints: Endpoints
     given: tuple[str, ...]
     nats_port: int
-
-    @property
-    def setup_settings(self) -> Settings:
-        """The settings of the process that prepares the servers."""
-        values: dict[str, Any] = {
-            name.removeprefix("BREAKWATER_").lower(): value for name, value in self.setup_env.items()
-        }
-        return Settings(**values)
 
 
 def plan_stack(
@@ -120,36 +114,37 @@ def plan_stack(
 
     redis_url = given.get("redis") or f"redis://:{data.secret('redis')}@{LOOPBACK}:{ports['redis']}/0"
     reader_url = clickhouse_for("reader", "clickhouse-reader")
-    common = {
-        "BREAKWATER_CONFIG": str(data.path / IN_FORCE),
-        "BREAKWATER_REDIS_URL": redis_url,
-        "BREAKWATER_CLICKHOUSE_URL": clickhouse_for("breakwater", "clickhouse"),
-        "BREAKWATER_HTTP_HOST": LOOPBACK,
-        "BREAKWATER_HTTP_PORT": str(http_port),
-        "BREAKWATER_CONSOLE_HOST": LOOPBACK,
-        "BREAKWATER_CONSOLE_PORT": str(console_port),
-        "BREAKWATER_REQUEST_URL": f"http://{LOOPBACK}:{http_port}",
-        "BREAKWATER_API_KEYS_FILE": str(data.path / "api_keys.json"),
-        "BREAKWATER_PLANE_KEY": environment.get("BREAKWATER_PLANE_KEY") or data.secret(PLANE_KEY),
+    settings: dict[str, Any] = {
+        "config": data.path / IN_FORCE,
+        "redis_url": redis_url,
+        "clickhouse_url": clickhouse_for("breakwater", "clickhouse"),
+        "http_host": LOOPBACK,
+        "http_port": http_port,
+        "console_host": LOOPBACK,
+        "console_port": console_port,
+        "request_url": f"http://{LOOPBACK}:{http_port}",
+        "api_keys_file": data.path / "api_keys.json",
+        "plane_key": environment.get("BREAKWATER_PLANE_KEY") or data.secret(PLANE_KEY),
     }
     answers = {"request": (http_port, "/readyz"), "console": (console_port, "/healthz")}
 
     def service_spec(process: str, name: str) -> ProcessSpec:
         alive = data.path / "alive" / process
-        reads = {"BREAKWATER_CLICKHOUSE_URL": reader_url}
-        known = common | (reads if name == "console" else {"BREAKWATER_NATS_URL": nats_for(name)})
+        own = {
+            **settings,
+            **({"clickhouse_url": reader_url} if name == "console" else {"nats_url": nats_for(name)}),
+            "metrics_host": LOOPBACK,
+            "metrics_port": ports[process],
+            "alive_file": alive,
+        }
+        needed = ("config", "metrics_host", "metrics_port", "alive_file", *SERVICES[name])
         return ProcessSpec(
             name=process,
             argv=(sys.executable, "-m", "services", name),
             log_file=data.logs / f"{process}.log",
             ready=http_ready(LOOPBACK, *answers[name]) if name in answers else _touched_since(alive, time.time()),
             env=for_service(environment, variables_of(config, name))
-            | {f"BREAKWATER_{setting}": known[f"BREAKWATER_{setting}"] for setting in ("CONFIG", *SERVICES[name])}
-            | {
-                "BREAKWATER_METRICS_HOST": LOOPBACK,
-                "BREAKWATER_METRICS_PORT": str(ports[process]),
-                "BREAKWATER_ALIVE_FILE": str(alive),
-            },
+            | {f"BREAKWATER_{setting.upper()}": str(own[setting]) for setting in needed},
             # A worker lets its calls finish; the config bounds for how long.
             stop_timeout_s=9.0 if name in {"worker", "request"} else 5.0,
             ready_timeout_s=60.0,
@@ -165,7 +160,7 @@ def plan_stack(
         passwords = data.secret_file("clickhouse"), data.secret_file("clickhouse-reader")
         servers.append(clickhouse_spec(data.path, ports["clickhouse"], "breakwater", *passwords))
     endpoints = Endpoints(
-        request_url=common["BREAKWATER_REQUEST_URL"],
+        request_url=settings["request_url"],
         console_url=f"http://{LOOPBACK}:{console_port}",
         nats_url=nats_for("client"),
         redis_url=redis_url,
@@ -180,7 +175,7 @@ def plan_stack(
     return Stack(
         servers=tuple(servers),
         services=tuple(service_spec(process, name) for process, name in processes),
-        setup_env=common | {"BREAKWATER_NATS_URL": nats_for("setup")},
+        setup=Settings(**settings, nats_url=SecretStr(nats_for("setup"))),
         endpoints=endpoints,
         given=tuple(given),
         nats_port=ports.get("nats", 0),

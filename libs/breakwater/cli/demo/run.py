@@ -160,7 +160,7 @@ class _Demo:
         async with (
             connect.analytics(stack.endpoints.clickhouse_url) as analytics,
             connect.state(stack.endpoints.redis_url) as redis,
-            connect.bus(stack.setup_env["BREAKWATER_NATS_URL"]) as bus,
+            connect.bus(stack.setup.nats_url.get_secret_value()) as bus,
         ):
             budgets, topology = BudgetCounters(redis, config.budgets.zone), bus_plan(config)
 
