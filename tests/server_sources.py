@@ -12,11 +12,10 @@ from typing import Protocol
 
 import pytest
 
-from breakwater.embedded.binaries import ServerNotFoundError
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.probes import Probe
 from breakwater.embedded.process import ProcessSpec, kill_group, log_size, log_tail, spawn
-from breakwater.embedded.servers import clickhouse_spec, nats_spec, redis_spec
+from breakwater.embedded.servers import ServerNotFoundError, clickhouse_spec, nats_spec, redis_spec
 
 USER, PASSWORD = "breakwater", "only-for-tests"
 _POLL_S = 0.02

@@ -13,8 +13,7 @@ import pytest
 
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.main import app, main
-from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.endpoints import Endpoints
+from breakwater.embedded.datadir import DataDir, Endpoints
 from tests.cli.conftest import Run
 
 LIVE = [

@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from breakwater.embedded.datadir import AlreadyRunningError, DataDir, DataDirError, NotRunningError, read_endpoints
-from breakwater.embedded.endpoints import Endpoints, mask_url
+from breakwater.embedded.datadir import (
+    AlreadyRunningError,
+    DataDir,
+    DataDirError,
+    Endpoints,
+    NotRunningError,
+    mask_url,
+    read_endpoints,
+)
 from breakwater.embedded.ports import PortInUseError, free_port, standard_port
 
 HOLD = """

@@ -16,10 +16,17 @@ import redis.asyncio as redis
 from nats.aio.client import Client
 
 from breakwater.bus.permissions import GRANTS
-from breakwater.embedded.binaries import ServerNotFoundError, find_nats, find_valkey, require_clickhouse
 from breakwater.embedded.ports import free_port, standard_port
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
-from breakwater.embedded.servers import clickhouse_spec, nats_spec, redis_spec
+from breakwater.embedded.servers import (
+    ServerNotFoundError,
+    clickhouse_spec,
+    find_nats,
+    find_valkey,
+    nats_spec,
+    redis_spec,
+    require_clickhouse,
+)
 from breakwater.embedded.supervisor import Supervisor
 
 NASTY = 'a"b\\c $d #e {f} ü\t€; \x01'

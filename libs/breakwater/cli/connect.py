@@ -145,7 +145,7 @@ async def state(url: str) -> AsyncGenerator[Redis]:
 
 def shown(url: str) -> str:
     """A URL without its password."""
-    from breakwater.embedded.endpoints import mask_url
+    from breakwater.embedded.datadir import mask_url
 
     return mask_url(url)
 

@@ -87,9 +87,9 @@ def expected(error: BaseException) -> CliError:
     from breakwater.analytics.errors import AnalyticsError, QueryFailed
     from breakwater.api_keys import ApiKeysError
     from breakwater.bus.errors import BusError
-    from breakwater.embedded.binaries import ServerNotFoundError
     from breakwater.embedded.datadir import DataDirError
     from breakwater.embedded.ports import PortInUseError
+    from breakwater.embedded.servers import ServerNotFoundError
     from breakwater.embedded.supervisor import ProcessFailedError
     from breakwater.encryption import Undecryptable
     from breakwater.errors import ConfigError, Unavailable

