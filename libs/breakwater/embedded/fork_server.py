@@ -28,7 +28,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from breakwater import prctl
 from breakwater.embedded.process import ProcessSpec, spawn, until_readable
@@ -47,18 +47,15 @@ class ForkedProcess(subprocess.Popen[bytes]):
     The exit code is -9 if the fork server is gone, with which its processes end.
     """
 
-    def __init__(self, service: str, reports: io.FileIO) -> None:
+    def __init__(self, service: str, reports: BinaryIO) -> None:
         """Waits until the fork server has reported the pid on a pipe.
 
         Raises:
             ForkServerError: it has ended, or could not fork.
         """
         self.args, self.returncode, self._reports = service, None, reports  # what Popen starts is not started
-        pid = b""
-        while not pid.endswith(b"\n"):
-            if not (byte := reports.read(1)):
-                raise ForkServerError(f"the fork server could not start {service}")
-            pid += byte
+        if not (pid := reports.readline()):
+            raise ForkServerError(f"the fork server could not start {service}")
         self.pid = int(pid)
 
     def poll(self) -> int | None:
@@ -76,7 +73,7 @@ class ForkedProcess(subprocess.Popen[bytes]):
         if self.returncode is None:
             if not select.select([self._reports], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            self.returncode = int(self._reports.readall() or -signal.SIGKILL)
+            self.returncode = int(self._reports.read() or -signal.SIGKILL)
         return self.returncode
 
 
@@ -150,13 +147,13 @@ class ForkServer:
                 self._process.wait()
             self._process = None
 
-    def _ask(self, service: str, log: int, environment: Mapping[str, str]) -> io.FileIO:
+    def _ask(self, service: str, log: int, environment: Mapping[str, str]) -> BinaryIO:
         """Sends a request; gives the pipe on which the server reports."""
         self.start()
         assert self._requests is not None
         request = {"service": service, "environment": dict(environment), "directory": str(Path.cwd())}
         ours, its = os.pipe()
-        reports = io.FileIO(ours)  # closed with the object, whatever comes of the request
+        reports = os.fdopen(ours, "rb")  # closed with the object, whatever comes of the request
         with io.FileIO(its, "w"), io.FileIO(os.memfd_create("request"), "r+") as file:
             file.write(json.dumps(request).encode())
             file.seek(0)
