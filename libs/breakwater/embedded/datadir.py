@@ -96,6 +96,7 @@ class NotRunningError(DataDirError):
 
 
 _REMEDIES = {
+    errno.ENOENT: ("it can't be created there", "Name another data directory."),
     errno.EACCES: ("no permission", "Give its owner write permission, or name another data directory."),
     errno.EPERM: ("the system does not permit it", "Name another data directory."),
     errno.EROFS: ("the file system is read-only", "Name a data directory on a writable one."),
@@ -107,23 +108,13 @@ _REMEDIES = {
 
 
 @contextlib.contextmanager
-def explained(path: Path, *, missing: str | None = None) -> Generator[None]:
-    """Translate what the operating system says.
-
-    Args:
-        path: what it is about.
-        missing: what a missing file means; None where the caller knows, and gets the FileNotFoundError.
-    """
+def explained(path: Path) -> Generator[None]:
+    """Translate what the operating system says of a path."""
     try:
         yield
-    except FileNotFoundError as error:
-        if missing is None:
-            raise
-        raise DataDirError(missing, path, "Name another data directory.") from error
     except OSError as error:
-        problem, remedy = _REMEDIES.get(
-            error.errno or 0, (error.strerror or str(error), "Name another data directory.")
-        )
+        unknown = error.strerror or str(error), "Name another data directory."
+        problem, remedy = _REMEDIES.get(error.errno or 0, unknown)
         raise DataDirError(problem, path, remedy) from error
 
 
@@ -159,7 +150,7 @@ class DataDir:
         Raises:
             DataDirError: Something is in the way, a permission is missing, or the disk is full.
         """
-        with explained(self.path, missing="it can't be created there"):
+        with explained(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Whether writing works is known only by writing: read-only mounts and full disks answer access() with yes.
             write_private(self.path / ".writable", "x" * 4096)
@@ -260,11 +251,13 @@ def read_endpoints(path: Path) -> Endpoints:
         DataDirError: They cannot be read, or are not what this version writes.
     """
     file = path.expanduser().absolute() / _ENDPOINTS
+    with explained(file):
+        try:
+            stored = file.read_bytes()
+        except FileNotFoundError:
+            raise NotRunningError(path) from None
     try:
-        with explained(file):
-            return Endpoints.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        raise NotRunningError(path) from None
+        return Endpoints.model_validate_json(stored)
     except ValueError as error:
         raise DataDirError(
             "these are not the endpoints of a stack of this version", file, "Start `breakwater up` again."
