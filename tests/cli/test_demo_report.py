@@ -3,98 +3,92 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from breakwater.analytics import rows, schema
+from breakwater.analytics.client import Analytics
 from breakwater.analytics.queries import AgentSummary
 from breakwater.cli.demo import screen
-from breakwater.cli.demo.live import Scene, Tally, line
-from breakwater.cli.demo.receiver import Received
-from breakwater.cli.demo.reconciliation import ProviderCall, RecordedCall, RedisCounters, compare
-from breakwater.cli.demo.records import AttemptRow, ExecutionRow, Rows, TransitionRow
-from breakwater.cli.demo.report import Check, Delivered, Handover, Report, breaker_summaries, checks
+from breakwater.cli.demo.progress import DemoProgress
+from breakwater.cli.demo.receiver import Delivered
+from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
+from breakwater.cli.demo.report import Check, Report, StoredRows, checks, read_stored
 from breakwater.cli.demo.scenario import BURST
+from breakwater.contracts.execution import Attempt, ErrorInfo
+from breakwater.contracts.job import Job
+from tests.analytics import samples
 from tests.cli.conftest import Terminal
 
 Drawn = Callable[[Report, int], str]
 
 CAP = 5_000
-WRITER = ("content-writer", "gpt-4o")
 
 
-def attempt(execution: str, number: int, agent: str, model: str, **changes: object) -> AttemptRow:
-    plain = AttemptRow(
-        f"{execution}:{number}", execution, number, agent, model, 0, "billed", "error", False, "first", 0, None, None
-    )
-    return replace(plain, **changes)  # pyright: ignore[reportArgumentType]  # test data
-
-
-def limited() -> tuple[AttemptRow, ...]:
-    rows: list[AttemptRow] = []
-    for number in range(BURST):
-        job = f"triage-{number}"
-        rows.append(attempt(job, 1, "support-triage", "gpt-4o-mini", error_status_code=429))
-        rows.append(
-            attempt(job, 2, "support-triage", "gpt-4o-mini", cause="retry", backoff_ms=1_050, outcome="success")
-        )
-    return tuple(rows)
+def attempt(execution_id: str, agent: str, number: int = 1, **fields: Any) -> Attempt:
+    status, kind = fields.pop("status", None), fields.pop("kind", "server")
+    if status is not None or kind != "server":
+        error = ErrorInfo(kind=kind, class_="E", message="…", status_code=status)
+        fields = {"error": error, "outcome": "error", "cost": 0, **fields}
+    return samples.attempt(execution_id, number, agent=agent, **fields)
 
 
 ATTEMPTS = (
-    attempt("writer-1", 1, *WRITER, error_status_code=503),
-    attempt("writer-1", 2, *WRITER, short_circuited=True, outcome="short_circuited"),
-    attempt("research-1", 1, "deep-research", "o3", error_kind="timeout", cost_basis="estimated"),
-    attempt("wrong-1", 1, "wrong-key", "gpt-4.1", error_status_code=401),
-    attempt("small-1", 1, "small-budget", "gpt-4.1-mini", cost=4_000, outcome="success"),
-    *limited(),
+    attempt("writer-1", "content-writer", status=503),
+    attempt("writer-1", "content-writer", 2, short_circuited=True, outcome="short_circuited", cost=None),
+    attempt("research-1", "deep-research", kind="timeout", cost_basis="estimated"),
+    attempt("wrong-1", "wrong-key", status=401),
+    attempt("small-1", "small-budget", cost=4_000),
+    *(attempt(f"triage-{number}", "support-triage", status=429) for number in range(BURST)),
+    *(attempt(f"triage-{one}", "support-triage", 2, cause="retry", backoff_ms=1_050) for one in range(BURST)),
 )
 EXECUTIONS = (
-    ExecutionRow("writer-1", "content-writer", "succeeded", None),
-    ExecutionRow("research-1", "deep-research", "succeeded", None),
-    ExecutionRow("wrong-1", "wrong-key", "dead_lettered", "error"),
-    ExecutionRow("small-1", "small-budget", "succeeded", None),
-    ExecutionRow("small-2", "small-budget", "dead_lettered", "budget_exceeded"),
-    *(ExecutionRow(f"triage-{number}", "support-triage", "succeeded", None) for number in range(BURST)),
+    samples.execution("writer-1", agent="content-writer"),
+    samples.execution("research-1", agent="deep-research"),
+    samples.execution("wrong-1", agent="wrong-key", status="dead_lettered", reason="error"),
+    samples.execution("small-1", agent="small-budget"),
+    samples.execution("small-2", agent="small-budget", status="dead_lettered", reason="budget_exceeded"),
+    *(samples.execution(f"triage-{number}", agent="support-triage") for number in range(BURST)),
 )
-TRANSITIONS = tuple(
-    TransitionRow(*WRITER, state, reason)
-    for state, reason in (
-        ("open", "3 consecutive failures (threshold: 3)"),
-        ("half_open", "the cool-down is over"),
-        ("open", "the half-open probe failed"),
-        ("half_open", "the cool-down is over"),
-        ("closed", "the half-open probe succeeded"),
-    )
-)
-ALERTS = tuple(
-    Received(f"alert_{number}", incident, event, status, severity, f"Alert {number}")
-    for number, (incident, event, status, severity) in enumerate(
-        (
-            ("inc_1", "breaker_open", "open", "critical"),
-            ("inc_2", "budget_soft_cap", "firing", "warning"),
-            ("inc_1", "breaker_closed", "resolved", "info"),
-        )
-    )
-)
+BREAKER = {
+    "agent": "content-writer",
+    "model": "gpt-4o",
+    "opened": 2,
+    "half_opened": 2,
+    "closed": 1,
+    "now": "closed",
+    "reason": "3 consecutive failures (threshold: 3)",
+}
+
+
+ALERTS = [
+    samples.alert("alert_1", incident_id="inc_1", event="breaker_open", severity="critical"),
+    samples.alert("alert_2", incident_id="inc_2", event="budget_soft_cap", severity="warning"),
+    samples.alert("alert_3", incident_id="inc_1", event="breaker_closed", severity="info"),
+]
 SUMMARY = AgentSummary("content-writer", 1, 1, 1_234, 12_345, 2, 1, 1, 1, 0, 344_123_456, 16_670_000)
-ROWS = Rows((SUMMARY,), EXECUTIONS, ATTEMPTS, TRANSITIONS, frozenset({"inc_1", "inc_2"}))
-JOB_IDS = frozenset(row.execution_id for row in EXECUTIONS)
-HANDOVER = Handover(7, 6, {})
+STORED = StoredRows((SUMMARY,), EXECUTIONS, ATTEMPTS, (BREAKER,), frozenset({"inc_1", "inc_2"}))
+JOBS = tuple(Job(job_id=one.execution_id, agent=one.agent, prompt="…", metadata={"way": "http"}) for one in EXECUTIONS)
+AGREED = LedgerComparison(
+    True,
+    (
+        ComparedFigure("calls", 1, 1, 1, True),
+        ComparedFigure("billed", "0.000000007", None, "0.000000007", True),
+        ComparedFigure("spend", None, "0.000000007", "0.000000007", True),
+    ),
+    (),
+)
 
 
-def failed(rows: Rows = ROWS, **changes: object) -> list[str]:
-    given = {"job_ids": JOB_IDS, "handover": HANDOVER, "delivered": Delivered(ALERTS), "cap": CAP} | changes
-    found = checks(rows, **given)  # pyright: ignore[reportArgumentType]  # test data
-    return [check.name for check in found if not check.ok]
+def failed(stored: StoredRows = STORED, **changes: Any) -> list[str]:
+    given: dict[str, Any] = {"jobs": JOBS, "failed": {}, "delivered": Delivered(ALERTS), "cap": CAP} | changes
+    return [check.name for check in checks(stored, **given) if not check.ok]
 
 
-def report(**changes: object) -> Report:
-    calls = (ProviderCall("a:1", "gpt-4o", 7),)
-    rows = (RecordedCall("a:1", "writer", "gpt-4o", 7, "billed"),)
-    comparison = compare(calls, RedisCounters(1, 7), {"writer": RedisCounters(1, 7)}, rows)
-    found = checks(ROWS, JOB_IDS, HANDOVER, Delivered(ALERTS), CAP)
-    plain = Report(len(JOB_IDS), 34.2, (SUMMARY,), breaker_summaries(ROWS), ALERTS, comparison, found)
-    return replace(plain, **changes)  # pyright: ignore[reportArgumentType]  # test data
+def report(**changes: Any) -> Report:
+    found = checks(STORED, JOBS, {}, Delivered(ALERTS), CAP)
+    return replace(Report(len(JOBS), 34.2, (SUMMARY,), (BREAKER,), tuple(ALERTS), AGREED, found), **changes)
 
 
 @pytest.fixture
@@ -114,31 +108,40 @@ def test_a_run_in_which_everything_happened_passes_all_checks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"),
+    ("name", "changes"),
     [
-        ("no job lost", replace(ROWS, executions=EXECUTIONS[1:])),
-        ("no job lost", replace(ROWS, executions=(*EXECUTIONS, EXECUTIONS[0]))),
-        ("outage of gpt-4o", replace(ROWS, transitions=())),
-        ("outage of gpt-4o", replace(ROWS, transitions=TRANSITIONS[:3])),
-        ("429, Retry-After", replace(ROWS, attempts=ATTEMPTS[:-2])),
-        ("429, Retry-After", replace(ROWS, attempts=(*ATTEMPTS[:-1], replace(ATTEMPTS[-1], backoff_ms=999)))),
-        ("o3 hangs", replace(ROWS, attempts=ATTEMPTS[:2] + ATTEMPTS[3:])),
-        ("wrong key", replace(ROWS, attempts=(*ATTEMPTS, replace(ATTEMPTS[3], number=2, cause="retry")))),
-        ("small budget", replace(ROWS, attempts=(*ATTEMPTS, replace(ATTEMPTS[4], cost=1_001)))),
+        ("no job lost", {"executions": EXECUTIONS[1:]}),
+        ("no job lost", {"executions": (*EXECUTIONS, EXECUTIONS[0])}),
+        ("outage of gpt-4o", {"breakers": ()}),
+        ("outage of gpt-4o", {"breakers": ({**BREAKER, "now": "open"},)}),
+        ("429, Retry-After", {"attempts": (*ATTEMPTS[:5], *ATTEMPTS[6:])}),
+        (
+            "429, Retry-After",
+            {"attempts": (*ATTEMPTS[:-1], ATTEMPTS[-1].model_copy(update={"backoff_ms": 999}))},
+        ),
+        ("o3 hangs", {"attempts": ATTEMPTS[:2] + ATTEMPTS[3:]}),
+        ("wrong key", {"attempts": (*ATTEMPTS, attempt("wrong-1", "wrong-key", 2, status=401, cause="retry"))}),
+        ("small budget", {"attempts": (*ATTEMPTS, attempt("small-1", "small-budget", 2, cost=1_001))}),
         (
             "small budget",
-            replace(ROWS, executions=(*EXECUTIONS[:4], replace(EXECUTIONS[4], reason="error"), *EXECUTIONS[5:])),
+            {
+                "executions": (
+                    *EXECUTIONS[:4],
+                    EXECUTIONS[4].model_copy(update={"reason": "error"}),
+                    *EXECUTIONS[5:],
+                )
+            },
         ),
-        ("alerts", replace(ROWS, incident_ids=ROWS.incident_ids | {"inc_9"})),
-        ("alerts", replace(ROWS, incident_ids=frozenset({"inc_1"}))),
+        ("alerts", {"incident_ids": STORED.incident_ids | {"inc_9"}}),
+        ("alerts", {"incident_ids": frozenset({"inc_1"})}),
     ],
 )
-def test_what_did_not_happen_as_it_should_fails_its_own_check_and_no_other(name: str, rows: Rows) -> None:
-    assert failed(rows) == [name]
+def test_what_did_not_happen_as_it_should_fails_its_own_check_and_no_other(name: str, changes: Any) -> None:
+    assert failed(replace(STORED, **changes)) == [name]
 
 
 def test_a_job_that_was_not_accepted_fails() -> None:
-    assert failed(handover=Handover(7, 5, {"writer-1": "HTTP 503"})) == ["no job lost"]
+    assert failed(failed={"writer-1": "HTTP 503"}) == ["no job lost"]
 
 
 @pytest.mark.parametrize(
@@ -153,14 +156,25 @@ def test_a_job_that_was_not_accepted_fails() -> None:
 )
 def test_what_is_wrong_with_alerts_is_said(delivered: Delivered, words: str) -> None:
     assert failed(delivered=delivered) == ["alerts"]
-    [check] = [check for check in checks(ROWS, JOB_IDS, HANDOVER, delivered, CAP) if check.name == "alerts"]
+    [check] = [check for check in checks(STORED, JOBS, {}, delivered, CAP) if check.name == "alerts"]
     assert check.detail == words
 
 
-def test_transitions_are_summed_up_for_each_breaker() -> None:
-    [breaker] = breaker_summaries(ROWS)
-    assert (breaker.opened, breaker.half_opened, breaker.closed, breaker.now) == (2, 2, 1, "closed")
-    assert breaker.reason == "3 consecutive failures (threshold: 3)"
+async def test_what_is_stored_is_read_back_with_transitions_summed_up_for_each_breaker(analytics: Analytics) -> None:
+    states = ("open", "half_open", "open", "half_open", "closed")
+    reasons = ("3 consecutive failures (threshold: 3)", *("…" for _ in states[1:]))
+    transitions = [
+        samples.transition(version=version, agent="content-writer", model="gpt-4o", to_state=state, reason=reason)
+        for version, (state, reason) in enumerate(zip(states, reasons, strict=True), 1)
+    ]
+    await analytics.insert(schema.BREAKER_TRANSITIONS, [rows.transition_row(one, 1) for one in transitions])
+    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, 1) for one in EXECUTIONS])
+    await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(one, 1) for one in ATTEMPTS])
+    await analytics.insert(schema.ALERTS, [rows.alert_row(one, 1) for one in ALERTS])
+    stored = await read_stored(analytics)
+    assert stored.breakers == (BREAKER,)
+    assert stored.incident_ids == {"inc_1", "inc_2"}
+    assert failed(stored) == []
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
@@ -183,14 +197,14 @@ def test_the_screen_in_a_pipe_has_no_blanks_at_the_end_of_a_line(capsys: pytest.
 
 
 def test_a_failed_run_says_what_failed(drawn: Drawn) -> None:
-    ledger = (ProviderCall("a:1", "gpt-4o", 8),)
-    recorded = (RecordedCall("a:1", "writer", "gpt-4o", 7, "billed"),)
-    comparison = compare(ledger, RedisCounters(1, 7), {"writer": RedisCounters(1, 7)}, recorded)
+    differences = tuple(f"a:{number}: not in ClickHouse" for number in range(12))
+    comparison = replace(AGREED, agree=False, differences=differences)
     wrong = report(comparison=comparison, checks=(Check("alerts", False, "2 raised, 1 delivered"),))
     assert not wrong.ok
     text = drawn(wrong, 100)
     assert "FAILED after 34 s: the ledgers differ; not as expected: alerts." in text
-    assert "differs: gpt-4o: 1 calls and $0.000000008 billed at the provider" in text
+    assert "differs: a:9: not in ClickHouse" in text
+    assert "and 2 more" in text
     assert "2 raised, 1 delivered" in text
 
 
@@ -202,17 +216,13 @@ def test_the_document_has_money_as_decimal_strings() -> None:
     assert lines["billed"]["clickhouse"] == "0.000000007"
     assert lines["calls"]["redis"] == 1
     assert lines["spend"]["provider"] is None
+    assert document["alerts"][0]["event"] == "breaker_open"
 
 
-def test_live_events_are_counted() -> None:
-    tally = Tally()
-    tally.count("executions", {"status": "succeeded"})
-    tally.count("executions", {"status": "dead_lettered"})
-    tally.count("attempts", {"short_circuited": False, "cause": "retry", "cost": "0.001200000"})
-    tally.count("attempts", {"short_circuited": True, "cause": "fallback", "cost": None})
-    tally.count("breakers", {"agent": "writer", "model": "gpt-4o", "to_state": "open"})
-    words = line(Scene(10, phase="running", tally=tally))
-    assert "2/10 jobs" in words
-    assert "attempts 2" in words
-    assert "spend $0.0012" in words
-    assert "breakers open 1" in words
+def test_progress_says_how_many_jobs_are_done_and_what_the_last_alert_was() -> None:
+    progress = DemoProgress(10, ready=["redis", "nats"])
+    assert progress.words() == "starting: redis, nats"
+    progress.phase, progress.results = "settling", 2
+    assert progress.words() == "settling: 2/10 jobs have their results"
+    progress.alerts = ALERTS
+    assert progress.words().endswith(f"| 3 alerts, the last: {ALERTS[-1].title}")

@@ -1,24 +1,26 @@
 from __future__ import annotations
 
+from collections import Counter
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from breakwater.cli.demo import scenario
-from breakwater.cli.demo.load import plan_load, to_lines
 from breakwater.config import Agent, Config, load_config, parse_config
-from breakwater.contracts.job import Job
 from breakwater.embedded.provider import build_script
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
-KEY = Path("key")
+
+
+def document(jobs: int = 300) -> dict[str, Any]:
+    return scenario.config("http://127.0.0.1:1/v1", "http://127.0.0.1:2/alerts", Path("secrets"), jobs)
 
 
 def demo_config(jobs: int = 300) -> Config:
-    surroundings = scenario.Surroundings("http://127.0.0.1:1/v1", "http://127.0.0.1:2/alerts", KEY, KEY, KEY)
-    return parse_config(yaml.safe_dump(scenario.config(surroundings, jobs)))
+    return parse_config(yaml.safe_dump(document(jobs)))
 
 
 def without_cooldown(agent: Agent) -> Agent:
@@ -48,7 +50,7 @@ def test_the_receiver_on_this_machine_is_the_one_channel_and_may_be_reached() ->
 
 
 def test_the_provider_serves_every_model_at_the_price_of_the_config() -> None:
-    script, config = build_script(scenario.provider_script(300, 1, "key")), demo_config()
+    script, config = build_script(scenario.provider_script(document(), 300, 1, "key")), demo_config()
     assert {model for agent in config.agents.values() for model in agent.chain} <= set(script.models)
     for model, rules in script.models.items():
         price = config.models[model].price
@@ -69,32 +71,38 @@ def test_the_small_budget_has_room_for_some_of_its_calls_and_not_for_all(jobs: i
     assert worst_case is not None
     assert cap is not None
     least = 130 * 1_600  # nano-dollars for the shortest answer
-    assert worst_case < cap < scenario.jobs_of("small-budget", jobs) * least
+    assert worst_case < cap < Counter(job.agent for _, job in scenario.plan_load(jobs, 1))["small-budget"] * least
 
 
 @pytest.mark.parametrize("jobs", [100, 101, 300, 1999])
-def test_half_of_the_jobs_goes_each_way(jobs: int) -> None:
-    plan = plan_load(jobs, 1)
-    assert len(plan.http) - len(plan.nats) == jobs % 2
-    assert len(plan.job_ids) == jobs
-    assert {job.body["agent"] for job in plan.http} == {job.body["agent"] for job in plan.nats} == set(scenario.SHARES)
-    for job in (*plan.http, *plan.nats):
-        Job.model_validate(job.body)
+def test_half_of_the_jobs_of_every_agent_goes_each_way(jobs: int) -> None:
+    planned = [job for _, job in scenario.plan_load(jobs, 1)]
+    ways = Counter(job.metadata["way"] for job in planned)
+    assert ways["http"] - ways["nats"] == jobs % 2
+    assert len({job.job_id for job in planned}) == jobs
+    for way in ("http", "nats"):
+        assert {job.agent for job in planned if job.metadata["way"] == way} == set(scenario.SHARES)
 
 
-def test_each_way_hands_its_jobs_in_in_order_and_writers_come_before_in_and_after_the_outage() -> None:
-    plan = plan_load(300, 1)
+def test_jobs_are_in_the_order_of_their_times_and_writers_come_before_in_and_after_the_outage() -> None:
+    planned = scenario.plan_load(300, 1)
     begin, end = scenario.OUTAGE_S
-    for way in (plan.http, plan.nats):
-        times = [job.at_s for job in way]
-        assert times == sorted(times)
-        assert times[-1] < scenario.LOAD_S
-        writers = [job.at_s for job in way if job.body["agent"] == "content-writer"]
+    times = [at_s for at_s, _ in planned]
+    assert times == sorted(times)
+    assert times[-1] < scenario.LOAD_S
+    for way in ("http", "nats"):
+        writers = [at_s for at_s, job in planned if (job.agent, job.metadata["way"]) == ("content-writer", way)]
         assert sum(at_s < begin for at_s in writers) > 5
         assert sum(begin <= at_s < end for at_s in writers) > 5
         assert sum(at_s > end + scenario.COOLDOWN_S for at_s in writers) > 5
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_researchers_meet_the_hang_whatever_the_seed(seed: int) -> None:
+    begin, end = scenario.HANG_S
+    assert sum(job.agent == "deep-research" and begin <= at_s < end for at_s, job in scenario.plan_load(100, seed)) >= 3
+
+
 def test_the_same_seed_gives_the_same_load_and_another_seed_another() -> None:
-    assert to_lines(plan_load(100, 7).nats) == to_lines(plan_load(100, 7).nats)
-    assert to_lines(plan_load(100, 7).nats) != to_lines(plan_load(100, 8).nats)
+    assert scenario.plan_load(100, 7) == scenario.plan_load(100, 7)
+    assert scenario.plan_load(100, 7) != scenario.plan_load(100, 8)

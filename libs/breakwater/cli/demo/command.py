@@ -12,7 +12,7 @@ import typer
 
 from breakwater.cli import formats, output
 from breakwater.cli.connect import run
-from breakwater.cli.errors import CliError, ExitCode, wrong_usage
+from breakwater.cli.errors import ExitCode, wrong_usage
 from breakwater.cli.plane import JsonOption
 
 
@@ -31,10 +31,10 @@ def demo(
     """Show the whole plane at work: failing providers, retries, breakers, budgets, alerts, ledgers that agree.
 
     Starts a fresh stack of its own on free ports, with a simulated provider that goes down, limits its rate and hangs.
-    Half of the jobs come over HTTP, half over NATS from another process. In the end it compares the provider's ledger,
-    Redis' counters and ClickHouse's sums. Exits with 1 when they differ, or when something did not happen that should.
-    Nothing is called outside of this machine, nothing is spent, and nothing is left behind, unless --keep or --data
-    says so: `breakwater up` then shows in the console what happened.
+    Half of the jobs come over HTTP, half over NATS. In the end it compares the provider's ledger, Redis' counters and
+    ClickHouse's sums. Exits with 1 when they differ, or when something did not happen that should. Nothing is called
+    outside of this machine, nothing is spent, and nothing is left behind, unless --keep or --data says so:
+    `breakwater up` then shows in the console what happened.
 
     For example:
 
@@ -42,61 +42,40 @@ def demo(
 
         breakwater demo --jobs 1000 --seed 7 --json | jq .reconciliation
     """
-    directory = _directory(data)
+    if data is not None and data.exists() and (not data.is_dir() or any(data.iterdir())):
+        raise wrong_usage(f"{data} is not empty", "The demo needs a fresh directory: name a new or an empty one.")
+    directory = Path(tempfile.mkdtemp(prefix="breakwater-demo-")) if data is None else data.absolute()
     kept = keep or data is not None
     try:
         code = _run(directory, jobs, seed, as_json=as_json)
-    except Exception:
-        # Its error names a log there.
-        kept = True
-        raise
-    else:
         kept = kept or code == ExitCode.FAILED
+    except Exception:
+        kept = True  # its error names a log there
+        raise
     finally:
         if not kept:
             shutil.rmtree(directory, ignore_errors=True)
-    if not as_json:
-        _say_how_to_look(directory, kept=kept)
-    return code
-
-
-def _say_how_to_look(directory: Path, *, kept: bool) -> None:
-    if not kept:
+    if not as_json and kept:
+        where = shlex.quote(str(directory))
+        output.note(f"the data is kept in {directory}; to look at it in the console, at the address that this prints:")
+        output.styled((f"  {formats.program()} up --simulate --config {where}/breakwater.yaml --data {where}", "bold"))
+    elif not as_json:
         output.note("nothing is kept; with --keep the demo keeps its data, to be looked at in the console")
-        return
-    where = shlex.quote(str(directory))
-    output.note(f"the data is kept in {directory}; to look at it in the console, at the address that this prints:")
-    output.styled((f"  {formats.program()} up --simulate --config {where}/breakwater.yaml --data {where}", "bold"))
-
-
-def _directory(data: Path | None) -> Path:
-    if data is None:
-        return Path(tempfile.mkdtemp(prefix="breakwater-demo-"))
-    if data.exists() and (not data.is_dir() or any(data.iterdir())):
-        raise wrong_usage(f"{data} is not empty", "The demo needs a fresh directory: name a new or an empty one.")
-    return data.absolute()
+    return code
 
 
 def _run(directory: Path, jobs: int, seed: int, *, as_json: bool) -> int:
     from breakwater.cli.demo import screen
-    from breakwater.cli.demo.live import Display
     from breakwater.cli.demo.report import Report
     from breakwater.cli.demo.run import run_demo
     from breakwater.embedded.datadir import DataDir
-    from breakwater.embedded.supervisor import ProcessFailedError
-
-    def show(report: Report) -> None:
-        output.json_document(report.document()) if as_json else screen.show(report)
 
     if not as_json:
         screen.announce(jobs)
     data = DataDir(directory)
     data.create()
-    try:
-        with data.locked() as lock:
-            ended = run(run_demo(data, lock, Display(as_json=as_json), jobs=jobs, seed=seed, show=show))
-    except ProcessFailedError as error:
-        raise CliError("process_failed", str(error)) from error
+    with data.locked() as lock:
+        ended = run(run_demo(data, lock, jobs=jobs, seed=seed, as_json=as_json))
     if not isinstance(ended, Report):
         return 128 + ended
     return ExitCode.OK if ended.ok else ExitCode.FAILED

@@ -12,13 +12,15 @@ the plane charges its worst case and says `estimated`. The provider must not hav
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from zoneinfo import ZoneInfo
 
 from breakwater.cli.formats import money
-
-NAMED = 5
-"""So many single calls are named in a difference."""
+from breakwater.contracts.execution import Attempt
+from breakwater.contracts.types import usd_from_nano
+from breakwater.policy.ledger import Figures, Ledger, Place, ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,145 +33,90 @@ class ProviderCall:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedCall:
-    """An attempt in ClickHouse that made a call. `cost` is None where it is unknown."""
-
-    attempt_id: str
-    agent: str
-    model: str
-    cost: int | None
-    cost_basis: str
-
-
-@dataclass(frozen=True, slots=True)
-class RedisCounters:
-    """What Redis holds for one budget key. Nano-dollars."""
-
-    calls: int = 0
-    spent: int = 0
-    reserved: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """A figure in each of the ledgers; None where a ledger does not have it."""
+    """A figure in each of the ledgers: a number, or an amount in USD as text; None where a ledger does not have it."""
 
     name: str
-    provider: int | None
-    redis: int | None
-    clickhouse: int | None
-    is_money: bool
+    provider: int | str | None
+    redis: int | str | None
+    clickhouse: int | str | None
     agree: bool
-
-    def ledgers(self) -> tuple[tuple[str, int | None], ...]:
-        """The ledgers by name."""
-        return (("provider", self.provider), ("redis", self.redis), ("clickhouse", self.clickhouse))
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerComparison:
     """The ledgers side by side, and in words where they differ."""
 
+    agree: bool
     figures: tuple[ComparedFigure, ...]
     differences: tuple[str, ...]
-
-    @property
-    def agree(self) -> bool:
-        """Whether all of it does."""
-        return not self.differences and all(figure.agree for figure in self.figures)
 
 
 def compare(
     provider: Sequence[ProviderCall],
-    total: RedisCounters,
-    by_agent: Mapping[str, RedisCounters],
-    recorded: Sequence[RecordedCall],
+    counted: Ledger,
+    reserved: Mapping[Place, int],
+    attempts: Iterable[Attempt],
+    zone: ZoneInfo,
 ) -> LedgerComparison:
     """Compares the ledgers.
 
     Args:
         provider: all calls of the provider's ledger.
-        total: Redis' counters for all agents together.
-        by_agent: and for each agent.
-        recorded: all attempts of ClickHouse that made a call.
+        counted: Redis' counters of some days.
+        reserved: what Redis holds for calls under way, on the same days.
+        attempts: all of ClickHouse, of the same days.
+        zone: whose days.
     """
-    estimated_ids = {call.attempt_id for call in recorded if call.cost_basis == "estimated"}
-    answered = [call for call in provider if call.attempt_id not in estimated_ids]
-    unanswered = [call for call in provider if call.attempt_id in estimated_ids]
-    billed = _sum(call.cost for call in recorded if call.cost_basis == "billed")
-    estimated = _sum(call.cost for call in recorded if call.cost_basis == "estimated")
-    paid, paid_unanswered = _sum(call.cost for call in answered), _sum(call.cost for call in unanswered)
+    calls = {attempt.attempt_id: attempt for attempt in attempts if not attempt.short_circuited}
+    unanswered = {name for name, call in calls.items() if call.cost_basis == "estimated"}
+    paid = sum(call.cost for call in provider if call.attempt_id not in unanswered)
+    paid_unanswered = sum(call.cost for call in provider if call.attempt_id in unanswered)
+    estimated = sum(calls[name].cost or 0 for name in unanswered)
+    billed = sum(call.cost or 0 for call in calls.values()) - estimated
+    total = sum((sums for (_, scope), sums in counted.items() if scope == "global"), Figures())
+    held = sum(amount for (_, scope), amount in reserved.items() if scope == "global")
+    same = len(provider) == total.calls == len(calls)
+    usd = usd_from_nano
     figures = (
-        ComparedFigure(
-            "calls", len(provider), total.calls, len(recorded), False, len(provider) == total.calls == len(recorded)
-        ),
-        ComparedFigure("billed", paid, None, billed, True, paid == billed),
-        ComparedFigure("estimated", paid_unanswered, None, estimated, True, paid_unanswered <= estimated),
-        ComparedFigure("spend", None, total.spent, billed + estimated, True, total.spent == billed + estimated),
-        ComparedFigure("reserved", None, total.reserved, None, True, total.reserved == 0),
+        ComparedFigure("calls", len(provider), total.calls, len(calls), same),
+        ComparedFigure("billed", usd(paid), None, usd(billed), paid == billed),
+        ComparedFigure("estimated", usd(paid_unanswered), None, usd(estimated), paid_unanswered <= estimated),
+        ComparedFigure("spend", None, usd(total.spent), usd(billed + estimated), total.spent == billed + estimated),
+        ComparedFigure("reserved", None, usd(held), None, held == 0),
     )
-    differences = (*_between_calls(provider, recorded), *_between_agents(by_agent, recorded), *_unknown(recorded))
-    return LedgerComparison(figures, differences)
+    differences = (*_of_calls(provider, calls), *_of_scopes(counted, reserved, ledger(calls.values(), zone)))
+    return LedgerComparison(not differences and all(figure.agree for figure in figures), figures, differences)
 
 
-def _between_calls(provider: Sequence[ProviderCall], recorded: Sequence[RecordedCall]) -> Iterable[str]:
-    """Provider against ClickHouse, for each model; and which calls it is about."""
-    for model in sorted({call.model for call in provider} | {call.model for call in recorded}):
-        theirs = [call for call in provider if call.model == model]
-        ours = {call.attempt_id: call for call in recorded if call.model == model}
-        seen = {call.attempt_id for call in theirs}
-        wrong: list[str] = []
-        if unrecorded := sorted(call.attempt_id or "without an id" for call in theirs if call.attempt_id not in ours):
-            wrong.append(f"not in ClickHouse: {_few(unrecorded)}")
-        if unknown := sorted(name for name in ours if name not in seen):
-            wrong.append(f"not at the provider: {_few(unknown)}")
-        if len(seen) < len(theirs):
-            wrong.append(f"{len(theirs) - len(seen)} more than once at the provider")
-        pairs = [(call, ours[call.attempt_id]) for call in theirs if call.attempt_id in ours]
-        wrong += [
-            f"{own.attempt_id}: the provider billed {money(call.cost)}, ClickHouse says {money(own.cost)}"
-            f"{' at most' if own.cost_basis == 'estimated' else ''}"
-            for call, own in pairs
-            if not _costs_agree(call, own)
-        ][:NAMED]
-        if wrong:
-            billed = _sum(call.cost for call in ours.values() if call.cost_basis == "billed")
+def _of_calls(provider: Sequence[ProviderCall], calls: Mapping[str, Attempt]) -> Iterable[str]:
+    """Provider against ClickHouse, call by call."""
+    times = Counter(call.attempt_id for call in provider)
+    yield from (f"{name}: {count} times at the provider" for name, count in times.items() if name and count > 1)
+    yield from (f"{name}: not at the provider" for name in sorted(calls.keys() - times))
+    yield from (f"{name}: its cost is unknown" for name, call in sorted(calls.items()) if call.cost is None)
+    for theirs in provider:
+        ours = calls.get(theirs.attempt_id or "")
+        if ours is None:
+            yield f"{theirs.attempt_id or 'a call without an id'}: not in ClickHouse"
+        elif theirs.model != ours.model:
+            yield f"{ours.attempt_id}: the provider called {theirs.model}, ClickHouse says {ours.model}"
+        elif ours.cost is not None:
+            at_most = ours.cost_basis == "estimated"
+            if theirs.cost > ours.cost or (theirs.cost < ours.cost and not at_most):
+                says = f"{money(ours.cost)}{' at most' if at_most else ''}"
+                yield f"{ours.attempt_id}: the provider billed {money(theirs.cost)}, ClickHouse says {says}"
+
+
+def _of_scopes(counted: Ledger, reserved: Mapping[Place, int], recorded: Ledger) -> Iterable[str]:
+    """Redis against ClickHouse, scope by scope."""
+    days = {day for day, _ in counted}
+    for place in sorted({*counted, *(place for place in recorded if place[0] in days)}):
+        redis, clickhouse = counted.get(place, Figures()), recorded.get(place, Figures())
+        if (redis.calls, redis.spent) != (clickhouse.calls, clickhouse.spent):
             yield (
-                f"{model}: {len(theirs)} calls and {money(_sum(call.cost for call in theirs))} billed at the provider, "
-                f"{len(ours)} and {money(billed)} billed in ClickHouse ({'; '.join(wrong)})"
+                f"{place[1]}: {redis.calls} calls and {money(redis.spent)} in Redis, "
+                f"{clickhouse.calls} and {money(clickhouse.spent)} in ClickHouse"
             )
-
-
-def _costs_agree(theirs: ProviderCall, ours: RecordedCall) -> bool:
-    if ours.cost is None:
-        return True  # reported as unknown
-    return theirs.cost <= ours.cost if ours.cost_basis == "estimated" else theirs.cost == ours.cost
-
-
-def _between_agents(by_agent: Mapping[str, RedisCounters], recorded: Sequence[RecordedCall]) -> Iterable[str]:
-    """Redis against ClickHouse, for each agent."""
-    for agent in sorted(by_agent.keys() | {call.agent for call in recorded}):
-        counted = by_agent.get(agent, RedisCounters())
-        rows = [call for call in recorded if call.agent == agent]
-        spent = _sum(call.cost for call in rows)
-        if (counted.calls, counted.spent) != (len(rows), spent):
-            yield (
-                f"{agent}: {counted.calls} calls and {money(counted.spent)} in Redis, "
-                f"{len(rows)} and {money(spent)} in ClickHouse"
-            )
-        if counted.reserved:
-            yield f"{agent}: Redis still holds {money(counted.reserved)} for calls that have ended"
-
-
-def _unknown(recorded: Sequence[RecordedCall]) -> Iterable[str]:
-    if unknown := sorted(call.attempt_id for call in recorded if call.cost is None):
-        yield f"the cost of {len(unknown)} calls is unknown: {_few(unknown)}"
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
-
-
-def _sum(costs: Iterable[int | None]) -> int:
-    return sum(cost for cost in costs if cost is not None)
+        if reserved.get(place):
+            yield f"{place[1]}: Redis still holds {money(reserved[place])} for calls that have ended"
