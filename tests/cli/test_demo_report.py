@@ -11,7 +11,7 @@ from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.queries import AgentSummary
 from breakwater.cli.demo import screen
-from breakwater.cli.demo.progress import DemoProgress
+from breakwater.cli.demo.progress import DemoRun
 from breakwater.cli.demo.receiver import Delivered
 from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
 from breakwater.cli.demo.report import Check, Report, StoredRows, checks, read_stored
@@ -70,6 +70,7 @@ ALERTS = [
 SUMMARY = AgentSummary("content-writer", 1, 1, 1_234, 12_345, 2, 1, 1, 1, 0, 344_123_456, 16_670_000)
 STORED = StoredRows((SUMMARY,), EXECUTIONS, ATTEMPTS, (BREAKER,), frozenset({"inc_1", "inc_2"}))
 JOBS = tuple(Job(job_id=one.execution_id, agent=one.agent, prompt="…", metadata={"way": "http"}) for one in EXECUTIONS)
+RUN = DemoRun([(0.0, job) for job in JOBS], Delivered(ALERTS))
 AGREED = LedgerComparison(
     True,
     (
@@ -82,13 +83,12 @@ AGREED = LedgerComparison(
 
 
 def failed(stored: StoredRows = STORED, **changes: Any) -> list[str]:
-    given: dict[str, Any] = {"jobs": JOBS, "failed": {}, "delivered": Delivered(ALERTS), "cap": CAP} | changes
-    return [check.name for check in checks(stored, **given) if not check.ok]
+    return [check.name for check in checks(replace(RUN, **changes), stored, CAP) if not check.ok]
 
 
 def report(**changes: Any) -> Report:
-    found = checks(STORED, JOBS, {}, Delivered(ALERTS), CAP)
-    return replace(Report(len(JOBS), 34.2, (SUMMARY,), (BREAKER,), tuple(ALERTS), AGREED, found), **changes)
+    found = checks(RUN, STORED, CAP)
+    return replace(Report(len(JOBS), 34.2, STORED, tuple(ALERTS), AGREED, found), **changes)
 
 
 @pytest.fixture
@@ -113,6 +113,7 @@ def test_a_run_in_which_everything_happened_passes_all_checks() -> None:
         ("no job lost", {"executions": EXECUTIONS[1:]}),
         ("no job lost", {"executions": (*EXECUTIONS, EXECUTIONS[0])}),
         ("outage of gpt-4o", {"breakers": ()}),
+        ("outage of gpt-4o", {"breakers": ({**BREAKER, "model": "gpt-4o-mini"},)}),
         ("outage of gpt-4o", {"breakers": ({**BREAKER, "now": "open"},)}),
         ("429, Retry-After", {"attempts": (*ATTEMPTS[:5], *ATTEMPTS[6:])}),
         (
@@ -156,7 +157,7 @@ def test_a_job_that_was_not_accepted_fails() -> None:
 )
 def test_what_is_wrong_with_alerts_is_said(delivered: Delivered, words: str) -> None:
     assert failed(delivered=delivered) == ["alerts"]
-    [check] = [check for check in checks(STORED, JOBS, {}, delivered, CAP) if check.name == "alerts"]
+    [check] = [check for check in checks(replace(RUN, delivered=delivered), STORED, CAP) if check.name == "alerts"]
     assert check.detail == words
 
 
@@ -220,9 +221,9 @@ def test_the_document_has_money_as_decimal_strings() -> None:
 
 
 def test_progress_says_how_many_jobs_are_done_and_what_the_last_alert_was() -> None:
-    progress = DemoProgress(10, ready=["redis", "nats"])
-    assert progress.words() == "starting: redis, nats"
-    progress.phase, progress.results = "settling", 2
-    assert progress.words() == "settling: 2/10 jobs have their results"
-    progress.alerts = ALERTS
-    assert progress.words().endswith(f"| 3 alerts, the last: {ALERTS[-1].title}")
+    run = DemoRun(RUN.planned, ready=["redis", "nats"])
+    assert run.words() == "starting: redis, nats"
+    run.phase, run.results = "settling", 2
+    assert run.words() == f"settling: 2/{len(JOBS)} jobs have their results"
+    run.delivered.alerts.extend(ALERTS)
+    assert run.words().endswith(f"| 3 alerts, the last: {ALERTS[-1].title}")

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 
 import nats.errors
 from nats.aio.client import Client
 
 from breakwater.cli import connect
-from breakwater.cli.demo.progress import DemoProgress
+from breakwater.cli.demo.progress import DemoRun
 from breakwater.client import ApiError, AsyncClient, JobFailed
 from breakwater.contracts.job import Job
 from breakwater.embedded.endpoints import Endpoints
 
 IN_FLIGHT = 32
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
-async def submit_all(
-    planned: Sequence[tuple[float, Job]], endpoints: Endpoints, progress: DemoProgress
-) -> dict[str, str]:
-    """Submits each job when its time has come, and waits for all results.
-
-    Returns:
-        What went wrong, by job id. How a job ended is no part of it: that is read from the record.
-    """
-    failed: dict[str, str] = {}
+async def submit_all(run: DemoRun, endpoints: Endpoints) -> None:
+    """Submits each job when its time has come, and waits for all results."""
     slots = asyncio.Semaphore(IN_FLIGHT)
 
     async def submit(job: Job) -> None:
@@ -38,9 +30,9 @@ async def submit_all(
             else:
                 with suppress(JobFailed):
                     await http.run(job, timeout_s=DEADLINE_S)
-            progress.results += 1
+            run.results += 1
         except (ApiError, TimeoutError, nats.errors.Error) as error:
-            failed[str(job.job_id)] = str(error) or type(error).__name__
+            run.failed[str(job.job_id)] = str(error) or type(error).__name__
         finally:
             slots.release()
 
@@ -52,21 +44,22 @@ async def submit_all(
         begun = time.monotonic()
         try:
             async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as submitting:
-                for at_s, job in planned:
+                for at_s, job in run.planned:
                     await asyncio.sleep(max(0.0, begun + at_s - time.monotonic()))
                     await slots.acquire()
                     submitting.create_task(submit(job))
         except TimeoutError:
-            failed["load"] = f"was not done within {DEADLINE_S:g} s"
-    return failed
+            run.failed["load"] = f"was not done within {DEADLINE_S:g} s"
 
 
 async def run_over_nats(client: Client, job: Job) -> None:
     """Submits a job, and waits for its result, which comes to the inbox that the job names."""
     inbox = client.new_inbox()
-    results = await client.subscribe(inbox, max_msgs=1)
     body = job.model_copy(update={"reply_to": inbox}).model_dump_json(exclude_unset=True)
-    await client.jetstream(timeout=10).publish(
-        f"bw.jobs.{job.agent}", body.encode(), headers={"Nats-Msg-Id": str(job.job_id)}
-    )
-    await results.next_msg(timeout=DEADLINE_S)
+    headers = {"Nats-Msg-Id": str(job.job_id)}
+    results = await client.subscribe(inbox)
+    try:
+        await client.jetstream(timeout=10).publish(f"bw.jobs.{job.agent}", body.encode(), headers=headers)
+        await results.next_msg(timeout=DEADLINE_S)
+    finally:
+        await results.unsubscribe()  # the server allows a connection only so many

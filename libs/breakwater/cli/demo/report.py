@@ -10,13 +10,13 @@ from typing import Any
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.queries import AgentSummary, agent_summaries
 from breakwater.analytics.rows import attempt_of, execution_of
+from breakwater.cli.demo.progress import DemoRun
 from breakwater.cli.demo.receiver import Delivered
 from breakwater.cli.demo.reconciliation import LedgerComparison
 from breakwater.cli.demo.scenario import BURST, RETRY_AFTER_S
 from breakwater.cli.formats import money
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.execution import Attempt, Execution
-from breakwater.contracts.job import Job
 from breakwater.contracts.types import usd_from_nano
 
 Breaker = Mapping[str, Any]
@@ -79,8 +79,7 @@ class Report:
 
     jobs: int
     seconds: float
-    agents: tuple[AgentSummary, ...]
-    breakers: tuple[Breaker, ...]
+    stored: StoredRows
     alerts: tuple[Alert, ...]
     comparison: LedgerComparison
     checks: tuple[Check, ...]
@@ -100,41 +99,32 @@ class Report:
             "agents": [
                 asdict(agent)
                 | {"success_rate": agent.success_rate, "spend": _usd(agent.spend), "wasted": _usd(agent.wasted)}
-                for agent in self.agents
+                for agent in self.stored.agents
             ],
-            "breakers": self.breakers,
+            "breakers": self.stored.breakers,
             "alerts": [alert.model_dump(mode="json", include=shown) for alert in self.alerts],
             "reconciliation": asdict(self.comparison),
             "checks": [asdict(check) for check in self.checks],
         }
 
 
-def checks(
-    stored: StoredRows, jobs: Sequence[Job], failed: Mapping[str, str], delivered: Delivered, cap: int
-) -> tuple[Check, ...]:
-    """Whether what the scenario provokes has happened. Pure.
-
-    Args:
-        stored: what ClickHouse holds.
-        jobs: all jobs of the load.
-        failed: what went wrong when they were submitted, by job id.
-        delivered: what the receiver of alerts got.
-        cap: the daily cap of `small-budget`, in nano-dollars.
-    """
+def checks(run: DemoRun, stored: StoredRows, cap: int) -> tuple[Check, ...]:
+    """Whether what the scenario provokes has happened; `cap` is that of `small-budget`, in nano-dollars. Pure."""
     return (
-        _each_job_once(stored, jobs, failed),
+        _each_job_once(run, stored),
         _outage(stored),
         _burst(stored.attempts),
         _hang(stored),
         _wrong_key(stored),
         _small_budget(stored, cap),
-        _alerts(stored, delivered),
+        _alerts(run.delivered, stored),
     )
 
 
-def _each_job_once(stored: StoredRows, jobs: Sequence[Job], failed: Mapping[str, str]) -> Check:
+def _each_job_once(run: DemoRun, stored: StoredRows) -> Check:
+    jobs = [job for _, job in run.planned]
     decided = Counter(record.execution_id for record in stored.executions)
-    problems = [f"{job}: {why}" for job, why in sorted(failed.items())]
+    problems = [f"{job}: {why}" for job, why in sorted(run.failed.items())]
     if lost := sorted({str(job.job_id) for job in jobs} - decided.keys()):
         problems.append(f"{len(lost)} without an execution: {', '.join(lost[:5])}")
     if repeated := decided.total() - len(decided):
@@ -146,7 +136,8 @@ def _each_job_once(stored: StoredRows, jobs: Sequence[Job], failed: Mapping[str,
 
 def _outage(stored: StoredRows) -> Check:
     failed = sum(_status(attempt) == 503 for attempt in stored.attempts)
-    breaker = next((one for one in stored.breakers if one["agent"] == "content-writer"), None)
+    breakers = {(one["agent"], one["model"]): one for one in stored.breakers}
+    breaker = breakers.get(("content-writer", "gpt-4o"))
     if breaker is None:
         return Check("outage of gpt-4o", False, f"{failed} calls failed, and the breaker did not open")
     spared = sum(attempt.short_circuited for attempt in _of(stored, "content-writer"))
@@ -159,9 +150,8 @@ def _burst(attempts: Sequence[Attempt]) -> Check:
     limited = {(one.execution_id, one.number) for one in attempts if _status(one) == 429}
     retries = [one for one in attempts if one.cause == "retry" and (one.execution_id, one.number - 1) in limited]
     early = sum(retry.backoff_ms < RETRY_AFTER_S * 1000 for retry in retries)
-    detail = (
-        f"{len(limited)} calls answered so; {len(retries)} retried, {early or 'none'} sooner than {RETRY_AFTER_S} s"
-    )
+    waits = f"{early or 'none'} sooner than {RETRY_AFTER_S} s"
+    detail = f"{len(limited)} calls answered so; {len(retries)} retried, {waits}"
     return Check("429, Retry-After", len(limited) == BURST and bool(retries) and not early, detail)
 
 
@@ -169,9 +159,8 @@ def _hang(stored: StoredRows) -> Check:
     hung = [one for one in _of(stored, "deep-research") if one.error is not None and one.error.kind == "timeout"]
     succeeded = {record.execution_id for record in stored.executions if record.status == "succeeded"}
     saved = sum(attempt.execution_id in succeeded for attempt in hung)
-    return Check(
-        "o3 hangs", 0 < saved == len(hung), f"{len(hung)} calls cut off, {saved} of their jobs done by the fallback"
-    )
+    detail = f"{len(hung)} calls cut off, {saved} of their jobs done by the fallback"
+    return Check("o3 hangs", 0 < saved == len(hung), detail)
 
 
 def _wrong_key(stored: StoredRows) -> Check:
@@ -185,12 +174,11 @@ def _wrong_key(stored: StoredRows) -> Check:
 def _small_budget(stored: StoredRows, cap: int) -> Check:
     refused = sum(one.agent == "small-budget" and one.reason == "budget_exceeded" for one in stored.executions)
     spent = sum(attempt.cost or 0 for attempt in _of(stored, "small-budget"))
-    return Check(
-        "small budget", refused > 0 and spent <= cap, f"{refused} jobs refused; spent {money(spent)} of {money(cap)}"
-    )
+    detail = f"{refused} jobs refused; spent {money(spent)} of {money(cap)}"
+    return Check("small budget", refused > 0 and spent <= cap, detail)
 
 
-def _alerts(stored: StoredRows, delivered: Delivered) -> Check:
+def _alerts(delivered: Delivered, stored: StoredRows) -> Check:
     # Not each change of an incident is a message: of changes that wait together, only the newest is sent.
     incidents = {alert.incident_id for alert in delivered.alerts}
     counts = {

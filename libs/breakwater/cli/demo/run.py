@@ -21,15 +21,14 @@ from breakwater.bus.topology import Plan
 from breakwater.cli import connect, output
 from breakwater.cli.demo import scenario, screen
 from breakwater.cli.demo.load import submit_all
-from breakwater.cli.demo.progress import DemoProgress, shown
-from breakwater.cli.demo.receiver import Delivered, receiving
+from breakwater.cli.demo.progress import DemoRun, shown
+from breakwater.cli.demo.receiver import receiving
 from breakwater.cli.demo.reconciliation import ProviderCall, compare
 from breakwater.cli.demo.report import Check, Report, checks, read_stored
 from breakwater.cli.errors import unreachable
 from breakwater.cli.setup import bus_plan
 from breakwater.cli.up import start_stack
 from breakwater.config import load_config
-from breakwater.contracts.job import Job
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.events import ProcessEvent
 from breakwater.embedded.ports import free_port
@@ -63,13 +62,13 @@ async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: b
         ProcessFailedError: a part of the stack did not come up.
         CliError: a part of it does not answer.
     """
-    progress = DemoProgress(jobs)
+    demo = DemoRun(scenario.plan_load(jobs, seed))
     stopping = False
 
     def on_event(event: ProcessEvent) -> None:
         nonlocal stopping
         if event.kind == "ready" and event.restarts == 0:
-            progress.ready.append(event.name)
+            demo.ready.append(event.name)
         elif event.kind == "stopping" and not stopping:
             stopping = True
             output.note("stopping the local stack ...")
@@ -80,8 +79,8 @@ async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: b
     supervisor = Supervisor(on_event=on_event, inherit=[lock], stop_s=12.0, fork_log=data.logs / "fork-server.log")
 
     async def play() -> Report:
-        async with nullcontext() if as_json else shown(progress):
-            report = await _play(data, supervisor, progress, seed)
+        async with nullcontext() if as_json else shown(demo):
+            report = await _play(data, supervisor, demo, seed)
         # Printed before the stack is stopped, which takes a moment.
         if as_json:
             output.json_document(report.document())
@@ -95,27 +94,25 @@ async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: b
         data.remove_endpoints()
 
 
-async def _play(data: DataDir, supervisor: Supervisor, progress: DemoProgress, seed: int) -> Report:
+async def _play(data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int) -> Report:
     """All of it, from the first process to the report."""
-    begun, ports = datetime.now(UTC), _free_ports()
+    ports = _free_ports()
     port = next(ports)
-    planned = scenario.plan_load(progress.jobs, seed)
-    delivered = Delivered(progress.alerts)
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
     write_private(data.secret_file("webhook"), secret)
     async with (
-        receiving(secret, delivered) as receiver_url,
+        receiving(secret, demo.delivered) as receiver_url,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}", raise_for_status=True) as provider,
     ):
-        process = _write_files(data, receiver_url, port, progress.jobs, seed)
+        process = _write_files(data, receiver_url, port, len(demo.planned), seed)
         stack = plan_stack(data, data.path / CONFIG, environment={}, port=lambda _: next(ports))
         await start_stack(supervisor, data, stack, beside=[process])
         try:
-            await provider.post("/_sim/start")
-            progress.phase, progress.load_begun = "running", time.monotonic()
-            failed = await submit_all(planned, stack.endpoints, progress)
-            progress.phase = "settling"
-            return await _report(stack, provider, begun, [job for _, job in planned], failed, delivered)
+            async with provider.post("/_sim/start"):
+                demo.phase, demo.load_began_at = "running", datetime.now(UTC)
+            await submit_all(demo, stack.endpoints)
+            demo.phase = "settling"
+            return await _report(demo, stack, provider)
         except aiohttp.ClientError as error:
             raise unreachable(f"the simulated provider does not answer: {error}") from error
 
@@ -139,14 +136,7 @@ def _write_files(data: DataDir, receiver_url: str, port: int, jobs: int, seed: i
     return provider_process(data, port, data.path / SCRIPT)
 
 
-async def _report(
-    stack: Stack,
-    provider: aiohttp.ClientSession,
-    begun: datetime,
-    jobs: list[Job],
-    failed: dict[str, str],
-    delivered: Delivered,
-) -> Report:
+async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) -> Report:
     """Waits until all has settled, reads what was stored, and compares."""
     config = load_config(stack.endpoints.config_file)
     zone = config.budgets.zone
@@ -157,17 +147,16 @@ async def _report(
         left = await _unsettled(stack.setup_env["BREAKWATER_NATS_URL"], bus_plan(config), provider)
         stored = await read_stored(analytics)
         # A run across midnight has two days.
-        days = [one for one in periods_since(begun, datetime.now(UTC), zone) if one.window == "daily"]
+        days = [one for one in periods_since(demo.began_at, datetime.now(UTC), zone) if one.window == "daily"]
         redis_now = await BudgetCounters(redis, zone).snapshot(days)
         ledger = await _ledger(provider)
     calls = [ProviderCall(call["client_request_id"], call["model"], call["cost_nano"]) for call in ledger["calls"]]
-    found = checks(stored, jobs, failed, delivered, config.agents["small-budget"].budget.daily_usd or 0)
+    found = checks(demo, stored, config.agents["small-budget"].budget.daily_usd or 0)
     return Report(
-        jobs=len(jobs),
-        seconds=(datetime.now(UTC) - begun).total_seconds(),
-        agents=stored.agents,
-        breakers=stored.breakers,
-        alerts=tuple(delivered.alerts),
+        jobs=len(demo.planned),
+        seconds=demo.elapsed_s,
+        stored=stored,
+        alerts=tuple(demo.delivered.alerts),
         comparison=compare(calls, redis_now.figures, redis_now.reserved, stored.attempts, zone),
         checks=(Check("all settled", False, "; ".join(left)), *found) if left else found,
     )

@@ -57,8 +57,8 @@ def show(report: Report) -> None:
     """Prints the report."""
     _heading("Agents", "read from ClickHouse; fall: fallbacks, short: calls that were refused")
     summed = [field.name for field in fields(AgentSummary) if field.name not in ("agent", "p50_ms", "p95_ms")]
-    totals = {name: sum(getattr(agent, name) or 0 for agent in report.agents) for name in summed}
-    output.table(AGENTS, [*report.agents, AgentSummary(agent="all", p50_ms=None, p95_ms=None, **totals)], gap=1)
+    totals = {name: sum(getattr(agent, name) or 0 for agent in report.stored.agents) for name in summed}
+    output.table(AGENTS, [*report.stored.agents, AgentSummary(agent="all", p50_ms=None, p95_ms=None, **totals)], gap=1)
     _heading("What was provoked, and what became of it")
     output.table(CHECKS, report.checks)
     _heading("Reconciliation", "the provider's own ledger, Redis' counters, ClickHouse's sums")
