@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -32,20 +32,6 @@ MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-4-5"}
 LOOK_S = 1.0
 CALL_S = 60.0
 _URL = re.compile(r"https?://[^/\s]+\S*")
-
-
-@dataclass(frozen=True, slots=True)
-class FoundProvider:
-    """A provider that could be used: how it was found, and the models that it lists."""
-
-    provider: StartingProvider
-    how: str
-    models: Sequence[str] = ()
-
-    @property
-    def suggested_model(self) -> str | None:
-        """The model for somebody who does not choose one."""
-        return next(iter(self.models), MODELS.get(self.provider.name))
 
 
 def init(
@@ -91,7 +77,7 @@ def init(
     if call is None:
         call = asks and typer.confirm(f"Call {chosen_model} once to check it? It may cost a fraction of a cent.")
     starting = StartingAgent(agent, chosen_model, daily_usd=daily_usd)
-    config = _written(file, found.provider, starting)
+    config = _written(file, found, starting)
     answer = run(_answer(config, agent)) if call else None
     commands = [
         f"{formats.program()} up" + ("" if str(file) == "breakwater.yaml" else f" --config {file}"),
@@ -99,10 +85,10 @@ def init(
         f"{formats.program()} executions --since 1h",
     ]
     if as_json:
-        about = {"file": str(file), "provider": found.provider.name, "model": chosen_model, "agent": agent}
+        about = {"file": str(file), "provider": found.name, "model": chosen_model, "agent": agent}
         output.json_document({**about, "answer": answer, "next": commands})
         return
-    output.styled((f"Wrote {file}", "bold green"), f": the agent {agent} with {chosen_model} of {found.how}.")
+    output.styled((f"Wrote {file}", "bold green"), f": the agent {agent} with {chosen_model} of {found}.")
     if answer is not None:
         output.styled(f"It answers: {answer}")
     output.styled("\nNext; the second and third in another terminal here:")
@@ -114,7 +100,7 @@ def _somebody_is_there() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _chosen(name: str | None, url: str | None, key_env: str | None, *, asks: bool) -> FoundProvider:
+def _chosen(name: str | None, url: str | None, key_env: str | None, *, asks: bool) -> StartingProvider:
     """The provider to use. Raises CliError: there is none."""
     if url is not None:
         return run(_named(url, key_env))
@@ -123,9 +109,9 @@ def _chosen(name: str | None, url: str | None, key_env: str | None, *, asks: boo
     found = run(detect(os.environ))
     if name is not None:
         for one in found:
-            if one.provider.name == name:
+            if one.name == name:
                 return one
-        there = ", ".join(one.provider.name for one in found) or "none"
+        there = ", ".join(one.name for one in found) or "none"
         raise wrong_usage(f"the provider {name} is not found here; there is {there}", _WHAT_IS_LOOKED_FOR)
     if not asks:
         if not found:
@@ -133,7 +119,7 @@ def _chosen(name: str | None, url: str | None, key_env: str | None, *, asks: boo
         return found[0]
     output.write("Providers:")
     for number, one in enumerate(found, 1):
-        output.write(f"  {number}  {one.how}")
+        output.write(f"  {number}  {one}")
     output.write(f"  {len(found) + 1}  another OpenAI-compatible URL")
     number = typer.prompt("Which one?", default=1, type=int)
     if not 1 <= number <= len(found) + 1:
@@ -155,47 +141,41 @@ def _asked_key() -> str | None:
     )
 
 
-def _model(found: FoundProvider, *, asks: bool) -> str:
-    suggested = found.suggested_model
+def _model(found: StartingProvider, *, asks: bool) -> str:
+    suggested = next(iter(found.models), MODELS.get(found.name))
     if asks:
         if len(found.models) > 1:
             output.write(f"It has {', '.join(found.models[:20])}{', …' if len(found.models) > 20 else ''}.")
         return typer.prompt("Which model?", default=suggested)
     if suggested is None:
-        raise wrong_usage(f"{found.how} lists no models", "Name one with --model.")
+        raise wrong_usage(f"{found} lists no models", "Name one with --model.")
     return suggested
 
 
-async def detect(environment: Mapping[str, str]) -> list[FoundProvider]:
+async def detect(environment: Mapping[str, str]) -> list[StartingProvider]:
     """The providers that this environment and this machine have. Only this machine is asked anything."""
     import asyncio
 
-    found: list[FoundProvider] = []
+    found: list[StartingProvider] = []
     if environment.get("OPENAI_API_KEY"):
-        url = environment.get("OPENAI_BASE_URL") or OPENAI_URL
-        found.append(FoundProvider(StartingProvider("openai", url, "OPENAI_API_KEY"), f"{url} (OPENAI_API_KEY)"))
+        found.append(StartingProvider("openai", environment.get("OPENAI_BASE_URL") or OPENAI_URL, "OPENAI_API_KEY"))
     if environment.get("ANTHROPIC_API_KEY"):
-        anthropic = StartingProvider("anthropic", ANTHROPIC_URL, "ANTHROPIC_API_KEY", kind="anthropic")
-        found.append(FoundProvider(anthropic, f"{ANTHROPIC_URL} (ANTHROPIC_API_KEY)"))
+        found.append(StartingProvider("anthropic", ANTHROPIC_URL, "ANTHROPIC_API_KEY", kind="anthropic"))
     local = [StartingProvider(name, url, is_local=True) for name, url in LOCAL.items()]
     listed = await asyncio.gather(*(_models_of(one, environment) for one in local))
-    found += [
-        FoundProvider(one, f"{one.name} at {one.base_url}", models)
-        for one, models in zip(local, listed, strict=True)
-        if models is not None
-    ]
+    found += [replace(one, models=models) for one, models in zip(local, listed, strict=True) if models is not None]
     return found
 
 
-async def _named(url: str, key_env: str | None) -> FoundProvider:
+async def _named(url: str, key_env: str | None) -> StartingProvider:
     if not _URL.fullmatch(url):
         raise wrong_usage(f"{url!r} is not a URL of the form http://host:port/v1")
     if key_env is not None and not re.fullmatch(r"[A-Za-z_]\w*", key_env):
         raise wrong_usage("--key-env is the name of a variable, and not a key")
-    is_local = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
-    # Never free: it may be a gateway to somebody who is paid.
-    provider = StartingProvider("local" if is_local else "provider", url.rstrip("/"), key_env)
-    return FoundProvider(provider, url, await _models_of(provider, os.environ) or ())
+    here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    # Not `is_local`, which is free: it may be a gateway to somebody who is paid.
+    provider = StartingProvider("local" if here else "provider", url.rstrip("/"), key_env)
+    return replace(provider, models=await _models_of(provider, os.environ) or ())
 
 
 async def _models_of(provider: StartingProvider, environment: Mapping[str, str]) -> Sequence[str] | None:

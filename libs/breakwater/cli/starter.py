@@ -20,6 +20,7 @@ class StartingProvider:
         key_env: the environment variable that has its key; None where it needs none.
         kind: of provider.
         is_local: it is a model server on this machine, where calls cost nothing.
+        models: that it lists.
     """
 
     name: str
@@ -27,6 +28,12 @@ class StartingProvider:
     key_env: str | None = None
     kind: str = "openai"
     is_local: bool = False
+    models: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        if self.is_local:
+            return f"{self.name} at {self.base_url}"
+        return f"{self.base_url} ({self.key_env})" if self.key_env else self.base_url
 
 
 @dataclass(frozen=True, slots=True)
