@@ -13,7 +13,7 @@ from breakwater.cli import connect
 from breakwater.cli.demo.progress import DemoRun
 from breakwater.client import ApiError, AsyncClient, JobFailed
 from breakwater.contracts.job import Job
-from breakwater.embedded.endpoints import Endpoints
+from breakwater.embedded.datadir import Endpoints
 
 IN_FLIGHT = 32
 DEADLINE_S = 120.0

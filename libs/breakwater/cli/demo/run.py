@@ -8,7 +8,6 @@ import json
 import secrets
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -30,12 +29,11 @@ from breakwater.cli.setup import bus_plan
 from breakwater.cli.up import start_stack
 from breakwater.config import load_config
 from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.events import ProcessEvent
 from breakwater.embedded.ports import free_port
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.simulation import SCRIPT, provider_process
 from breakwater.embedded.stack import Stack, plan_stack
-from breakwater.embedded.supervisor import Supervisor
+from breakwater.embedded.supervisor import ProcessEvent, Supervisor
 from breakwater.files import write_private
 from breakwater.policy.budget import periods_since
 from breakwater.state.budget_counters import BudgetCounters
@@ -96,8 +94,7 @@ async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: b
 
 async def _play(data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int) -> Report:
     """All of it, from the first process to the report."""
-    ports = _free_ports()
-    port = next(ports)
+    port = free_port()
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
     write_private(data.secret_file("webhook"), secret)
     async with (
@@ -105,7 +102,7 @@ async def _play(data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int)
         aiohttp.ClientSession(f"http://127.0.0.1:{port}", raise_for_status=True) as provider,
     ):
         process = _write_files(data, receiver_url, port, len(demo.planned), seed)
-        stack = plan_stack(data, data.path / CONFIG, environment={}, port=lambda _: next(ports))
+        stack = plan_stack(data, data.path / CONFIG, environment={}, http_port=free_port(), console_port=free_port())
         await start_stack(supervisor, data, stack, beside=[process])
         try:
             async with provider.post("/_sim/start"):
@@ -115,15 +112,6 @@ async def _play(data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int)
             return await _report(demo, stack, provider)
         except aiohttp.ClientError as error:
             raise unreachable(f"the simulated provider does not answer: {error}") from error
-
-
-def _free_ports() -> Iterator[int]:
-    """Ports for a stack that stays out of the way of any other, none of them twice."""
-    given: set[int] = set()
-    while True:
-        if (port := free_port()) not in given:
-            given.add(port)
-            yield port
 
 
 def _write_files(data: DataDir, receiver_url: str, port: int, jobs: int, seed: int) -> ProcessSpec:
@@ -144,7 +132,7 @@ async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) 
         connect.analytics(stack.endpoints.clickhouse_url) as analytics,
         connect.state(stack.endpoints.redis_url) as redis,
     ):
-        left = await _unsettled(stack.setup_env["BREAKWATER_NATS_URL"], bus_plan(config), provider)
+        left = await _unsettled(stack.setup.nats_url, bus_plan(config), provider)
         stored = await read_stored(analytics)
         # A run across midnight has two days.
         days = [one for one in periods_since(demo.began_at, datetime.now(UTC), zone) if one.window == "daily"]
