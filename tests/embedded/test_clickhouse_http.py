@@ -392,24 +392,6 @@ async def test_an_insert_takes_its_data_wherever_it_stands(
         assert await answer.text() == "1\ta;b\n2\tX\n"
 
 
-@pytest.mark.parametrize("cut", [3, 20, 28, 31, 38, 39, 60, 1200, 1300])
-async def test_an_insert_may_arrive_cut_anywhere(
-    server: Server, http: aiohttp.ClientSession, client: AsyncClient, cut: int
-) -> None:
-    await client.command("CREATE OR REPLACE TABLE cut_rows (n UInt32) ENGINE = MergeTree ORDER BY n")
-    body = b"INSERT INTO cut_rows FORMAT JSONEachRow\n" + b"".join(b'{"n": %d}\n' % n for n in range(1000))
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield body[:cut]
-        await asyncio.sleep(0.05)  # so that the server sees the first piece alone
-        yield body[cut:]
-
-    async with http.post(server.url, data=pieces()) as answer:
-        assert answer.status == 200, await answer.text()
-
-    assert await client.command("SELECT count(), sum(n) FROM cut_rows") == ["1000", "499500"]
-
-
 @pytest.mark.parametrize(
     ("coding", "pack"),
     [
