@@ -25,7 +25,7 @@ from breakwater.embedded.provider.anthropic import Anthropic
 from breakwater.embedded.provider.behaviour import Decision, ModelPlan, decide, make_plans
 from breakwater.embedded.provider.ledger import CallLedger, LedgerCall
 from breakwater.embedded.provider.openai import Azure, OpenAI, RequestRefusedError
-from breakwater.embedded.provider.reply import JSON, Reply, reply_to
+from breakwater.embedded.provider.reply import JSON, WireReply, reply_to
 from breakwater.embedded.provider.script import ErrorText, Fault, ProviderScript, ScriptError, build_script, mistakes
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -239,7 +239,7 @@ class SimulatedProvider:
             asyncio.get_running_loop().call_later(remaining_s, self._settle, call, decision)
 
     async def _send(
-        self, request: web.BaseRequest, call: LedgerCall, decision: Decision, reply: Reply, id_header: str
+        self, request: web.BaseRequest, call: LedgerCall, decision: Decision, reply: WireReply, id_header: str
     ) -> web.StreamResponse:
         """Sends an answer. Of a stream, what was sent is billed, whoever ends it."""
         if reply.status is None:

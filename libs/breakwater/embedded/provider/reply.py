@@ -23,7 +23,7 @@ _AT_ONCE: dict[str | None, StreamFault] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class WireReply:
     """An answer as it is sent.
 
     Attributes:
@@ -45,11 +45,11 @@ class Reply:
     whole: bool = True
 
 
-def reply_to(decision: Decision, dialect: OpenAI) -> Reply:
+def reply_to(decision: Decision, dialect: OpenAI) -> WireReply:
     """What a decision comes to over an interface."""
     status, answer = decision.status, decision.answer
     if status is None:
-        return Reply(None, {}, [], whole=False)
+        return WireReply(None, {}, [], whole=False)
     if answer is None or status >= 300:
         reply = _at_once(status, orjson.dumps(dialect.error(status, decision.error)))
         headers = dialect.error_headers(status, decision.rule.retry_after_s) | decision.rule.headers
@@ -68,16 +68,16 @@ def reply_to(decision: Decision, dialect: OpenAI) -> Reply:
         case "malformed_json":
             return _at_once(status, half)
         case "truncated":
-            return Reply(status, JSON, [(0.0, StreamEvent(half))], len(body), breaks=True, whole=False)
+            return WireReply(status, JSON, [(0.0, StreamEvent(half))], len(body), breaks=True, whole=False)
         case _:
             return _at_once(status, body)
 
 
-def _at_once(status: int, body: bytes) -> Reply:
-    return Reply(status, JSON, [(0.0, StreamEvent(body))], len(body))
+def _at_once(status: int, body: bytes) -> WireReply:
+    return WireReply(status, JSON, [(0.0, StreamEvent(body))], len(body))
 
 
-def _streamed(events: list[StreamEvent], pace: Pace, rule: Fault, dialect: OpenAI) -> Reply:
+def _streamed(events: list[StreamEvent], pace: Pace, rule: Fault, dialect: OpenAI) -> WireReply:
     chunks = sum(event.content for event in events)
     fault, after = rule.stream, rule.after_chunks
     if rule.kind in _AT_ONCE:
@@ -99,7 +99,7 @@ def _streamed(events: list[StreamEvent], pace: Pace, rule: Fault, dialect: OpenA
             del steps[at:]
         case None:
             pass
-    return Reply(200, EVENTS, steps, chunks=chunks, breaks=fault == "cut", whole=fault in (None, "stall"))
+    return WireReply(200, EVENTS, steps, chunks=chunks, breaks=fault == "cut", whole=fault in (None, "stall"))
 
 
 def _place(events: list[StreamEvent], fault: StreamFault | None, after: int | None) -> int:
