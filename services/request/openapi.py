@@ -1,22 +1,23 @@
-"""The OpenAPI document, made from the table of operations, and the pages that show it."""
+"""The OpenAPI document, made from the table of operations, and the page that shows it."""
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import Environment
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import BaseRoute, Route
 
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.api import KEY_SCOPES, ErrorBody, EventGap, ExecutionSummary
@@ -31,11 +32,7 @@ from services.request.problems import is_openai
 TITLE = "Breakwater"
 _REF = "#/components/schemas/{model}"
 
-_PAGE_POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "font-src 'self' data:; worker-src blob:; frame-ancestors 'none'"
-)
-"""Nothing is loaded from elsewhere: people paste API keys into these pages. ReDoc would fetch its maker's logo."""
+_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 
 _SECURITY = {
     "type": "http",
@@ -70,25 +67,28 @@ def document() -> dict[str, Any]:
 
 
 def documentation() -> list[BaseRoute]:
-    """The routes of the document and of its pages: Swagger UI and ReDoc, with nothing loaded from elsewhere."""
-    package = importlib.util.find_spec("offapi")  # found and not imported, as it would read 9 MB
-    if package is None or package.origin is None:
-        raise RuntimeError("the package offapi is not installed; `make install` installs it")
+    """The routes of the document, and of a page that shows it without scripts."""
 
     def openapi(_: Request) -> Response:
         return JSONResponse(document())
 
-    def page(request: Request) -> Response:
-        name = "redoc" if request.url.path.endswith("/redoc") else "swagger"
-        text = (files("services.request") / "pages" / f"{name}.html").read_text("utf-8")
-        return HTMLResponse(text, headers={"Content-Security-Policy": _PAGE_POLICY})
+    def page(_: Request) -> Response:
+        return HTMLResponse(_page(), headers={"Content-Security-Policy": _PAGE_POLICY})
 
-    return [
-        Route("/openapi.json", openapi),
-        Route("/docs", page),
-        Route("/redoc", page),
-        Mount("/docs/assets", StaticFiles(directory=Path(package.origin).parent)),
-    ]
+    return [Route("/openapi.json", openapi), Route("/docs", page)]
+
+
+@cache
+def _page() -> str:
+    folder, inline = files("services.request") / "pages", MarkdownIt("commonmark", {"html": False})
+
+    def words(text: str) -> Markup:
+        return Markup(inline.renderInline(text))  # noqa: S704  what is HTML in it is escaped
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"words": words, "pretty": partial(json.dumps, indent=2, ensure_ascii=False)}
+    template = environment.from_string((folder / "docs.html").read_text("utf-8"))
+    return template.render(api=document(), style=Markup((folder / "page.css").read_text("utf-8")))  # noqa: S704  ours
 
 
 class _Writer:
