@@ -19,8 +19,8 @@ import yaml
 
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, ResultSet
+from breakwater.analytics.figures import history
 from breakwater.analytics.migrations import migrate
-from breakwater.analytics.overview import totals
 from breakwater.analytics.window import Window
 from deploy.grafana.source.__main__ import DIRECTORY, files
 from tests.analytics.made import END, connected, filled_database, made
@@ -265,7 +265,7 @@ def test_incidents_are_drawn_over_charts(twice: Database) -> None:
 def test_figures_are_those_of_the_console(twice: Database, name: str) -> None:
     agent = nothing_chosen(name)["agent"]
     window = Window(SHOWN.since, SHOWN.until, 3_600)
-    all_of_it = twice.run(lambda it: totals(it, window, agent=agent[0] if agent else None))
+    all_of_it = twice.run(lambda it: history(it, window, agent=agent[0] if agent else None)).totals
     figures = {one.title: twice.asked(one).rows[0][0] for one in panels() if one.dashboard == name}
     assert figures["Executions"] == all_of_it.executions > 0
     assert figures["Dead-lettered"] == all_of_it.dead_lettered

@@ -11,10 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics import breakdown, costs, overview, search
-from breakwater.analytics.breakdown import refusals
-from breakwater.analytics.costs import RetryFigures
-from breakwater.analytics.overview import WindowTotals
+from breakwater.analytics import figures, search
+from breakwater.analytics.figures import RetryFigures, WindowTotals
 from breakwater.analytics.search import Filters
 from breakwater.client import ApiError
 from breakwater.contracts.api import AgentHealth, AgentQueue, AlertList, BreakerList, BudgetList, Queues
@@ -56,30 +54,30 @@ def routes(context: PageContext) -> list[Route]:
                 fetched(api.read(Queues, "queues")),
             ),
             asyncio.gather(
-                summed(overview.totals(database, window, agent=name)),
-                summed(overview.history(database, window, agent=name)),
-                summed(costs.waste(database, window, agent=name)),
+                summed(figures.history(database, window, agent=name)),
+                summed(figures.waste(database, window, agent=name)),
                 fetched(search.search(database, of_agent, limit=LATEST)),
             ),
             asyncio.gather(
-                summed(breakdown.errors(database, window, agent=name, limit=SHOWN)),
-                summed(costs.retries(database, window, agent=name)),
-                summed(refusals(database, window, agent=name)),
-                summed(breakdown.streams(database, window, agent=name)),
+                summed(figures.errors(database, window, agent=name, limit=SHOWN)),
+                summed(figures.retries(database, window, agent=name)),
+                summed(figures.refusals(database, window, agent=name)),
+                summed(figures.streams(database, window, agent=name)),
             ),
         )
         healths, breakers, budgets, incidents, queues = now
-        totals, history, waste, latest = past
+        history, waste, latest = past
+        totals = history.value and history.value.totals
         errors, retries, held, streams = calls
         health = next((one for one in healths.value or () if one.agent_id == name), None)
         own_budgets = [one for one in budgets.value.budgets if one.agent == name] if budgets.value else None
         present_tiles = [_jobs(queue_of(queues.value, name)), tiles.incidents(incidents.value)]
         if own_budgets is not None:
             present_tiles.append(tiles.spent_budgets(own_budgets, "#budgets", "it has none of its own"))
-        if totals.value is not None:
-            fallbacks = counted(totals.value.fallbacks, "fallback")
-            present_tiles.append(Tile("Retries", f"{totals.value.retries:,}", fallbacks, "#retries"))
-        known = health is not None or healths.value is None or totals.value is None or _did_something(totals.value)
+        if totals is not None:
+            fallbacks = counted(totals.fallbacks, "fallback")
+            present_tiles.append(Tile("Retries", f"{totals.retries:,}", fallbacks, "#retries"))
+        known = health is not None or healths.value is None or totals is None or _did_something(totals)
         return context.pages.render(
             request,
             "agent.html",
@@ -90,16 +88,16 @@ def routes(context: PageContext) -> list[Route]:
             health=health,
             configured=healths.value is not None,
             breakers={one.model: one for one in breakers.value.breakers if one.agent == name} if breakers.value else {},
-            past_tiles=tiles.pending() if totals.pending else tiles.of_history(totals.value, time_range, name),
+            past_tiles=tiles.pending() if history.pending else tiles.of_history(totals, time_range, name),
             present_tiles=present_tiles,
             problems=problems_of(*now, *past, *calls),
-            pending=totals.pending,
+            pending=history.pending,
             history=history,
-            history_charts=None if history.value is None else history_charts(history.value, window, name),
+            history_charts=history.value and history_charts(history.value.steps, window, name),
             errors=errors,
             waste=waste,
             all_waste=sum(line.cost for line in waste.value or ()),
-            unknown_waste=None if totals.value is None else totals.value.unknown_waste,
+            unknown_waste=totals and totals.unknown_waste,
             retries=retries.value,
             helped=None if retries.value is None else helped(retries.value, time_range.words),
             held=held,
@@ -112,23 +110,23 @@ def routes(context: PageContext) -> list[Route]:
     return [Route("/agents/{name:path}", show, methods=["GET"])]
 
 
-def helped(figures: RetryFigures, when: str) -> tuple[str, ...]:
+def helped(tried: RetryFigures, when: str) -> tuple[str, ...]:
     """Whether retrying was worth it, in sentences.
 
     Args:
-        figures: what happened.
+        tried: what happened.
         when: such as `in the last 24h`.
     """
-    if not figures.retried and not figures.fell_back:
+    if not tried.retried and not tried.fell_back:
         return (f"Nothing was retried {when}.",)
     sentences: list[str] = []
-    if figures.retried:
-        outcome = _outcome(figures.saved, figures.retried, "were retried", figures.rate)
-        cost = words.short_money(figures.cost)
-        sentences.append(f"{_verdict('Retrying', figures.rate)}: {outcome}. The retries cost {cost}.")
-    if figures.fell_back:
-        outcome = _outcome(figures.saved_by_fallback, figures.fell_back, "fell back", figures.fallback_rate)
-        sentences.append(f"{_verdict('Falling back to another model', figures.fallback_rate)}: {outcome}.")
+    if tried.retried:
+        outcome = _outcome(tried.saved, tried.retried, "were retried", tried.rate)
+        cost = words.short_money(tried.cost)
+        sentences.append(f"{_verdict('Retrying', tried.rate)}: {outcome}. The retries cost {cost}.")
+    if tried.fell_back:
+        outcome = _outcome(tried.saved_by_fallback, tried.fell_back, "fell back", tried.fallback_rate)
+        sentences.append(f"{_verdict('Falling back to another model', tried.fallback_rate)}: {outcome}.")
     return tuple(sentences)
 
 

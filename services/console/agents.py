@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics import overview
-from breakwater.analytics.breakdown import RefusalLine, refusals
-from breakwater.analytics.overview import AgentLine, WindowTotals
+from breakwater.analytics import figures
+from breakwater.analytics.figures import History, RefusalLine, WindowTotals
 from breakwater.contracts.api import AgentHealth, AgentQueue, Queues
 from services.console import agent
 from services.console.history import sparks
@@ -34,7 +33,7 @@ class AgentRow:
     name: str
     health: AgentHealth | None
     """None if it is not configured."""
-    line: AgentLine | None
+    history: History | None
     """None if it did nothing in the time range."""
     queue: AgentQueue | None
     limited: int | None
@@ -48,7 +47,7 @@ class AgentRow:
     @property
     def totals(self) -> WindowTotals | None:
         """What it did in the time range; None for nothing."""
-        return self.line and self.line.totals
+        return self.history and self.history.totals
 
     @property
     def colour(self) -> str:
@@ -87,19 +86,19 @@ def routes(context: PageContext) -> list[Route]:
         parts = await asyncio.gather(
             fetched(api.read(list[AgentHealth], "agents")),
             fetched(api.read(Queues, "queues")),
-            summed(overview.agents(context.analytics, time_range.window)),
-            summed(refusals(context.analytics, time_range.window)),
+            summed(figures.agents(context.analytics, time_range.window)),
+            summed(figures.refusals(context.analytics, time_range.window)),
         )
-        healths, queues, lines, held = parts
-        rows = _rows(healths.value or (), lines.value or (), queues.value, held.value)
+        healths, queues, histories, held = parts
+        rows = _rows(healths.value or (), histories.value or {}, queues.value, held.value)
         return context.pages.render(
             request,
             "agents.html",
             time_range=time_range,
             table=table_of(request, "agents", "Agents", COLUMNS, rows, sort="health", prefix=""),
             configured=healths.value is not None,
-            ran=lines.value is not None,
-            pending=lines.pending,
+            ran=histories.value is not None,
+            pending=histories.pending,
             problems=problems_of(*parts),
             sparks=sparks,
         )
@@ -118,16 +117,15 @@ def limited(lines: Iterable[RefusalLine]) -> Counter[str]:
 
 def _rows(
     healths: Iterable[AgentHealth],
-    lines: Iterable[AgentLine],
+    histories: Mapping[str, History],
     queues: Queues | None,
     held: Iterable[RefusalLine] | None,
 ) -> list[AgentRow]:
     health = {one.agent_id: one for one in healths}
-    line = {one.agent: one for one in lines}
     queue = {} if queues is None else {one.agent: one for one in queues.agents}
     counts = None if held is None else limited(held)
-    names = health.keys() | line.keys() | queue.keys()
+    names = health.keys() | histories.keys() | queue.keys()
     return [
-        AgentRow(name, health.get(name), line.get(name), queue.get(name), None if counts is None else counts[name])
+        AgentRow(name, health.get(name), histories.get(name), queue.get(name), None if counts is None else counts[name])
         for name in sorted(names)
     ]

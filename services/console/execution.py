@@ -18,8 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from breakwater import background
-from breakwater.analytics.queries import find_execution
-from breakwater.analytics.search import Cursor, Filters, search
+from breakwater.analytics.search import Cursor, Filters, find_execution, search
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
 from breakwater.client import ApiError, ApiKeyRefused, ApiRefused
 from breakwater.contracts.api import CancelledJob, DeadLetterList, DeadLetterReplays

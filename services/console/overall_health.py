@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from breakwater.analytics.overview import WindowTotals
+from breakwater.analytics.figures import WindowTotals
 from breakwater.client import ApiClient
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.api import (

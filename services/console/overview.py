@@ -11,9 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics import breakdown, costs, overview
-from breakwater.analytics.breakdown import refusals
-from breakwater.analytics.costs import Spender, SpendLine
+from breakwater.analytics import figures
+from breakwater.analytics.figures import Spender, SpendLine
 from breakwater.bus import topology
 from breakwater.contracts.api import ServiceQueue
 from breakwater.contracts.subjects import decode_token
@@ -50,34 +49,33 @@ def routes(context: PageContext) -> list[Route]:
         time_range, by = time_range_of(request, context.now(), context.zone), _spender(request)
         database, window = context.analytics, time_range.window
         summed = pending if follows(request, slow=time_range.is_long) else fetched
-        now, held, (totals, history, errors, waste, providers, spenders) = await asyncio.gather(
+        now, held, (history, errors, waste, providers, spenders) = await asyncio.gather(
             live(session_of(request).api),
-            summed(refusals(database, window)),
+            summed(figures.refusals(database, window)),
             asyncio.gather(
-                summed(overview.totals(database, window)),
-                summed(overview.history(database, window)),
-                summed(breakdown.errors(database, window, limit=CAUSES)),
-                summed(costs.waste(database, window)),
-                summed(breakdown.providers(database, window)),
-                summed(costs.spend_by(database, window, by, limit=SHOWN)),
+                summed(figures.history(database, window)),
+                summed(figures.errors(database, window, limit=CAUSES)),
+                summed(figures.waste(database, window)),
+                summed(figures.providers(database, window)),
+                summed(figures.spend_by(database, window, by, limit=SHOWN)),
             ),
         )
+        totals = history.value and history.value.totals
         failed = time_range.executions(status="dead_lettered")
         return context.pages.render(
             request,
             "overview.html",
             time_range=time_range,
             live=now,
-            totals=totals,
-            health=overall_health(totals.value, now, time_range.words, failed),
-            past_tiles=tiles.pending() if totals.pending else tiles.of_history(totals.value, time_range),
+            health=overall_health(totals, now, time_range.words, failed),
+            past_tiles=tiles.pending() if history.pending else tiles.of_history(totals, time_range),
             present_tiles=tiles.of_now(now),
-            history_charts=None if history.value is None else history_charts(history.value, window),
+            history_charts=history.value and history_charts(history.value.steps, window),
             history=history,
             errors=errors,
             held=held,
             waste=waste,
-            unknown_waste=None if totals.value is None else totals.value.unknown_waste,
+            unknown_waste=totals and totals.unknown_waste,
             providers=providers,
             spenders=spenders,
             by=by,

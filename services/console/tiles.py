@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from breakwater.analytics.overview import WindowTotals
+from breakwater.analytics.figures import WindowTotals
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.api import AlertList, BudgetStatus
 from breakwater.policy.formats import counted

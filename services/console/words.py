@@ -12,7 +12,7 @@ from urllib.parse import quote
 import orjson
 from markupsafe import Markup, escape
 
-from breakwater.analytics.breakdown import RefusalLine
+from breakwater.analytics.figures import RefusalLine
 from breakwater.contracts.types import NANO_PER_USD, format_time
 from breakwater.policy import formats
 from breakwater.policy.formats import counted, failures_in_words

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.month import month_costs
-from breakwater.analytics.spend import budget_notes
+from breakwater.analytics.spend import budget_notes, month_costs
 from breakwater.contracts.api import CostLine, Costs, CostsListQuery, CostsQuery
 from breakwater.contracts.types import ms_from_time, time_from_ms, usd_from_nano
 from breakwater.policy.budget import CapTable, period

@@ -6,8 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.queries import find_execution
-from breakwater.analytics.search import Cursor, Filters, search
+from breakwater.analytics.search import Cursor, Filters, find_execution, search
 from breakwater.contracts.api import ExecutionList, ExecutionQuery, ExecutionSummary
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import Message

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.analytics import breakdown, costs, overview, rows, schema, search
+from breakwater.analytics import figures, rows, schema, search
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.overview import Bucket, Spark, WindowTotals
+from breakwater.analytics.figures import History, WindowTotals
 from breakwater.analytics.window import Window
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.policy.record import totals
@@ -75,36 +75,30 @@ async def test_every_row_is_there_twice(filled: Analytics, history: Made) -> Non
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_totals_are_those_of_the_records(filled: Analytics, history: Made, agent: str | None) -> None:
-    expected = totals_of(history.ended(SOME, agent), history.called(SOME, agent))
-    assert await overview.totals(filled, SOME, agent=agent) == expected
-    assert expected.short_circuits
-    assert expected.wasted
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-async def test_every_step_has_its_own_figures(filled: Analytics, history: Made, agent: str | None) -> None:
-    expected = []
-    for bucket in range(SOME.buckets):
-        step = Window(SOME.at(bucket), SOME.at(bucket) + timedelta(hours=1), 3_600)
-        sums = totals_of(history.ended(step, agent), history.called(step, agent))
-        expected.append(
-            Bucket(step.start, sums.succeeded, sums.dead_lettered, sums.p50_ms, sums.p95_ms, sums.spend, sums.wasted)
-        )
-    assert await overview.history(filled, SOME, agent=agent) == tuple(expected)
+async def test_a_window_and_each_of_its_steps_have_the_figures_of_the_records(
+    filled: Analytics, history: Made, agent: str | None
+) -> None:
+    found = await figures.history(filled, SOME, agent=agent)
+    assert found.totals == totals_of(history.ended(SOME, agent), history.called(SOME, agent))
+    assert found.totals.short_circuits
+    assert found.totals.wasted
+    steps = [Window(SOME.at(n), SOME.at(n) + timedelta(hours=1), 3_600) for n in range(SOME.buckets)]
+    assert found.steps == tuple(totals_of(history.ended(one, agent), history.called(one, agent)) for one in steps)
 
 
 async def test_agents_are_listed_with_sparks(filled: Analytics, history: Made) -> None:
-    lines = await overview.agents(filled, SOME)
-    names = sorted({one.agent for one in [*history.ended(SOME), *history.called(SOME)]})
-    assert [line.agent for line in lines] == names
+    found = await figures.agents(filled, SOME)
+    assert list(found) == sorted({one.agent for one in [*history.ended(SOME), *history.called(SOME)]})
     part = (SOME.end - SOME.start) / 24
-    for line in lines:
-        ended = history.ended(SOME, line.agent)
-        assert line.totals == totals_of(ended, history.called(SOME, line.agent))
-        parts = [[one for one in ended if (one.completed_at - SOME.start) // part == n] for n in range(24)]
-        assert line.sparks == tuple(
-            Spark(len(some), sum(one.status == "dead_lettered" for one in some)) for some in parts
+    for agent, its in found.items():
+        ended, called = history.ended(SOME, agent), history.called(SOME, agent)
+        assert its.totals == totals_of(ended, called)
+        assert its.steps == tuple(
+            totals_of(
+                [one for one in ended if (one.completed_at - SOME.start) // part == n],
+                [one for one in called if (one.started_at - SOME.start) // part == n],
+            )
+            for n in range(24)
         )
 
 
@@ -114,7 +108,7 @@ async def test_errors_are_counted_by_what_they_are(filled: Analytics, history: M
     for one in history.called(SOME, agent):
         if one.error is not None and not one.short_circuited:
             by_hash[one.error.hash or ""].append(one)
-    lines = await breakdown.errors(filled, SOME, agent=agent)
+    lines = await figures.errors(filled, SOME, agent=agent)
     assert len(lines) == min(20, len(by_hash))
     assert [line.calls for line in lines] == sorted((len(some) for some in by_hash.values()), reverse=True)[:20]
     for line in lines:
@@ -127,7 +121,7 @@ async def test_errors_are_counted_by_what_they_are(filled: Analytics, history: M
         assert {(line.kind, line.class_name)} == {(one.error.kind, one.error.class_) for one in some if one.error}
         assert line.agents == tuple(sorted({one.agent for one in some}))
         assert line.models == tuple(sorted({one.model for one in some}))
-    assert await breakdown.errors(filled, SOME, agent=agent, limit=3) == lines[:3]
+    assert await figures.errors(filled, SOME, agent=agent, limit=3) == lines[:3]
 
 
 async def test_a_provider_is_as_available_as_its_view_reports(analytics: Analytics) -> None:
@@ -138,7 +132,7 @@ async def test_a_provider_is_as_available_as_its_view_reports(analytics: Analyti
     ]
     calls.append(attempt("e1", 8))
     await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for one in calls])
-    (line,) = await breakdown.providers(analytics, Window(END, END + timedelta(hours=1), 60))
+    (line,) = await figures.providers(analytics, Window(END, END + timedelta(hours=1), 60))
     view = await analytics.query("SELECT sum(availability * calls) / sum(calls) FROM provider_health")
     assert line.available_share == pytest.approx(view.rows[0][0]) == pytest.approx(5 / 8)
     assert (line.rate_limited, line.others, line.succeeded, line.calls) == (1, 3, 1, 8)
@@ -150,13 +144,13 @@ async def test_waste_is_reported_by_agent_and_cause(filled: Analytics, history: 
         for cause, nano in one.wasted_by_cause.items():
             cost[one.agent, cause] += nano
             executions[one.agent, cause] += 1
-    lines = await costs.waste(filled, SOME)
+    lines = await figures.waste(filled, SOME)
     assert {(line.agent, line.cause): (line.cost, line.executions) for line in lines} == {
         key: (cost[key], executions[key]) for key in cost
     }
     assert [line.cost for line in lines] == sorted(cost.values(), reverse=True)
-    assert sum(line.cost for line in lines) == (await overview.totals(filled, SOME)).wasted
-    one_agent = await costs.waste(filled, SOME, agent=lines[0].agent)
+    assert sum(line.cost for line in lines) == (await figures.history(filled, SOME)).totals.wasted
+    one_agent = await figures.waste(filled, SOME, agent=lines[0].agent)
     assert one_agent == tuple(line for line in lines if line.agent == lines[0].agent)
 
 
@@ -166,7 +160,7 @@ async def test_providers_are_judged_by_the_calls_they_got(filled: Analytics, his
     for one in history.called(SOME, agent):
         if not one.short_circuited:
             by_model[one.provider, one.model].append(one)
-    lines = await breakdown.providers(filled, SOME, agent=agent)
+    lines = await figures.providers(filled, SOME, agent=agent)
     assert [(line.provider, line.model) for line in lines] == sorted(by_model)
     for line in lines:
         some = by_model[line.provider, line.model]
@@ -195,7 +189,7 @@ async def test_streamed_answers_are_those_of_the_records(filled: Analytics, hist
     for one in history.called(SOME, "support-triage"):
         if one.first_token_ms is not None:
             by_model[one.model].append(one)
-    lines = await breakdown.streams(filled, SOME, agent="support-triage")
+    lines = await figures.streams(filled, SOME, agent="support-triage")
     assert {line.model for line in lines} == by_model.keys()
     assert [line.streams for line in lines] == sorted((len(some) for some in by_model.values()), reverse=True)
     for line in lines:
@@ -214,7 +208,7 @@ async def test_retries_are_judged_by_how_executions_ended(filled: Analytics, his
         return [one for one in ended if any(a.cause == cause and not a.short_circuited for a in one.attempts)]
 
     retried, fell_back = having("retry"), having("fallback")
-    found = await costs.retries(filled, SOME, agent=agent)
+    found = await figures.retries(filled, SOME, agent=agent)
     assert (found.retried, found.saved) == (len(retried), sum(one.status == "succeeded" for one in retried))
     assert (found.fell_back, found.saved_by_fallback) == (
         len(fell_back),
@@ -226,13 +220,13 @@ async def test_retries_are_judged_by_how_executions_ended(filled: Analytics, his
 
 @pytest.mark.parametrize("by", ["agent", "tenant", "model"])
 async def test_who_spent_what_is_reported_the_dearest_first(
-    filled: Analytics, history: Made, by: costs.Spender
+    filled: Analytics, history: Made, by: figures.Spender
 ) -> None:
     groups: dict[str | None, list[Attempt]] = defaultdict(list)
     for one in history.called(SOME):
         if not one.short_circuited:
             groups[getattr(one, by)].append(one)
-    lines = await costs.spend_by(filled, SOME, by, limit=100)
+    lines = await figures.spend_by(filled, SOME, by, limit=100)
     assert {line.key for line in lines} == set(groups)
     for line in lines:
         some = groups[line.key]
@@ -242,7 +236,7 @@ async def test_who_spent_what_is_reported_the_dearest_first(
         assert line.unknown_waste == sum(one.cost is None for one in some if one.outcome != "success")
     spends = [line.spend or 0 for line in lines]
     assert spends == sorted(spends, reverse=True)
-    assert await costs.spend_by(filled, SOME, by, limit=2) == lines[:2]
+    assert await figures.spend_by(filled, SOME, by, limit=2) == lines[:2]
 
 
 async def test_facets_are_what_there_is_the_most_frequent_first(filled: Analytics, history: Made) -> None:
@@ -261,16 +255,15 @@ async def test_facets_are_what_there_is_the_most_frequent_first(filled: Analytic
 
 
 async def test_nothing_happened_is_reported_as_zero(filled: Analytics) -> None:
-    found = await overview.totals(filled, EMPTY)
+    found = (await figures.history(filled, EMPTY)).totals
     assert (found.executions, found.calls, found.spend, found.wasted) == (0, 0, 0, 0)
     assert (found.p50_ms, found.p95_ms, found.success_rate) == (None, None, None)
-    assert await overview.history(filled, EMPTY) == tuple(
-        Bucket(EMPTY.at(n), 0, 0, None, None, 0, 0) for n in range(24)
-    )
-    for nothing in (overview.agents, breakdown.errors, breakdown.providers, costs.waste):
+    assert await figures.history(filled, EMPTY) == History(found, (found,) * 24)
+    assert await figures.agents(filled, EMPTY) == {}
+    for nothing in (figures.errors, figures.providers, figures.waste):
         assert await nothing(filled, EMPTY) == ()
-    assert await costs.retries(filled, EMPTY) == costs.RetryFigures(0, 0, 0, 0, 0)
-    assert await costs.spend_by(filled, EMPTY, "tenant") == ()
+    assert await figures.retries(filled, EMPTY) == figures.RetryFigures(0, 0, 0, 0, 0)
+    assert await figures.spend_by(filled, EMPTY, "tenant") == ()
     assert await search.facets(filled, EMPTY) == search.Facets((), (), (), (), ())
 
 
@@ -278,7 +271,7 @@ async def test_who_cancels_has_neither_failed_nor_succeeded(analytics: Analytics
     states = ("succeeded", "succeeded", "succeeded", "dead_lettered", "cancelled", "cancelled")
     records = [execution(f"e{number}", status=status) for number, status in enumerate(states)]
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, 1) for one in records])
-    found = await overview.totals(analytics, Window(END, END + timedelta(hours=1), 60))
+    found = (await figures.history(analytics, Window(END, END + timedelta(hours=1), 60))).totals
     assert (found.executions, found.decided, found.success_rate) == (6, 4, 0.75)
 
 
@@ -286,9 +279,9 @@ async def test_what_is_not_known_is_not_zero(analytics: Analytics) -> None:
     calls = [attempt("e1", 1, cost=0), attempt("e2", 1, cost=None, cost_basis="unknown", outcome="error")]
     await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for one in calls])
     window = Window(END, END + timedelta(hours=1), 60)
-    found = await overview.totals(analytics, window)
+    found = (await figures.history(analytics, window)).totals
     assert (found.spend, found.unknown_costs) == (None, 1)
-    (line,) = await costs.spend_by(analytics, window, "agent")
+    (line,) = await figures.spend_by(analytics, window, "agent")
     assert (line.spend, line.wasted, line.calls, line.unknown_costs, line.unknown_waste) == (None, None, 2, 1, 1)
 
 
@@ -319,7 +312,7 @@ async def test_waste_is_a_lower_bound_where_a_part_of_it_is_not_known(
     money = {name: getattr(sums, name) for name in ("total_cost", "wasted_cost", "wasted_by_cause", "cost_basis")}
     record = execution("e1", attempts=calls, attempts_count=len(calls), **money, **fields)
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1)])
-    found = await overview.totals(analytics, Window(END, END + timedelta(hours=1), 60))
+    found = (await figures.history(analytics, Window(END, END + timedelta(hours=1), 60))).totals
     assert (found.wasted, found.unknown_waste) == (wasted, unknown)
 
 

@@ -5,9 +5,9 @@ from decimal import Decimal
 
 import pytest
 
-from breakwater.analytics import queries, rows, schema, search
+from breakwater.analytics import figures, rows, schema, search
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.queries import AgentSummary
+from breakwater.analytics.figures import AgentSummary
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution
 
 DAY = timedelta(days=1)
@@ -70,7 +70,7 @@ async def filled(analytics: Analytics) -> Analytics:
 
 
 async def test_agents_are_summed_up(filled: Analytics) -> None:
-    new, tagger, writer = await queries.agent_summaries(filled)
+    new, tagger, writer = await figures.agent_summaries(filled)
     assert writer == AgentSummary(
         agent="writer",
         executions=3,
@@ -93,15 +93,15 @@ async def test_agents_are_summed_up(filled: Analytics) -> None:
 
 
 async def test_agents_are_summed_up_since_a_time(filled: Analytics) -> None:
-    assert [summary.agent for summary in await queries.agent_summaries(filled, since=NOON)] == ["new", "writer"]
-    assert await queries.agent_summaries(filled, since=NOON + DAY) == ()
+    assert [summary.agent for summary in await figures.agent_summaries(filled, since=NOON)] == ["new", "writer"]
+    assert await figures.agent_summaries(filled, since=NOON + DAY) == ()
 
 
 async def test_quantiles_are_exact(analytics: Analytics) -> None:
     durations = [100 * n for n in range(1, 101)]
     records = [execution(f"e{n}", duration_ms=duration) for n, duration in enumerate(durations)]
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1) for record in records])
-    (summary,) = await queries.agent_summaries(analytics)
+    (summary,) = await figures.agent_summaries(analytics)
     assert (summary.p50_ms, summary.p95_ms) == (5_100, 9_600)
 
 
@@ -125,7 +125,7 @@ async def test_a_line_of_the_list_reports_cost_and_error(filled: Analytics) -> N
 
 
 async def test_one_execution_comes_with_its_attempts_in_order(filled: Analytics) -> None:
-    found = await queries.find_execution(filled, "w1")
+    found = await search.find_execution(filled, "w1")
     assert found is not None
     assert [(one.number, one.cost, one.outcome) for one in found.attempts] == [(1, 500, "error"), (2, 1_500, "success")]
     assert found.attempts[0].error == RATE_LIMITED
@@ -148,7 +148,7 @@ async def test_a_later_message_with_the_same_key_replaces_the_earlier_one(analyt
     earlier = rows.execution_row(execution("e1", output="earlier"), 7)
     await analytics.insert(schema.EXECUTIONS, [later])
     await analytics.insert(schema.EXECUTIONS, [earlier])
-    found = await queries.find_execution(analytics, "e1")
+    found = await search.find_execution(analytics, "e1")
     assert found is not None
     assert found.output == "later"
 
@@ -158,8 +158,8 @@ async def test_a_job_id_that_ran_again_cost_again(analytics: Analytics) -> None:
         at = NOON + day * DAY
         await analytics.insert(schema.EXECUTIONS, [rows.execution_row(execution("e1", completed_at=at), day)])
         await analytics.insert(schema.ATTEMPTS, [attempt_row(attempt("e1", started_at=at, cost=3), day)])
-    (summary,) = await queries.agent_summaries(analytics)
+    (summary,) = await figures.agent_summaries(analytics)
     assert (summary.spend, summary.attempts) == (6, 2)
-    found = await queries.find_execution(analytics, "e1")
+    found = await search.find_execution(analytics, "e1")
     assert found is not None
     assert found.completed_at == NOON + 40 * DAY

@@ -3,8 +3,8 @@
 from datetime import timedelta
 
 from breakwater.analytics import schema
-from breakwater.analytics.breakdown import RefusalLine, refusals
 from breakwater.analytics.client import Analytics
+from breakwater.analytics.figures import RefusalLine, refusals
 from breakwater.analytics.window import Window
 from breakwater.contracts.execution import Attempt, ErrorInfo
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row

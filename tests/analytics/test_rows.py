@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import Unstorable
-from breakwater.analytics.queries import find_execution
+from breakwater.analytics.search import find_execution
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
@@ -49,8 +49,8 @@ async def test_money_is_exact_to_the_nano_dollar(analytics: Analytics) -> None:
     costs = edges + [picked.randrange(10 ** picked.randint(1, 18)) for _ in range(500)]
     attempts = [samples.attempt(f"e{index}", cost=cost) for index, cost in enumerate(costs)]
     await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(attempt, 1) for attempt in attempts])
-    stored = await analytics.query("SELECT execution_id, cost FROM attempts FINAL")
-    assert {id_: rows.nano_or_none(cost) for id_, cost in stored.rows} == {
+    stored = await analytics.read(dict, "SELECT execution_id, cost FROM attempts FINAL")
+    assert {row["execution_id"]: row["cost"] for row in stored} == {
         f"e{index}": cost for index, cost in enumerate(costs)
     }
     total = await analytics.query("SELECT sum(cost) FROM attempts FINAL")

@@ -8,11 +8,9 @@ from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from breakwater.analytics import breakdown, costs, incidents, overview, queries, search, spend, transitions
+from breakwater.analytics import figures, incidents, search, spend, transitions
 from breakwater.analytics.audit import actions
-from breakwater.analytics.breakdown import refusals
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.month import month_costs
 from breakwater.analytics.search import Cursor, Filters
 from breakwater.analytics.window import Window
 from breakwater.contracts.api import CostsBy
@@ -75,31 +73,29 @@ async def _spent_lately(analytics: Analytics, moment: Moment, of: BudgetWindow) 
 async def _month(analytics: Analytics, moment: Moment, by: CostsBy) -> dict[str | None, CostSums]:
     now = moment.window.end - timedelta(minutes=1)
     month = period("monthly", now, ZONE)
-    return await month_costs(analytics, month, month_before(month, ZONE), by, tag=None, now_ms=ms_from_time(now))
+    return await spend.month_costs(analytics, month, month_before(month, ZONE), by, tag=None, now_ms=ms_from_time(now))
 
 
 CASES: list[Case] = [
-    Case("overview.totals", lambda a, m: overview.totals(a, m.window)),
-    Case("overview.totals of an agent", lambda a, m: overview.totals(a, m.window, agent=AGENT)),
-    Case("overview.history", lambda a, m: overview.history(a, m.window)),
-    Case("overview.history of an agent", lambda a, m: overview.history(a, m.window, agent=AGENT)),
-    Case("overview.agents", lambda a, m: overview.agents(a, m.window)),
-    Case("breakdown.errors", lambda a, m: breakdown.errors(a, m.window)),
-    Case("breakdown.errors of an agent", lambda a, m: breakdown.errors(a, m.window, agent=AGENT)),
-    Case("breakdown.providers", lambda a, m: breakdown.providers(a, m.window)),
-    Case("breakdown.providers of an agent", lambda a, m: breakdown.providers(a, m.window, agent=AGENT)),
-    Case("costs.waste", lambda a, m: costs.waste(a, m.window)),
-    Case("costs.waste of an agent", lambda a, m: costs.waste(a, m.window, agent=AGENT)),
-    Case("costs.retries", lambda a, m: costs.retries(a, m.window)),
-    Case("costs.retries of an agent", lambda a, m: costs.retries(a, m.window, agent=AGENT)),
-    Case("costs.spend_by agent", lambda a, m: costs.spend_by(a, m.window, "agent")),
-    Case("costs.spend_by tenant", lambda a, m: costs.spend_by(a, m.window, "tenant")),
-    Case("costs.spend_by model", lambda a, m: costs.spend_by(a, m.window, "model")),
+    Case("figures.history", lambda a, m: figures.history(a, m.window)),
+    Case("figures.history of an agent", lambda a, m: figures.history(a, m.window, agent=AGENT)),
+    Case("figures.agents", lambda a, m: figures.agents(a, m.window)),
+    Case("figures.errors", lambda a, m: figures.errors(a, m.window)),
+    Case("figures.errors of an agent", lambda a, m: figures.errors(a, m.window, agent=AGENT)),
+    Case("figures.providers", lambda a, m: figures.providers(a, m.window)),
+    Case("figures.providers of an agent", lambda a, m: figures.providers(a, m.window, agent=AGENT)),
+    Case("figures.waste", lambda a, m: figures.waste(a, m.window)),
+    Case("figures.waste of an agent", lambda a, m: figures.waste(a, m.window, agent=AGENT)),
+    Case("figures.retries", lambda a, m: figures.retries(a, m.window)),
+    Case("figures.retries of an agent", lambda a, m: figures.retries(a, m.window, agent=AGENT)),
+    Case("figures.spend_by agent", lambda a, m: figures.spend_by(a, m.window, "agent")),
+    Case("figures.spend_by tenant", lambda a, m: figures.spend_by(a, m.window, "tenant")),
+    Case("figures.spend_by model", lambda a, m: figures.spend_by(a, m.window, "model")),
     Case("costs of a month, by tenant", lambda a, m: _month(a, m, "tenant"), every_window=False),
     Case("costs of a month, by key", lambda a, m: _month(a, m, "key"), every_window=False),
     Case("audit", lambda a, m: actions(a, m.window)),
-    Case("refusals", lambda a, m: refusals(a, m.window)),
-    Case("refusals of an agent", lambda a, m: refusals(a, m.window, agent=AGENT)),
+    Case("refusals", lambda a, m: figures.refusals(a, m.window)),
+    Case("refusals of an agent", lambda a, m: figures.refusals(a, m.window, agent=AGENT)),
     Case("search.facets", lambda a, m: search.facets(a, m.window)),
     Case("search.count", lambda a, m: search.count(a, _all(m))),
     Case("search.count of a tenant", lambda a, m: search.count(a, _all(m, tenant="acme"))),
@@ -115,7 +111,7 @@ CASES: list[Case] = [
     Case("search, last page", lambda a, m: search.search(a, Filters(), after=m.last), every_window=False),
     Case("search, a whole id", lambda a, m: search.search(a, Filters(text=m.an_id)), every_window=False),
     Case("search, an id's beginning", lambda a, m: search.search(a, Filters(text=m.an_id[:20])), every_window=False),
-    Case("queries.find_execution", lambda a, m: queries.find_execution(a, m.an_id), every_window=False),
+    Case("search.find_execution", lambda a, m: search.find_execution(a, m.an_id), every_window=False),
     Case("burn of a day", lambda a, m: _burn(a, m, "daily", "global"), every_window=False),
     Case("burn of a month", lambda a, m: _burn(a, m, "monthly", "global"), every_window=False),
     Case("burn of an agent's month", lambda a, m: _burn(a, m, "monthly", f"agent:{AGENT}"), every_window=False),
@@ -123,7 +119,7 @@ CASES: list[Case] = [
     Case("spend.spent_since, of a month", lambda a, m: _spent_lately(a, m, "monthly"), every_window=False),
     Case("transitions.openings", lambda a, m: transitions.openings(a, m.window, m.window.end)),
     Case("transitions.transitions", lambda a, m: transitions.transitions(a, m.window, AGENT, "gpt-4o-mini")),
-    Case("transitions.by_hand", lambda a, m: transitions.by_hand(a, m.window)),
+    Case("transitions.operator_actions", lambda a, m: transitions.operator_actions(a, m.window)),
     Case("incidents.incidents", lambda a, m: incidents.incidents(a, m.window)),
     Case("incidents.incidents, breakers", lambda a, m: incidents.incidents(a, m.window, event="breaker_open")),
     Case("incidents.incident_changes", lambda a, _: incidents.incident_changes(a, "inc_none"), every_window=False),

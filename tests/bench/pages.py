@@ -28,7 +28,7 @@ from aiohttp import web
 from playwright.async_api import Page, async_playwright
 
 from breakwater.analytics.client import Analytics, connect
-from breakwater.analytics.costs import Spender
+from breakwater.analytics.figures import Spender
 from breakwater.contracts.api import CostsListQuery
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port

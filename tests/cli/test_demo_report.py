@@ -9,7 +9,7 @@ import pytest
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.queries import AgentSummary
+from breakwater.analytics.figures import AgentSummary
 from breakwater.cli.demo import screen
 from breakwater.cli.demo.progress import DemoRun
 from breakwater.cli.demo.receiver import Delivered

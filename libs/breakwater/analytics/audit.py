@@ -17,7 +17,7 @@ MOST = 200
 ACTIONS = """
 SELECT at, by, actor, actor_id, action, outcome, error, reason, details
 FROM audit FINAL
-WHERE at >= fromUnixTimestamp64Milli({start_ms:Int64}) AND at < fromUnixTimestamp64Milli({end_ms:Int64})
+WHERE at >= {start:DateTime64(3, 'UTC')} AND at < {end:DateTime64(3, 'UTC')}
     AND ({by:String} = '' OR by = {by:String}) AND ({action:String} = '' OR action = {action:String})
 ORDER BY at DESC, audit_id DESC
 LIMIT {limit:UInt32}
@@ -26,7 +26,7 @@ LIMIT {limit:UInt32}
 NAMES = """
 SELECT groupUniqArray(by) AS people, groupUniqArray(action) AS actions
 FROM audit
-WHERE at >= fromUnixTimestamp64Milli({start_ms:Int64}) AND at < fromUnixTimestamp64Milli({end_ms:Int64})
+WHERE at >= {start:DateTime64(3, 'UTC')} AND at < {end:DateTime64(3, 'UTC')}
 """
 
 
@@ -50,13 +50,13 @@ async def actions(
     analytics: Analytics, window: Window, *, by: str = "", action: str = "", limit: int = MOST
 ) -> tuple[Action, ...]:
     """The actions in a window, of one name or one kind where these are not empty. Raises as `Analytics.query` does."""
-    parameters = {"start_ms": window.start_ms, "end_ms": window.end_ms, "by": by, "action": action, "limit": limit}
+    parameters = {"start": window.start, "end": window.end, "by": by, "action": action, "limit": limit}
     rows = (await analytics.query(ACTIONS, parameters)).named()
     return tuple(Action(**{**row, "details": from_json(row["details"])}) for row in rows)
 
 
 async def names(analytics: Analytics, window: Window) -> tuple[list[str], list[str]]:
     """Who acted in a window, and the kinds of actions. Raises as `Analytics.query` does."""
-    bounds = {"start_ms": window.start_ms, "end_ms": window.end_ms}
+    bounds = {"start": window.start, "end": window.end}
     people, kinds = (await analytics.query(NAMES, bounds)).rows[0]
     return sorted(people), sorted(kinds)

@@ -5,28 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import struct
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from aiohttp import ClientError
-from clickhouse_connect.datatypes.registry import get_from_name
-from clickhouse_connect.driver import create_async_client, options
+from clickhouse_connect.driver import create_async_client
 from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.binding import quote_identifier
 from clickhouse_connect.driver.exceptions import ClickHouseError, DataError, ProgrammingError
-from clickhouse_connect.driver.insert import InsertContext
 from clickhouse_connect.driver.query import QueryResult
-from clickhouse_connect.driver.transform import NativeTransform
 from pydantic import SecretStr
 
 from breakwater import background
 from breakwater.analytics import schema
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected
+from breakwater.analytics.native import insert_body
+from breakwater.contracts.types import format_time
 from breakwater.tls import tls_settings
+
+T = TypeVar("T")
 
 _TAIL = 32 * 1024
 """The server writes at most 16 KiB about an error."""
@@ -95,6 +97,13 @@ _INSERT_SETTINGS: dict[str, Any] = {
     "insert_deduplicate": 0,
 }
 
+_READ_SETTINGS: dict[str, Any] = {
+    # Rows are replaced within their partition only: `schema` says why. Reading with FINAL takes half as long so.
+    "do_not_merge_across_partitions_select_final": 1,
+    # Skipping granules under FINAL is right: what has an index is the same in all versions of a row.
+    "use_skip_indexes_if_final": 1,
+}
+
 # ClickHouse's codes for a value that does not fit. Anything else is the server's or the schema's trouble: an unknown
 # table, a full disk, a wrong password. That passes or is mended, and no row may be given up for it.
 _ABOUT_THE_ROWS = frozenset(
@@ -129,9 +138,6 @@ _PASSING = frozenset(
         999,  # KEEPER_EXCEPTION
     }
 )
-
-# What the driver's serializer raises on a value of a wrong type or size; it documents none of it.
-_BAD_VALUE = (TypeError, ValueError, ArithmeticError, AttributeError, struct.error, ClickHouseError)
 
 _CODE = re.compile(r"Code: (\d+)\.")
 _ADDED_BY_DRIVER = re.compile(r"\s*\(for url [^)]*\)\s*$")
@@ -200,7 +206,7 @@ class Analytics:
         """
         if not rows:
             return
-        body = _native(table, rows)
+        body = insert_body(table, rows)
         try:
             client = await self._connected()
             with _translated():
@@ -215,7 +221,7 @@ class Analytics:
 
         Args:
             sql: with placeholders such as `{agent:String}`.
-            parameters: their values.
+            parameters: their values; times are aware.
 
         Raises:
             QueryFailed: ClickHouse refuses it.
@@ -223,8 +229,18 @@ class Analytics:
         """
         client = await self._connected()
         with _translated():
-            result = await client.query(sql, parameters=dict(parameters or {}))
+            result = await client.query(sql, parameters=_bound(parameters), settings=_READ_SETTINGS)
             return ResultSet(tuple(result.column_names), tuple(tuple(row) for row in result.result_rows))
+
+    async def read(
+        self, kind: Callable[..., T], sql: str, parameters: Mapping[str, object] | None = None
+    ) -> tuple[T, ...]:
+        """Runs a statement that gives rows, and makes each a dataclass (or a dict) with the columns for its fields.
+
+        Amounts are in nano-dollars, arrays are tuples. Raises as `query` does.
+        """
+        found = await self.query(sql, parameters)
+        return tuple(kind(**dict(zip(found.columns, map(_plain, row), strict=True))) for row in found.rows)
 
     async def stream(self, sql: str, settings: Mapping[str, object] | None = None) -> AsyncGenerator[ResultSet]:
         """Runs a statement that gives rows, and hands them out as they come, in blocks.
@@ -273,7 +289,7 @@ class Analytics:
         """
         client = await self._connected()
         with _translated():
-            answer = await client.raw_stream(sql, parameters=dict(parameters or {}), settings=dict(settings or {}))
+            answer = await client.raw_stream(sql, parameters=_bound(parameters), settings=dict(settings or {}))
             async with (
                 answer as chunks,
                 aclosing(whole(cast(AsyncIterable[bytes], chunks))) as checked,
@@ -285,7 +301,7 @@ class Analytics:
         """Runs a statement for its effect. Raises as `query` does."""
         client = await self._connected()
         with _translated():
-            await client.command(sql, parameters=dict(parameters or {}))
+            await client.command(sql, parameters=_bound(parameters))
 
     async def catch_up(self, table: schema.Table) -> None:
         """Waits until the server that answers has every row that another one took; at once without replicas.
@@ -426,32 +442,19 @@ def _not_an_address() -> ValueError:
     return ValueError("the ClickHouse URL must look like http://user:password@host:8123/database")
 
 
-def _native(table: schema.Table, rows: Sequence[Sequence[object]]) -> bytes:
-    """The whole insert, in ClickHouse's column format, compressed.
+def _bound(parameters: Mapping[str, object] | None) -> dict[str, Any]:
+    """Times as `DateTime64(3, 'UTC')` reads them."""
+    return {
+        name: format_time(value)[:-1].replace("T", " ") if isinstance(value, datetime) else value
+        for name, value in (parameters or {}).items()
+    }
 
-    Made before anything is sent, and not while it is sent as the driver's own `insert` does: a bad value is then
-    found without a half-sent request, and without a thread for each insert.
-    """
-    # The driver would load pandas and pyarrow, where they are installed, only to see that rows are no data frame: most
-    # of a second and 80 MB. What is set here already, it takes for looked up.
-    for library in ("np", "pd", "pd_time_test"):
-        options.__dict__.setdefault(library, None)
-    problems: list[Exception] = []
-    try:
-        context = InsertContext(
-            quote_identifier(table.name),
-            list(table.columns),
-            [get_from_name(kind) for kind in table.columns.values()],
-            data=rows,
-            compression="lz4",
-        )
-        body = b"".join(NativeTransform.build_insert(context, problems.append))
-    except _BAD_VALUE as error:
-        raise RowsRejected(f"{table.name}: {error}") from error
-    if problems:
-        problem = problems[0]
-        raise RowsRejected(f"{table.name}.{context.column_name}: {problem}") from problem
-    return body
+
+def _plain(value: Any) -> Any:
+    """A value of a row: every Decimal of these tables is an amount in USD."""
+    if isinstance(value, Decimal):
+        return int(value.scaleb(9))
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 @contextmanager

@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Literal
 
+from breakwater.analytics.rows import JSON_COLUMNS
 from breakwater.analytics.schema import ATTEMPTS, EXECUTIONS, Table
-from breakwater.contracts.types import ms_from_time
-
-_JSON_COLUMNS = frozenset({"output", "statistics", "messages", "input", "params", "metadata"})
-"""Hold JSON as text."""
 
 _JSONL_SETTINGS: Mapping[str, object] = {
     # As on the wire: a decimal string in USD with nine places, and times as RFC 3339 in UTC.
@@ -48,18 +45,15 @@ def where(
 ) -> tuple[str, dict[str, object]]:
     """The rows meant, as SQL behind FROM, and its parameters. The begin is included, the end is not."""
     table = _TABLES[what]
-    conditions = [f"{table.time} < fromUnixTimestamp64Milli({{until_ms:Int64}})"]
-    parameters: dict[str, object] = {"until_ms": ms_from_time(until)}
-    if since is not None:
-        conditions.append(f"{table.time} >= fromUnixTimestamp64Milli({{since_ms:Int64}})")
-        parameters["since_ms"] = ms_from_time(since)
-    if agent is not None:
-        conditions.append("agent = {agent:String}")
-        parameters["agent"] = agent
-    if status is not None:
-        conditions.append("status = {status:String}")
-        parameters["status"] = status
-    return f"{table.name} FINAL WHERE {' AND '.join(conditions)}", parameters
+    conditions = {
+        "until": f"{table.time} < {{until:DateTime64(3, 'UTC')}}",
+        "since": f"{table.time} >= {{since:DateTime64(3, 'UTC')}}",
+        "agent": "agent = {agent:String}",
+        "status": "status = {status:String}",
+    }
+    given: dict[str, object] = {"until": until, "since": since, "agent": agent, "status": status}
+    parameters = {name: value for name, value in given.items() if value is not None}
+    return f"{table.name} FINAL WHERE {' AND '.join(conditions[name] for name in parameters)}", parameters
 
 
 def statement(what: What, form: Form, rows: str) -> str:
@@ -81,4 +75,4 @@ def statement(what: What, form: Form, rows: str) -> str:
 def _json(column: str) -> str:
     written = f"ifNull(toJSONString({column}), 'null')"
     # Text that others have put there, and that is none, must not break the line.
-    return f"if(isValidJSON({column}), {column}, {written})" if column in _JSON_COLUMNS else written
+    return f"if(isValidJSON({column}), {column}, {written})" if column in JSON_COLUMNS else written

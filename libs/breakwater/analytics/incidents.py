@@ -90,8 +90,7 @@ class IncidentChange:
 INCIDENTS = f"""
 SELECT {", ".join(field.name for field in fields(Incident))}
 FROM incidents
-WHERE opened_at >= fromUnixTimestamp64Milli({{start_ms:Int64}})
-    AND opened_at < fromUnixTimestamp64Milli({{end_ms:Int64}})
+WHERE opened_at >= {{start:DateTime64(3, 'UTC')}} AND opened_at < {{end:DateTime64(3, 'UTC')}}
     AND ({{status:String}} = '' OR status = {{status:String}})
     AND ({{event:String}} = '' OR event = {{event:String}} OR first_event = {{event:String}})
     AND ({{agent:String}} = '' OR agent = {{agent:String}})
@@ -133,8 +132,8 @@ async def incidents(
     Raises as `Analytics.query` does.
     """
     parameters = {
-        "start_ms": window.start_ms,
-        "end_ms": window.end_ms,
+        "start": window.start,
+        "end": window.end,
         "status": status,
         "event": event,
         "agent": agent,
@@ -142,7 +141,7 @@ async def incidents(
         "before_id": "" if before is None else before.incident_id,
         "limit": limit,
     }
-    return tuple(Incident(**row) for row in (await analytics.query(INCIDENTS, parameters)).named())
+    return await analytics.read(Incident, INCIDENTS, parameters)
 
 
 async def incident_changes(analytics: Analytics, incident_id: str) -> tuple[IncidentChange, ...]:

@@ -35,7 +35,7 @@ this one."""
 
 _TABLES = (ATTEMPTS, EXECUTIONS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS)
 _WITHIN = "event_sequence BETWEEN {first:UInt64} AND {last:UInt64}"
-_SINCE = "fromUnixTimestamp64Milli({since_ms:Int64})"
+_SINCE = "{since:DateTime64(3, 'UTC')}"
 _STORED = " UNION ALL ".join(
     f"SELECT event_sequence FROM {one.name} WHERE {one.time} >= {_SINCE} AND {_WITHIN}"  # noqa: S608  of constants
     for one in _TABLES
@@ -69,8 +69,7 @@ async def last_comparison(analytics: Analytics, log: str) -> LogComparison:
     asked = (
         "SELECT settled, event_sequence AS upto, lost, lost_at, at FROM log_comparisons FINAL WHERE log = {log:String}"
     )
-    rows = list((await analytics.query(asked, {"log": log})).named())
-    return LogComparison(**rows[0]) if rows else LogComparison()
+    return next(iter(await analytics.read(LogComparison, asked, {"log": log})), LogComparison())
 
 
 async def save_comparison(analytics: Analytics, log: str, one: LogComparison) -> None:
@@ -94,5 +93,5 @@ async def missing_sequences(
     """
     for table in _TABLES:
         await analytics.catch_up(table)
-    parameters = {"first": first, "last": last, "since_ms": int(since.timestamp() * 1000), "most": most}
+    parameters = {"first": first, "last": last, "since": since, "most": most}
     return tuple(int(row[0]) for row in (await analytics.query(_MISSING, parameters)).rows)

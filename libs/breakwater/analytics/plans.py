@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.rows import in_nano
 from breakwater.contracts.api import PlanJob
 
 _IDS_AT_ONCE = 200
 
-# Skipping granules under FINAL is right: all versions of a row are of the same plan.
 _JOBS = """
 SELECT
     plan_id, execution_id AS job_id, agent, status, reason, total_cost, wasted_cost, cost_basis, queued_at, completed_at
 FROM executions FINAL
 WHERE plan_id IN {plans:Array(String)} AND NOT dry_run
 ORDER BY completed_at
-SETTINGS use_skip_indexes_if_final = 1
 """
 
 _NEWEST = """
@@ -36,9 +33,8 @@ async def ended_jobs(analytics: Analytics, plan_ids: Sequence[str]) -> dict[str,
     """The jobs of some plans that have ended, by plan. Raises as `Analytics.query` does."""
     found: dict[str, list[PlanJob]] = {plan_id: [] for plan_id in plan_ids}
     for start in range(0, len(plan_ids), _IDS_AT_ONCE):
-        rows = await analytics.query(_JOBS, {"plans": list(plan_ids[start : start + _IDS_AT_ONCE])})
-        for row in rows.named():
-            found[row["plan_id"]].append(PlanJob.model_validate(in_nano(row, "total_cost", "wasted_cost")))
+        for row in (await analytics.query(_JOBS, {"plans": list(plan_ids[start : start + _IDS_AT_ONCE])})).named():
+            found[row["plan_id"]].append(PlanJob.model_validate(row))
     return found
 
 

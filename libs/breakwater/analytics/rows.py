@@ -29,7 +29,6 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.audit import AuditEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
-from breakwater.contracts.types import nano_from_usd
 from breakwater.policy.alert_rules import began_with, highest_severity
 
 Row = tuple[object, ...]
@@ -39,6 +38,8 @@ _ERROR_FIELDS = {
     for field in ("kind", "class_", "message", "status_code", "retryable", "hash", "user_message")
 }
 """By their columns."""
+JSON_COLUMNS = ("output", "statistics", "messages", "input", "params", "metadata")
+"""Of executions: they hold JSON as text."""
 _BUDGET_AMOUNTS = ("limit", "total", "previous", "configured")
 _MONEY_DIGITS = 18
 """Of Decimal(18, 9): amounts below a thousand million dollars."""
@@ -59,12 +60,7 @@ def execution_row(record: Execution, sequence: int) -> Row:
         sequence,
         calls_by_cause=calls,
         cost_by_cause=costs,
-        output=_json_or_null(record.output),
-        statistics=None if record.statistics is None else record.statistics.model_dump_json(),
-        messages=_json_or_null(record.messages),
-        input=_json_or_null(record.input),
-        params=_json_or_null(record.params),
-        metadata=_json(record.metadata),
+        **{name: _json_or_null(getattr(record, name)) for name in JSON_COLUMNS},
         **_error(record.error),
     )
 
@@ -106,40 +102,18 @@ def audit_row(event: AuditEvent, sequence: int) -> Row:
 
 def execution_of(row: Mapping[str, Any], attempts: Iterable[Attempt] = ()) -> Execution:
     """The terminal record that a row of `executions` was made from, with the attempts given."""
-    return Execution.model_validate(
-        {
-            **in_nano(row, "total_cost", "wasted_cost"),
-            "wasted_by_cause": {cause: nano_from_usd(cost) for cause, cost in row["wasted_by_cause"].items()},
-            "output": None if row["output"] is None else from_json(row["output"]),
-            "statistics": None if row["statistics"] is None else from_json(row["statistics"]),
-            "messages": None if row["messages"] is None else from_json(row["messages"]),
-            "input": None if row["input"] is None else from_json(row["input"]),
-            "params": None if row["params"] is None else from_json(row["params"]),
-            "metadata": from_json(row["metadata"]),
-            "error": _error_of(row),
-            "attempts": tuple(attempts),
-        }
-    )
+    texts = {name: None if row[name] is None else from_json(row[name]) for name in JSON_COLUMNS}
+    return Execution.model_validate({**row, **texts, "error": _error_of(row), "attempts": tuple(attempts)})
 
 
 def attempt_of(row: Mapping[str, Any]) -> Attempt:
     """The attempt that a row of `attempts` was made from."""
-    return Attempt.model_validate({**in_nano(row, "cost", "reserved"), "error": _error_of(row)})
+    return Attempt.model_validate({**row, "error": _error_of(row)})
 
 
 def budget_of(row: Mapping[str, Any]) -> BudgetEvent:
     """The event that a row of `budget_events` was made from."""
     return BudgetEvent.model_validate({**row, **{name: row[f"{name}_cost"] for name in _BUDGET_AMOUNTS}})
-
-
-def nano_or_none(amount: Decimal | None) -> int | None:
-    """An amount that ClickHouse gave, in nano-dollars."""
-    return None if amount is None else nano_from_usd(amount)
-
-
-def in_nano(row: Mapping[str, Any], *amounts: str) -> dict[str, Any]:
-    """A row that ClickHouse gave, with some of its amounts in nano-dollars."""
-    return {**row, **{name: nano_or_none(row[name]) for name in amounts}}
 
 
 def _row(table: Table, message: object, sequence: int, **given: object) -> Row:
@@ -178,10 +152,6 @@ def _error_of(row: Mapping[str, Any]) -> ErrorInfo | None:
     return ErrorInfo.model_validate({field: row[column] for column, field in _ERROR_FIELDS.items()})
 
 
-def _money_or_null(nano: int | None) -> Decimal | None:
-    return None if nano is None else _money(nano)
-
-
 def _money(nano: int) -> Decimal:
     # Neither the driver nor ClickHouse refuses more digits than the type has: they would be stored as something else.
     if abs(nano) >= 10**_MONEY_DIGITS:
@@ -193,10 +163,6 @@ def _money_by_word(amounts: Mapping[str, int]) -> Mapping[str, Decimal]:
     return {word: _money(nano) for word, nano in amounts.items()}
 
 
-def _time_or_null(moment: datetime | None) -> datetime | None:
-    return None if moment is None else _time(moment)
-
-
 def _time(moment: datetime) -> datetime:
     if moment.tzinfo is None:
         raise Unstorable(f"the time {moment.isoformat()} has no offset from UTC")
@@ -205,20 +171,21 @@ def _time(moment: datetime) -> datetime:
     return moment
 
 
+def _or_null(convert: Callable[[Any], object]) -> Callable[[Any], object]:
+    return lambda value: None if value is None else convert(value)
+
+
 def _json(value: object) -> str:
     return to_json(value, inf_nan_mode="null").decode()
 
 
-def _json_or_null(value: object) -> str | None:
-    return None if value is None else _json(value)
-
-
+_json_or_null, _money_or_null = _or_null(_json), _or_null(_money)
 _CONVERTED: Mapping[str, Callable[[Any], object]] = {
     MONEY: _money,
     MONEY_OR_NULL: _money_or_null,
     MONEY_BY_WORD: _money_by_word,
     TIME: _time,
-    TIME_OR_NULL: _time_or_null,
+    TIME_OR_NULL: _or_null(_time),
 }
 """How fields become values, by the type of their column; others are stored as they are."""
 _COLUMNS = {

@@ -1,38 +1,127 @@
-"""Looking for executions: pages of them, and how many there are.
+"""Looking for executions: one by its id, pages of them, and how many there are.
 
 Pages are found by key and not by number, so the last page of a million takes no longer than the first. They are looked
 for in slices of time, the nearest first, each 24 times as long as the one before: a page of common ones is found in
 a fraction of the table, and rare ones after having read all of it once. Only then are the lines of a page read.
 
-Filters stand in PREWHERE, which is right as explained in `overview.py`.
+Filters stand in PREWHERE, which is right as explained in `figures.py`. One that is empty costs nothing: its condition
+is a constant, which ClickHouse drops before it reads a column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.rows import in_nano
-from breakwater.analytics.window import SETTINGS, Window
+from breakwater.analytics.rows import attempt_of, execution_of
+from breakwater.analytics.window import Window
+from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms
 
-_EQUAL = {
-    "status": "status",
-    "reason": "reason",
-    "model": "ifNull(chosen_model, requested_model)",
-    "tenant": "tenant",
-    "task_id": "task_id",
-    "plan_id": "plan_id",
-    "error_kind": "error_kind",
-}
 _LAST_MS = 4_291_747_199_999
 """The end of 2105, the last year whose times are stored."""
 
 _MOST_DIGITS = 20
+
+ONE_EXECUTION = """
+SELECT * EXCEPT (event_sequence)
+FROM executions FINAL
+WHERE execution_id = {execution_id:String}
+ORDER BY completed_at DESC
+LIMIT 1
+"""
+
+ITS_ATTEMPTS = """
+SELECT * EXCEPT (event_sequence)
+FROM attempts FINAL
+WHERE execution_id = {execution_id:String}
+ORDER BY started_at, number
+"""
+
+
+async def find_execution(analytics: Analytics, execution_id: str) -> Execution | None:
+    """The record of an execution with its attempts, or None. Raises as `Analytics.query` does.
+
+    An id that was used again after the bus forgot it has more than one record: this is the last one, with the attempts
+    of all of them.
+    """
+    parameters = {"execution_id": execution_id}
+    record = next((await analytics.query(ONE_EXECUTION, parameters)).named(), None)
+    if record is None:
+        return None
+    attempts = (await analytics.query(ITS_ATTEMPTS, parameters)).named()
+    return execution_of(record, (attempt_of(row) for row in attempts))
+
+
+_WITHIN = """
+    completed_at >= fromUnixTimestamp64Milli({from_ms:Int64}) AND completed_at < fromUnixTimestamp64Milli({to_ms:Int64})
+    AND ({agent:String} = '' OR agent = {agent:String})"""
+_FILTERED = """
+    ({agent:String} = '' OR agent = {agent:String})
+    AND ({status:String} = '' OR status = {status:String})
+    AND ({reason:String} = '' OR reason = {reason:String})
+    AND ({model:String} = '' OR ifNull(chosen_model, requested_model) = {model:String})
+    AND ({tenant:String} = '' OR tenant = {tenant:String})
+    AND ({task_id:String} = '' OR task_id = {task_id:String})
+    AND ({plan_id:String} = '' OR plan_id = {plan_id:String})
+    AND ({error_kind:String} = '' OR error_kind = {error_kind:String})
+    AND ({min_cost:Decimal(18, 9)} < 0 OR total_cost >= {min_cost:Decimal(18, 9)})
+    AND ({dry_runs:Bool} OR NOT dry_run)"""
+# Long texts are read of what the rest leaves only.
+_MATCHING = f"""
+FROM executions FINAL
+PREWHERE {_WITHIN} AND {_FILTERED}
+    AND ({{words:Bool}} OR {{text:String}} = '' OR startsWith(execution_id, {{text:String}}))
+WHERE (
+    NOT {{words:Bool}}
+    OR startsWith(execution_id, {{text:String}})
+    OR ifNull(positionCaseInsensitiveUTF8(error_message, {{text:String}}) > 0, 0)
+    OR ifNull(positionCaseInsensitiveUTF8(output, {{text:String}}) > 0, 0)
+    OR ifNull(positionCaseInsensitiveUTF8(messages, {{text:String}}) > 0, 0)
+)"""
+_KEYS = f"SELECT agent, completed_at, execution_id {_MATCHING}"
+
+NEWEST = f"SELECT max(completed_at), count() FROM executions PREWHERE {_WITHIN}"  # noqa: S608  of constants
+KEYS_OF_ID = f"""
+SELECT agent, completed_at, execution_id
+FROM executions FINAL
+WHERE execution_id = {{text:String}} AND {_FILTERED}
+ORDER BY completed_at DESC
+LIMIT {{limit:UInt32}}
+"""  # noqa: S608  of constants
+KEYS_UPWARDS = f"""
+{_KEYS}
+    AND (completed_at, execution_id) > (fromUnixTimestamp64Milli({{at_ms:Int64}}), {{at_id:String}})
+ORDER BY completed_at, execution_id
+LIMIT {{limit:UInt32}}
+"""
+KEYS_DOWNWARDS = f"""
+{_KEYS}
+    AND (completed_at, execution_id) < (fromUnixTimestamp64Milli({{at_ms:Int64}}), {{at_id:String}})
+ORDER BY completed_at DESC, execution_id DESC
+LIMIT {{limit:UInt32}}
+"""
+LARGEST = f"""
+{_KEYS}
+ORDER BY {{size:Identifier}} * {{sign:Int8}} NULLS LAST, completed_at DESC, execution_id DESC
+LIMIT {{limit:UInt32}}
+"""
+COUNT = f"SELECT count() {_MATCHING}"
+FLOOR = f"""
+SELECT min(completed_at)
+FROM (
+    SELECT completed_at
+    FROM executions
+    PREWHERE {_WITHIN}
+    WHERE {_FILTERED}
+    ORDER BY completed_at DESC
+    LIMIT {{within:UInt32}}
+)
+"""  # noqa: S608  of constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,41 +148,30 @@ class Filters:
     """The first moment that is no part of it."""
     dry_runs: bool = True
 
-    @property
-    def start_ms(self) -> int:
-        """Milliseconds since the epoch."""
-        return 0 if self.since is None else max(0, ms_from_time(self.since))
+    def span(self) -> _Span:
+        """All the time that is meant."""
+        from_ms = 0 if self.since is None else max(0, ms_from_time(self.since))
+        return _Span(from_ms, _LAST_MS if self.until is None else min(_LAST_MS, ms_from_time(self.until)))
 
-    @property
-    def end_ms(self) -> int:
-        """Milliseconds since the epoch, the first that is no part of it."""
-        return _LAST_MS if self.until is None else min(_LAST_MS, ms_from_time(self.until))
-
-    def prewhere(self) -> str:
-        """What the sorting key decides, as SQL; with `from_ms` and `to_ms` for the times."""
-        times = (
-            "completed_at >= fromUnixTimestamp64Milli({from_ms:Int64})"
-            " AND completed_at < fromUnixTimestamp64Milli({to_ms:Int64})"
-        )
-        return times if self.agent is None else f"{times} AND agent = {{agent:String}}"
-
-    def where(self) -> str:
-        """The rest but for the text, as SQL."""
-        parts = [f"{column} = {{{name}:String}}" for name, column in _EQUAL.items() if getattr(self, name) is not None]
-        if self.min_cost is not None:
-            parts.append("total_cost >= {min_cost:Decimal(18, 9)}")
-        if not self.dry_runs:
-            parts.append("NOT dry_run")
-        return " AND ".join(parts) or "1"
-
-    def parameters(self) -> dict[str, object]:
-        """The values of both."""
-        given: dict[str, object] = {
-            name: value for name in ("agent", *_EQUAL) if (value := getattr(self, name)) is not None
+    def parameters(self, span: _Span, **others: object) -> dict[str, object]:
+        """The values of a statement's placeholders."""
+        names = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "error_kind", "text")
+        return {
+            **{name: getattr(self, name) or "" for name in names},
+            "min_cost": "-1" if self.min_cost is None else f"{Decimal(self.min_cost).scaleb(-9):f}",
+            "dry_runs": self.dry_runs,
+            **span._asdict(),
+            **others,
         }
-        if self.min_cost is not None:
-            given["min_cost"] = f"{Decimal(self.min_cost).scaleb(-9):f}"
-        return given
+
+
+class _Span(NamedTuple):
+    """Some time, in milliseconds since the epoch; the end is no part of it."""
+
+    from_ms: int
+    to_ms: int
+    words: bool = False
+    """Whether the texts are looked through, and not only the ids."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -131,21 +209,6 @@ WORDS_WITHIN = 20_000
 SHORTEST_MS = 3_600_000
 GROWTH = 24
 
-_BY_ID = "startsWith(execution_id, {text:String})"
-_BY_WORDS = " OR ".join(
-    f"ifNull(positionCaseInsensitiveUTF8({column}, {{text:String}}) > 0, 0)"
-    for column in ("error_message", "output", "messages")
-)
-
-# Granules may be skipped under FINAL: the id is in the sorting key, so every version of a row has the same one.
-_KEYS_OF_ID = f"""
-SELECT agent, completed_at, execution_id
-FROM executions FINAL
-WHERE execution_id = {{text:String}} AND %s
-ORDER BY completed_at DESC
-LIMIT {{limit:UInt32}}
-{SETTINGS}, use_skip_indexes_if_final = 1"""  # noqa: S608  of constants
-
 
 @dataclass(frozen=True, slots=True)
 class ListedExecution:
@@ -178,14 +241,15 @@ class ListedExecution:
         return self.chosen_model or self.requested_model
 
 
-_LINES = f"""
-SELECT {", ".join(field.name for field in fields(ListedExecution))}
+LINES = """
+SELECT execution_id, agent, tenant, task_id, plan_id, status, reason, chosen_model, requested_model, attempts_count,
+    total_tokens, total_cost, wasted_cost, cost_basis, duration_ms, completed_at, error_kind, error_message, cache_hit,
+    dry_run
 FROM executions FINAL
-PREWHERE agent IN {{agents:Array(String)}}
-    AND completed_at IN (SELECT fromUnixTimestamp64Milli(arrayJoin({{times_ms:Array(Int64)}}), 'UTC'))
-    AND execution_id IN {{ids:Array(String)}}
-ORDER BY completed_at DESC, execution_id DESC
-{SETTINGS}"""  # noqa: S608  of constants
+PREWHERE agent IN {agents:Array(String)}
+    AND completed_at IN (SELECT fromUnixTimestamp64Milli(arrayJoin({times_ms:Array(Int64)}), 'UTC'))
+    AND execution_id IN {ids:Array(String)}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,18 +257,14 @@ class Page:
     """Some of the executions that were looked for, the newest first."""
 
     lines: tuple[ListedExecution, ...]
-    newer: Cursor | None
+    newer: Cursor | None = None
     """For `before`: the page of those that ended later. None where this is the first."""
-    older: Cursor | None
+    older: Cursor | None = None
     """For `after`: the page of those that ended earlier. None where this is the last."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    from_ms: int
-    to_ms: int
-    words: bool
-    """Whether the texts are looked through."""
+_Key = tuple[str, datetime, str]
+"""The agent, when it ended, and the id: of one execution only, as an id may be used again."""
 
 
 async def search(
@@ -231,13 +291,13 @@ async def search(
     if after is not None and before is not None:
         raise ValueError("a page comes after one place or before one, not both")
     if after is None and before is None and (keys := await _of_id(analytics, filters, limit)):
-        return Page(await _lines(analytics, keys), None, None)
+        return Page(await _lines(analytics, keys))
     keys = await _keys(analytics, filters, after or before, limit + 1, upwards=before is not None)
-    more, keys = len(keys) > limit, keys[:limit]
+    more, keys = len(keys) > limit, sorted(keys[:limit], key=lambda key: key[1:], reverse=True)
     lines = await _lines(analytics, keys)
     if not lines:
-        return Page((), None, None)
-    first, last = _cursor(lines[0]), _cursor(lines[-1])
+        return Page(())
+    first, last = (Cursor(line.completed_at, line.execution_id) for line in (lines[0], lines[-1]))
     if before is not None:
         return Page(lines, first if more else None, last)
     return Page(lines, None if after is None else first, last if more else None)
@@ -254,155 +314,105 @@ async def largest(
 
     All that match are read, but for their texts. Raises as `Analytics.query` does.
     """
-    floor_ms = await _floor(analytics, filters)
-    span = _Slice(max(filters.start_ms, floor_ms), filters.end_ms, words=bool(filters.text))
-    sql = (
-        f"SELECT agent, completed_at, execution_id {_matching(filters, span)} ORDER BY {size} "
-        f"{'ASC' if smallest else 'DESC'} NULLS LAST, completed_at DESC, execution_id DESC LIMIT {limit} {SETTINGS}"
-    )
-    keys = list((await analytics.query(sql, _parameters(filters, span))).named())
-    place = {(key["agent"], key["completed_at"], key["execution_id"]): number for number, key in enumerate(keys)}
-    lines = await _lines(analytics, keys)
-    return tuple(sorted(lines, key=lambda line: place[line.agent, line.completed_at, line.execution_id]))
+    span = (await _parts(analytics, filters, filters.span()))[-1]
+    parameters = filters.parameters(span, size=size, sign=1 if smallest else -1, limit=limit)
+    return await _lines(analytics, (await analytics.query(LARGEST, parameters)).rows)
 
 
 async def count(analytics: Analytics, filters: Filters) -> int:
     """How many executions there are, with the same bounds as `search` has. Raises as `Analytics.query` does."""
-    of_id = await _of_id(analytics, filters, 1_000)
-    if of_id:
+    if of_id := await _of_id(analytics, filters, 1_000):
         return len(of_id)
-    floor_ms = await _floor(analytics, filters)
-    spans = [_Slice(filters.start_ms, filters.end_ms, words=False)]
-    if filters.text and filters.start_ms < floor_ms:
-        spans = [_Slice(filters.start_ms, floor_ms, words=False), _Slice(floor_ms, filters.end_ms, words=True)]
-    elif filters.text:
-        spans = [_Slice(filters.start_ms, filters.end_ms, words=True)]
-    counted = 0
-    for span in spans:
-        sql = f"SELECT count() {_matching(filters, span)} {SETTINGS}"
-        counted += (await analytics.query(sql, _parameters(filters, span))).rows[0][0]
-    return counted
+    parts = await _parts(analytics, filters, filters.span())
+    return sum([(await analytics.query(COUNT, filters.parameters(part))).rows[0][0] for part in parts])
 
 
-async def _of_id(analytics: Analytics, filters: Filters, limit: int) -> list[dict[str, Any]]:
+async def _of_id(analytics: Analytics, filters: Filters, limit: int) -> Sequence[_Key]:
     if not filters.text:
-        return []
-    agent = "1" if filters.agent is None else "agent = {agent:String}"
-    sql = _KEYS_OF_ID % f"{agent} AND {filters.where()}"
-    parameters = {**filters.parameters(), "text": filters.text, "limit": limit}
-    return list((await analytics.query(sql, parameters)).named())
+        return ()
+    return (await analytics.query(KEYS_OF_ID, filters.parameters(filters.span(), limit=limit))).rows
 
 
 async def _keys(
     analytics: Analytics, filters: Filters, cursor: Cursor | None, limit: int, *, upwards: bool
-) -> list[dict[str, Any]]:
-    """The keys of a page, the newest first."""
-    whole = _Slice(filters.start_ms, filters.end_ms, words=False)
-    found = await analytics.query(
-        f"SELECT max(completed_at), count() FROM executions PREWHERE {filters.prewhere()}",  # noqa: S608
-        _parameters(filters, whole),
-    )
-    newest, rows = found.rows[0]
+) -> Sequence[_Key]:
+    """The keys of a page, the nearest to the cursor first, or the newest."""
+    whole = filters.span()
+    newest, rows = (await analytics.query(NEWEST, filters.parameters(whole))).rows[0]
     if not rows:
-        return []
-    low, high = filters.start_ms, ms_from_time(newest) + 1
-    place = ""
-    if cursor is not None:
-        at_ms = ms_from_time(cursor.completed_at)
-        low, high = (max(low, at_ms), high) if upwards else (low, min(high, at_ms + 1))
-        than = ">" if upwards else "<"
-        place = f"AND (completed_at, execution_id) {than} (fromUnixTimestamp64Milli({{at_ms:Int64}}), {{at_id:String}})"
-    order = "ASC" if upwards else "DESC"
-    keys = list[dict[str, Any]]()
-    for span in _slices(low, high, await _floor(analytics, filters), words=bool(filters.text), upwards=upwards):
-        sql = (
-            f"SELECT agent, completed_at, execution_id {_matching(filters, span)} {place} "
-            f"ORDER BY completed_at {order}, execution_id {order} LIMIT {limit - len(keys)} {SETTINGS}"
-        )
-        parameters = _parameters(filters, span)
-        if cursor is not None:
-            parameters |= {"at_ms": ms_from_time(cursor.completed_at), "at_id": cursor.execution_id}
-        keys += (await analytics.query(sql, parameters)).named()
-        if len(keys) >= limit:
-            break
+        return ()
+    low, high = whole.from_ms, ms_from_time(newest) + 1
+    at_ms, at_id = (high, "") if cursor is None else (ms_from_time(cursor.completed_at), cursor.execution_id)
+    low, high = (max(low, at_ms), high) if upwards else (low, min(high, at_ms + 1))
+    keys = list[_Key]()
+    parts = await _parts(analytics, filters, _Span(low, high))
+    for part in parts if upwards else reversed(parts):
+        # Where words are looked for, whole: reading long texts takes the longer the more often it is begun.
+        for span in [part] if part.words else _slices(part, upwards=upwards):
+            parameters = filters.parameters(span, at_ms=at_ms, at_id=at_id, limit=limit - len(keys))
+            keys += (await analytics.query(KEYS_UPWARDS if upwards else KEYS_DOWNWARDS, parameters)).rows
+            if len(keys) >= limit:
+                return keys
     return keys
 
 
-async def _floor(analytics: Analytics, filters: Filters) -> int:
-    """From when on words are looked for. Without FINAL: what is stored twice makes it a little later at most."""
+async def _parts(analytics: Analytics, filters: Filters, span: _Span) -> list[_Span]:
+    """A span; where there is a text, the part of it where only ids are compared, and then the newest executions."""
     if not filters.text:
-        return 0
-    newest = (
-        f"SELECT completed_at FROM executions PREWHERE {filters.prewhere()} WHERE {filters.where()} "  # noqa: S608
-        f"ORDER BY completed_at DESC LIMIT {WORDS_WITHIN}"
-    )
-    whole = _Slice(filters.start_ms, filters.end_ms, words=False)
-    found = await analytics.query(f"SELECT min(completed_at) FROM ({newest})", _parameters(filters, whole))  # noqa: S608
-    return ms_from_time(found.rows[0][0])
+        return [span]
+    # Without FINAL: what is stored twice makes it a little later at most.
+    parameters = filters.parameters(filters.span(), within=WORDS_WITHIN)
+    floor = ms_from_time((await analytics.query(FLOOR, parameters)).rows[0][0])
+    middle = min(max(span.from_ms, floor), span.to_ms)
+    parts = _Span(span.from_ms, middle), _Span(middle, span.to_ms, words=True)
+    return [part for part in parts if part.from_ms < part.to_ms] or [span]
 
 
-def _slices(low: int, high: int, floor: int, *, words: bool, upwards: bool) -> Iterator[_Slice]:
+def _slices(span: _Span, *, upwards: bool) -> Iterator[_Span]:
     """Parts of a span that together are all of it, the nearest to where a page begins first."""
-    if words and low < floor < high:
-        parts = [_Slice(low, floor, words=False), _Slice(floor, high, words=True)]
-    else:
-        parts = [_Slice(low, high, words=words and low >= floor)]
-    for part in parts if upwards else reversed(parts):
-        if part.words:
-            # Whole, as reading long texts takes the longer the more often it is begun.
-            yield part
-            continue
-        start, length = (part.from_ms if upwards else part.to_ms), SHORTEST_MS
-        while part.from_ms <= start <= part.to_ms and (start < part.to_ms if upwards else start > part.from_ms):
-            end = min(start + length, part.to_ms) if upwards else max(start - length, part.from_ms)
-            yield _Slice(min(start, end), max(start, end), words=False)
-            start, length = end, length * GROWTH
+    (start, end, _), length = span, SHORTEST_MS
+    while start < end:
+        if upwards:
+            cut = min(start + length, end)
+            yield _Span(start, cut)
+            start = cut
+        else:
+            cut = max(end - length, start)
+            yield _Span(cut, end)
+            end = cut
+        length *= GROWTH
 
 
-def _matching(filters: Filters, span: _Slice) -> str:
-    kept = f"{filters.prewhere()} AND {filters.where()}"
-    if not filters.text:
-        return f"FROM executions FINAL PREWHERE {kept}"
-    if span.words:
-        return f"FROM executions FINAL PREWHERE {kept} WHERE ({_BY_ID} OR {_BY_WORDS})"
-    return f"FROM executions FINAL PREWHERE {kept} AND {_BY_ID}"
-
-
-def _parameters(filters: Filters, span: _Slice) -> dict[str, object]:
-    text = {"text": filters.text} if filters.text else {}
-    return {**filters.parameters(), **text, "from_ms": span.from_ms, "to_ms": span.to_ms}
-
-
-async def _lines(analytics: Analytics, keys: list[dict[str, Any]]) -> tuple[ListedExecution, ...]:
+async def _lines(analytics: Analytics, keys: Sequence[_Key]) -> tuple[ListedExecution, ...]:
+    """What is listed of some executions, in the order of their keys."""
     if not keys:
         return ()
-    parameters = {
-        "agents": sorted({key["agent"] for key in keys}),
-        "times_ms": sorted({ms_from_time(key["completed_at"]) for key in keys}),
-        "ids": [key["execution_id"] for key in keys],
-    }
-    rows = (await analytics.query(_LINES, parameters)).named()
-    lines = (ListedExecution(**in_nano(row, "total_cost", "wasted_cost")) for row in rows)
+    agents, times, ids = (set(column) for column in zip(*keys, strict=True))
+    parameters = {"agents": sorted(agents), "times_ms": sorted(map(ms_from_time, times)), "ids": sorted(ids)}
+    rows = await analytics.read(ListedExecution, LINES, parameters)
     # An id that was used again may have ended when another one of the page did: only whole keys are asked for.
-    wanted = {(key["agent"], key["completed_at"], key["execution_id"]) for key in keys}
-    return tuple(line for line in lines if (line.agent, line.completed_at, line.execution_id) in wanted)
-
-
-def _cursor(line: ListedExecution) -> Cursor:
-    return Cursor(line.completed_at, line.execution_id)
+    lines = {(line.agent, line.completed_at, line.execution_id): line for line in rows}
+    return tuple(lines[key] for key in keys if key in lines)
 
 
 MOST_FACETS = 50
 
-_FACETS = ("agent", "model", "tenant", "reason", "error_kind")
-FACETS = f"""
-SELECT agent, ifNull(chosen_model, requested_model) AS model, tenant, reason, error_kind, count() AS executions,
-    {", ".join(f"grouping({name}) AS by_{name}" for name in _FACETS)}
+FACETS = """
+SELECT
+    agent,
+    ifNull(chosen_model, requested_model) AS model,
+    tenant,
+    reason,
+    error_kind,
+    count() AS executions,
+    multiIf(
+        grouping(agent) = 0, 'agents', grouping(model) = 0, 'models', grouping(tenant) = 0, 'tenants',
+        grouping(reason) = 0, 'reasons', 'error_kinds'
+    ) AS facet
 FROM executions FINAL
-PREWHERE completed_at >= fromUnixTimestamp64Milli({{start_ms:Int64}})
-    AND completed_at < fromUnixTimestamp64Milli({{end_ms:Int64}})
-GROUP BY GROUPING SETS ({", ".join(f"({name})" for name in _FACETS)})
-{SETTINGS}"""  # noqa: S608  of constants
+PREWHERE completed_at >= {start:DateTime64(3, 'UTC')} AND completed_at < {end:DateTime64(3, 'UTC')}
+GROUP BY GROUPING SETS ((agent), (model), (tenant), (reason), (error_kind))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,12 +428,11 @@ class Facets:
 
 async def facets(analytics: Analytics, window: Window) -> Facets:
     """What executions of a window have, dry runs included. Raises as `Analytics.query` does."""
-    parameters = {"start_ms": window.start_ms, "end_ms": window.end_ms}
-    rows = list((await analytics.query(FACETS, parameters)).named())
+    rows = await analytics.read(dict[str, Any], FACETS, {"start": window.start, "end": window.end})
 
-    def seen(name: str) -> tuple[tuple[str, int], ...]:
-        # `grouping` is 0 for the one column that a row is a group of.
-        found = [(row[name], row["executions"]) for row in rows if row[f"by_{name}"] == 0 and row[name] is not None]
+    def seen(facet: str) -> tuple[tuple[str, int], ...]:
+        values = ((row[facet[:-1]], row["executions"]) for row in rows if row["facet"] == facet)
+        found = [(value, number) for value, number in values if value is not None]
         return tuple(sorted(found, key=lambda one: (-one[1], one[0]))[:MOST_FACETS])
 
-    return Facets(*(seen(name) for name in _FACETS))
+    return Facets(seen("agents"), seen("models"), seen("tenants"), seen("reasons"), seen("error_kinds"))

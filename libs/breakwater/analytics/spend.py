@@ -1,7 +1,7 @@
-"""What the stored attempts add to budgets: to rebuild counters that were lost or are wrong, and to draw spend.
+"""What calls add to budgets: to rebuild counters that were lost or are wrong, to draw spend, to report a month's costs.
 
-A call counts at the moment that it is charged at, in periods of the budgets' time zone. So the last point of a burn is
-what Redis has counted, but for what the sink has yet to store.
+A call counts at the moment that it is charged at, in periods of the budgets' time zone. So the last point of a burn,
+and the sums of a month, are what Redis has counted to the nano-dollar, but for what the sink has yet to store.
 
 The figures that counters are rebuilt from are those of `breakwater.policy.ledger`, over the part of the record that
 ClickHouse has; the rest is read from EVENTS. Where the one ends and the other begins is a sequence of the stream as it
@@ -21,25 +21,27 @@ from zoneinfo import ZoneInfo
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.rows import budget_of
 from breakwater.analytics.schema import ATTEMPTS, BUDGET_EVENTS
-from breakwater.analytics.window import SETTINGS, whole_sum
+from breakwater.contracts.api import CostsBy
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import Period, period, scope_keys
+from breakwater.policy.costs import CostSums
+from breakwater.policy.forecast import recent_from
 from breakwater.policy.ledger import Figures, Place
 
-MARGIN_MS = 2 * 24 * 3600 * 1000
+HOUR_MS = 3_600_000
+_MARGIN_MS = 2 * 24 * HOUR_MS
 """How far apart the two times of an attempt may lie: `started_at`, by a worker's clock, which partitions the table, and
 `reserved_at`, by Redis' clock, which says in which period it counts. A call begins as soon as it is admitted, and
 clocks are not wrong by days; the bounds only keep old partitions from being read."""
-
-_STARTED = """started_at >= fromUnixTimestamp64Milli({earliest_ms:Int64})
-    AND started_at < fromUnixTimestamp64Milli({latest_ms:Int64})"""
-_CHARGED = """ifNull(reserved_at, started_at) >= fromUnixTimestamp64Milli({start_ms:Int64})
-    AND ifNull(reserved_at, started_at) < fromUnixTimestamp64Milli({end_ms:Int64})"""
+_DRAWN_MARGIN_MS = HOUR_MS
+"""The same for what is drawn and not made counters of: clocks are apart by seconds."""
 
 # The figures have other names than the columns they are made of: ClickHouse would take a column for the sum.
-SPEND = f"""
-WITH outcome = 'success' AND cost_basis = 'billed' AND cost IS NOT NULL AND reserved IS NOT NULL AS comparable
+SPEND = """
+WITH
+    ifNull(reserved_at, started_at) AS charged_at,
+    outcome = 'success' AND cost_basis = 'billed' AND cost IS NOT NULL AND reserved IS NOT NULL AS comparable
 SELECT
     agent,
     tenant,
@@ -51,17 +53,15 @@ SELECT
     sumIf(cost, comparable) AS measured,
     countIf(comparable AND cost > reserved) AS exceeded
 FROM attempts FINAL
-WHERE NOT short_circuited AND {_STARTED} AND {_CHARGED}
-    AND (stored_at < fromUnixTimestamp64Milli({{log_created_ms:Int64}}) OR event_sequence <= {{upto:UInt64}})
+WHERE NOT short_circuited
+    AND started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+    AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+    AND (stored_at < {log_created:DateTime64(3, 'UTC')} OR event_sequence <= {upto:UInt64})
 GROUP BY agent, tenant
-"""  # noqa: S608  of constants
+"""
 
 # Without FINAL: of two rows with one key the later message stays, so the highest sequence is among those that stay.
-STORED_UPTO = """
-SELECT max(event_sequence)
-FROM attempts
-WHERE stored_at >= fromUnixTimestamp64Milli({log_created_ms:Int64})
-"""
+STORED_UPTO = "SELECT max(event_sequence) FROM attempts WHERE stored_at >= {log_created:DateTime64(3, 'UTC')}"
 
 # By the executions first: there is an index of those.
 STORED_ATTEMPTS = """
@@ -97,14 +97,11 @@ async def spend(
     sums: dict[Place, Figures] = defaultdict(Figures)
     await analytics.catch_up(ATTEMPTS)
     for one in periods:
-        parameters = {
-            **_within(one.start_ms, one.end_ms, MARGIN_MS),
-            "log_created_ms": ms_from_time(log_created),
-            "upto": upto,
-        }
-        for row in (await analytics.query(SPEND, parameters)).named():
-            figures = _figures(row)
-            for key in scope_keys(row["agent"], row["tenant"]):
+        parameters = {**_within(one.start_ms, one.end_ms, _MARGIN_MS), "log_created": log_created, "upto": upto}
+        for row in await analytics.read(dict[str, Any], SPEND, parameters):
+            keys = scope_keys(row.pop("agent"), row.pop("tenant"))
+            figures = Figures(**{name: value or 0 for name, value in row.items()})
+            for key in keys:
                 sums[one.name, key] += figures
     return dict(sums)
 
@@ -117,8 +114,7 @@ async def stored_upto(analytics: Analytics, *, log_created: datetime) -> int:
     Raises as `Analytics.query` does.
     """
     await analytics.catch_up(ATTEMPTS)
-    found = await analytics.query(STORED_UPTO, {"log_created_ms": ms_from_time(log_created)})
-    return found.rows[0][0]
+    return (await analytics.query(STORED_UPTO, {"log_created": log_created})).rows[0][0]
 
 
 async def stored_attempts(analytics: Analytics, attempt_ids: Sequence[str]) -> int:
@@ -135,47 +131,29 @@ async def budget_notes(analytics: Analytics, periods: Sequence[Period]) -> list[
     return [budget_of(row) for row in (await analytics.query(BUDGET_NOTES, parameters)).named()]
 
 
-def _figures(row: dict[str, Any]) -> Figures:
-    return Figures(
-        spent=whole_sum(row["spent"]),
-        calls=row["calls"],
-        unpriced=row["unpriced"],
-        gauged=row["gauged"],
-        foreseen=whole_sum(row["foreseen"]),
-        measured=whole_sum(row["measured"]),
-        exceeded=row["exceeded"],
-    )
-
-
-HOUR_MS = 3_600_000
-_DRAWN_MARGIN_MS = HOUR_MS
-"""The same for what is drawn and not made counters of: clocks are apart by seconds."""
-
-# A condition that holds for every row costs, too: a month of all calls takes a third longer with one on the agent.
-_OF = {
-    "agent": "AND agent = {name:String}",
-    "tenant": "AND tenant = {name:String}",
-}
-
-
-def _charged(what: str, by: str, scope: str = "global") -> str:
-    """A sum over the calls that are charged in a period; on the agent in PREWHERE, as it is a part of the key."""
-    return f"""
-SELECT {what}
+BURN = """
+WITH ifNull(reserved_at, started_at) AS charged_at
+SELECT
+    roundDown(toUnixTimestamp64Milli(charged_at), {steps:Array(Int64)}) AS step,
+    sum(attempts.cost) AS spend,
+    countIf(attempts.cost IS NULL) AS unknown_costs
 FROM attempts FINAL
-PREWHERE {_STARTED} {_OF["agent"] if scope == "agent" else ""}
-WHERE NOT short_circuited AND {_CHARGED}
-    {_OF["tenant"] if scope == "tenant" else ""}
-GROUP BY {by}{SETTINGS}"""  # noqa: S608  of constants
+PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+    AND ({agent:String} = '' OR agent = {agent:String})
+WHERE NOT short_circuited
+    AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+    AND ({tenant:String} = '' OR tenant = {tenant:String})
+GROUP BY step
+"""
 
-
-_BY_STEP = (
-    "roundDown(toUnixTimestamp64Milli(ifNull(reserved_at, started_at)), {steps:Array(Int64)}) AS step, "
-    "sum(attempts.cost) AS spend, countIf(attempts.cost IS NULL) AS unknown_costs"
-)
-BURN = {scope: _charged(_BY_STEP, "step", scope) for scope in ("global", "agent", "tenant")}
-"""By the kind of scope."""
-SPENT_SINCE = _charged("agent, tenant, sum(attempts.cost) AS spend", "agent, tenant")
+SPENT_SINCE = """
+WITH ifNull(reserved_at, started_at) AS charged_at
+SELECT agent, tenant, sum(attempts.cost) AS spend
+FROM attempts FINAL
+PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+WHERE NOT short_circuited AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+GROUP BY agent, tenant
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +186,13 @@ async def burn(analytics: Analytics, of: Period, key: str, zone: ZoneInfo, now: 
     """
     marks, (scope, _, name) = _marks(of, zone), key.partition(":")
     end_ms = min(max(ms_from_time(now), of.start_ms), of.end_ms)
-    parameters = {**_within(of.start_ms, of.end_ms, _DRAWN_MARGIN_MS), "name": name, "steps": marks[:-1]}
-    rows = {row["step"]: row for row in (await analytics.query(BURN[scope], parameters)).named()}
+    parameters = {**_within(of.start_ms, of.end_ms, _DRAWN_MARGIN_MS), "agent": "", "tenant": "", "steps": marks[:-1]}
+    rows = {row["step"]: row for row in await analytics.read(dict[str, Any], BURN, {**parameters, scope: name})}
     points, spent = [(time_from_ms(of.start_ms), 0)], 0
     for start, end in pairwise(marks):
         if start >= end_ms and start not in rows:
             break
-        spent += whole_sum(rows[start]["spend"]) if start in rows else 0
+        spent += (rows[start]["spend"] or 0) if start in rows else 0
         points.append((time_from_ms(min(end, end_ms)), spent))
     return Burn(tuple(points), sum(row["unknown_costs"] for row in rows.values()))
 
@@ -226,18 +204,85 @@ async def spent_since(analytics: Analytics, since: datetime, until: datetime) ->
     """
     parameters = _within(ms_from_time(since), ms_from_time(until), _DRAWN_MARGIN_MS)
     sums: dict[str, int] = defaultdict(int)
-    for row in (await analytics.query(SPENT_SINCE, parameters)).named():
+    for row in await analytics.read(dict[str, Any], SPENT_SINCE, parameters):
         for key in scope_keys(row["agent"], row["tenant"]):
-            sums[key] += whole_sum(row["spend"])
+            sums[key] += row["spend"] or 0
     return dict(sums)
+
+
+# `%s` is an expression of ours, from `_NAMES`.
+MONTH = """
+WITH
+    ifNull(reserved_at, started_at) AS charged_at,
+    charged_at >= {start:DateTime64(3, 'UTC')} AS current,
+    outcome != 'success' AS failure,
+    attempts.cost IS NULL AS unpriced
+SELECT
+    %s AS name,
+    sumIf(attempts.cost, current) AS spend,
+    sumIf(attempts.cost, current AND failure) AS wasted,
+    sumIf(attempts.cost, current AND cost_basis = 'estimated') AS estimated,
+    sumIf(attempts.cost, charged_at >= {recent:DateTime64(3, 'UTC')}) AS recent,
+    sumIf(attempts.cost, NOT current) AS previous,
+    countIf(current) AS calls,
+    countIf(current AND failure) AS failed,
+    countIf(current AND unpriced) AS unknown,
+    countIf(current AND failure AND unpriced) AS unknown_wasted,
+    countIf(NOT current AND unpriced) AS unknown_previous,
+    sumIf(attempts.input_tokens, current) AS input_tokens,
+    sumIf(attempts.output_tokens, current) AS output_tokens,
+    sumIf(attempts.cached_tokens, current) AS cached_tokens
+FROM attempts FINAL
+PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+WHERE NOT short_circuited
+    AND charged_at >= {previous:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+GROUP BY name
+"""
+_NAMES = {
+    "agent": "agent",
+    "tenant": "tenant",
+    "model": "model",
+    "provider": "provider",
+    "key": "submitted_by",
+    "tag": "nullIf(cost_tags[{tag:String}], '')",
+}
+
+
+async def month_costs(
+    analytics: Analytics, month: Period, before: Period, by: CostsBy, *, tag: str | None, now_ms: int
+) -> dict[str | None, CostSums]:
+    """The sums of a month, by names.
+
+    Args:
+        analytics: the database.
+        month: that is asked for.
+        before: the month before it.
+        by: whose name.
+        tag: which tag, for `tag`.
+        now_ms: in ms since the epoch; it says which part of the month is recent.
+
+    Returns:
+        None among the names is for calls without one.
+
+    Raises as `Analytics.query` does.
+    """
+    parameters = {
+        **_within(month.start_ms, month.end_ms, _MARGIN_MS),
+        "earliest": time_from_ms(before.start_ms - _MARGIN_MS),
+        "previous": time_from_ms(before.start_ms),
+        "recent": time_from_ms(recent_from(month, min(now_ms, month.end_ms))),
+        "tag": tag or "",
+    }
+    rows = await analytics.read(dict[str, Any], MONTH % _NAMES[by], parameters)
+    return {row.pop("name"): CostSums(**{name: value or 0 for name, value in row.items()}) for row in rows}
 
 
 def _within(start_ms: int, end_ms: int, margin_ms: int) -> dict[str, object]:
     return {
-        "start_ms": start_ms,
-        "end_ms": end_ms,
-        "earliest_ms": max(start_ms - margin_ms, 0),
-        "latest_ms": end_ms + margin_ms,
+        "start": time_from_ms(start_ms),
+        "end": time_from_ms(end_ms),
+        "earliest": time_from_ms(max(start_ms - margin_ms, 0)),
+        "latest": time_from_ms(end_ms + margin_ms),
     }
 
 

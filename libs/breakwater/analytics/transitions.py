@@ -21,7 +21,7 @@ TRANSITIONS = """
 SELECT from_state, to_state, rule, reason, by, health, consecutive_failures, errors, open_until, version, at
 FROM breaker_transitions FINAL
 WHERE agent = {agent:String} AND model = {model:String}
-    AND at >= fromUnixTimestamp64Milli({start_ms:Int64}) AND at < fromUnixTimestamp64Milli({end_ms:Int64})
+    AND at >= {start:DateTime64(3, 'UTC')} AND at < {end:DateTime64(3, 'UTC')}
 ORDER BY at DESC, version DESC, event_sequence DESC
 LIMIT {limit:UInt32}
 """
@@ -29,8 +29,8 @@ LIMIT {limit:UInt32}
 OPENINGS = """
 SELECT agent, model, rule, reason, opened_at, closed_at
 FROM breaker_openings
-WHERE opened_at < fromUnixTimestamp64Milli({end_ms:Int64})
-    AND (closed_at IS NULL OR closed_at > fromUnixTimestamp64Milli({start_ms:Int64}))
+WHERE opened_at < {end:DateTime64(3, 'UTC')}
+    AND (closed_at IS NULL OR closed_at > {start:DateTime64(3, 'UTC')})
     AND ({agent:String} = '' OR agent = {agent:String})
     AND ({model:String} = '' OR model = {model:String})
 ORDER BY opened_at DESC, agent, model
@@ -50,7 +50,7 @@ FROM (
     FROM guard_events FINAL
     WHERE kind = 'reset'
 )
-WHERE at >= fromUnixTimestamp64Milli({start_ms:Int64}) AND at < fromUnixTimestamp64Milli({end_ms:Int64})
+WHERE at >= {start:DateTime64(3, 'UTC')} AND at < {end:DateTime64(3, 'UTC')}
 ORDER BY at DESC, event_sequence DESC
 LIMIT {limit:UInt32}
 """
@@ -113,7 +113,7 @@ async def transitions(
 ) -> tuple[Transition, ...]:
     """The latest changes of one breaker in a window, the last one first. Raises as `Analytics.query` does."""
     parameters = {**_within(window, agent, model), "limit": limit}
-    return tuple(Transition(**row) for row in (await analytics.query(TRANSITIONS, parameters)).named())
+    return await analytics.read(Transition, TRANSITIONS, parameters)
 
 
 async def openings(
@@ -130,18 +130,17 @@ async def openings(
 
     Raises as `Analytics.query` does.
     """
-    rows = (await analytics.query(OPENINGS, _within(window, agent, model))).named()
+    rows = await analytics.read(dict[str, Any], OPENINGS, _within(window, agent, model))
     return tuple(_opening(row, window, now) for row in rows)
 
 
 async def operator_actions(analytics: Analytics, window: Window, *, limit: int = MOST) -> tuple[Act, ...]:
     """What people did in a window, the latest first. Raises as `Analytics.query` does."""
-    rows = (await analytics.query(OPERATOR_ACTIONS, {**_within(window, "", ""), "limit": limit})).named()
-    return tuple(Act(**row) for row in rows)
+    return await analytics.read(Act, OPERATOR_ACTIONS, {"start": window.start, "end": window.end, "limit": limit})
 
 
 def _within(window: Window, agent: str, model: str) -> dict[str, object]:
-    return {"start_ms": window.start_ms, "end_ms": window.end_ms, "agent": agent, "model": model}
+    return {"start": window.start, "end": window.end, "agent": agent, "model": model}
 
 
 def _opening(row: dict[str, Any], window: Window, now: datetime) -> Opening:

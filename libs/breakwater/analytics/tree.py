@@ -7,14 +7,13 @@ server happens to carry the ids over into the index.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import pairwise
 from typing import Literal
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.rows import in_nano
 
 MAX_NODES = 1_000
 MAX_LEVELS = 50
@@ -51,14 +50,12 @@ class TreeExecution:
 
 
 _COLUMNS = ", ".join(field.name for field in fields(TreeExecution))
-# Skipping granules under FINAL is right: all versions of a row have the same ids, the execution's and its parent's.
 ONE = f"""
 SELECT {_COLUMNS}
 FROM executions FINAL
 WHERE execution_id = {{execution_id:String}}
 ORDER BY completed_at DESC
 LIMIT 1
-SETTINGS use_skip_indexes_if_final = 1
 """  # noqa: S608  made of constants
 
 CHILDREN = f"""
@@ -67,7 +64,6 @@ FROM executions FINAL
 WHERE parent_execution_id IN {{parents:Array(String)}}
 ORDER BY queued_at, execution_id, completed_at
 LIMIT {{limit:UInt32}}
-SETTINGS use_skip_indexes_if_final = 1
 """  # noqa: S608  made of constants
 
 
@@ -144,7 +140,7 @@ async def _path_up(analytics: Analytics, execution_id: str) -> dict[str, TreeExe
     path: dict[str, TreeExecution | None] = {}
     current: str | None = execution_id
     while current is not None and current not in path and len(path) < MAX_LEVELS:
-        found = next(iter(await _read(analytics, ONE, {"execution_id": current})), None)
+        found = next(iter(await analytics.read(TreeExecution, ONE, {"execution_id": current})), None)
         path[current] = found
         current = None if found is None else found.parent_execution_id
     return path
@@ -182,16 +178,11 @@ async def _children(analytics: Analytics, parents: Sequence[str]) -> tuple[list[
     more = False
     for begin in range(0, len(parents), _IDS_AT_ONCE):
         parameters = {"parents": list(parents[begin : begin + _IDS_AT_ONCE]), "limit": MAX_NODES + 1}
-        some = await _read(analytics, CHILDREN, parameters)
+        some = await analytics.read(TreeExecution, CHILDREN, parameters)
         more = more or len(some) > MAX_NODES
         rows += some
     last = {one.execution_id: one for one in sorted(rows, key=_queued)}
     return sorted(last.values(), key=_queued), more
-
-
-async def _read(analytics: Analytics, sql: str, parameters: Mapping[str, object]) -> list[TreeExecution]:
-    rows = (await analytics.query(sql, parameters)).named()
-    return [TreeExecution(**in_nano(row, "total_cost", "wasted_cost")) for row in rows]
 
 
 def _queued(execution: TreeExecution) -> tuple[datetime, str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Self
 
-from breakwater.contracts.types import NANO_PER_USD, ms_from_time, time_from_ms
+from breakwater.contracts.types import ms_from_time, time_from_ms
 
 STEPS_S = (
     *(60, 120, 300, 600, 900, 1_200, 1_800, 2_700, 3_600, 5_400),
@@ -103,52 +102,3 @@ class Window:
 def _step_s(span: timedelta, steps: Sequence[int]) -> int:
     """The shortest that leaves room for one more bucket."""
     return next((step for step in steps if span / timedelta(seconds=step) <= MOST_BUCKETS - 1), steps[-1])
-
-
-ENDED = """
-PREWHERE completed_at >= fromUnixTimestamp64Milli({start_ms:Int64})
-    AND completed_at < fromUnixTimestamp64Milli({end_ms:Int64})
-    AND ({agent:String} = '' OR agent = {agent:String})
-WHERE NOT dry_run
-"""
-"""Which executions count in a window."""
-CALLED = """
-FROM attempts FINAL
-PREWHERE started_at >= fromUnixTimestamp64Milli({start_ms:Int64})
-    AND started_at < fromUnixTimestamp64Milli({end_ms:Int64})
-    AND ({agent:String} = '' OR agent = {agent:String})
-"""
-"""Which attempts count in a window."""
-SETTINGS = " SETTINGS do_not_merge_across_partitions_select_final = 1"
-"""Rows are replaced within their partition only: `schema` says why. Reading with FINAL takes half as long so."""
-
-
-def known_sum(total: Decimal | None, unknown: int) -> int | None:
-    """A sum of amounts in nano-dollars; None where it may hide something.
-
-    Args:
-        total: of the amounts that are known.
-        unknown: how many are not.
-
-    Returns:
-        The sum, a lower bound where some are not known; None where nothing but zero is known, and something is not.
-    """
-    nano = whole_sum(total)
-    return nano if nano or not unknown else None
-
-
-def whole_sum(total: Decimal | None) -> int:
-    """The known part of a sum, in nano-dollars."""
-    # A sum is a Decimal(38, 9), and may be more than `nano_from_usd` allows a single amount to be. The product is exact
-    # up to the 28 digits that Decimal keeps: below 10^19 dollars.
-    return 0 if total is None else int(total * NANO_PER_USD)
-
-
-def within(window: Window, agent: str | None) -> dict[str, object]:
-    """The parameters that all queries over a window have."""
-    return {
-        "start_ms": window.start_ms,
-        "end_ms": window.end_ms,
-        "step_ms": window.step_s * 1000,
-        "agent": agent or "",
-    }

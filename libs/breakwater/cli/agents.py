@@ -21,7 +21,7 @@ from breakwater.cli.plane import OWN_CONFIG, ConfigOption, PlaneLocation, own_co
 from breakwater.cli.starter import StartingAgent, with_agent
 
 if TYPE_CHECKING:
-    from breakwater.analytics.queries import AgentSummary
+    from breakwater.analytics.figures import AgentSummary
     from breakwater.config import Config
     from breakwater.contracts.api import AgentHealth, ModelHealth
 
@@ -248,7 +248,7 @@ def _removed(agents: Sequence[str], figures: AgentFigures) -> list[str]:
 
 
 async def _summaries(url: str, since: datetime) -> dict[str, AgentSummary]:
-    from breakwater.analytics.queries import agent_summaries
+    from breakwater.analytics.figures import agent_summaries
 
     async with connect.analytics(url) as analytics:
         return {summary.agent: summary for summary in await agent_summaries(analytics, since=since)}

@@ -8,10 +8,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from starlette.requests import Request
 
-from breakwater.analytics.breakdown import RefusalLine
 from breakwater.analytics.client import connect
-from breakwater.analytics.costs import RetryFigures
-from breakwater.analytics.overview import AgentLine
+from breakwater.analytics.figures import History, RefusalLine, RetryFigures
 from breakwater.contracts.api import AgentHealth, AgentQueue
 from breakwater.embedded.ports import free_port
 from services.console.agent import helped
@@ -131,7 +129,7 @@ async def test_the_list_is_sorted_by_links_that_turn_round(console: Console):
 )
 def test_what_one_looks_for_comes_first_and_what_is_not_known_last(order: str, expected: str):
     def row(name: str, **known: object) -> AgentRow:
-        return AgentRow(**({"name": name, "health": None, "line": None, "queue": None, "limited": None} | known))  # type: ignore[arg-type]
+        return AgentRow(**({"name": name, "health": None, "history": None, "queue": None, "limited": None} | known))  # type: ignore[arg-type]
 
     def jobs(waiting: int) -> AgentQueue:
         return AgentQueue(agent="x", waiting=waiting, in_progress=0, concurrency=1)
@@ -140,10 +138,10 @@ def test_what_one_looks_for_comes_first_and_what_is_not_known_last(order: str, e
         row(
             "a",
             health=AgentHealth.model_validate(health("a")),
-            line=AgentLine("a", counted(2, failed=1), ()),
+            history=History(counted(2, failed=1), ()),
             limited=3,
         ),
-        row("b", line=AgentLine("b", counted(2, failed=2), ()), limited=0, queue=jobs(0)),
+        row("b", history=History(counted(2, failed=2), ()), limited=0, queue=jobs(0)),
         row("c", health=AgentHealth.model_validate(health("c", "unhealthy")), queue=jobs(9)),
     ]
     request = Request({"type": "http", "path": "/agents", "query_string": f"sort={order}".encode(), "headers": []})

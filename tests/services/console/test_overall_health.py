@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.analytics.overview import WindowTotals
+from breakwater.analytics.figures import WindowTotals
 from breakwater.contracts.api import AgentHealth, AlertList, BreakerList, BudgetList, BudgetStatus, Queues
 from services.console.overall_health import Live, OverallHealth, overall_health, sentence, shares, spent
 from services.console.pages import Fetched

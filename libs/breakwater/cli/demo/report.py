@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.queries import AgentSummary, agent_summaries
+from breakwater.analytics.figures import AgentSummary, agent_summaries
 from breakwater.analytics.rows import attempt_of, execution_of
 from breakwater.cli.demo.progress import DemoRun
 from breakwater.cli.demo.receiver import Delivered

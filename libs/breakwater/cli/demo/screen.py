@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from breakwater.analytics.queries import AgentSummary
+from breakwater.analytics.figures import AgentSummary
 from breakwater.cli import output
 from breakwater.cli.demo.reconciliation import ComparedFigure
 from breakwater.cli.demo.report import Check, Report
