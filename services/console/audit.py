@@ -9,14 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.audit import MOST, Action, actions, names
+from breakwater.analytics.audit import MOST, actions, names
 from breakwater.analytics.window import Window
+from breakwater.contracts.audit import AuditEvent
 from services.console.pages import PageContext, fetched
 from services.console.sessions import session_of
 from services.console.tables import TableColumn, table_of
 from services.console.time_range import WINDOWS, window_links, window_of
 
-COLUMNS: tuple[TableColumn[Action], ...] = (
+COLUMNS: tuple[TableColumn[AuditEvent], ...] = (
     TableColumn("time", "Time", lambda one: one.at, largest_first=True),
     TableColumn("who", "Who", lambda one: one.by),
     TableColumn("actor", "", lambda one: one.actor),

@@ -15,7 +15,6 @@ from starlette.routing import Route
 from breakwater.analytics.search import (
     Cursor,
     Filters,
-    ListedExecution,
     Page,
     Size,
     count,
@@ -24,6 +23,7 @@ from breakwater.analytics.search import (
     search,
 )
 from breakwater.analytics.window import Window
+from breakwater.contracts.api import ExecutionSummary
 from breakwater.contracts.execution import Status
 from breakwater.contracts.types import NANO_PER_USD
 from services.console.pages import HEADERS, PageContext, fetched, follows, pending
@@ -39,7 +39,7 @@ MOST_SAVED = 200_000
 _NAMES = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "error_kind", "text", "min_cost")
 
 
-COLUMNS: tuple[TableColumn[ListedExecution], ...] = (
+COLUMNS: tuple[TableColumn[ExecutionSummary], ...] = (
     TableColumn("ended", "Ended", lambda line: line.completed_at, sortable=False),
     TableColumn("status", "Status", lambda line: line.status, sortable=False),
     TableColumn("id", "Id", lambda line: line.execution_id, sortable=False),

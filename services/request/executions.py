@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters, find_execution, search
-from breakwater.contracts.api import ExecutionList, ExecutionQuery, ExecutionSummary
+from breakwater.contracts.api import ExecutionList, ExecutionQuery
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
@@ -33,7 +32,7 @@ class ExecutionRoutes:
         after, before = _cursor("after", query.after), _cursor("before", query.before)
         page = await answered(search(self._analytics, Filters(**given), after=after, before=before, limit=query.limit))
         return ExecutionList(
-            executions=tuple(ExecutionSummary.model_validate(asdict(line)) for line in page.lines),
+            executions=page.lines,
             older=page.older and page.older.text,
             newer=page.newer and page.newer.text,
         )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from breakwater.analytics import rows, schema, search
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters
+from breakwater.contracts.api import ExecutionSummary
 from breakwater.contracts.execution import Execution
 from tests.analytics.made import END, Made, connected, filled_database, made
 from tests.analytics.samples import NOON, RATE_LIMITED, execution, new_database
@@ -128,7 +129,7 @@ async def test_the_largest_come_first_of_all_that_match_and_unknown_ones_last(
 async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made) -> None:
     for line in (await search.search(filled, Filters(status="dead_lettered"))).lines:
         (record,) = [one for one in history.executions if one.execution_id == line.execution_id]
-        assert line == search.ListedExecution(
+        assert line == ExecutionSummary(
             execution_id=record.execution_id,
             agent=record.agent,
             tenant=record.tenant,

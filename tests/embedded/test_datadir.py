@@ -296,3 +296,16 @@ def test_a_free_port_is_given_to_nobody_else() -> None:
         assert not held & {client.getsockname()[1] for client in clients}
         for client in clients:
             client.close()
+
+
+def test_the_engine_runs_without_what_it_imports_for_data_frames(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from pathlib import Path
+from breakwater.embedded.clickhouse.engine import Engine
+Engine.open(Path(sys.argv[1]))
+print({"numpy", "pandas"} & sys.modules.keys(), sys.modules["pyarrow"], flush=True)
+os._exit(0)
+"""
+    ended = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("set() None\n", "")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
-
-from pydantic_core import from_json
-
 from breakwater.analytics.client import Analytics
+from breakwater.analytics.rows import audit_event_of
 from breakwater.analytics.window import Window
+from breakwater.contracts.audit import AuditEvent
 
 MOST = 200
 """How many actions are returned at most."""
 
 ACTIONS = """
-SELECT at, by, actor, actor_id, action, outcome, error, reason, details
+SELECT * EXCEPT (event_sequence)
 FROM audit FINAL
 WHERE at >= {start:DateTime64(3, 'UTC')} AND at < {end:DateTime64(3, 'UTC')}
     AND ({by:String} = '' OR by = {by:String}) AND ({action:String} = '' OR action = {action:String})
@@ -30,29 +26,12 @@ WHERE at >= {start:DateTime64(3, 'UTC')} AND at < {end:DateTime64(3, 'UTC')}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """A person's action."""
-
-    at: datetime
-    by: str
-    actor: str
-    """`key`, `person` or `link`."""
-    actor_id: str | None
-    action: str
-    outcome: str
-    error: str | None
-    reason: str | None
-    details: dict[str, Any]
-
-
 async def actions(
     analytics: Analytics, window: Window, *, by: str = "", action: str = "", limit: int = MOST
-) -> tuple[Action, ...]:
+) -> tuple[AuditEvent, ...]:
     """The actions in a window, of one name or one kind where these are not empty. Raises as `Analytics.query` does."""
     parameters = {"start": window.start, "end": window.end, "by": by, "action": action, "limit": limit}
-    rows = (await analytics.query(ACTIONS, parameters)).named()
-    return tuple(Action(**{**row, "details": from_json(row["details"])}) for row in rows)
+    return tuple(audit_event_of(row) for row in (await analytics.query(ACTIONS, parameters)).named())
 
 
 async def names(analytics: Analytics, window: Window) -> tuple[list[str], list[str]]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -160,36 +160,10 @@ class ResultSet:
 class Analytics:
     """One ClickHouse database. Connects when first used, and stays usable while the server comes and goes."""
 
-    def __init__(
-        self,
-        scheme: str,
-        host: str,
-        port: int,
-        user: str,
-        password: str,
-        database: str,
-        *,
-        answer_timeout_s: float = ANSWER_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, address: Mapping[str, Any], database: str, answer_timeout_s: float) -> None:
         self.database = database
+        self._address = address
         self._answer_timeout_s = answer_timeout_s
-        self._address: dict[str, Any] = {
-            "interface": scheme,
-            "host": host,
-            "port": port,
-            "username": user,
-            "password": password,
-        }
-        if scheme == "https":
-            tls = tls_settings()
-            self._address |= {
-                "ca_cert": None if tls.ca is None else str(tls.ca),
-                "client_cert": None if tls.cert is None else str(tls.cert),
-                "client_cert_key": None if tls.key is None else str(tls.key),
-                # A certificate proves that we may connect; who we are, user and password say.
-                "tls_mode": "strict",
-            }
-        self._client: AsyncClient | None = None
         self._connecting: asyncio.Task[AsyncClient] | None = None
         self._replicated: dict[str, bool] = {}
 
@@ -208,8 +182,7 @@ class Analytics:
             return
         body = insert_body(table, rows)
         try:
-            client = await self._connected()
-            with _translated():
+            async with self._asked() as client:
                 await client.raw_insert(insert_block=body, compression="lz4", settings=_INSERT_SETTINGS)
         except QueryFailed as error:
             if error.code in _ABOUT_THE_ROWS:
@@ -227,8 +200,7 @@ class Analytics:
             QueryFailed: ClickHouse refuses it.
             AnalyticsUnavailable: no answer.
         """
-        client = await self._connected()
-        with _translated():
+        async with self._asked() as client:
             result = await client.query(sql, parameters=_bound(parameters), settings=_READ_SETTINGS)
             return ResultSet(tuple(result.column_names), tuple(tuple(row) for row in result.result_rows))
 
@@ -259,13 +231,14 @@ class Analytics:
             QueryFailed: ClickHouse refuses it, which it may do after the first rows.
             AnalyticsUnavailable: no answer, or only a part of one.
         """
-        client = await self._connected()
-        with _translated():
-            async with await client.query_row_block_stream(sql, settings=dict(settings or {})) as blocks:
-                columns = tuple(cast(QueryResult, blocks.source).column_names)
-                yield ResultSet(columns, ())
-                async for block in blocks:
-                    yield ResultSet(columns, tuple(tuple(row) for row in cast(Sequence[Sequence[Any]], block)))
+        async with (
+            self._asked() as client,
+            await client.query_row_block_stream(sql, settings=dict(settings or {})) as blocks,
+        ):
+            columns = tuple(cast(QueryResult, blocks.source).column_names)
+            yield ResultSet(columns, ())
+            async for block in blocks:
+                yield ResultSet(columns, tuple(tuple(row) for row in cast(Sequence[Sequence[Any]], block)))
 
     async def raw_stream(
         self, sql: str, parameters: Mapping[str, object] | None = None, settings: Mapping[str, object] | None = None
@@ -287,8 +260,7 @@ class Analytics:
             QueryFailed: ClickHouse refuses it, which it may do after much of the answer.
             AnalyticsUnavailable: no answer, or only a part of one.
         """
-        client = await self._connected()
-        with _translated():
+        async with self._asked() as client:
             answer = await client.raw_stream(sql, parameters=_bound(parameters), settings=dict(settings or {}))
             async with (
                 answer as chunks,
@@ -299,8 +271,7 @@ class Analytics:
 
     async def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> None:
         """Runs a statement for its effect. Raises as `query` does."""
-        client = await self._connected()
-        with _translated():
+        async with self._asked() as client:
             await client.command(sql, parameters=_bound(parameters))
 
     async def catch_up(self, table: schema.Table) -> None:
@@ -332,15 +303,13 @@ class Analytics:
         # Asked first: a user who may not create databases can still work in one that is there.
         if await self.has_database():
             return False
-        client = await self._connected()
-        with _translated():
+        async with self._asked() as client:
             await client.command(database_ddl(self.database, on_cluster), use_database=False)
         return True
 
     async def has_database(self) -> bool:
         """Whether the database is there. Raises as `query` does."""
-        client = await self._connected()
-        with _translated():
+        async with self._asked() as client:
             there = await client.command(
                 "SELECT count() FROM system.databases WHERE name = {name:String}",
                 parameters={"name": self.database},
@@ -357,25 +326,20 @@ class Analytics:
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             await background.stop(connecting)
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+            if not _failed(connecting):
+                await connecting.result().close()
 
-    async def _connected(self) -> AsyncClient:
-        while self._client is None:
-            # One attempt for all who wait: a server that hangs would else be waited for by one after the other.
-            if self._connecting is None:
-                self._connecting = asyncio.create_task(self._connect())
-                self._connecting.add_done_callback(self._tried)
-            await asyncio.shield(self._connecting)
-        return self._client
-
-    def _tried(self, connecting: asyncio.Task[AsyncClient]) -> None:
-        if self._connecting is connecting:
-            self._connecting = None
-        # Retrieved even where no caller waits any more: asyncio would log an exception that was never retrieved.
-        if not connecting.cancelled() and connecting.exception() is None:
-            self._client = connecting.result()
+    @asynccontextmanager
+    async def _asked(self) -> AsyncGenerator[AsyncClient]:
+        """The driver, connected, with its errors as ours."""
+        # One attempt for all who wait: a server that hangs would else be waited for by one after the other.
+        if self._connecting is None or (self._connecting.done() and _failed(self._connecting)):
+            self._connecting = asyncio.create_task(self._connect())
+            # Retrieved even where no caller waits any more: asyncio would log an exception that was never retrieved.
+            self._connecting.add_done_callback(_failed)
+        client = await asyncio.shield(self._connecting)
+        with _translated():
+            yield client
 
     async def _connect(self) -> AsyncClient:
         # Whatever the driver logs it also raises, and an outage would be logged once for every try.
@@ -417,15 +381,23 @@ def connect(url: SecretStr | str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S)
         raise _not_an_address() from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise _not_an_address()
-    return Analytics(
-        parts.scheme,
-        parts.hostname,
-        port or (8443 if parts.scheme == "https" else 8123),
-        unquote(parts.username or "default"),
-        unquote(parts.password or ""),
-        unquote(parts.path.strip("/")) or DEFAULT_DATABASE,
-        answer_timeout_s=answer_timeout_s,
-    )
+    address: dict[str, Any] = {
+        "interface": parts.scheme,
+        "host": parts.hostname,
+        "port": port or (8443 if parts.scheme == "https" else 8123),
+        "username": unquote(parts.username or "default"),
+        "password": unquote(parts.password or ""),
+    }
+    if parts.scheme == "https":
+        tls = tls_settings()
+        address |= {
+            "ca_cert": None if tls.ca is None else str(tls.ca),
+            "client_cert": None if tls.cert is None else str(tls.cert),
+            "client_cert_key": None if tls.key is None else str(tls.key),
+            # A certificate proves that we may connect; who we are, user and password say.
+            "tls_mode": "strict",
+        }
+    return Analytics(address, unquote(parts.path.strip("/")) or DEFAULT_DATABASE, answer_timeout_s)
 
 
 def database_ddl(database: str, on_cluster: str = "") -> str:
@@ -455,6 +427,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value.scaleb(9))
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+
+
+def _failed(connecting: asyncio.Task[AsyncClient]) -> bool:
+    return connecting.cancelled() or connecting.exception() is not None
 
 
 @contextmanager

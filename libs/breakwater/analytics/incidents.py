@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
-
-from pydantic import JsonValue
-from pydantic_core import from_json
 
 from breakwater.analytics.client import Analytics
+from breakwater.analytics.rows import alert_of
 from breakwater.analytics.window import Window
+from breakwater.contracts.alerts import Alert
 from breakwater.contracts.types import ms_from_time
 
 MOST_CHANGES = 1_000
@@ -56,36 +54,6 @@ class Place:
     incident_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentChange:
-    """A change of an incident, with all that was published of it then."""
-
-    change: str
-    status: str
-    event: str
-    severity: str
-    first_event: str
-    highest_severity: str
-    agent: str | None
-    model: str | None
-    tenant: str | None
-    title: str
-    text: str
-    payload: JsonValue
-    count: int
-    version: int
-    opened_at: datetime
-    last_at: datetime
-    ends_at: datetime | None
-    reminders: int
-    acknowledged_by: str | None
-    acknowledged_at: datetime | None
-    resolved_by: str | None
-    resolved_at: datetime | None
-    reason: str | None
-    at: datetime
-
-
 # By the incident's id where two were opened in one millisecond, so that no page leaves one out.
 INCIDENTS = f"""
 SELECT {", ".join(field.name for field in fields(Incident))}
@@ -99,13 +67,13 @@ ORDER BY opened_at DESC, incident_id DESC
 LIMIT {{limit:UInt32}}
 """  # noqa: S608  of constants
 
-CHANGES = f"""
-SELECT {", ".join(field.name for field in fields(IncidentChange))}
+CHANGES = """
+SELECT * EXCEPT (event_sequence)
 FROM alerts FINAL
-WHERE incident_id = {{incident_id:String}}
+WHERE incident_id = {incident_id:String}
 ORDER BY version, event_sequence
-LIMIT {{limit:UInt32}}
-"""  # noqa: S608  of constants
+LIMIT {limit:UInt32}
+"""
 
 
 async def incidents(
@@ -144,19 +112,15 @@ async def incidents(
     return await analytics.read(Incident, INCIDENTS, parameters)
 
 
-async def incident_changes(analytics: Analytics, incident_id: str) -> tuple[IncidentChange, ...]:
+async def incident_changes(analytics: Analytics, incident_id: str) -> tuple[Alert, ...]:
     """All changes of an incident, the first one first; nothing for one that is not stored.
 
     Raises as `Analytics.query` does.
     """
     parameters = {"incident_id": incident_id, "limit": MOST_CHANGES}
-    return tuple(_change(row) for row in (await analytics.query(CHANGES, parameters)).named())
+    return tuple(alert_of(row) for row in (await analytics.query(CHANGES, parameters)).named())
 
 
 def place_of(incident: Incident) -> Place:
     """Where the incidents behind this one begin."""
     return Place(ms_from_time(incident.opened_at), incident.incident_id)
-
-
-def _change(row: dict[str, Any]) -> IncidentChange:
-    return IncidentChange(**{**row, "payload": from_json(row["payload"])})

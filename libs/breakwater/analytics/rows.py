@@ -116,6 +116,16 @@ def budget_of(row: Mapping[str, Any]) -> BudgetEvent:
     return BudgetEvent.model_validate({**row, **{name: row[f"{name}_cost"] for name in _BUDGET_AMOUNTS}})
 
 
+def alert_of(row: Mapping[str, Any]) -> Alert:
+    """The change of an incident that a row of `alerts` was made from."""
+    return Alert.model_validate({**row, "payload": from_json(row["payload"])})
+
+
+def audit_event_of(row: Mapping[str, Any]) -> AuditEvent:
+    """The action that a row of `audit` was made from."""
+    return AuditEvent.model_validate({**row, "details": from_json(row["details"])})
+
+
 def _row(table: Table, message: object, sequence: int, **given: object) -> Row:
     """A message as a row: each column is given, or the field of its name, converted as its type asks."""
     given["event_sequence"] = sequence

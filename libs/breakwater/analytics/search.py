@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Self
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.rows import attempt_of, execution_of
 from breakwater.analytics.window import Window
+from breakwater.contracts.api import ExecutionSummary
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms
 
@@ -210,53 +211,20 @@ SHORTEST_MS = 3_600_000
 GROWTH = 24
 
 
-@dataclass(frozen=True, slots=True)
-class ListedExecution:
-    """One execution in a list; money in nano-dollars, None where it is unknown."""
-
-    execution_id: str
-    agent: str
-    tenant: str | None
-    task_id: str | None
-    plan_id: str | None
-    status: str
-    reason: str | None
-    chosen_model: str | None
-    requested_model: str | None
-    attempts_count: int
-    total_tokens: int
-    total_cost: int | None
-    wasted_cost: int | None
-    cost_basis: str
-    duration_ms: int
-    completed_at: datetime
-    error_kind: str | None
-    error_message: str | None
-    cache_hit: bool
-    dry_run: bool
-
-    @property
-    def model(self) -> str | None:
-        """The one that answered, or was asked for where none did."""
-        return self.chosen_model or self.requested_model
-
-
-LINES = """
-SELECT execution_id, agent, tenant, task_id, plan_id, status, reason, chosen_model, requested_model, attempts_count,
-    total_tokens, total_cost, wasted_cost, cost_basis, duration_ms, completed_at, error_kind, error_message, cache_hit,
-    dry_run
+LINES = f"""
+SELECT {", ".join(ExecutionSummary.model_fields)}
 FROM executions FINAL
-PREWHERE agent IN {agents:Array(String)}
-    AND completed_at IN (SELECT fromUnixTimestamp64Milli(arrayJoin({times_ms:Array(Int64)}), 'UTC'))
-    AND execution_id IN {ids:Array(String)}
-"""
+PREWHERE agent IN {{agents:Array(String)}}
+    AND completed_at IN (SELECT fromUnixTimestamp64Milli(arrayJoin({{times_ms:Array(Int64)}}), 'UTC'))
+    AND execution_id IN {{ids:Array(String)}}
+"""  # noqa: S608  of constants
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """Some of the executions that were looked for, the newest first."""
 
-    lines: tuple[ListedExecution, ...]
+    lines: tuple[ExecutionSummary, ...]
     newer: Cursor | None = None
     """For `before`: the page of those that ended later. None where this is the first."""
     older: Cursor | None = None
@@ -309,7 +277,7 @@ Size = Literal["total_cost", "wasted_cost", "duration_ms", "total_tokens", "atte
 
 async def largest(
     analytics: Analytics, filters: Filters, size: Size, *, smallest: bool = False, limit: int = 50
-) -> tuple[ListedExecution, ...]:
+) -> tuple[ExecutionSummary, ...]:
     """Those with the largest cost, duration and so on, or with the smallest; those of unknown size come last.
 
     All that match are read, but for their texts. Raises as `Analytics.query` does.
@@ -383,13 +351,13 @@ def _slices(span: _Span, *, upwards: bool) -> Iterator[_Span]:
         length *= GROWTH
 
 
-async def _lines(analytics: Analytics, keys: Sequence[_Key]) -> tuple[ListedExecution, ...]:
+async def _lines(analytics: Analytics, keys: Sequence[_Key]) -> tuple[ExecutionSummary, ...]:
     """What is listed of some executions, in the order of their keys."""
     if not keys:
         return ()
     agents, times, ids = (set(column) for column in zip(*keys, strict=True))
     parameters = {"agents": sorted(agents), "times_ms": sorted(map(ms_from_time, times)), "ids": sorted(ids)}
-    rows = await analytics.read(ListedExecution, LINES, parameters)
+    rows = await analytics.read(ExecutionSummary.model_construct, LINES, parameters)
     # An id that was used again may have ended when another one of the page did: only whole keys are asked for.
     lines = {(line.agent, line.completed_at, line.execution_id): line for line in rows}
     return tuple(lines[key] for key in keys if key in lines)

@@ -12,13 +12,14 @@ from typing import Any
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.window import Window
+from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import ms_from_time
 
 MOST = 200
 """How many changes, or operator actions, are returned at most: the latest."""
 
 TRANSITIONS = """
-SELECT from_state, to_state, rule, reason, by, health, consecutive_failures, errors, open_until, version, at
+SELECT * EXCEPT (event_sequence)
 FROM breaker_transitions FINAL
 WHERE agent = {agent:String} AND model = {model:String}
     AND at >= {start:DateTime64(3, 'UTC')} AND at < {end:DateTime64(3, 'UTC')}
@@ -57,24 +58,6 @@ LIMIT {limit:UInt32}
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
-    """A breaker changed its state."""
-
-    from_state: str
-    to_state: str
-    rule: str | None
-    reason: str
-    by: str | None
-    health: str | None
-    consecutive_failures: int
-    errors: int
-    """Failures within its window."""
-    open_until: datetime | None
-    version: int
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Opening:
     """A stretch of time in which a breaker was not closed: open, isolated, or probed."""
 
@@ -110,10 +93,10 @@ class Act:
 
 async def transitions(
     analytics: Analytics, window: Window, agent: str, model: str, *, limit: int = MOST
-) -> tuple[Transition, ...]:
+) -> tuple[BreakerTransition, ...]:
     """The latest changes of one breaker in a window, the last one first. Raises as `Analytics.query` does."""
     parameters = {**_within(window, agent, model), "limit": limit}
-    return await analytics.read(Transition, TRANSITIONS, parameters)
+    return await analytics.read(BreakerTransition, TRANSITIONS, parameters)
 
 
 async def openings(

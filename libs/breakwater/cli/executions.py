@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree as RichTree
 
-    from breakwater.analytics.search import ListedExecution
     from breakwater.analytics.tree import Subtree, Tree, TreeExecution, TreeNode
+    from breakwater.contracts.api import ExecutionSummary
     from breakwater.contracts.execution import Attempt, Execution
 
 T = TypeVar("T")
@@ -83,8 +83,7 @@ def executions(
     """
     if tree and execution_id is None:
         raise wrong_usage("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
-    from breakwater.analytics.queries import find_execution
-    from breakwater.analytics.search import Filters, search
+    from breakwater.analytics.search import Filters, find_execution, search
     from breakwater.analytics.tree import execution_tree
 
     url = PlaneLocation(data).clickhouse_url
@@ -93,7 +92,7 @@ def executions(
         filters = Filters(agent=agent, status=None if status is None else status.value, plan_id=plan, since=begin)
         lines = connect.asked(url, lambda analytics: search(analytics, filters, limit=limit)).lines
         if as_json:
-            output.json_document([asdict(line) | _costs(line) for line in lines])
+            output.json_document(lines)
         else:
             output.table(_COLUMNS, lines, empty="no executions")
     elif tree:
@@ -130,12 +129,12 @@ def _decrypted(found: Execution, plane: PlaneLocation) -> Execution:
         return found
 
 
-def _remarks(line: ListedExecution) -> str:
+def _remarks(line: ExecutionSummary) -> str:
     said = ("dry run" if line.dry_run else None, line.reason, line.error_message)
     return _shortened(": ".join(part for part in said if part))
 
 
-_COLUMNS: list[Column[ListedExecution]] = [
+_COLUMNS: list[Column[ExecutionSummary]] = [
     Column("ended", lambda line: (formats.clock(line.completed_at), "dim"), drop=3),
     Column("id", lambda line: line.execution_id),
     Column("agent", lambda line: line.agent),
@@ -349,5 +348,5 @@ def _node_json(node: TreeNode) -> dict[str, Any]:
     }
 
 
-def _costs(of: ListedExecution | TreeExecution | Subtree) -> dict[str, str | None]:
+def _costs(of: ExecutionSummary | TreeExecution | Subtree) -> dict[str, str | None]:
     return {"total_cost": formats.exact(of.total_cost), "wasted_cost": formats.exact(of.wasted_cost)}

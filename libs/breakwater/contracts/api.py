@@ -472,6 +472,11 @@ class ExecutionSummary(Event):
     cache_hit: bool
     dry_run: bool
 
+    @property
+    def model(self) -> str | None:
+        """The one that answered, or was asked for where none did."""
+        return self.chosen_model or self.requested_model
+
     @classmethod
     def of(cls, record: Execution) -> Self:
         """The summary of a record."""
