@@ -24,9 +24,10 @@ from breakwater.state.connection import Redis
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 
 
-@pytest.mark.parametrize("package", ["faststream", "nats-py", "redis", "uvicorn"])
+@pytest.mark.parametrize("package", ["chdb", "clickhouse-connect", "faststream", "nats-py", "redis", "uvicorn"])
 def test_a_package_whose_internals_are_used_is_not_taken_in_a_version_that_nobody_has_tried(package: str) -> None:
-    required: list[str] = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    required: list[str] = [*project["dependencies"], *project["optional-dependencies"]["embedded"]]
     [ranges] = [one for one in required if re.match(rf"{package}\b", one)]
     bound = re.search(r"<(\d+)\.(\d+)$", ranges)
     assert bound is not None, f"{ranges} has no upper bound"

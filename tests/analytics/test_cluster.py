@@ -84,7 +84,7 @@ class Replicated(Analytics):
     """Says that a table is replicated, and records the statements it is sent."""
 
     def __init__(self, engine: str) -> None:
-        super().__init__("http", "127.0.0.1", 1, "nobody", "", "bw")
+        super().__init__({}, "bw", 1.0)
         self.engine = engine
         self.asked = 0
         self.reported: list[str] = []
