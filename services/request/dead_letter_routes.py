@@ -293,7 +293,7 @@ class DeadLetterViews:
         except ValueError:
             text = payload.decode("utf-8", "replace")
             beginning, cut = _beginning(self._redactor.text(text).encode())
-            return beginning, cut or len(text) > self._redactor.texts.max_length
+            return beginning, cut or len(text) > self._redactor.max_length
         return (document, False) if len(written) <= MOST_PAYLOAD else (_beginning(written)[0], True)
 
 

@@ -303,7 +303,7 @@ def test_the_engine_runs_without_what_it_imports_for_data_frames(tmp_path: Path)
 import os, sys
 from pathlib import Path
 from breakwater.embedded.clickhouse.engine import Engine
-Engine.open(Path(sys.argv[1]))
+Engine(Path(sys.argv[1]))
 print({"numpy", "pandas"} & sys.modules.keys(), sys.modules["pyarrow"], flush=True)
 os._exit(0)
 """

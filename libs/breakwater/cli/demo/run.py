@@ -132,7 +132,7 @@ async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) 
         connect.analytics(stack.endpoints.clickhouse_url) as analytics,
         connect.state(stack.endpoints.redis_url) as redis,
     ):
-        left = await _unsettled(stack.setup.nats_url.get_secret_value().get_secret_value(), bus_plan(config), provider)
+        left = await _unsettled(stack.setup.nats_url.get_secret_value(), bus_plan(config), provider)
         stored = await read_stored(analytics)
         # A run across midnight has two days.
         days = [one for one in periods_since(demo.began_at, datetime.now(UTC), zone) if one.window == "daily"]
