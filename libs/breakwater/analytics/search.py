@@ -4,8 +4,7 @@ Pages are found by key and not by number, so the last page of a million takes no
 for in slices of time, the nearest first, each 24 times as long as the one before: a page of common ones is found in
 a fraction of the table, and rare ones after having read all of it once. Only then are the lines of a page read.
 
-Filters stand in PREWHERE, which is right as explained in `figures.py`. One that is empty costs nothing: its condition
-is a constant, which ClickHouse drops before it reads a column.
+Filters stand in PREWHERE, which is right as explained in `figures.py`.
 """
 
 from __future__ import annotations
@@ -58,71 +57,63 @@ async def find_execution(analytics: Analytics, execution_id: str) -> Execution |
     return execution_of(record, (attempt_of(row) for row in attempts))
 
 
-_WITHIN = """
-    completed_at >= fromUnixTimestamp64Milli({from_ms:Int64}) AND completed_at < fromUnixTimestamp64Milli({to_ms:Int64})
-    AND ({agent:String} = '' OR agent = {agent:String})"""
-_FILTERED = """
-    ({agent:String} = '' OR agent = {agent:String})
-    AND ({status:String} = '' OR status = {status:String})
-    AND ({reason:String} = '' OR reason = {reason:String})
-    AND ({model:String} = '' OR ifNull(chosen_model, requested_model) = {model:String})
-    AND ({tenant:String} = '' OR tenant = {tenant:String})
-    AND ({task_id:String} = '' OR task_id = {task_id:String})
-    AND ({plan_id:String} = '' OR plan_id = {plan_id:String})
-    AND ({error_kind:String} = '' OR error_kind = {error_kind:String})
-    AND ({min_cost:Decimal(18, 9)} < 0 OR total_cost >= {min_cost:Decimal(18, 9)})
-    AND ({dry_runs:Bool} OR NOT dry_run)"""
-# Long texts are read of what the rest leaves only.
-_MATCHING = f"""
-FROM executions FINAL
-PREWHERE {_WITHIN} AND {_FILTERED}
-    AND ({{words:Bool}} OR {{text:String}} = '' OR startsWith(execution_id, {{text:String}}))
-WHERE (
-    NOT {{words:Bool}}
-    OR startsWith(execution_id, {{text:String}})
-    OR ifNull(positionCaseInsensitiveUTF8(error_message, {{text:String}}) > 0, 0)
-    OR ifNull(positionCaseInsensitiveUTF8(output, {{text:String}}) > 0, 0)
-    OR ifNull(positionCaseInsensitiveUTF8(messages, {{text:String}}) > 0, 0)
-)"""
-_KEYS = f"SELECT agent, completed_at, execution_id {_MATCHING}"
+_CONDITIONS = {
+    "agent": "agent = {agent:String}",
+    "status": "status = {status:String}",
+    "reason": "reason = {reason:String}",
+    "model": "ifNull(chosen_model, requested_model) = {model:String}",
+    "tenant": "tenant = {tenant:String}",
+    "task_id": "task_id = {task_id:String}",
+    "plan_id": "plan_id = {plan_id:String}",
+    "error_kind": "error_kind = {error_kind:String}",
+    "min_cost": "total_cost >= {min_cost:Decimal(18, 9)}",
+}
+"""By the filter. One that is not given is left out: finding that a condition always holds takes ClickHouse time."""
+_WITHIN = "completed_at >= {from:DateTime64(3, 'UTC')} AND completed_at < {to:DateTime64(3, 'UTC')}"
+_BY_ID = "startsWith(execution_id, {text:String})"
+_BY_WORDS = """
+    ifNull(positionCaseInsensitiveUTF8(error_message, {text:String}) > 0, 0)
+    OR ifNull(positionCaseInsensitiveUTF8(output, {text:String}) > 0, 0)
+    OR ifNull(positionCaseInsensitiveUTF8(messages, {text:String}) > 0, 0)"""
 
-NEWEST = f"SELECT max(completed_at), count() FROM executions PREWHERE {_WITHIN}"  # noqa: S608  of constants
-KEYS_OF_ID = f"""
+# `%s` stands for conditions of these.
+NEWEST = f"SELECT max(completed_at), count() FROM executions PREWHERE {_WITHIN} AND %s"  # noqa: S608  of constants
+KEYS_OF_ID = """
 SELECT agent, completed_at, execution_id
 FROM executions FINAL
-WHERE execution_id = {{text:String}} AND {_FILTERED}
+WHERE execution_id = {text:String} AND %s
 ORDER BY completed_at DESC
-LIMIT {{limit:UInt32}}
-"""  # noqa: S608  of constants
-KEYS_UPWARDS = f"""
-{_KEYS}
-    AND (completed_at, execution_id) > (fromUnixTimestamp64Milli({{at_ms:Int64}}), {{at_id:String}})
+LIMIT {limit:UInt32}
+"""
+KEYS_UPWARDS = """
+SELECT agent, completed_at, execution_id
+FROM executions FINAL
+PREWHERE %s
+WHERE (completed_at, execution_id) > ({at:DateTime64(3, 'UTC')}, {at_id:String}) AND (%s)
 ORDER BY completed_at, execution_id
-LIMIT {{limit:UInt32}}
+LIMIT {limit:UInt32}
 """
-KEYS_DOWNWARDS = f"""
-{_KEYS}
-    AND (completed_at, execution_id) < (fromUnixTimestamp64Milli({{at_ms:Int64}}), {{at_id:String}})
+KEYS_DOWNWARDS = """
+SELECT agent, completed_at, execution_id
+FROM executions FINAL
+PREWHERE %s
+WHERE (completed_at, execution_id) < ({at:DateTime64(3, 'UTC')}, {at_id:String}) AND (%s)
 ORDER BY completed_at DESC, execution_id DESC
-LIMIT {{limit:UInt32}}
+LIMIT {limit:UInt32}
 """
-LARGEST = f"""
-{_KEYS}
-ORDER BY {{size:Identifier}} * {{sign:Int8}} NULLS LAST, completed_at DESC, execution_id DESC
-LIMIT {{limit:UInt32}}
+LARGEST = """
+SELECT agent, completed_at, execution_id
+FROM executions FINAL
+PREWHERE %s
+WHERE %s
+ORDER BY {size:Identifier} * {sign:Int8} NULLS LAST, completed_at DESC, execution_id DESC
+LIMIT {limit:UInt32}
 """
-COUNT = f"SELECT count() {_MATCHING}"
-FLOOR = f"""
+COUNT = "SELECT count() FROM executions FINAL PREWHERE %s WHERE %s"
+FLOOR = """
 SELECT min(completed_at)
-FROM (
-    SELECT completed_at
-    FROM executions
-    PREWHERE {_WITHIN}
-    WHERE {_FILTERED}
-    ORDER BY completed_at DESC
-    LIMIT {{within:UInt32}}
-)
-"""  # noqa: S608  of constants
+FROM (SELECT completed_at FROM executions PREWHERE %s ORDER BY completed_at DESC LIMIT {within:UInt32})
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +145,24 @@ class Filters:
         from_ms = 0 if self.since is None else max(0, ms_from_time(self.since))
         return _Span(from_ms, _LAST_MS if self.until is None else min(_LAST_MS, ms_from_time(self.until)))
 
+    def conditions(self) -> str:
+        """All but the time and the text, as SQL."""
+        given = [sql for name, sql in _CONDITIONS.items() if getattr(self, name) is not None]
+        return " AND ".join(given if self.dry_runs else [*given, "NOT dry_run"]) or "1"
+
+    def matching(self, span: _Span) -> tuple[str, str]:
+        """What stands in PREWHERE and in WHERE. Long texts are read of what the rest leaves only."""
+        kept = f"{_WITHIN} AND {self.conditions()}"
+        if span.words:
+            return kept, f"{_BY_ID} OR {_BY_WORDS}"
+        return f"{kept} AND {_BY_ID}" if self.text else kept, "1"
+
     def parameters(self, span: _Span, **others: object) -> dict[str, object]:
         """The values of a statement's placeholders."""
-        names = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "error_kind", "text")
-        return {
-            **{name: getattr(self, name) or "" for name in names},
-            "min_cost": "-1" if self.min_cost is None else f"{Decimal(self.min_cost).scaleb(-9):f}",
-            "dry_runs": self.dry_runs,
-            **span._asdict(),
-            **others,
-        }
+        named = {name: value for name in (*_CONDITIONS, "text") if (value := getattr(self, name)) is not None}
+        if self.min_cost is not None:
+            named["min_cost"] = f"{Decimal(self.min_cost).scaleb(-9):f}"
+        return {**named, "from": time_from_ms(span.from_ms), "to": time_from_ms(span.to_ms), **others}
 
 
 class _Span(NamedTuple):
@@ -284,7 +283,7 @@ async def largest(
     """
     span = (await _parts(analytics, filters, filters.span()))[-1]
     parameters = filters.parameters(span, size=size, sign=1 if smallest else -1, limit=limit)
-    return await _lines(analytics, (await analytics.query(LARGEST, parameters)).rows)
+    return await _lines(analytics, (await analytics.query(LARGEST % filters.matching(span), parameters)).rows)
 
 
 async def count(analytics: Analytics, filters: Filters) -> int:
@@ -292,13 +291,15 @@ async def count(analytics: Analytics, filters: Filters) -> int:
     if of_id := await _of_id(analytics, filters, 1_000):
         return len(of_id)
     parts = await _parts(analytics, filters, filters.span())
-    return sum([(await analytics.query(COUNT, filters.parameters(part))).rows[0][0] for part in parts])
+    asked = [(COUNT % filters.matching(part), filters.parameters(part)) for part in parts]
+    return sum([(await analytics.query(*one)).rows[0][0] for one in asked])
 
 
 async def _of_id(analytics: Analytics, filters: Filters, limit: int) -> Sequence[_Key]:
     if not filters.text:
         return ()
-    return (await analytics.query(KEYS_OF_ID, filters.parameters(filters.span(), limit=limit))).rows
+    sql, parameters = KEYS_OF_ID % filters.conditions(), filters.parameters(filters.span(), limit=limit)
+    return (await analytics.query(sql, parameters)).rows
 
 
 async def _keys(
@@ -306,7 +307,8 @@ async def _keys(
 ) -> Sequence[_Key]:
     """The keys of a page, the nearest to the cursor first, or the newest."""
     whole = filters.span()
-    newest, rows = (await analytics.query(NEWEST, filters.parameters(whole))).rows[0]
+    of_agent = "1" if filters.agent is None else _CONDITIONS["agent"]
+    newest, rows = (await analytics.query(NEWEST % of_agent, filters.parameters(whole))).rows[0]
     if not rows:
         return ()
     low, high = whole.from_ms, ms_from_time(newest) + 1
@@ -317,8 +319,9 @@ async def _keys(
     for part in parts if upwards else reversed(parts):
         # Where words are looked for, whole: reading long texts takes the longer the more often it is begun.
         for span in [part] if part.words else _slices(part, upwards=upwards):
-            parameters = filters.parameters(span, at_ms=at_ms, at_id=at_id, limit=limit - len(keys))
-            keys += (await analytics.query(KEYS_UPWARDS if upwards else KEYS_DOWNWARDS, parameters)).rows
+            parameters = filters.parameters(span, at=time_from_ms(at_ms), at_id=at_id, limit=limit - len(keys))
+            sql = (KEYS_UPWARDS if upwards else KEYS_DOWNWARDS) % filters.matching(span)
+            keys += (await analytics.query(sql, parameters)).rows
             if len(keys) >= limit:
                 return keys
     return keys
@@ -330,7 +333,9 @@ async def _parts(analytics: Analytics, filters: Filters, span: _Span) -> list[_S
         return [span]
     # Without FINAL: what is stored twice makes it a little later at most.
     parameters = filters.parameters(filters.span(), within=WORDS_WITHIN)
-    floor = ms_from_time((await analytics.query(FLOOR, parameters)).rows[0][0])
+    floor = ms_from_time(
+        (await analytics.query(FLOOR % f"{_WITHIN} AND {filters.conditions()}", parameters)).rows[0][0]
+    )
     middle = min(max(span.from_ms, floor), span.to_ms)
     parts = _Span(span.from_ms, middle), _Span(middle, span.to_ms, words=True)
     return [part for part in parts if part.from_ms < part.to_ms] or [span]
