@@ -192,7 +192,7 @@ def test_one_module_writes_to_the_terminal() -> None:
     folder = Path(output.__file__).parent
     writes = re.compile(r"(stdout|stderr)\.(write|buffer)")
     writing = {path.name for path in folder.rglob("*.py") if writes.search(path.read_text())}
-    assert writing == {"export.py", "nats_submitter.py", "output.py"}
+    assert writing == {"export.py", "output.py"}
 
 
 def test_no_color_is_honoured(on_terminal: Show, monkeypatch: pytest.MonkeyPatch) -> None:
