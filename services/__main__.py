@@ -43,7 +43,7 @@ class Service(Protocol):
         ...
 
     @property
-    def take_over(self) -> Callable[[Config], Awaitable[None]]:
+    def reload(self) -> Callable[[Config], Awaitable[None]]:
         """Works under another config from now on. Raises ConfigError, and goes on under its own, where it can't be."""
         ...
 
@@ -172,7 +172,7 @@ async def _taken_over(service: Service, settings: Settings, config: Config) -> C
         changed = load_config(settings.config)
         if changed.version != version:
             require_reloadable(config, changed)
-            await service.take_over(changed)
+            await service.reload(changed)
     except ConfigError as error:
         _refused(error, f"version {version} stays in force")
         metrics.show_config(version, refused=True)
@@ -210,7 +210,7 @@ async def _touch_alive(service: Service, file: Path) -> None:
             except OSError as error:
                 structlog.get_logger().error("alive_file_failed", file=str(file), error=error.strerror)
                 return
-        await asyncio.sleep(background.to_next_turn(ALIVE_EVERY_S) if started else FIRST_ALIVE_EVERY_S)
+        await asyncio.sleep(background.aligned_delay(ALIVE_EVERY_S) if started else FIRST_ALIVE_EVERY_S)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def _conditions(sql: str, chosen: Chosen) -> str:
         condition, variable, end = _arguments(sql, start + len(_CONDITIONAL))
         found = re.fullmatch(r"\$(\w+)", variable.strip())
         if found is None or found[1] not in chosen:
-            raise ValueError(f"{variable} is no variable of the dashboard, or not written plainly")
+            raise ValueError(f"{variable} is no variable of the dashboard, or not written humanize")
         sql = sql[:start] + ("1=1" if chosen[found[1]] is ALL else condition) + sql[end:]
     return sql
 

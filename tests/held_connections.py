@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from breakwater.files import raise_file_limit
-from breakwater.http_server import MOST_CONNECTIONS
+from breakwater.http_server import MAX_CONNECTIONS
 
-ATTACKERS = MOST_CONNECTIONS + 100
+ATTACKERS = MAX_CONNECTIONS + 100
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -17,7 +17,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 @asynccontextmanager
 async def held(port: int, sent: bytes, number: int = ATTACKERS) -> AsyncGenerator[list[Streams]]:
     """Connections that each send this, and no more."""
-    raise_file_limit(4 * MOST_CONNECTIONS)
+    raise_file_limit(4 * MAX_CONNECTIONS)
     connections: list[Streams] = []
 
     async def connect() -> None:

@@ -86,7 +86,7 @@ def test_all_with_the_same_period_have_their_turn_at_the_same_moments(now: float
     loop = Loop()
 
     async def asked() -> float:
-        return background.to_next_turn(period)
+        return background.aligned_delay(period)
 
     left_s = loop.run_until_complete(asked())
     loop.close()

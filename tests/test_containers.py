@@ -398,7 +398,7 @@ async def test_a_service_that_never_connects_is_not_alive(tmp_path: Path) -> Non
             await asked.wait()
             await asyncio.sleep(0)
 
-        async def take_over(self, config: Config) -> None:
+        async def reload(self, config: Config) -> None:
             raise NotImplementedError(config)
 
     async with asyncio.timeout(10):

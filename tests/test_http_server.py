@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from breakwater.embedded.ports import free_port
-from breakwater.http_server import MOST_CONNECTIONS, Server, Shares, listen, vouch
+from breakwater.http_server import MAX_CONNECTIONS, Server, Shares, listen, vouch
 from tests.helpers import until
 
 KNOWN = b"GET /slow?known HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -38,7 +38,7 @@ def test_a_process_may_open_as_many_sockets_as_it_has_connections() -> None:
     try:
         listen("127.0.0.1", free_port()).close()
         raised, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        assert raised >= min(hard, 2 * MOST_CONNECTIONS)
+        assert raised >= min(hard, 2 * MAX_CONNECTIONS)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -71,7 +71,7 @@ class LocalServer:
 @pytest_asyncio.fixture
 async def local(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LocalServer]:
     monkeypatch.setattr("breakwater.http_server.HEADERS_S", 0.3)
-    monkeypatch.setattr("breakwater.http_server.MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("breakwater.http_server.MAX_CONNECTIONS", 3)
     local = LocalServer()
     routes = [Route("/{path:path}", local.respond, methods=["GET", "POST"])]
     server = Server(Starlette(routes=routes), drain_s=1.0, release=local.released.set)
@@ -192,7 +192,7 @@ async def test_headers_without_end_are_not_kept(local: LocalServer, sent: bytes)
 
 
 def test_a_caller_alone_has_half_and_many_leave_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("breakwater.http_server.MOST_CONNECTIONS", 2000)
+    monkeypatch.setattr("breakwater.http_server.MAX_CONNECTIONS", 2000)
     shares = Shares()
 
     def take_all(caller: str) -> int:
@@ -205,5 +205,5 @@ def test_a_caller_alone_has_half_and_many_leave_room_for_another(monkeypatch: py
     assert [take_all(caller) for caller in "bcd"] == [445, 198, 88]
     assert take_all("e") > 30
     for _ in range(1000):
-        shares.give_back("a")
+        shares.release("a")
     assert take_all("e") > 300

@@ -39,9 +39,9 @@ from breakwater.metrics import (
     AlerterMetrics,
     BreakerMetrics,
     BudgetMetrics,
+    GaugeCollector,
     HttpMetrics,
     Readings,
-    ShownGauges,
     SinkMetrics,
     StreamMetrics,
     WorkerMetrics,
@@ -284,7 +284,7 @@ class Shown:
         self.readings: list[str] = []
         self.healthy, self.parked = "healthy", 3.0
         self.unavailable = False
-        self.gauges = ShownGauges("request", self._health, self._queues, registry=self.registry)
+        self.gauges = GaugeCollector("request", self._health, self._queues, registry=self.registry)
 
     async def _health(self) -> Readings:
         self.readings.append("health")
@@ -336,7 +336,7 @@ async def test_a_reading_that_hangs_holds_up_no_scrape(monkeypatch: pytest.Monke
         await asyncio.Event().wait()
         raise AssertionError
 
-    gauges = ShownGauges("alerter", never, registry=registry)
+    gauges = GaugeCollector("alerter", never, registry=registry)
     gauges.start()
     async with asyncio.timeout(30):
         assert b"breakwater_incidents{" not in await asyncio.to_thread(generate_latest, registry)
@@ -345,7 +345,7 @@ async def test_a_reading_that_hangs_holds_up_no_scrape(monkeypatch: pytest.Monke
 
 async def test_of_several_services_in_a_process_the_last_one_is_shown() -> None:
     first = Shown()
-    second = ShownGauges("request", first._queues, registry=first.registry)
+    second = GaugeCollector("request", first._queues, registry=first.registry)
     first.gauges.start()
     second.start()
     first.gauges.stop()
@@ -407,7 +407,7 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     dead_letters_refused(registry)[("JOBS",)].inc()
     sink.began("EVENTS", 7)
     sink.stored("attempts", 3, 0.02)
-    sink.set_aside("EVENTS")
+    sink.dead_lettered("EVENTS")
     sink.behind("EVENTS", 1.5)
     sink.ended("EVENTS")
     sink.unavailable("clickhouse", yes=False)

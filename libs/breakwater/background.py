@@ -9,7 +9,7 @@ from typing import Any
 AGAIN_S = 0.5
 
 
-def to_next_turn(every_s: float) -> float:
+def aligned_delay(every_s: float) -> float:
     """How long until what is done every so many seconds is done again: half to one and a half times as long.
 
     All that has the same period has its turn at the same moments, so that an idle process is woken once for all of it:

@@ -34,7 +34,7 @@ def listen(host: str, port: int, *, variables: str = "BREAKWATER_HTTP_HOST and B
         PortTakenError: the port or the address can't be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    raise_file_limit(2 * MOST_CONNECTIONS)
+    raise_file_limit(2 * MAX_CONNECTIONS)
     try:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
@@ -57,7 +57,7 @@ KEEP_ALIVE_S = 120
 HEADERS_S = 10.0
 """How long a client may take over the headers of a request."""
 
-MOST_HEADER_BYTES = 65_536
+MAX_HEADER_BYTES = 65_536
 """Of headers, or of what follows a body in chunks."""
 
 OPEN_BODY_S = 5.0
@@ -65,7 +65,7 @@ OPEN_BODY_S = 5.0
 
 OPEN_BODY_BYTES = 8_192
 
-MOST_CONNECTIONS = 2_000
+MAX_CONNECTIONS = 2_000
 """Of one process. Beyond, a new one takes the place of one without a caller that is known (`vouch`)."""
 
 _OF_FREE = 1.25
@@ -103,15 +103,15 @@ class Shares:
         self._total = 0
 
     def take(self, caller: str) -> bool:
-        """Takes a place for one more request, which `give_back` ends; False where the caller has its share."""
+        """Takes a place for one more request, which `release` ends; False where the caller has its share."""
         held = self._of.get(caller, 0)
-        if held >= _OF_FREE * (MOST_CONNECTIONS - _for_strangers() - self._total):
+        if held >= _OF_FREE * (MAX_CONNECTIONS - _for_strangers() - self._total):
             return False
         self._of[caller] = held + 1
         self._total += 1
         return True
 
-    def give_back(self, caller: str) -> None:
+    def release(self, caller: str) -> None:
         """The request has been answered."""
         self._total -= 1
         self._of[caller] -= 1
@@ -121,7 +121,7 @@ class Shares:
 
 def _for_strangers() -> int:
     """Connections that are left to those who are not known yet, among them who asks for the health."""
-    return max(MOST_CONNECTIONS // 10, 1)
+    return max(MAX_CONNECTIONS // 10, 1)
 
 
 class Connection(HttpToolsProtocol):
@@ -139,7 +139,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._start_timer()
         self.connections.strangers[self] = None
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS:
             giving_way = self.connections.pop_least()
             if giving_way is self:
                 transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
@@ -158,7 +158,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._unread > MOST_HEADER_BYTES:
+        if self._unread > MAX_HEADER_BYTES:
             self._end(_TOO_LONG)
         elif self._due is None:
             between = self.timeout_keep_alive_task is None and self.is_idle

@@ -390,7 +390,7 @@ class SinkMetrics:
         self._rows[(table,)].inc(rows)
         self._insert_seconds[(table,)].observe(seconds)
 
-    def set_aside(self, stream: str) -> None:
+    def dead_lettered(self, stream: str) -> None:
         """A message became a dead letter, as no table takes it."""
         self._dead_letters[(stream,)].inc()
 
@@ -443,7 +443,7 @@ PLANE_GAUGES: Mapping[str, tuple[PlaneGauge, ...]] = {
 """Which service shows which: the one that knows, or asks for it anyway."""
 
 
-class ShownGauges:
+class GaugeCollector:
     """What a service shows of the plane: read while somebody scrapes, and else by nobody."""
 
     def __init__(
@@ -496,7 +496,9 @@ class ShownGauges:
                 found.update(await read())
 
         expected = (Unavailable, TimeoutError)
-        await asyncio.gather(*(outage.survived(partial(look, read), expected=expected) for read, outage in self._reads))
+        await asyncio.gather(
+            *(outage.run_logged(partial(look, read), expected=expected) for read, outage in self._reads)
+        )
         return found
 
 
@@ -505,7 +507,7 @@ class _PlaneCollector(Collector):
 
     def __init__(self, gauges: tuple[PlaneGauge, ...]) -> None:
         self._gauges = gauges
-        self.shown: ShownGauges | None = None
+        self.shown: GaugeCollector | None = None
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Their names, without reading any: the registry asks when they are registered."""
@@ -549,7 +551,7 @@ def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused
     )
 
 
-_MOST_CONNECTIONS = 50
+_MAX_CONNECTIONS = 50
 """To the metrics of one process, each of which takes a thread."""
 
 
@@ -579,7 +581,7 @@ def serve(host: str, port: int, token: str | None = None) -> None:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Has a thread for each connection; beyond `_MOST_CONNECTIONS`, the oldest one gives way to a new one."""
+    """Has a thread for each connection; beyond `_MAX_CONNECTIONS`, the oldest one gives way to a new one."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -590,7 +592,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._open[request] = None
-        if len(self._open) > _MOST_CONNECTIONS:
+        if len(self._open) > _MAX_CONNECTIONS:
             self._open.pop(oldest := next(iter(self._open)))
             with suppress(OSError):  # its client may have closed it
                 oldest.shutdown(socket.SHUT_RDWR)

@@ -41,7 +41,7 @@ class Outage:
         if self._failed_tries == 1:
             structlog.get_logger().warning("unavailable", what=self._what, error=str(error) or repr(error))
 
-    async def outlast(self, work: Callable[[], Awaitable[Value]], *, on: Errors, retry_s: float) -> Value:
+    async def retry_until_available(self, work: Callable[[], Awaitable[Value]], *, on: Errors, retry_s: float) -> Value:
         """Repeats work until it no longer fails with some errors, and returns what it returns; others are passed on.
 
         Args:
@@ -60,7 +60,7 @@ class Outage:
                     self.worked()
                 return value
 
-    async def survived(self, work: Callable[[], Awaitable[object]], *, expected: Errors, unless: Errors = ()) -> bool:
+    async def run_logged(self, work: Callable[[], Awaitable[object]], *, expected: Errors, unless: Errors = ()) -> bool:
         """Does work once, whatever it raises: for what is done again soon, and must not end for good.
 
         Args:

@@ -23,7 +23,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ALERTER_EVENTS
 from breakwater.config import Config
 from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream
-from breakwater.metrics import AlerterMetrics, ShownGauges
+from breakwater.metrics import AlerterMetrics, GaugeCollector
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import Redactor
 from breakwater.settings import Settings
@@ -86,7 +86,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     on_request(broker, CHANNEL_TESTS, "alerters", lambda subject: now.tester.answer(subject))
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}"
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
-    shown = ShownGauges("alerter", IncidentGauges(log).read)
+    shown = GaugeCollector("alerter", IncidentGauges(log).read)
     app = ServiceApp(broker)
     on_batch(app, broker, Stream.EVENTS, ALERTER_EVENTS, lambda one: now.decisions.handle(one[0]), size=1, linger_s=0)
     running: list[asyncio.Task[None]] = []
@@ -100,7 +100,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         running.append(asyncio.create_task(lease.run(now.tasks.run)))
         shown.start()
 
-    async def take_over(changed: Config) -> None:
+    async def reload(changed: Config) -> None:
         nonlocal now
         same = (changed.alerts, changed.redaction) == (now.config.alerts, now.config.redaction)
         generation = None if same else AlerterGeneration.of(changed, log, bus)
@@ -113,7 +113,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
             running[:] = [asyncio.create_task(lease.run(now.tasks.run))]
             await before.close()
 
-    app.take_over = take_over
+    app.reload = reload
 
     @app.on_shutdown
     async def stop() -> None:

@@ -21,8 +21,8 @@ CAUGHT_UP = timedelta(seconds=60)
 """When nothing came for so long there is no backlog, and minutes end by the clock. Before that they end by what has
 come: else a backlog would be cut up, and all of it count for the present minute."""
 SAVE_EVERY = timedelta(minutes=5)
-MOST_AGENTS = 2_000
-MOST_DURATIONS = 256
+MAX_AGENTS = 2_000
+MAX_DURATIONS = 256
 """Of one minute, of which the median is taken; its error is then 8 % of how much they differ."""
 
 _FAILURES: frozenset[Reason | None] = frozenset({"error", "timeout", "worker_lost", None})
@@ -42,7 +42,7 @@ class _Sample:
     def add(self, ms: int) -> None:
         if self.count % self._stride == 0:
             self._kept.append(ms)
-            if len(self._kept) == MOST_DURATIONS:
+            if len(self._kept) == MAX_DURATIONS:
                 self._kept, self._stride = self._kept[::2], self._stride * 2
         self.count += 1
 
@@ -93,7 +93,7 @@ class _Agent:
 class Baselines:
     """Every agent's figures. In memory, bounded, without I/O; used by one caller, who sees all executions."""
 
-    def __init__(self, rules: AnomalyRules, most_agents: int = MOST_AGENTS) -> None:
+    def __init__(self, rules: AnomalyRules, most_agents: int = MAX_AGENTS) -> None:
         self._rules = rules
         self._most_agents = most_agents
         self._agents: dict[str, _Agent] = {}

@@ -8,7 +8,7 @@ from breakwater.contracts.execution import Execution
 from breakwater.policy.signals import Firing, cut_off
 
 LAST_ANSWERS, FEWEST_ANSWERS = 50, 10
-MOST_AGENTS = 2_000
+MAX_AGENTS = 2_000
 
 
 class CutOffAnswers:
@@ -30,7 +30,7 @@ class CutOffAnswers:
         is_cut = execution.finish_reason == "length"
         answers = self._agents.pop(execution.agent, None) or deque(maxlen=LAST_ANSWERS)
         self._agents[execution.agent] = answers
-        if len(self._agents) > MOST_AGENTS:
+        if len(self._agents) > MAX_AGENTS:
             del self._agents[next(iter(self._agents))]
         answers.append(is_cut)
         cut = sum(answers)

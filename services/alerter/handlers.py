@@ -54,7 +54,7 @@ GATHER_S = 0.25
 BUSY_GATHER_S = 1.0
 """How long events gather at the server, and where they come all the time; an incident waits for others longer."""
 FETCHED = 500
-MOST_GROUPED = 2_000
+MAX_GROUPED = 2_000
 
 _MODELS: Mapping[str, type[BreakerTransition | GuardEvent | BudgetEvent]] = {
     "breakers": BreakerTransition,
@@ -77,14 +77,14 @@ class Decisions:
         """Records what an event signals, and acknowledges it once that is stored; the next event waits until then."""
         async with heartbeat((delivery,)):
             # Retried here and not given back: what comes after it waits.
-            await self._outage.outlast(lambda: self._record(delivery), on=BusError, retry_s=RETRY_S)
+            await self._outage.retry_until_available(lambda: self._record(delivery), on=BusError, retry_s=RETRY_S)
             await delivery.ack_sync()
 
     async def _record(self, delivery: Delivery) -> None:
         try:
             event = _MODELS[delivery.subject.split(".")[1]].model_validate_json(delivery.data)
         except ValidationError as error:
-            await _set_aside(self._publisher, delivery, error, self._now())
+            await _dead_letter(self._publisher, delivery, error, self._now())
         else:
             for signal in signals_of(event):
                 try:
@@ -136,7 +136,7 @@ class Grouping:
 
         async def step() -> None:
             # What is due is looked at every second, while anything waits.
-            wait_s = SWEEP_S if self._groups else background.to_next_turn(IDLE_S)
+            wait_s = SWEEP_S if self._groups else background.aligned_delay(IDLE_S)
             found = await self._pull.fetch(FETCHED, wait_s, BUSY_GATHER_S if self._busy else GATHER_S)
             self._busy = len(found) >= BUSY
             await self._group(found, signals)
@@ -145,7 +145,7 @@ class Grouping:
 
         try:
             while True:
-                await self._outage.outlast(step, on=BusError, retry_s=RETRY_S)
+                await self._outage.retry_until_available(step, on=BusError, retry_s=RETRY_S)
         finally:
             await self._pull.close()
 
@@ -172,7 +172,7 @@ class Grouping:
                 else:
                     group.signal = signal  # what has come last is how it is
                 group.events.append(event)
-            if not firing or len(self._held) >= MOST_GROUPED:
+            if not firing or len(self._held) >= MAX_GROUPED:
                 # Beyond what memory is for, a count is lost with this process, and not the incident.
                 event.left = 0
                 await delivery.ack()
@@ -262,8 +262,8 @@ class Sweep:
     async def run(self) -> None:
         """Sweeps every second until cancelled."""
         while True:
-            await self._outage.outlast(self._once, on=BusError, retry_s=SWEEP_S)
-            await asyncio.sleep(background.to_next_turn(SWEEP_S))
+            await self._outage.retry_until_available(self._once, on=BusError, retry_s=SWEEP_S)
+            await asyncio.sleep(background.aligned_delay(SWEEP_S))
 
     async def _once(self) -> None:
         now = self._now()
@@ -304,7 +304,7 @@ class Sweep:
         )
 
 
-async def _set_aside(publisher: Publisher, delivery: Delivery, error: ValidationError, now: datetime) -> None:
+async def _dead_letter(publisher: Publisher, delivery: Delivery, error: ValidationError, now: datetime) -> None:
     """Keeps a message that can't be read as a dead letter. Raises BusError, as publishing does."""
     # Without the values that were found: they may be anything, and this text is logged.
     problems = error.errors(include_input=False, include_url=False, include_context=False)

@@ -36,7 +36,7 @@ from services.alerter.baselines import Baselines
 from services.alerter.channel import AlertSender
 from services.alerter.handlers import Grouping, Sweep, of_dead_letters, of_executions
 from services.alerter.notes import DisabledChannels, SavedBaselines, SentMessages
-from services.alerter.notifier import PATIENT, Notifier, Schedule
+from services.alerter.notifier import DEFAULT_SCHEDULE, Notifier, Schedule
 
 SAVE_S = 30.0
 REPLAYS_WAIT_S = 2.0
@@ -65,7 +65,7 @@ class LeaderTasks:
         bus: AlerterBus,
         metrics: AlerterMetrics,
         now: Callable[[], datetime],
-        schedule: Schedule = PATIENT,
+        schedule: Schedule = DEFAULT_SCHEDULE,
     ) -> None:
         self._alerts, self._rules, self._channels = alerts, rules, channels
         self._log, self._bus, self._metrics, self._now, self._schedule = log, bus, metrics, now, schedule
@@ -78,7 +78,9 @@ class LeaderTasks:
         notifiers = {channel.name: self._notifier(channel) for channel in self._channels}
         signals = of_executions(baselines, self._alerts.anomalies, self._now, self._newest)
         # Nothing is done before that: what is not known here would be saved over what is.
-        for agent, saved in (await self._outage.outlast(self._saved.all, on=BusError, retry_s=RETRY_S)).items():
+        for agent, saved in (
+            await self._outage.retry_until_available(self._saved.all, on=BusError, retry_s=RETRY_S)
+        ).items():
             baselines.restore(agent, saved)
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             **{f"channel {name}": notifier.run for name, notifier in notifiers.items()},
@@ -130,18 +132,18 @@ class LeaderTasks:
 
         while True:
             await asyncio.sleep(SAVE_S)
-            await self._outage.outlast(save, on=BusError, retry_s=SAVE_S)
+            await self._outage.retry_until_available(save, on=BusError, retry_s=SAVE_S)
 
     async def _replay(self, notifiers: Mapping[str, Notifier]) -> None:
         pull, outage = Pull(self._bus.connection, Stream.ALERTER, ALERTER_REPLAYS), Outage("alerts to send once more")
 
         async def hand_over() -> None:
-            for delivery in await pull.fetch(100, background.to_next_turn(REPLAYS_WAIT_S)):
+            for delivery in await pull.fetch(100, background.aligned_delay(REPLAYS_WAIT_S)):
                 await _hand_over(delivery, notifiers)
 
         try:
             while True:
-                await outage.outlast(hand_over, on=BusError, retry_s=RETRY_S)
+                await outage.retry_until_available(hand_over, on=BusError, retry_s=RETRY_S)
         finally:
             await pull.close()
 

@@ -74,7 +74,7 @@ class Schedule:
         return min(failure.retry_after_s or 0.0, self.max_retry_after_s)
 
 
-PATIENT = Schedule()
+DEFAULT_SCHEDULE = Schedule()
 """An hour, and then an alert is a dead letter that can be replayed."""
 
 
@@ -110,7 +110,7 @@ class Notifier:
         now: Callable[[], datetime],
         *,
         most: int,
-        schedule: Schedule = PATIENT,
+        schedule: Schedule = DEFAULT_SCHEDULE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._channel, self._rules, self._pull = channel, rules, pull
@@ -156,7 +156,7 @@ class Notifier:
 
         try:
             while True:
-                wait_s = await self._bus.outlast(step, on=BusError, retry_s=BUS_RETRY_S)
+                wait_s = await self._bus.retry_until_available(step, on=BusError, retry_s=BUS_RETRY_S)
         finally:
             await background.stop(beating)
             await self._pull.close()
@@ -173,7 +173,7 @@ class Notifier:
         if room <= 0:
             await asyncio.sleep(min(wait_s, IDLE_S))
             return
-        wait_s = max(wait_s, SOON_S) if wait_s < IDLE_S else background.to_next_turn(IDLE_S)
+        wait_s = max(wait_s, SOON_S) if wait_s < IDLE_S else background.aligned_delay(IDLE_S)
         for delivery in await self._pull.fetch(room, wait_s):
             await self._take(delivery)
 

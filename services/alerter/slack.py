@@ -27,7 +27,7 @@ INTERVAL_S = 1.0
 
 SECTION_LENGTH = 3000
 """Characters that a section's text takes, after escaping."""
-MOST_BLOCKS = 50
+MAX_BLOCKS = 50
 NOTICE_LENGTH = 3000
 """Of the text for notifications and screen readers. Slack takes 40,000 and advises 4,000."""
 _TITLE_LENGTH = 1000
@@ -202,7 +202,7 @@ def slack_message(worded: Worded) -> dict[str, Any]:
     texts = [title, *(text for lines in worded.paragraphs for text in _packed(lines))]
     return {
         "text": escaped(plain(worded), NOTICE_LENGTH),
-        "blocks": [_section(text) for text in texts[:MOST_BLOCKS]],
+        "blocks": [_section(text) for text in texts[:MAX_BLOCKS]],
         "unfurl_links": False,
         "unfurl_media": False,
     }

@@ -12,7 +12,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import BUSY
 from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import BreakerMetrics, ShownGauges
+from breakwater.metrics import BreakerMetrics, GaugeCollector
 from breakwater.settings import Settings
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
@@ -39,7 +39,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     connection = connection_of(broker)
     breakers, healths = Breakers(redis), Healths(redis)
     handler = BreakerHandler(config, breakers, healths, Publisher(connection, "breaker"), BreakerMetrics())
-    shown = ShownGauges("breaker", BreakerGauges(lambda: handler.config, breakers).read)
+    shown = GaugeCollector("breaker", BreakerGauges(lambda: handler.config, breakers).read)
     rebuild = Rebuild(config, handler, breakers, healths, Tasks(redis), connection)
     heartbeat = Heartbeat(handler, breakers, rebuild, Lookup(connection))
 
@@ -60,9 +60,9 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         shown.stop()
         await background.stop(*running)
 
-    async def take_over(changed: Config) -> None:
+    async def reload(changed: Config) -> None:
         handler.config = rebuild.config = changed
 
-    app.take_over = take_over
+    app.reload = reload
     app.after_shutdown(redis.close)
     return app

@@ -229,14 +229,14 @@ class Heartbeat:
                 with suppress(BusUnavailable):  # logged by the caller that waits for it
                     self._log = await self._lookup.identity(Stream.EVENTS)
             looks += 1
-            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
+            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
 
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> None:
         """Does what may be repeated; what fails for other reasons than an outage is logged, and tried at the next look.
 
         While filling fails there is no heartbeat, so workers log that no breaker service is alive.
         """
-        await outage.survived(lambda: self._outages.retry_while_unavailable(work), expected=BusError)
+        await outage.run_logged(lambda: self._outages.retry_while_unavailable(work), expected=BusError)
 
     async def look(self) -> None:
         """Fills what is lost. Raises StateUnavailable, BusUnavailable; may be repeated."""

@@ -12,7 +12,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import BUSY
 from breakwater.config import Config, LiveConfig
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import BudgetMetrics, ShownGauges
+from breakwater.metrics import BudgetMetrics, GaugeCollector
 from breakwater.reconciliation import RecordedSpend
 from breakwater.settings import Settings
 from breakwater.state.budget_counters import BudgetCounters
@@ -51,7 +51,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     )
     handler = BudgetHandler(live.caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled, metrics)
     gauges = BudgetGauges(live.caps, counters, analytics)
-    shown = ShownGauges("budget", gauges.read)
+    shown = GaugeCollector("budget", gauges.read)
     app = ServiceApp(broker)
     on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=linger_s)
     beside: list[asyncio.Task[None]] = []
@@ -67,10 +67,10 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         await gauges.stop()
         await background.stop(*beside)
 
-    async def take_over(changed: Config) -> None:
-        live.take_over(changed)
+    async def reload(changed: Config) -> None:
+        live.reload(changed)
 
-    app.take_over = take_over
+    app.reload = reload
     app.after_shutdown(redis.close)
     app.after_shutdown(analytics.close)
     return app

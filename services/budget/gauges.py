@@ -63,7 +63,7 @@ class BudgetGauges:
             self._forecasting is None or self._forecasting.done()
         ):
             self._tried_at = self._clock()
-            work = self._outage.survived(self.make_forecasts, expected=(Unavailable, QueryFailed))
+            work = self._outage.run_logged(self.make_forecasts, expected=(Unavailable, QueryFailed))
             self._forecasting = asyncio.create_task(work)
         known = self._clock() - self._made_at < FORECAST_KEPT_S
         return readings(self._caps(), snapshot, self._forecasts if known else {})

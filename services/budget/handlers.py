@@ -18,7 +18,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
 from breakwater.metrics import BudgetMetrics
 from breakwater.outage import Outages
-from breakwater.policy.budget import CapTable, Counter, Period, in_force, periods_at, reached, threshold
+from breakwater.policy.budget import CapTable, Counter, Period, effective_limit, periods_at, reached, threshold
 from breakwater.policy.ledger import charged_at
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, NotFilled, Settlement, Totals
@@ -130,7 +130,7 @@ class BudgetHandler:
         same id.
         """
         counter = self._caps().counter(total.key, total.period.window)
-        limit = in_force(counter.limit, total.raised)
+        limit = effective_limit(counter.limit, total.raised)
         if limit is None:
             return
         percents = reached(counter, limit, total.spent, refused=refused_cap == limit)

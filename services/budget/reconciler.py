@@ -97,14 +97,14 @@ class Reconciler:
                 if looks % LONG_LOOK_EVERY == 0:
                     await self._tried(self._filling, self._look_at_log)
             looks += 1
-            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
+            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
 
     async def _keep_right(self) -> None:
         """Beside the looks: a comparison may take long, and lost counters must not wait for it."""
         loop = asyncio.get_running_loop()
         compare_at = loop.time()
         while True:
-            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S * (LONG_LOOK_EVERY if self._run else 1)))
+            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S * (LONG_LOOK_EVERY if self._run else 1)))
             if self._looked.is_set() and await self._tried(self._comparing, self._note_restart):
                 if self._restarted:
                     compare_at = loop.time()  # Redis may have come back with what it knew a while before
@@ -149,7 +149,7 @@ class Reconciler:
         retried = partial(self._outages.retry_while_unavailable, work, unless=AnalyticsUnavailable)
         expected = (BusError, AnalyticsUnavailable, QueryFailed)
         try:
-            return await outage.survived(retried, expected=expected, unless=NotFilled)
+            return await outage.run_logged(retried, expected=expected, unless=NotFilled)
         except NotFilled:
             return False  # lost since the look: the next one sees it
 

@@ -22,7 +22,7 @@ from services.console.time_range import time_range_of
 from services.console.words import segment
 
 PAGE = 50
-MOST_SAVED = 10_000
+MAX_SAVED = 10_000
 """Incidents that are sorted, filtered, or saved."""
 
 STATUSES: tuple[IncidentStatus, ...] = get_args(IncidentStatus)
@@ -71,7 +71,7 @@ def routes(context: PageContext) -> list[Route]:
         time_range = time_range_of(request, context.now(), context.zone, "7d")
         # The order and the filter are of all, and so is the file.
         whole = not request.query_params.keys().isdisjoint(("csv", "history.sort", "history.find"))
-        page = MOST_SAVED if whole else PAGE
+        page = MAX_SAVED if whole else PAGE
         known, undelivered, past = await asyncio.gather(
             fetched(api.read(AlertList, "alerts", {"limit": 200})),
             fetched(api.read(UndeliveredList, "alerts/undelivered", {"limit": 50})),

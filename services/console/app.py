@@ -100,7 +100,7 @@ class ConsoleService:
         """Whether its event loop turns; it subscribes to nothing."""
         return True
 
-    async def take_over(self, config: Config) -> None:
+    async def reload(self, config: Config) -> None:
         """Shows pages by another config from now on."""
         self._context.placeholder = config.redaction.placeholder
         self._context.trace_template = config.tracing.url_template

@@ -61,7 +61,7 @@ UNCHECKED_S = 300.0
 
 _OPEN = ("/sign-in", OPENID, OPENID_CALLBACK, "/healthz")
 _BROUGHT = tuple(OpenIdCallback.model_fields.keys() - {"flow"})
-MOST_WANTED = 2_000
+MAX_WANTED = 2_000
 """Bytes of a page's path that a cookie still holds."""
 _WHY = {
     "ended": "Your session has ended, or its key was revoked. Sign in again.",
@@ -106,7 +106,7 @@ class RequireSignIn:
         try:
             await self._app(scope, receive, self._with_notices(request, send))
         finally:
-            self._shares.give_back(holder)
+            self._shares.release(holder)
 
     async def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD") and not _same_site(request):
@@ -228,7 +228,7 @@ class SignIn:
         except ApiError as error:
             return self._page(request, wanted, error.message, error.status)
         response = RedirectResponse(flow.url, 303, {"Cache-Control": "no-store"})
-        kept = f"{flow.flow}.{quote(_local(wanted)[:MOST_WANTED], safe='')}"
+        kept = f"{flow.flow}.{quote(_local(wanted)[:MAX_WANTED], safe='')}"
         _set_cookie(request, response, FLOW, kept, FLOW_S)
         return response
 

@@ -18,7 +18,7 @@ from breakwater.policy.formats import counted
 from services.console import words
 from services.console.messages import media_part
 
-MOST_LINES = 2_000
+MAX_LINES = 2_000
 """Of a text that is compared."""
 LONGEST_LINE = 2_000
 CONTEXT = 3
@@ -100,8 +100,8 @@ def _facts(one: Execution) -> dict[str, str]:
     speed = None if best is None else best.tokens_per_s
     return {
         "Agent": one.agent,
-        "Status": words.plainly(one.status),
-        "Reason": words.plainly(one.reason) or "–",
+        "Status": words.humanize(one.status),
+        "Reason": words.humanize(one.reason) or "–",
         "Requested model": one.requested_model or "–",
         "Model that answered": one.chosen_model or "–",
         "Model chain": ", then ".join(one.fallback_chain) or "–",
@@ -173,8 +173,8 @@ def text_diff(name: str, left: Sequence[str] | None, right: Sequence[str] | None
     missing = tuple(side for side, lines in (("A", left), ("B", right)) if lines is None)
     if left is None or right is None:
         return TextDiff(name, (), False, missing)
-    cut = max(len(left), len(right)) > MOST_LINES or any(len(line) > LONGEST_LINE for line in (*left, *right))
-    old, new = ([line[:LONGEST_LINE] for line in side[:MOST_LINES]] for side in (left, right))
+    cut = max(len(left), len(right)) > MAX_LINES or any(len(line) > LONGEST_LINE for line in (*left, *right))
+    old, new = ([line[:LONGEST_LINE] for line in side[:MAX_LINES]] for side in (left, right))
     return TextDiff(name, () if old == new else tuple(_grouped(old, new)), cut)
 
 

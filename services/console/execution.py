@@ -29,11 +29,11 @@ from services.console.comparison import answering, compare
 from services.console.messages import bare_json, conversation
 from services.console.operator_actions import act, back_to, reason_of, submitted
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
-from services.console.sessions import MOST_WATCHED, Session, session_of
+from services.console.sessions import MAX_WATCHED, Session, session_of
 from services.console.waterfall import waterfall
-from services.console.words import plainly, segment
+from services.console.words import humanize, segment
 
-TOO_MANY = f"you are watching {MOST_WATCHED} jobs, which is the limit; close one of their pages and reload this one"
+TOO_MANY = f"you are watching {MAX_WATCHED} jobs, which is the limit; close one of their pages and reload this one"
 RECORDED_WITHIN_S = 30.0
 """ClickHouse has the record of an ended job within a second, if it is available."""
 LOOK_EVERY_S = 0.5
@@ -165,7 +165,7 @@ class ExecutionPage:
         if found is not None and found.status == "cancelling":
             session.notify("The job is being cancelled. It makes no other call.")
         elif found is not None and found.status != "cancelled":
-            session.notify(f"The job had ended before: {plainly(found.status)}.", "bad")
+            session.notify(f"The job had ended before: {humanize(found.status)}.", "bad")
         return back_to(f"/executions/{segment(execution_id)}")
 
     async def _dead_letter(self, session: Session, execution_id: str) -> int | None:
@@ -199,7 +199,7 @@ class ExecutionPage:
 
     async def _steps(self, session: Session, execution_id: str) -> AsyncGenerator[bytes]:
         yield _event("restart", "")
-        if session.known.watched >= MOST_WATCHED:
+        if session.known.watched >= MAX_WATCHED:
             yield _event("stopped", TOO_MANY)
             return
         session.known.watched += 1
@@ -213,7 +213,7 @@ class ExecutionPage:
                     elif name == "data" and kind == "progress":
                         step = Progress.model_validate_json(value)
                         html = self._context.pages.fragment("execution_step.html", step=step)
-                        yield _event("step", orjson.dumps({"html": html, "state": plainly(step.state)}).decode())
+                        yield _event("step", orjson.dumps({"html": html, "state": humanize(step.state)}).decode())
                     elif name == "data" and kind == "decided":
                         yield await self._recorded(execution_id)
                         return

@@ -33,7 +33,7 @@ from services.console.time_range import time_range_of
 PAGE = 50
 ID = "list"
 SAVED_AT_ONCE = 1_000
-MOST_SAVED = 200_000
+MAX_SAVED = 200_000
 """Executions in a CSV; `breakwater executions export` has no limit."""
 
 _NAMES = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "error_kind", "text", "min_cost")
@@ -144,7 +144,7 @@ async def _saved(context: PageContext, request: Request, filters: Filters) -> Re
         while page.lines:
             yield csv_text(COLUMNS, page.lines)
             saved += len(page.lines)
-            if page.older is None or saved >= MOST_SAVED:
+            if page.older is None or saved >= MAX_SAVED:
                 return
             page = await search(context.analytics, filters, after=page.older, limit=SAVED_AT_ONCE)
 

@@ -13,11 +13,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-MOST_CHARACTERS = 20_000
+MAX_CHARACTERS = 20_000
 """Of a text. A longer one is read as it is."""
-MOST_BRACKETS = 300
-MOST_CELLS = 2_000
-MOST_TOKENS = 10_000
+MAX_BRACKETS = 300
+MAX_CELLS = 2_000
+MAX_TOKENS = 10_000
 """Parsing takes time in the square of the first two: at these limits, a fifth of a second at most."""
 _NESTING = 20
 _SCHEMES = ("http", "https", "mailto")
@@ -29,11 +29,11 @@ def markdown(text: str) -> Markup | None:
     Args:
         text: made `visible`.
     """
-    if len(text) > MOST_CHARACTERS or text.count("[") > MOST_BRACKETS or _cells(text) > MOST_CELLS:
+    if len(text) > MAX_CHARACTERS or text.count("[") > MAX_BRACKETS or _cells(text) > MAX_CELLS:
         return None
     tokens = _PARSER.parse(text)
     # What is nested deeper is left out of the tokens, without a word.
-    if len(tokens) > MOST_TOKENS or any(token.level >= _NESTING - 1 for token in tokens):
+    if len(tokens) > MAX_TOKENS or any(token.level >= _NESTING - 1 for token in tokens):
         return None
     return Markup(_PARSER.renderer.render(tokens, _PARSER.options, {}))  # noqa: S704  this module's own markup
 

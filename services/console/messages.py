@@ -25,11 +25,11 @@ LONG_CHARACTERS, LONG_LINES = 4_000, 60
 """A longer text is folded."""
 SHORT_CHARACTERS, SHORT_LINES = 1_500, 12
 """Longer JSON is folded, object by object."""
-MOST_LEVELS, MOST_ENTRIES, MOST_NODES = 5, 200, 2_000
+MAX_LEVELS, MAX_ENTRIES, MAX_NODES = 5, 200, 2_000
 """JSON that is deeper or wider is not folded further; the last is for a whole page."""
 NAMED = 6
 """Keys of a folded object that are named."""
-MOST_MARKDOWN = 60_000
+MAX_MARKDOWN = 60_000
 """Characters of a page that are read as Markdown: at the worst, it takes half a second."""
 
 _Fields = Mapping[str, Any]
@@ -140,8 +140,8 @@ class _Reader:
     pairs: Mapping[Place, Place] = field(init=False)
     places: Mapping[int, Place] = field(init=False)
     """Of the calls and results, by the identity of their objects."""
-    markdown_left: int = MOST_MARKDOWN
-    nodes_left: int = MOST_NODES
+    markdown_left: int = MAX_MARKDOWN
+    nodes_left: int = MAX_NODES
 
     def __post_init__(self) -> None:
         self.pairs = tool_pairs(self.messages)
@@ -185,7 +185,7 @@ class _Reader:
         else:
             return JsonPart(text, label, counted(len(text), "character"))
         flat = not any(isinstance(one, dict | list) for _, one in entries)
-        if flat or level == MOST_LEVELS or len(entries) > min(MOST_ENTRIES, self.nodes_left):
+        if flat or level == MAX_LEVELS or len(entries) > min(MAX_ENTRIES, self.nodes_left):
             return JsonPart(text, label, f"{folded}, {counted(text.count(chr(10)) + 1, 'line')}")
         return JsonPart("", label, folded, tuple(self.json(one, name, level + 1) for name, one in entries))
 

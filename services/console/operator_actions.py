@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 MAX_BYTES = 65_536
 BODY_TIMEOUT_S = 30.0
-_MOST_FIELDS = 1_100
+_MAX_FIELDS = 1_100
 
 
 class FormRefused(Exception):  # noqa: N818  named after what happened
@@ -64,7 +64,7 @@ async def read_form(request: Request, limit: int = MAX_BYTES, within_s: float = 
     except TimeoutError:
         raise FormRefused(422, f"The form did not arrive within {within_s:g} s.") from None
     try:
-        return Fields(parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+        return Fields(parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError as error:
         raise FormRefused(422, "The request body is not a form.") from error
 

@@ -32,7 +32,7 @@ FEW_FAIL, SOME_FAIL, MANY_FAIL = 0.01, 0.05, 0.2
 """Shares of executions. Below the first all is well; below the second no operator has to act."""
 MUCH_WASTED = 0.2
 """A share of spend."""
-MOST_INCIDENTS = 1_000
+MAX_INCIDENTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ async def live(api: ApiClient) -> Live:
             fetched(api.read(list[AgentHealth], "agents")),
             fetched(api.read(BreakerList, "breakers")),
             fetched(api.read(BudgetList, "budgets")),
-            fetched(api.read(AlertList, "alerts", {"limit": MOST_INCIDENTS})),
+            fetched(api.read(AlertList, "alerts", {"limit": MAX_INCIDENTS})),
             fetched(api.read(Queues, "queues")),
         )
     )

@@ -23,11 +23,11 @@ from breakwater.contracts.api import KeyDetails
 
 MOST = 1_000
 """Beyond these, what was asked longest ago is asked of the HTTP API again."""
-MOST_NOTICE = 1_000
+MAX_NOTICE = 1_000
 """Characters of a notice."""
-MOST_PACKED = 3_500
+MAX_PACKED = 3_500
 """Bytes of all notices: cookies hold 4 KB."""
-MOST_WATCHED = 10
+MAX_WATCHED = 10
 """How many jobs one session may watch at the same time."""
 SESSION = "breakwater.session"
 """Where the session is in the scope of a request."""
@@ -95,7 +95,7 @@ class Session:
 
     def notify(self, text: str, tone: Tone = "good") -> None:
         """Adds a notice to the next page."""
-        self.notices.append(Notice(text[:MOST_NOTICE], tone))
+        self.notices.append(Notice(text[:MAX_NOTICE], tone))
         self.notices_changed = True
 
     def take_notices(self) -> tuple[Notice, ...]:
@@ -142,7 +142,7 @@ def pack(notices: Iterable[Notice], token: str) -> str:
     listed = list(notices)
     while True:
         data = base64.urlsafe_b64encode(json.dumps([[one.text, one.tone] for one in listed]).encode()).decode()
-        if len(data) <= MOST_PACKED or len(listed) <= 1:
+        if len(data) <= MAX_PACKED or len(listed) <= 1:
             return f"{data}.{_signature(data, token)}"
         listed = listed[1:]
 

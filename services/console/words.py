@@ -118,7 +118,7 @@ def duration(ms: float | None) -> str:
     return formats.duration(ms) or "–"
 
 
-def plainly(word: str | None) -> str:
+def humanize(word: str | None) -> str:
     """A value of the wire contract in plain English: `dead_lettered` as `dead lettered`; empty for None."""
     return "" if word is None else word.replace("_", " ")
 
@@ -169,7 +169,7 @@ _WASTE_CAUSES = {
 
 def waste_cause(cause: str) -> str:
     """Why money was wasted, in words."""
-    return _WASTE_CAUSES.get(cause, plainly(cause))
+    return _WASTE_CAUSES.get(cause, humanize(cause))
 
 
 _COST_BASES = {
@@ -181,7 +181,7 @@ _COST_BASES = {
 
 def cost_basis(basis: str) -> str:
     """What a cost is based on, in words."""
-    return _COST_BASES.get(basis, plainly(basis))
+    return _COST_BASES.get(basis, humanize(basis))
 
 
 _FINISH_REASONS = {
@@ -227,12 +227,12 @@ def refused_by(line: RefusalLine) -> str:
         case "guard_tripped":
             return "a task's guard"
         case kind:
-            return plainly(kind) or "the plane"
+            return humanize(kind) or "the plane"
 
 
 _NAMED = (
     ago, clock, code, cost_basis, count, counted, duration, failures_in_words, finish_reason, local, money,
-    outcome_colour, percent, places, plainly, pretty, refused_by, rough_duration, segment, short_money, utc,
+    outcome_colour, percent, places, humanize, pretty, refused_by, rough_duration, segment, short_money, utc,
     waste_cause,
 )  # fmt: skip
 FILTERS: Mapping[str, Callable[..., object]] = {"exact": formats.money} | {one.__name__: one for one in _NAMED}

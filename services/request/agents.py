@@ -19,7 +19,7 @@ from breakwater.pricing import unaffordable
 from breakwater.state.breakers import Breakers, Loaded
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.deployments import Deployments
-from breakwater.state.health import Healths, Lately
+from breakwater.state.health import CallHealth, Healths
 from services.request.parsing import Submission
 from services.request.problems import Problem
 from services.request.routing import ApiRequest
@@ -216,15 +216,15 @@ def _keys(config: Config, name: str, models: Iterable[str]) -> dict[str, Breaker
 def _agent(
     name: str,
     models: Mapping[str, Loaded | None],
-    calls: Mapping[str, Lately],
+    calls: Mapping[str, CallHealth],
     held: Mapping[str, datetime | None],
     *,
     never: bool,
 ) -> AgentHealth:
     of_models = tuple(
-        _model(model, loaded, calls.get(model, Lately()), held[model]) for model, loaded in models.items()
+        _model(model, loaded, calls.get(model, CallHealth()), held[model]) for model, loaded in models.items()
     )
-    together = calls.get("", Lately())
+    together = calls.get("", CallHealth())
     waits = [None if loaded is None else refused_until(loaded) for loaded in models.values()]
     # For those isolated the time is unknown; and where one may be called now, there is nothing to wait for.
     first = None if None in waits else min((until for until in waits if until), default=None)
@@ -241,7 +241,7 @@ def _agent(
     )
 
 
-def _model(model: str, loaded: Loaded | None, calls: Lately, held: datetime | None) -> ModelHealth:
+def _model(model: str, loaded: Loaded | None, calls: CallHealth, held: datetime | None) -> ModelHealth:
     state = None if loaded is None else loaded.breaker.state
     health = health_of_model(state, calls.consecutive_failures)
     return ModelHealth(

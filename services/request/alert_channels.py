@@ -33,7 +33,7 @@ from services.request.problems import Problem, unavailable
 from services.request.routing import ApiRequest
 
 TEST_TIMEOUT_S = 20.0
-MOST_DEAD_LETTERS = 1_000
+MAX_DEAD_LETTERS = 1_000
 """How many dead letters one request to replay looks at: it is answered within seconds, however many there are."""
 
 DEAD_LETTERS = "bw.dlq.undeliverable.>"
@@ -117,7 +117,7 @@ class ChannelRoutes:
             async for channel, kept in dead_letters:
                 if wanted.channel not in (None, channel):
                     continue
-                if looked_at == MOST_DEAD_LETTERS:
+                if looked_at == MAX_DEAD_LETTERS:
                     continue_after = last
                     break
                 looked_at, last = looked_at + 1, kept.number

@@ -39,7 +39,7 @@ from services.request.audit import Actor, AuditLog
 from services.request.parsing import read_open_body
 from services.request.problems import Problem
 
-_MOST_FIELDS = 10
+_MAX_FIELDS = 10
 _STATE = {
     "firing": "Firing",
     "pending": "Needs an operator",
@@ -157,7 +157,7 @@ def _linked(known: Incidents, request: Request) -> Alert:
 def _fields(body: bytes) -> dict[str, str]:
     """What a form sent. Raises Problem: it is none."""
     try:
-        return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+        return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError as error:
         raise Problem(400, "not_a_form", "this is not what the form on this page sends") from error
 

@@ -37,7 +37,7 @@ from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER
 from breakwater.encryption import Undecryptable
 from breakwater.http_metrics import CountRequests
 from breakwater.http_server import PortTakenError, Server, Shares, listen
-from breakwater.metrics import HttpMetrics, Readings, ShownGauges, StreamMetrics
+from breakwater.metrics import GaugeCollector, HttpMetrics, Readings, StreamMetrics
 from breakwater.policy.redact import Redactor
 from breakwater.reconciliation import RecordedSpend, compare
 from breakwater.settings import Settings
@@ -48,11 +48,11 @@ from breakwater.state.connection import Redis
 from breakwater.state.deployments import Deployments
 from breakwater.state.executions import Executions
 from breakwater.state.health import Healths
+from breakwater.state.in_flight_requests import InFlightRequests
 from breakwater.state.plans import Plans
 from breakwater.state.sessions import PersonSession, Sessions
 from breakwater.state.sign_ins import SignIns
 from breakwater.state.tasks import Tasks
-from breakwater.state.unanswered import Unanswered
 from services.request.agents import Agents
 from services.request.alert_channels import ChannelRoutes
 from services.request.alert_links import LinkRoutes
@@ -80,7 +80,7 @@ from services.request.operations import OPERATIONS
 from services.request.plans import PlanRoutes
 from services.request.problems import Problem, unavailable
 from services.request.progress import ProgressStreams, Sources
-from services.request.queue_shares import QueueShares
+from services.request.queue_quota import QueueQuota
 from services.request.queues import QueueRoutes
 from services.request.results import ResultReader, Waiters
 from services.request.routing import Endpoint, Handler, as_routed, endpoint, route, show_key
@@ -122,14 +122,14 @@ class RequestService:
         self._cancel_requests = CancelRequests(self._cancels, config, redactor)
         self._analytics = connect(settings.clickhouse_url)
         self._live = LiveConfig(config)
-        self._shares = QueueShares(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
+        self._shares = QueueQuota(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._streams = OpenStreams()
         self._request_shares = Shares()
         self._event_log = EventLog(self._connection)
         app, self._gauges = self._app_for(config, redactor)
         self._app = _LiveApp(app)
-        self._shown = ShownGauges("request", self._health, self._backlog)
+        self._shown = GaugeCollector("request", self._health, self._backlog)
         self._server = Server(
             self._app,
             drain_s=config.limits.drain_s,
@@ -160,14 +160,14 @@ class RequestService:
         """Whether its event loop turns; whether it is ready stands at /readyz."""
         return True
 
-    async def take_over(self, config: Config) -> None:
+    async def reload(self, config: Config) -> None:
         """Answers by another config what is asked from now on. Raises ConfigError, and nothing has changed then."""
         redactor = Redactor.compile(config.redaction)
         app, gauges = self._app_for(config, redactor)
         self._incidents.redactor = redactor
         self._shares.set_share(config.limits.jobs_max_bytes_per_agent)
-        self._live.take_over(config)
-        self._cancel_requests.take_over(config, redactor)
+        self._live.reload(config)
+        self._cancel_requests.reload(config, redactor)
         self._app.now, self._gauges = app, gauges
 
     def stop(self) -> None:
@@ -204,7 +204,7 @@ class RequestService:
         sessions = SessionRoutes(self._sessions, audit, end_at_provider)
         jobs = Jobs(config, queue, self._results, self._waiters, self._accepted, agents)
         plans = PlanRoutes(config, jobs, agents, Plans(self._redis), self._analytics, connection)
-        openai = OpenAIRoutes(config, jobs, Unanswered(self._redis), self._connection, self._cancels)
+        openai = OpenAIRoutes(config, jobs, InFlightRequests(self._redis), self._connection, self._cancels)
         executions = ExecutionRoutes(self._analytics, self._cipher)
         progress = ProgressStreams(
             self._streams, Sources(self._connection, self._results, self._accepted, self._reconnects)

@@ -100,7 +100,7 @@ class RequireApiKey:
         try:
             await self._app(scope, receive, send)
         finally:
-            self._shares.give_back(caller.id)
+            self._shares.release(caller.id)
 
     async def _caller(self, key: str) -> Caller:
         try:

@@ -34,7 +34,7 @@ from breakwater.policy.ownership import is_made, outside, scope_in, scoped
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
-from breakwater.state.executions import MOST_UNSEEN, Executions
+from breakwater.state.executions import MAX_UNSEEN, Executions
 from services.request.audit import AuditLog
 from services.request.auth import caller_of
 from services.request.jobs import find_job, wait_s_of
@@ -148,7 +148,7 @@ def _cancellation(caller: Caller, reason: str | None) -> Cancellation:
     return Cancellation(by="api_key", name=caller.name, key_id=caller.id, reason=reason, at=at)
 
 
-MOST_AT_ONCE = 256
+MAX_AT_ONCE = 256
 """Requests of one program that are answered at the same time. Others of it are refused, and none waits for them."""
 
 
@@ -158,14 +158,14 @@ class CancelRequests:
     def __init__(self, cancels: Cancels, config: Config, redactor: Redactor) -> None:
         self._cancels = cancels
         self._under_way: dict[str, set[asyncio.Task[None]]] = {}
-        self.take_over(config, redactor)
+        self.reload(config, redactor)
 
     async def receive(self, subject: str, data: bytes, respond: Callable[[bytes], Awaitable[None]]) -> None:
         """Answers a request beside what else is under way; at once where that is too much for its user."""
         user = subject.split(".")[2] if subject.count(".") > 2 else CLIENT
         tasks = self._under_way.setdefault(user, set())
-        if len(tasks) >= MOST_AT_ONCE:
-            await respond(_refusal(Problem(429, "too_many_requests", f"{MOST_AT_ONCE} are under way; ask again later")))
+        if len(tasks) >= MAX_AT_ONCE:
+            await respond(_refusal(Problem(429, "too_many_requests", f"{MAX_AT_ONCE} are under way; ask again later")))
             return
 
         async def answer() -> None:
@@ -179,7 +179,7 @@ class CancelRequests:
         """Answers no more."""
         await background.stop(*(task for tasks in self._under_way.values() for task in tasks))
 
-    def take_over(self, config: Config, redactor: Redactor) -> None:
+    def reload(self, config: Config, redactor: Redactor) -> None:
         """Answers by another config from now on."""
         self._programs = {f"{PROGRAM}{name}": program for name, program in config.programs.items()}
         self._redactor = redactor
@@ -213,7 +213,7 @@ class CancelRequests:
         # Nothing may be known yet of a job that came over NATS. The order names whose it may be.
         if await self._cancels.has_too_many(user, job_id):
             message = (
-                f"{MOST_UNSEEN:,} orders of this user are kept for jobs that no worker has seen; wait for some to end"
+                f"{MAX_UNSEEN:,} orders of this user are kept for jobs that no worker has seen; wait for some to end"
             )
             raise Problem(429, "too_many_requests", message)
         by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))

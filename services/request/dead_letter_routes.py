@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection, Found, Lookup, newest, scan
 from breakwater.contracts.api import (
-    MOST_DEAD_LETTERS,
+    MAX_DEAD_LETTERS,
     DeadLetterDetails,
     DeadLetterList,
     DeadLetterQuery,
@@ -45,7 +45,7 @@ from services.request.problems import Problem
 from services.request.routing import ApiRequest
 
 SHOWN_DAYS = 7
-MOST_DIGITS = 19
+MAX_DIGITS = 19
 """Of a dead letter's number, which is below 2**63."""
 
 AT_ONCE = 64
@@ -55,7 +55,7 @@ AT_ONCE_BYTES = 8 * 1024 * 1024
 REPLAY_S = 5.0
 """After so long, a request to replay many is answered with what is done, and where to go on."""
 
-MOST_PAYLOAD = 64 * 1024
+MAX_PAYLOAD = 64 * 1024
 """How much of a dead letter's payload is shown, in bytes."""
 
 
@@ -97,7 +97,7 @@ class DeadLetterRoutes:
     async def show_one(self, asked: ApiRequest[Message]) -> DeadLetterDetails:
         """One, with what may be shown of the original."""
         number = asked.path["dead_letter_id"]
-        is_number = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
+        is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
         kept = await self._dead_letter(int(number)) if is_number else None
         if kept is None:
             hint = "`breakwater dlq list` lists them; each is kept for 30 days"
@@ -147,7 +147,7 @@ class DeadLetterRoutes:
         continue_after: int | None = None
         async with aclosing(scan(self._connection, Stream.DLQ, subject_filter, start=start, up_to=up_to)) as stored:
             async for found in stored:
-                if looked_at == MOST_DEAD_LETTERS or (looked_at and time.monotonic() - begun > REPLAY_S):
+                if looked_at == MAX_DEAD_LETTERS or (looked_at and time.monotonic() - begun > REPLAY_S):
                     continue_after = last
                     break
                 looked_at, last = looked_at + 1, found.sequence
@@ -294,8 +294,8 @@ class DeadLetterViews:
             text = payload.decode("utf-8", "replace")
             beginning, cut = _beginning(self._redactor.text(text).encode())
             return beginning, cut or len(text) > self._redactor.max_length
-        return (document, False) if len(written) <= MOST_PAYLOAD else (_beginning(written)[0], True)
+        return (document, False) if len(written) <= MAX_PAYLOAD else (_beginning(written)[0], True)
 
 
 def _beginning(text: bytes) -> tuple[str, bool]:
-    return text[:MOST_PAYLOAD].decode("utf-8", "ignore"), len(text) > MOST_PAYLOAD
+    return text[:MAX_PAYLOAD].decode("utf-8", "ignore"), len(text) > MAX_PAYLOAD

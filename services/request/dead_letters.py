@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from breakwater.bus.errors import AlreadyDecided, BusError
 from breakwater.bus.lookup import Connection, Found, last_on
 from breakwater.bus.publisher import Publisher
-from breakwater.config import Config, objection
+from breakwater.config import Config, validate_job
 from breakwater.contracts import subjects
 from breakwater.contracts.api import (
     DeadLetterCount,
@@ -152,7 +152,7 @@ def job_of(config: Config, kept: Kept) -> Job | str:
     if kept.dead_letter.agent not in (None, job.agent):
         # A caller that may publish for one agent must not run another one through an operator's replay.
         return f"the job is for agent {job.agent!r}, and was published on the subject of {kept.dead_letter.agent!r}"
-    problem = objection(config, job)
+    problem = validate_job(config, job)
     return job if problem is None else f"{problem.path}: {problem.message}"
 
 

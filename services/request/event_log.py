@@ -156,7 +156,7 @@ class EventLog:
         while True:
             await asyncio.sleep(POLL_S)
             # In an outage who follows is sent comments, and what was missed once NATS answers.
-            await self._outage.survived(self._look_for_news, expected=BusError)
+            await self._outage.run_logged(self._look_for_news, expected=BusError)
 
     async def _look_for_news(self) -> None:
         if any([await tail.read_on() for tail in self.tails]):

@@ -17,8 +17,8 @@ from breakwater import background
 from services.request.auth import caller_of, refusal
 from services.request.problems import Problem
 
-MOST_STREAMS = 200
-MOST_OF_A_KEY = 50
+MAX_STREAMS = 200
+MAX_OF_A_KEY = 50
 """So that no program can take all streams."""
 
 KEEP_ALIVE_S = 15.0
@@ -53,11 +53,11 @@ class OpenStreams:
             Problem: 429, the key has its share; 503, all are taken.
         """
         key_id = caller_of(request).id
-        if sum(holder == key_id for holder in self._open.values()) >= MOST_OF_A_KEY:
-            message = f"this API key has {MOST_OF_A_KEY} streams open here, the most for a key; close one"
+        if sum(holder == key_id for holder in self._open.values()) >= MAX_OF_A_KEY:
+            message = f"this API key has {MAX_OF_A_KEY} streams open here, the most for a key; close one"
             raise Problem(429, "too_many_streams", message, headers={"Retry-After": "5"})
-        if len(self._open) >= MOST_STREAMS:
-            message = f"{MOST_STREAMS} streams are open here, which is the most; close one, or ask again later"
+        if len(self._open) >= MAX_STREAMS:
+            message = f"{MAX_STREAMS} streams are open here, which is the most; close one, or ask again later"
             raise Problem(503, "too_many_streams", message, headers={"Retry-After": "5"})
         ending: Ending = asyncio.get_running_loop().create_future()
         self._open[ending] = key_id

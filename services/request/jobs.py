@@ -20,7 +20,7 @@ from starlette.responses import Response
 from breakwater import background
 from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
 from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored
-from breakwater.config import Config, objection
+from breakwater.config import Config, validate_job
 from breakwater.contracts import subjects
 from breakwater.contracts.api import UndecidedJob
 from breakwater.contracts.execution import Progress
@@ -45,14 +45,14 @@ from breakwater.policy.ownership import (
     shown_to,
 )
 from breakwater.policy.record import without_figures
-from breakwater.state.accepted import LINGER_S, Accepted, Standing
+from breakwater.state.accepted import LINGER_S, Accepted, JobStatus
 from breakwater.state.connection import StateUnavailable
 from services.request.agents import Agents
 from services.request.auth import caller_of
 from services.request.observe import SubmissionTrace, submitting
 from services.request.parsing import Submission, invalid_job, read_body, read_job, submission, suggestion, with_field
 from services.request.problems import Problem, unavailable, unknown_job
-from services.request.queue_shares import QueueShares
+from services.request.queue_quota import QueueQuota
 from services.request.results import Answer, ResultReader, Waiters
 
 MAX_WAIT_S = 300.0
@@ -60,7 +60,7 @@ MAX_WAIT_S = 300.0
 ACCEPT_TIMEOUT_S = 8.0
 """For the acknowledgement of a job, a second try included."""
 
-MOST_REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 """Jobs with ids that callers chose, of which this process knows where in JOBS they stand."""
 
 LOOK_UP_S = 1.0
@@ -76,7 +76,7 @@ class ForeignIdError(Exception):
 class Queue:
     """Puts jobs on JOBS. One is accepted when JetStream has acknowledged it, and not before."""
 
-    def __init__(self, publisher: Publisher, shares: QueueShares) -> None:
+    def __init__(self, publisher: Publisher, shares: QueueQuota) -> None:
         self._publisher = publisher
         self._shares = shares
         self._outage = Outage("accepting jobs")
@@ -108,7 +108,7 @@ class Queue:
                 return True
             stored = await self._store(sent, traceparent)
             self._stored[sent.job_id] = subjects.job(sent.job.agent), stored.sequence
-            if len(self._stored) > MOST_REMEMBERED:
+            if len(self._stored) > MAX_REMEMBERED:
                 del self._stored[next(iter(self._stored))]
             return False
 
@@ -246,7 +246,7 @@ class Jobs:
         job, body = _for_tenant_of(caller, job, body)
         self._check_agent(caller, job)
         _check_sender(caller, job)
-        if (problem := objection(self._config, job)) is not None:
+        if (problem := validate_job(self._config, job)) is not None:
             raise invalid_job([FieldError(path=problem.path, message=problem.message)])
         whose = {"owner": owner_of(caller), "scope": scope_of(caller, job.tenant)}
         sent = submission(job, body, idempotency_key=idempotency_key, made_id=made_id, **whose)
@@ -370,7 +370,7 @@ class Jobs:
         """
         if sent.id_made_here or sent.checked:
             return sent
-        known: Standing | None = None
+        known: JobStatus | None = None
         # Where nothing can be looked up, the job is accepted, and the worker compares.
         with suppress(BusUnavailable, StateUnavailable, TimeoutError):
             async with asyncio.timeout(LOOK_UP_S):
@@ -394,7 +394,7 @@ class Jobs:
         except (BusUnavailable, StateUnavailable):
             return False
 
-    async def refuse_other_job(self, sent: Submission, *, just_now: bool) -> Standing | None:
+    async def refuse_other_job(self, sent: Submission, *, just_now: bool) -> JobStatus | None:
         """What is known of the job, which was sent before; None where it was not.
 
         Args:
@@ -437,7 +437,7 @@ def make_job_id() -> str:
     return new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
 
 
-def job_is_of(caller: Caller, decided: bytes | None, standing: Standing | None) -> bool:
+def job_is_of(caller: Caller, decided: bytes | None, standing: JobStatus | None) -> bool:
     """Whether there is a job, and it belongs to a caller: by its result or its record, or by what is known before."""
     if caller.may(("operate",)):
         return decided is not None or standing is not None
@@ -445,13 +445,13 @@ def job_is_of(caller: Caller, decided: bytes | None, standing: Standing | None) 
     return of is not None and may_see(caller, agent=of.agent, tenant=of.tenant, owner=of.owner)
 
 
-def _known(decided: bytes | None, standing: Standing | None) -> Standing | None:
+def _known(decided: bytes | None, standing: JobStatus | None) -> JobStatus | None:
     """What is known of a job, also of one that is decided."""
     if decided is None:
         return standing
     of = orjson.loads(decided)
     whose = of.get("tenant"), of.get("owner"), of.get("job_digest")
-    return Standing(of["agent"], None, True, None, *whose)
+    return JobStatus(of["agent"], None, True, None, *whose)
 
 
 async def find_job(

@@ -46,7 +46,7 @@ KEYS_AGAIN_S = 30.0
 """How soon its keys are read again for a logout token of another key, which anybody may send."""
 LEEWAY_S = 60
 """How far its clock and ours may differ."""
-MOST_AT_ONCE = 20
+MAX_AT_ONCE = 20
 """Codes that it is redeeming at the same time. Those who begin to sign in take no place."""
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
@@ -113,7 +113,7 @@ class OpenIdProvider:
         self._redirect_uri = redirect_uri
         self._now = now
         self._host = urlsplit(settings.issuer).hostname or ""
-        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+        self._places = asyncio.Semaphore(MAX_AT_ONCE)
         self._metadata: tuple[float, ProviderMetadata] | None = None
         self._keys: tuple[float, KeySet] | None = None
         self._reading = asyncio.Lock()
@@ -177,7 +177,7 @@ class OpenIdProvider:
     @asynccontextmanager
     async def _bounded(self) -> AsyncGenerator[None]:
         if self._places.locked():
-            raise unavailable("openid_busy", f"{MOST_AT_ONCE} people are signing in at the same time; try again")
+            raise unavailable("openid_busy", f"{MAX_AT_ONCE} people are signing in at the same time; try again")
         try:
             async with self._places, asyncio.timeout(COMPLETE_WITHIN_S):
                 yield

@@ -558,7 +558,7 @@ OPERATIONS = (
         summary="Replay dead letters",
         description="Each once: its job is queued unchanged, under an id derived from the dead letter, with the "
         "original execution as `metadata.replay_of`. A dead letter that was replayed before is skipped; a replay that "
-        f"fails becomes a dead letter of its own. One request covers up to {api.MOST_DEAD_LETTERS:,} dead letters; if "
+        f"fails becomes a dead letter of its own. One request covers up to {api.MAX_DEAD_LETTERS:,} dead letters; if "
         "there are more, the response says where to continue.",
         body=api.ReplayDeadLettersRequest,
         results={200: ("The jobs that were queued.", api.DeadLetterReplays)},

@@ -20,11 +20,11 @@ from breakwater.contracts.validation import FieldError, ambiguity, problems
 from breakwater.http_server import OPEN_BODY_BYTES, OPEN_BODY_S
 from breakwater.policy.ownership import job_digest, scoped, scoped_execution, shown, within
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
-from breakwater.state.accepted import Standing
+from breakwater.state.accepted import JobStatus
 from services.request.problems import Problem
 
-MOST_DETAILS = 20
-MOST_EXPLAINED = 1_000
+MAX_DETAILS = 20
+MAX_EXPLAINED = 1_000
 """Explaining a mistake costs far more than finding it: a body can hold a million of them."""
 
 READ_TIMEOUT_S = 30.0
@@ -61,7 +61,7 @@ class Submission:
     """Whose names its ids are."""
     checked: bool = False
     """It is known that its id is not that of another job."""
-    known: Standing | None = None
+    known: JobStatus | None = None
     """What was known of it then, where it was sent before."""
 
     @property
@@ -226,7 +226,7 @@ def suggestion(wrong: str, known: Collection[str]) -> str:
 
 def _explain(error: ValidationError, body: bytes, form: type[Message], what: str) -> NoReturn:
     count = error.error_count()
-    if count > MOST_EXPLAINED:
+    if count > MAX_EXPLAINED:
         raise Problem(422, f"invalid_{what}", f"the {what} has {count:,} mistakes, too many to list")
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
@@ -244,7 +244,7 @@ def _invalid(what: str, details: Iterable[FieldError]) -> Problem:
     listed = list(details)
     first = f"{listed[0].path}: {listed[0].message}" if listed[0].path else listed[0].message
     message = first if len(listed) == 1 else f"{len(listed)} mistakes; the first: {first}"
-    return Problem(422, f"invalid_{what}", message, listed[:MOST_DETAILS])
+    return Problem(422, f"invalid_{what}", message, listed[:MAX_DETAILS])
 
 
 def _explain_syntax(what: str, body: bytes) -> NoReturn:

@@ -25,7 +25,7 @@ from breakwater.contracts.execution import Attempt, Progress
 from breakwater.contracts.types import Event, Timestamp, is_full_id
 from breakwater.policy.ownership import names_of
 from breakwater.policy.progress import steps_of
-from breakwater.state.accepted import Accepted, Standing
+from breakwater.state.accepted import Accepted, JobStatus
 from breakwater.state.connection import StateUnavailable
 from services.request.auth import caller_of
 from services.request.event_stream import (
@@ -49,7 +49,7 @@ LOOK_S = 5.0
 LOOK_AGAIN_S = 0.2
 """The same, at first, once the end was received and its record is not found: the replica that was asked lags."""
 
-MOST_UNSENT = 256
+MAX_UNSENT = 256
 """Steps that a reader may be behind. Beyond, its stream ends; the next one begins with all that matters."""
 
 ENDED = frozenset({"succeeded", "dead_lettered", "cancelled"})
@@ -63,23 +63,23 @@ class Inbox:
 
     ending: Ending
     messages: deque[bytes] = field(default_factory=deque[bytes])
-    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    nonempty: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, message: bytes) -> None:
         """Takes a received step."""
-        if len(self.messages) >= MOST_UNSENT:
+        if len(self.messages) >= MAX_UNSENT:
             end(self.ending, "the reader is too slow; connect again")
         else:
             self.messages.append(message)
-            self.stirred.set()
+            self.nonempty.set()
 
     async def wait(self, timeout_s: float) -> None:
         """Until there is a message, or the time is up."""
-        self.stirred.clear()
+        self.nonempty.clear()
         if not self.messages:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(timeout_s, 0.0)):
-                    await self.stirred.wait()
+                    await self.nonempty.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ def read(message: bytes) -> Progress | None:
         return None
 
 
-def of_standing(execution_id: str, standing: Standing, attempts: Iterable[Attempt], now: datetime) -> list[Progress]:
+def of_standing(execution_id: str, standing: JobStatus, attempts: Iterable[Attempt], now: datetime) -> list[Progress]:
     """Where a job is that is not decided, beyond its recorded attempts.
 
     Nothing for one that was published to NATS and is in its first call: who its agent is stands nowhere yet.

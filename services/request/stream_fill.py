@@ -30,7 +30,7 @@ class StreamFill:
         """Looks again and again until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            await self._outage.survived(self.look, expected=BusError)
+            await self._outage.run_logged(self.look, expected=BusError)
 
     async def look(self) -> None:
         """Publishes how full each stream is, and logs when one begins or ends to be nearly full. Raises BusError."""

@@ -71,8 +71,8 @@ class LogComparer:
         """Looks at once, and then every minute, until cancelled."""
         outage = Outage("comparing EVENTS with ClickHouse")
         while True:
-            await outage.survived(self.look, expected=(BusError, AnalyticsUnavailable, QueryFailed))
-            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
+            await outage.run_logged(self.look, expected=(BusError, AnalyticsUnavailable, QueryFailed))
+            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
 
     async def look(self) -> None:
         """Compares what was delivered by the look before: it is stored by now.

@@ -87,7 +87,7 @@ class Sink:
                     delivery.subject, delivery.data, delivery.headers, delivery.sequence, delivery.published_at
                 )
             except Unstorable as error:
-                if not await self._set_aside(delivery, str(error)):
+                if not await self._dead_letter(delivery, str(error)):
                     refused.append(delivery)
             else:
                 waiting.setdefault(table.name, (table, []))[1].append(_Pending(delivery, row))
@@ -119,9 +119,9 @@ class Sink:
         rejected = await insert_but_rejected(
             lambda some: self._outages.retry_while_unavailable(partial(insert, some)), pending
         )
-        return [item.delivery for item, error in rejected if not await self._set_aside(item.delivery, str(error))]
+        return [item.delivery for item, error in rejected if not await self._dead_letter(item.delivery, str(error))]
 
-    async def _set_aside(self, delivery: Delivery, error: str) -> bool:
+    async def _dead_letter(self, delivery: Delivery, error: str) -> bool:
         """Keeps a message that no table takes on DLQ; False where that is refused."""
         log = structlog.get_logger().bind(subject=delivery.subject, sequence=delivery.sequence)
 
@@ -141,7 +141,7 @@ class Sink:
         except NoRoom:
             log.exception("dead_letter_refused", error=error, tried_again_in_s=REFUSED_DELAY_S)
             return False
-        self._metrics.set_aside(delivery.stream)
+        self._metrics.dead_lettered(delivery.stream)
         log.warning("unstorable", error=error)
         return True
 

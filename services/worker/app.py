@@ -10,7 +10,7 @@ import structlog
 
 from breakwater import background
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
-from breakwater.bus.delivery import WAKER_BATCH, WAKER_LINGER_S, Delivery, Waker
+from breakwater.bus.delivery import DELAYED_BATCH, DELAYED_LINGER_S, DelayedQueue, Delivery
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Consumer, Pull, each
@@ -19,11 +19,11 @@ from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.contracts.subjects import Stream
 from breakwater.settings import Settings
 from breakwater.state.connection import Redis, StateUnavailable
-from services.worker.cancelling import hear_orders
+from services.worker.cancelling import receive_cancel_requests
+from services.worker.config_versions import ConfigVersions, ProviderPool
 from services.worker.context import context_for
 from services.worker.dead_workers import DeadWorkers
 from services.worker.gates import GATES
-from services.worker.generations import Generations, ProviderPool
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
@@ -49,55 +49,55 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         providers=pool.open(config),
         cipher=cipher,
     )
-    generations = Generations(worker, pool, live)
-    dead_workers = DeadWorkers(worker, connection, lambda: generations.agents)
+    config_versions = ConfigVersions(worker, pool, live)
+    dead_workers = DeadWorkers(worker, connection, lambda: config_versions.agents)
     queues: dict[str, Consumer] = {}
     beside: list[asyncio.Task[None]] = []
     app = ServiceApp(broker)
 
     def serve() -> None:
         """Reads the queues of agents that are new."""
-        for name in generations.agents:
+        for name in config_versions.agents:
             if name not in queues:
                 pull = Pull(connection, Stream.JOBS, worker_consumer(name))
-                concurrency = partial(generations.concurrency, name)
-                queues[name] = each(pull, partial(generations.handle, name), concurrency=concurrency)
+                concurrency = partial(config_versions.concurrency, name)
+                queues[name] = each(pull, partial(config_versions.handle, name), concurrency=concurrency)
                 queues[name].start()
 
     async def wake(deliveries: list[Delivery]) -> None:
-        await Waker(worker.publisher, generations.agents).handle_all(deliveries)
+        await DelayedQueue(worker.publisher, config_versions.agents).handle_all(deliveries)
 
     async def restore() -> None:
-        await generations.restore()
+        await config_versions.restore()
         serve()
-        await generations.save()
+        await config_versions.save()
 
     async def watch() -> None:
         """Runs what the gates need beside the jobs, as the config has it now."""
         ended = list(beside)
-        beside[:] = [asyncio.create_task(run) for gate in GATES if (run := gate.watch(generations.newest.worker))]
+        beside[:] = [asyncio.create_task(run) for gate in GATES if (run := gate.watch(config_versions.newest.worker))]
         await background.stop(*ended)
 
-    async def take_over(changed: Config) -> None:
-        await generations.take_over(changed)
+    async def reload(changed: Config) -> None:
+        await config_versions.reload(changed)
         serve()
         await watch()
 
-    on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, wake, size=WAKER_BATCH, linger_s=WAKER_LINGER_S)
-    app.take_over = take_over
+    on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, wake, size=DELAYED_BATCH, linger_s=DELAYED_LINGER_S)
+    app.reload = reload
     kept: list[asyncio.Task[None]] = []
 
     @app.after_startup
     async def start() -> None:
         serve()
         kept.extend((asyncio.create_task(worker.leases.run()), asyncio.create_task(restore())))
-        kept.append(asyncio.create_task(hear_orders(connection, worker.leases.cancel)))
+        kept.append(asyncio.create_task(receive_cancel_requests(connection, worker.leases.cancel)))
         kept.append(asyncio.create_task(dead_workers.run()))
         await watch()
 
     @app.on_shutdown
     async def drain() -> None:
-        drain_s = generations.newest.worker.config.limits.drain_s
+        drain_s = config_versions.newest.worker.config.limits.drain_s
         await asyncio.gather(*(queue.stop(drain_s=drain_s) for queue in queues.values()))
 
     @app.after_shutdown

@@ -142,7 +142,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Sleeping:
+class Deferred:
     """The job waits for longer than it may hold a slot."""
 
     due: datetime

@@ -18,7 +18,7 @@ from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.price import estimate_input_tokens, observed_limit, size_of_messages
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.state.executions import ClaimLost
-from services.worker.assignment import Assignment, Finished, Sleeping
+from services.worker.assignment import Assignment, Deferred, Finished
 from services.worker.call import Ended, attempt_of, call, record
 from services.worker.cancelling import JobCancelled
 from services.worker.checkpoint import Checkpoint, InFlight
@@ -61,7 +61,7 @@ class Attempts:
     ) -> None:
         self._worker = worker
         self._job = job
-        self._at = checkpoint
+        self._checkpoint = checkpoint
         self._progress = progress
         self._gates = gates
         self._cancel = worker.leases.claims[job.claim].cancel
@@ -70,7 +70,7 @@ class Attempts:
         # What has to be checked as a whole is published as a whole.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
 
-    async def run(self, *, resumed: bool) -> Finished | Sleeping:
+    async def run(self, *, resumed: bool) -> Finished | Deferred:
         """Runs until the job is decided, or must wait for long.
 
         Raises:
@@ -79,10 +79,10 @@ class Attempts:
         try:
             return await self._run(resumed=resumed)
         except JobCancelled as stop:
-            return cancelled(self._at, stop.cancellation, self._said())
+            return cancelled(self._checkpoint, stop.cancellation, self._partial_output())
 
-    async def _run(self, *, resumed: bool) -> Finished | Sleeping:
-        at, is_cancelled = self._at, self._cancel.cancellation is not None
+    async def _run(self, *, resumed: bool) -> Finished | Deferred:
+        at, is_cancelled = self._checkpoint, self._cancel.cancellation is not None
         if at.model is not None and at.model not in self._job.chain:
             return stopped(at, "error")  # the config no longer has it: what was called stays in the record
         if (
@@ -98,19 +98,19 @@ class Attempts:
                     return finished
                 case Stop(reason):
                     # What was published of an answer is recorded, too.
-                    return replace(stopped(self._at, reason), output=self._said())
+                    return replace(stopped(self._checkpoint, reason), output=self._partial_output())
                 case NextModel():
-                    self._at = self._at.at_model(self._at.model_index + 1)
+                    self._checkpoint = self._checkpoint.at_model(self._checkpoint.model_index + 1)
                 case Repaired(cause, repairs):
-                    self._at = self._at.repaired(cause, repairs)
+                    self._checkpoint = self._checkpoint.repaired(cause, repairs)
                 case Retry(delay_s):
                     if (sleeping := await self._wait(delay_s)) is not None:
                         return sleeping
             step = None
             self._cancel.check()
 
-    def _said(self) -> JsonValue:
-        return None if self._stream is None else self._stream.said()
+    def _partial_output(self) -> JsonValue:
+        return None if self._stream is None else self._stream.partial_output()
 
     # One attempt
 
@@ -121,14 +121,14 @@ class Attempts:
             return Stop("timeout") if self._waits_for is None else await self._refused(*self._waits_for, is_over=True)
         messages: Sequence[Message] = self._job.messages
         dropped = 0
-        if self._at.repairs is not None:
-            messages, dropped = self._at.repairs.applied(messages)
-        if self._at.said:
-            messages = [*messages, *continuing(self._at.said)]
+        if self._checkpoint.repairs is not None:
+            messages, dropped = self._checkpoint.repairs.applied(messages)
+        if self._checkpoint.partial:
+            messages = [*messages, *continuing(self._checkpoint.partial)]
         timeout_s = min(self._job.agent.timeout_s, remaining_s)
         # A stream may go on for as long as the job may.
         lease_s = timeout_s if self._stream is None else remaining_s
-        request = request_for(self._worker, self._job, self._at, timeout_s, dropped, lease_s=lease_s)
+        request = request_for(self._worker, self._job, self._checkpoint, timeout_s, dropped, lease_s=lease_s)
         request = replace(request, waited=self._waited)
         match await self._credited(partial(admit, self._worker, request, self._gates)):
             case Refused() as refused:
@@ -146,14 +146,16 @@ class Attempts:
         await self._credited(partial(self._worker.leases.confirm, self._job.claim))
         stream = None if self._stream is None else self._attempt_stream(self._stream, flight)
         with admitted.under_way():
-            repairs = self._at.repairs or NO_REPAIRS
+            repairs = self._checkpoint.repairs or NO_REPAIRS
             ended = await call(self._worker, self._job, flight, messages, timeout_s, repairs, stream)
             await self._record(ended.attempt, admitted.gates)
         if ended.attempt.outcome == "cancelled":
             self._cancel.check()
         if ended.failure is None:
             reason = ended.attempt.finish_reason
-            return Finished(self._at, ended.output, flight.model, None, None, ended.response, reason, ended.choices)
+            return Finished(
+                self._checkpoint, ended.output, flight.model, None, None, ended.response, reason, ended.choices
+            )
         return await self._after_failure(ended)
 
     def _attempt_stream(self, stream: AnswerStream, flight: InFlight) -> AttemptStream:
@@ -167,7 +169,7 @@ class Attempts:
 
     async def _answer_begins(self, flight: InFlight) -> None:
         """Saves that some of the answer is about to be out. Raises ClaimLost, JobCancelled."""
-        text = self._at.model_copy(update={"in_flight": flight, "model": flight.model}).text()
+        text = self._checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}).text()
         await self._credited(partial(self._save, text))
         self._cancel.check()
 
@@ -175,13 +177,13 @@ class Attempts:
         kept = await self._worker.executions.checkpoint(self._job.claim, text)
         if kept is None:
             raise ClaimLost(self._job.execution_id)
-        self._cancel.hear(kept.orders)
+        self._cancel.receive(kept.orders)
         self._worker.leases.claims[self._job.claim].has_children |= kept.has_children
 
     async def _refused(self, flight: InFlight, refused: Refused, *, is_over: bool = False) -> Step:
         """Records a refusal. `is_over`: the job has waited for as long as it may, and has no time for another model."""
         await self._record(attempt_of(self._job, flight, self._job.now(), "short_circuited", refused=refused))
-        ends = refused.ends_chain or is_over or self._at.is_last_of(self._job.chain)
+        ends = refused.ends_chain or is_over or self._checkpoint.is_last_of(self._job.chain)
         return Stop(refused.reason) if ends else NextModel()
 
     async def _wait_for_capacity(self, flight: InFlight, wait: WaitForCapacity) -> Step:
@@ -209,7 +211,7 @@ class Attempts:
         target = worker.targets.of(job.agent_name, attempt.model)
         await worker.outcomes.noted(settling, job, target, attempt, sequence)
         self._worker.metrics.attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
-        self._at = self._at.after(attempt)
+        self._checkpoint = self._checkpoint.after(attempt)
         self._waited.clear()
         self._waits_for = None
         await self._progress.attempt_ended(attempt)
@@ -226,15 +228,15 @@ class Attempts:
             if said is None:
                 await self._progress.retries_exhausted(attempt, "the answer broke off after some of it was published")
                 return Stop("error")
-            self._at = self._at.model_copy(update={"said": said})
+            self._checkpoint = self._checkpoint.model_copy(update={"partial": said})
         if (repaired := await self._repaired(ended)) is not None:
             return repaired
         busy = failure.kind == "rate_limit" and self._answers_others(attempt.model)
         step = after_failure(
             failure,
             policy=self._job.agent.retry,
-            failures=failures_on(attempt.model, self._at.attempts),
-            is_last_model=self._at.is_last_of(self._job.chain),
+            failures=failures_on(attempt.model, self._checkpoint.attempts),
+            is_last_model=self._checkpoint.is_last_of(self._job.chain),
             remaining_s=self._remaining_s(),
             jitter=self._worker.jitter(),
             busy=busy,
@@ -248,7 +250,7 @@ class Attempts:
         return step
 
     async def _repaired(self, ended: Ended) -> Repaired | None:
-        agent, repairs, failure = self._job.agent, self._at.repairs or NO_REPAIRS, ended.failure
+        agent, repairs, failure = self._job.agent, self._checkpoint.repairs or NO_REPAIRS, ended.failure
         assert failure is not None
         repaired = repairs.after(
             failure,
@@ -282,7 +284,7 @@ class Attempts:
     def _answers_others(self, model: str) -> bool:
         """Whether the model has answered another of this worker's jobs since this one has first called it."""
         answered = self._worker.outcomes.answered.get(self._worker.targets.of(self._job.agent_name, model).deployment)
-        began = min(attempt.started_at for attempt in self._at.attempts if attempt.model == model)
+        began = min(attempt.started_at for attempt in self._checkpoint.attempts if attempt.model == model)
         return answered is not None and answered > began
 
     async def _within_retry_budget(self, attempt: Attempt, step: Retry, *, busy: bool) -> Step:
@@ -294,13 +296,13 @@ class Attempts:
             await self._progress.retries(attempt, step.delay_s, long=step.delay_s >= LONG_WAIT_S)
             return step
         await self._progress.retries_exhausted(attempt, "the fleet's retry budget for this model is spent")
-        request = request_for(worker, self._job, self._at, 0.0, attempt.dropped_messages)
+        request = request_for(worker, self._job, self._checkpoint, 0.0, attempt.dropped_messages)
         return await self._refused(request.flight, retry_budget_spent(attempt.model))
 
     # Between attempts
 
     def _remaining_s(self) -> float:
-        return (self._at.deadline - self._job.now()).total_seconds()
+        return (self._checkpoint.deadline - self._job.now()).total_seconds()
 
     async def _credited(self, work: Callable[[], Awaitable[Value]]) -> Value:
         """Does what may be repeated, however long a server is unavailable: that is not the job's to pay."""
@@ -308,28 +310,28 @@ class Attempts:
         began = worker.clock()
         value = await worker.outages.retry_while_unavailable(work)
         if (waited_s := worker.clock() - began) > WORTH_CREDITING_S:
-            self._at = self._at.credited(timedelta(seconds=waited_s))
+            self._checkpoint = self._checkpoint.credited(timedelta(seconds=waited_s))
         return value
 
-    async def _wait(self, delay_s: float) -> Sleeping | None:
+    async def _wait(self, delay_s: float) -> Deferred | None:
         worker, job = self._worker, self._job
         due = job.now() + timedelta(seconds=delay_s)
-        self._at = self._at.waiting(job.chain[self._at.model_index], delay_s, due)
+        self._checkpoint = self._checkpoint.waiting(job.chain[self._checkpoint.model_index], delay_s, due)
         if delay_s < LONG_WAIT_S:
             with self._cancel.interruptible():
                 await worker.sleep(delay_s)
             return None
-        await worker.outages.retry_while_unavailable(partial(self._save, self._at.text()))
-        if (release := release_hold(worker, job, self._at)) is not None:
+        await worker.outages.retry_while_unavailable(partial(self._save, self._checkpoint.text()))
+        if (release := release_hold(worker, job, self._checkpoint)) is not None:
             await worker.outages.retry_while_unavailable(lambda: worker.redis.run([release]))
-        return Sleeping(due)
+        return Deferred(due)
 
-    async def _rest_of_wait(self, due: datetime) -> Sleeping | None:
+    async def _rest_of_wait(self, due: datetime) -> Deferred | None:
         """A job that was delivered before its wait is over, as after a crash while it was put to sleep."""
         rest_s = (due - self._job.now()).total_seconds()
         if rest_s >= LONG_WAIT_S:
             await self._progress.waits(rest_s)
-            return Sleeping(due)
+            return Deferred(due)
         if rest_s > 0:
             with self._cancel.interruptible():
                 await self._worker.sleep(rest_s)
@@ -337,14 +339,14 @@ class Attempts:
 
     async def _resume(self) -> Finished | Step | None:
         """Goes on after a crash. None: as the checkpoint says."""
-        found = await recover(self._worker, self._job, self._at)
-        self._at = found.checkpoint
+        found = await recover(self._worker, self._job, self._checkpoint)
+        self._checkpoint = found.checkpoint
         if self._stream is not None and self._stream.continues:
-            await self._stream.resume(self._at.said)
+            await self._stream.resume(self._checkpoint.partial)
         if found.lost is not None:
             flight, attempt = found.lost
             target = self._worker.targets.of(self._job.agent_name, flight.model)
-            request = AdmissionRequest(self._job, target, self._at, flight, 0, 0.0, attempt.attempt_id, None)
+            request = AdmissionRequest(self._job, target, self._checkpoint, flight, 0, 0.0, attempt.attempt_id, None)
             try:
                 await self._record(attempt, [gate(self._worker, request) for gate in self._gates])
             except ClaimLost:
@@ -358,9 +360,9 @@ class Attempts:
             return None
         if last.outcome == "cancelled":
             # Redis has lost the order; the log says that it was given.
-            return Finished(self._at, None, None, "cancelled", last.error)
+            return Finished(self._checkpoint, None, None, "cancelled", last.error)
         if last.short_circuited:
-            ends = last.ends_chain or self._at.is_last_of(self._job.chain)
+            ends = last.ends_chain or self._checkpoint.is_last_of(self._job.chain)
             return Stop(last.refused_reason or "error") if ends else NextModel()
         cut_off = last.error is not None and last.error.class_ == "OutputCutOffError"
         return await self._after_failure(Ended(last, classification_of(last, self._job.now()), lowered=cut_off))
@@ -389,8 +391,8 @@ def request_for(
     """
     target = worker.targets.of(job.agent_name, job.chain[at.model_index])
     size = job.input_size if at.repairs is None else job.input_size + at.repairs.correction_size
-    if at.said:
-        size = size + size_of_messages(continuing(at.said))
+    if at.partial:
+        size = size + size_of_messages(continuing(at.partial))
     input_tokens, output_tokens = estimate_input_tokens(size, target.token_rules), job.parameters.max_output_tokens
     limit = None
     if (

@@ -42,7 +42,7 @@ class CancelSignal:
         self._waiting: asyncio.Task[object] | None = None
         self._interrupted = False
 
-    def hear(self, orders: Iterable[CancelOrder]) -> None:
+    def receive(self, orders: Iterable[CancelOrder]) -> None:
         """Takes orders that name the job, and interrupts what it waits for where one of them holds for it."""
         if self.cancellation is not None or (found := cancelled_by(orders, *self._of)) is None:
             return
@@ -82,11 +82,11 @@ class CancelSignal:
             self._waiting = None
 
 
-async def hear_orders(connection: Connection, take: Callable[[CancelOrder], None]) -> None:
+async def receive_cancel_requests(connection: Connection, take: Callable[[CancelOrder], None]) -> None:
     """Takes orders to cancel jobs as they are sent, until cancelled itself."""
 
     async def hear() -> None:
         async with hearing(connection, CANCEL_ORDERS, lambda data: take(CancelOrder.model_validate_json(data))):
             await asyncio.Event().wait()
 
-    await Outage("orders to cancel").outlast(hear, on=BusUnavailable, retry_s=RETRY_S)
+    await Outage("orders to cancel").retry_until_available(hear, on=BusUnavailable, retry_s=RETRY_S)

@@ -55,7 +55,7 @@ class Checkpoint(Event):
     resume_at: Timestamp | None = None
     """When a long wait ends."""
     in_flight: InFlight | None = None
-    said: str = ""
+    partial: str = ""
     """What is out of an answer that broke off, and is to be continued."""
 
     def text(self) -> str:

@@ -70,10 +70,10 @@ class DeadWorkers:
         async def beat() -> None:
             async with self._presence.listening():
                 while True:
-                    await outage.survived(self._beat, expected=Unavailable)
-                    await asyncio.sleep(background.to_next_turn(BEAT_EVERY_S))
+                    await outage.run_logged(self._beat, expected=Unavailable)
+                    await asyncio.sleep(background.aligned_delay(BEAT_EVERY_S))
 
-        await Outage("connections of workers").outlast(beat, on=BusUnavailable, retry_s=RETRY_S)
+        await Outage("connections of workers").retry_until_available(beat, on=BusUnavailable, retry_s=RETRY_S)
 
     async def leave(self) -> None:
         """Removes this worker, which stops in order and has given back what it had. Raises StateUnavailable."""

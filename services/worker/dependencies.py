@@ -15,7 +15,7 @@ from breakwater.contracts.execution import ErrorInfo
 from breakwater.policy.ownership import shown
 from breakwater.policy.plans import Dependency, dependency_failure, look_again_in
 from breakwater.state.accepted import Accepted
-from services.worker.assignment import Assignment, Finished, JobDelivery, Sleeping
+from services.worker.assignment import Assignment, Deferred, Finished, JobDelivery
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import WorkerContext
 from services.worker.progress import ProgressReporter
@@ -31,7 +31,7 @@ class Dependencies:
         self._whose = (job.job.tenant, asked.owner)
         self._again = worker.outages.retry_while_unavailable
 
-    async def settle(self, at: Checkpoint) -> Finished | Sleeping | None:
+    async def settle(self, at: Checkpoint) -> Finished | Deferred | None:
         """How the job ends without a call, or until when it waits; None where it may start."""
         found = await self._look()
         open_ones = [job_id for job_id, stands in found.items() if stands != "succeeded"]
@@ -53,7 +53,7 @@ class Dependencies:
         delay_s = look_again_in(waited_s)
         if "unknown" in found.values():
             delay_s = min(delay_s, max(at_most_s - waited_s, 0.1))
-        return Sleeping(worker.now() + timedelta(seconds=delay_s), self.have_changed)
+        return Deferred(worker.now() + timedelta(seconds=delay_s), self.have_changed)
 
     async def have_changed(self) -> bool:
         """Whether one of them has ended since: whoever decided it may have looked for this job before it slept."""

@@ -12,7 +12,7 @@ from services.worker.assignment import Assignment, Finished
 from services.worker.attempts import request_for
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import WorkerContext
-from services.worker.gates import ALL_GATES, look
+from services.worker.gates import ALL_GATES, check
 from services.worker.gates.gate import AdmissionRequest, Refused, WaitForCapacity
 
 
@@ -42,7 +42,7 @@ async def _planned(worker: WorkerContext, request: AdmissionRequest, *, coarse: 
     if coarse:
         least = request.flight.model_copy(update={"reserved": None if worst is None else min(worst, 1)})
         asked = replace(request, flight=least, worst_tokens=1)
-    verdict = await worker.outages.retry_while_unavailable(lambda: look(worker, asked, ALL_GATES))
+    verdict = await worker.outages.retry_while_unavailable(lambda: check(worker, asked, ALL_GATES))
     return {
         "model": request.flight.model,
         "provider": request.flight.provider or None,

@@ -18,7 +18,7 @@ from breakwater import tracing
 from breakwater.bus.delivery import Delivery, dead_letter, park, parked_execution
 from breakwater.bus.errors import PublishRefused
 from breakwater.bus.records import decided
-from breakwater.config import Agent, NatsProgram, objection
+from breakwater.config import Agent, NatsProgram, validate_job
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Reason, Result
 from breakwater.contracts.job import Job, ScopedJob
@@ -46,7 +46,7 @@ from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.executions import Claim, Claimed, ClaimLost, Conflict, Taken
 from breakwater.state.plans import NotedJob
-from services.worker.assignment import Assignment, Finished, JobDelivery, Parameters, Sleeping
+from services.worker.assignment import Assignment, Deferred, Finished, JobDelivery, Parameters
 from services.worker.attempts import Attempts
 from services.worker.call import recorded_attempt
 from services.worker.cancelling import JobCancelled
@@ -62,7 +62,7 @@ from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
 from services.worker.spans import job_ended
 
-ROOM_FOR_ID, ROOM_FOR_IDS = 1024, 32_768
+JOB_ID_OVERHEAD, ROOM_FOR_IDS = 1024, 32_768
 """`request` accepts a body of up to the limit, and puts the job's id in, or all of its ids as the plane has them."""
 
 KEY_WAIT, KEY_LOOK = timedelta(hours=1), timedelta(minutes=1)
@@ -71,7 +71,7 @@ KEY_WAIT, KEY_LOOK = timedelta(hours=1), timedelta(minutes=1)
 MAX_CRASHES = 10
 """How often a job may fail for a reason of ours, in whichever worker, before it is dead-lettered."""
 
-MOST_HEADERS = 32 * 1024
+MAX_HEADERS = 32 * 1024
 """So many characters of headers may a job have: they are carried along, and count where a message has a limit."""
 
 
@@ -131,7 +131,7 @@ class JobHandler:
             try:
                 await self._wait_for_key(delivery, error)
             except PublishRefused as refusal:
-                await self._give_back(delivery, asked, refusal)
+                await self._release(delivery, asked, refusal)
         except asyncio.CancelledError:
             # The process stops: another worker may go on at once.
             await delivery.retry_in(0)
@@ -139,7 +139,7 @@ class JobHandler:
         except Exception as error:
             place = {"sequence": delivery.sequence, "deliveries": delivery.deliveries}
             log.exception("job_handling_failed", agent=self._agent_name, **place)
-            await self._give_back(delivery, asked, error)
+            await self._release(delivery, asked, error)
 
     async def _handle(self, asked: JobDelivery, parsed: Job | Refusal) -> None:
         delivery, execution_id = asked.delivery, execution_id_of(asked.delivery, asked.job)
@@ -196,7 +196,7 @@ class JobHandler:
         with worker.leases.keeping(claim, self._agent_name, asked_at, asked.owner, tenant) as held:
             held.has_children = has_children
             if orders:
-                held.cancel.hear(orders)
+                held.cancel.receive(orders)
             try:
                 # Looked for again now that the claim is held: the job may have been decided just before.
                 if (maybe_seen or text is not None or orders) and (
@@ -232,7 +232,7 @@ class JobHandler:
         may_wait = text is None and held.cancel.cancellation is None
         if may_wait and not slots.has_room(self._agent_name, self._agent.concurrency, callers):
             due = worker.now() + timedelta(seconds=slots.turn_in(self._agent_name, callers))
-            await self._put_to_sleep(delivery, self._assignment(asked, job, claim, None), held, Sleeping(due))
+            await self._defer(delivery, self._assignment(asked, job, claim, None), held, Deferred(due))
             return
         # Nothing is waited for between: jobs that come together would all find the same room.
         with slots.taking(self._agent_name, callers):
@@ -272,7 +272,7 @@ class JobHandler:
 
     def _assignment(self, asked: JobDelivery, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
         rules = self._agent.rules_for(job)
-        assert isinstance(rules, JobRules)  # `objection` has refused others
+        assert isinstance(rules, JobRules)  # `validate_job` has refused others
         own = {name: one for name, one in (("guard", rules.guard), ("retry", rules.retry)) if one is not None}
         return Assignment(
             execution_id=claim.execution_id,
@@ -306,15 +306,15 @@ class JobHandler:
         worker = self._worker
         rules = job.agent.cache
         cache = None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)
-        held.also = None if cache is None else cache.renew
+        held.on_renew = None if cache is None else cache.renew
         try:
             end, cached_from = None, None
             if job.job.depends_on and not resumed and held.cancel.cancellation is None:
                 end = await Dependencies(worker, asked, job).settle(checkpoint)
             if end is None:
                 end, cached_from = await self._attempt(job, checkpoint, cache, held, resumed=resumed)
-            if isinstance(end, Sleeping):
-                await self._put_to_sleep(asked.delivery, job, held, end)
+            if isinstance(end, Deferred):
+                await self._defer(asked.delivery, job, held, end)
                 return None
             # Who has been superseded while it called decides nothing.
             await worker.outages.retry_while_unavailable(partial(worker.leases.confirm, job.claim))
@@ -332,7 +332,7 @@ class JobHandler:
                 await cache.keep(end, job.execution_id)
             result = await finish(worker, asked, result, job.claim, counted=counted)
         finally:
-            held.also = None
+            held.on_renew = None
             if cache is not None:
                 await cache.leave()
         worker.metrics.job(result, tracing.recorded_trace_id(job.traceparent))
@@ -340,7 +340,7 @@ class JobHandler:
 
     async def _attempt(
         self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, held: HeldClaim, *, resumed: bool
-    ) -> tuple[Finished | Sleeping, str | None]:
+    ) -> tuple[Finished | Deferred, str | None]:
         """Runs a job or finds a cached answer; returns how it ended, and the execution that such an answer is from."""
         if held.cancel.cancellation is not None and not resumed:
             return cancelled(checkpoint, held.cancel.cancellation), None
@@ -369,11 +369,11 @@ class JobHandler:
         gates = ALL_GATES if brings_rules else self._gates
         return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
 
-    async def _put_to_sleep(self, delivery: Delivery, job: Assignment, held: HeldClaim, sleeping: Sleeping) -> None:
+    async def _defer(self, delivery: Delivery, job: Assignment, held: HeldClaim, sleeping: Deferred) -> None:
         worker, agent = self._worker, self._agent_name
         # Whoever wakes the job has another message of it, and must not wait for the end of a lease.
         kept = await worker.outages.retry_while_unavailable(partial(worker.executions.release, job.claim))
-        held.cancel.hear(() if kept is None else kept.orders)
+        held.cancel.receive(() if kept is None else kept.orders)
         if held.cancel.cancellation is not None:
             await delivery.retry_in(0)
             return
@@ -397,10 +397,10 @@ class JobHandler:
         """The job, or the reason why it can't be run."""
         limit = self._worker.config.limits.max_body_bytes
         is_scoped = Header.SCOPED_IDS.value in delivery.headers
-        if len(delivery.data) > limit + (ROOM_FOR_IDS if is_scoped else ROOM_FOR_ID):
+        if len(delivery.data) > limit + (ROOM_FOR_IDS if is_scoped else JOB_ID_OVERHEAD):
             return Refusal(f"the job has {len(delivery.data)} bytes; at most {limit} are accepted")
-        if sum(map(len, delivery.headers.values())) + sum(map(len, delivery.headers)) > MOST_HEADERS:
-            return Refusal(f"the job's headers have more than {MOST_HEADERS} characters")
+        if sum(map(len, delivery.headers.values())) + sum(map(len, delivery.headers)) > MAX_HEADERS:
+            return Refusal(f"the job's headers have more than {MAX_HEADERS} characters")
         try:
             form = ScopedJob if is_scoped else Job
             job = form.model_validate_json(delivery.data)
@@ -412,7 +412,7 @@ class JobHandler:
             return Refusal(f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}")
         if job.job_id is None and holds_key(delivery.headers.get(Header.MSG_ID.value, "")):
             return Refusal(f"{Header.MSG_ID.value}: {NO_KEY_IN_ID}")
-        problem = objection(self._worker.config, job)
+        problem = validate_job(self._worker.config, job)
         return self._of_sender(delivery, job) if problem is None else Refusal(f"{problem.path}: {problem.message}", job)
 
     def _of_sender(self, delivery: Delivery, job: Job) -> Job | Refusal:
@@ -465,7 +465,7 @@ class JobHandler:
         error = ErrorInfo(kind="invalid", class_="IdConflictError", message=why, user_message=why)
         await refuse_id(self._worker, asked, self._ended(asked, execution_id, "invalid", error))
 
-    async def _give_back(self, delivery: Delivery, asked: JobDelivery | None, error: Exception) -> None:
+    async def _release(self, delivery: Delivery, asked: JobDelivery | None, error: Exception) -> None:
         crashes = await self._crashed(delivery)
         if crashes < MAX_CRASHES:
             await delivery.retry_in(min(2.0**crashes, 60.0))

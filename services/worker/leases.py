@@ -20,11 +20,11 @@ from services.worker.cancelling import CancelSignal
 
 RENEW_EVERY_S = CLAIM_LEASE_MS / 1000 / 4
 
-STANDSTILL_S = 5.0
+STALL_S = 5.0
 """A process that did nothing for so long has been stopped, or its machine has; a busy one is not as late."""
 
 BUFFERED_S = 30.0
-"""How long after a standstill messages are handled that were delivered before it."""
+"""How long after a stall messages are handled that were delivered before it."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class HeldClaim:
     """A claim of this process."""
 
     cancel: CancelSignal
-    sure_until: float
+    lease_valid_until: float
     """Until then nobody else can have taken the job, by the monotonic clock: some time after Redis last renewed it."""
-    also: Callable[[], Awaitable[None]] | None = None
+    on_renew: Callable[[], Awaitable[None]] | None = None
     """What else is to be renewed for the job: its lead among those that ask the same."""
     has_children: bool = False
     """Jobs that belong to its task, as it was given none; it is counted there then."""
@@ -47,7 +47,7 @@ class Leases:
         self._executions = executions
         self._outages = outages
         self._clock = clock
-        self._ticked_at = self._stood_still_at = float("-inf")
+        self._ticked_at = self._stalled_at = float("-inf")
         self.deliveries: set[Delivery] = set()
         self.claims: dict[Claim, HeldClaim] = {}
 
@@ -73,31 +73,31 @@ class Leases:
     async def confirm(self, claim: Claim) -> None:
         """Makes sure that a job is still ours: before its call is made, and before it is decided.
 
-        Redis is asked only where the claim could not be renewed for a while, as after a standstill of this process.
+        Redis is asked only where the claim could not be renewed for a while, as after a stall of this process.
 
         Raises:
             ClaimLost: another handling has taken it over.
             StateUnavailable: ask again.
         """
         held, asked_at = self.claims[claim], self._clock()
-        if asked_at < held.sure_until:
+        if asked_at < held.lease_valid_until:
             return
         kept = await self._executions.checkpoint(claim, "")
         if kept is None:
             raise ClaimLost(claim.execution_id)
-        held.cancel.hear(kept.orders)
-        held.sure_until = asked_at + CLAIM_LEASE_MS / 1000
+        held.cancel.receive(kept.orders)
+        held.lease_valid_until = asked_at + CLAIM_LEASE_MS / 1000
 
     def cancel(self, order: CancelOrder) -> None:
         """Takes an order to cancel a job, if it is one of these."""
         for claim, held in self.claims.items():
             if claim.execution_id == order.execution_id:
-                held.cancel.hear([order])
+                held.cancel.receive([order])
 
     def may_be_late(self) -> bool:
         """Whether what is handled now may have been delivered long ago, and to somebody else since."""
         now = self._clock()
-        return now - self._stood_still_at < BUFFERED_S or STANDSTILL_S < now - self._ticked_at < float("inf")
+        return now - self._stalled_at < BUFFERED_S or STALL_S < now - self._ticked_at < float("inf")
 
     async def run(self) -> None:
         """Keeps them until cancelled. The deliveries by themselves, as they are kept whether Redis answers or not."""
@@ -109,24 +109,24 @@ class Leases:
 
     async def _tick(self) -> None:
         before, self._ticked_at = self._ticked_at, self._clock()
-        stood_still_s = self._ticked_at - before
-        if STANDSTILL_S < stood_still_s < float("inf"):
-            self._stood_still_at = self._ticked_at
-            structlog.get_logger().warning("stood_still", for_s=round(stood_still_s, 1))
+        stalled_s = self._ticked_at - before
+        if STALL_S < stalled_s < float("inf"):
+            self._stalled_at = self._ticked_at
+            structlog.get_logger().warning("process_stalled", for_s=round(stalled_s, 1))
 
     async def _renew_claims(self) -> None:
         # Jobs that end during an outage are left out of the next try.
         await self._outages.retry_while_unavailable(self._renew)
-        for renew in [held.also for held in self.claims.values() if held.also is not None]:
+        for renew in [held.on_renew for held in self.claims.values() if held.on_renew is not None]:
             await renew()
 
     async def _renew(self) -> None:
         claims, asked_at = tuple(self.claims), self._clock()
         for claim, kept in zip(claims, await self._executions.renew(claims), strict=True):
             if (held := self.claims.get(claim)) is not None:
-                held.sure_until = asked_at if kept is None else asked_at + CLAIM_LEASE_MS / 1000
+                held.lease_valid_until = asked_at if kept is None else asked_at + CLAIM_LEASE_MS / 1000
                 if kept is not None and kept.orders:
-                    held.cancel.hear(kept.orders)
+                    held.cancel.receive(kept.orders)
                 if kept is not None and kept.has_children:
                     held.has_children = True
 
@@ -135,5 +135,5 @@ async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) 
     """Does work every so often, whatever it raised the last time: all jobs of the worker depend on it."""
     outage = Outage(what)
     while True:
-        await asyncio.sleep(background.to_next_turn(every_s))
-        await outage.survived(work, expected=())
+        await asyncio.sleep(background.aligned_delay(every_s))
+        await outage.run_logged(work, expected=())

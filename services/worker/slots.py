@@ -40,7 +40,7 @@ class Callers:
         self._running[caller] += 1
         self._lately[caller] = max(self._lately[caller], self._running[caller])
 
-    def give_back(self, caller: str) -> None:
+    def release(self, caller: str) -> None:
         """Counts a slot that a caller gives back."""
         self._running[caller] -= 1
         if not self._running[caller]:
@@ -84,7 +84,7 @@ class Slots:
             yield
         finally:
             for kind, caller in callers.items():
-                self._of(agent, kind).give_back(caller)
+                self._of(agent, kind).release(caller)
 
     def turn_in(self, agent: str, callers: dict[str, str]) -> float:
         """In how many seconds a job comes again that finds no room. Each caller's come one after the other."""

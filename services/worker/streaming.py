@@ -53,7 +53,7 @@ class AnswerStream:
         self._number = 0
         self.continues = job.agent.on_stream_break == "continue"
 
-    def said(self) -> JsonValue:
+    def partial_output(self) -> JsonValue:
         """What is out, as an output; None for nothing."""
         message = self.answer.messages().get(0)
         if message is None or not self.answer.length:
@@ -72,7 +72,7 @@ class AnswerStream:
     async def resume(self, said: str) -> None:
         """Takes over what another worker, or an earlier handling, has published."""
         stored, number = await self._worker.outages.retry_while_unavailable(
-            partial(self._worker.executions.said, self._job.claim)
+            partial(self._worker.executions.partial_output, self._job.claim)
         )
         self._number = number
         if text := stored or said:
@@ -89,7 +89,7 @@ class AnswerStream:
             for chunk in chunks:
                 self.answer.add(chunk)
             text = "".join(map(_text_of, chunks))
-            say = partial(self._worker.executions.say, self._job.claim, text, self._number)
+            say = partial(self._worker.executions.append_partial, self._job.claim, text, self._number)
             if not await self._worker.outages.retry_while_unavailable(say):
                 raise ClaimLost(self._job.execution_id)
         payload, written = b"", ""
@@ -162,7 +162,7 @@ class AttemptStream:
         self._join = None
         await self._publish(self._held)
         response = {**(answer.response or {}), **self._stream.answer.completion()}
-        return replace(answer, output=self._stream.said(), response=response)
+        return replace(answer, output=self._stream.partial_output(), response=response)
 
     def ended(self) -> InFlight:
         """The attempt, with how much came of it."""

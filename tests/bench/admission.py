@@ -149,7 +149,7 @@ class Bench:
         elapsed = time.perf_counter() - began
         trips, spent = self._redis.round_trips - trips, await self._spent() - spent if look_into_redis else 0.0
         if isinstance(answer, Admitted) and agent_name != "throttled":
-            await self._redis.run([call for gate in answer.gates if (call := gate.give_back()) is not None])
+            await self._redis.run([call for gate in answer.gates if (call := gate.release()) is not None])
         await worker.executions.finish(claim)
         return elapsed, trips, answer.reason if isinstance(answer, Refused) else type(answer).__name__.lower(), spent
 

@@ -23,7 +23,7 @@ from tests.bench.history_fleet import (
 )
 
 NO_ERROR: ErrorCells = (None,) * 7
-MOST_ATTEMPTS = 9
+MAX_ATTEMPTS = 9
 _REPAIRS = {
     "logic": ("self_correction", 2),
     "context_overflow": ("context_trim", 1),
@@ -121,7 +121,7 @@ class Jobs:
             if refusal is not None:
                 reason, error, refused_by = refusal
                 self._refused(execution_id, job, model, course, cause, backoff, error, refused_by)
-                if place + 1 == len(agent.chain) or len(course.rows) == MOST_ATTEMPTS:
+                if place + 1 == len(agent.chain) or len(course.rows) == MAX_ATTEMPTS:
                     # Where some model was called and failed, that is why the job failed.
                     return ("error" if course.failed else reason), None
                 place, tries, repairs, cause, backoff = place + 1, 0, 0, "fallback", 0
@@ -132,7 +132,7 @@ class Jobs:
                 return None, model
             backoff = 0
             repair, most = _REPAIRS.get(failure.kind, ("", 0))
-            if len(course.rows) == MOST_ATTEMPTS:
+            if len(course.rows) == MAX_ATTEMPTS:
                 return _end(failure), None
             if repairs < most:
                 cause, repairs = repair, repairs + 1

@@ -16,10 +16,10 @@ from structlog.testing import capture_logs
 
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.delivery import (
-    WAKER_BATCH,
-    WAKER_LINGER_S,
+    DELAYED_BATCH,
+    DELAYED_LINGER_S,
+    DelayedQueue,
     Delivery,
-    Waker,
     park,
     parked_execution,
     queued_at,
@@ -68,7 +68,7 @@ async def worker(url: str, handle: Callable[[Delivery], Work]) -> AsyncGenerator
     """A process that handles the slow agent's jobs, and wakes parked ones; yields those it has looked at."""
     looked_at: list[Delivery] = []
     broker = make_broker(url, "worker", graceful_timeout_s=1)
-    waker = Waker(Publisher(connection_of(broker), "worker"), PLAN.agents)
+    waker = DelayedQueue(Publisher(connection_of(broker), "worker"), PLAN.agents)
 
     async def wake(deliveries: list[Delivery]) -> None:
         await waker.handle_all(deliveries)
@@ -77,7 +77,7 @@ async def worker(url: str, handle: Callable[[Delivery], Work]) -> AsyncGenerator
     app = ServiceApp(broker)
     pull = Pull(connection_of(broker), Stream.JOBS, worker_consumer(SLOW))
     queue = each(pull, handle, concurrency=lambda: PLAN.agents[SLOW])
-    on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, wake, size=WAKER_BATCH, linger_s=WAKER_LINGER_S)
+    on_batch(app, broker, Stream.PARKED, PARKED_CONSUMER, wake, size=DELAYED_BATCH, linger_s=DELAYED_LINGER_S)
     await app.start()
     queue.start()
     try:
@@ -240,7 +240,7 @@ async def test_a_crash_between_waking_and_acknowledging_wakes_the_same_execution
     job = await submitted(client)
     await park(publisher, job, agent=SLOW, execution_id="e", due=now())
     await job.ack_sync()
-    waker = Waker(publisher, PLAN.agents)
+    waker = DelayedQueue(publisher, PLAN.agents)
 
     class Unacknowledged(Delivery):
         async def ack_sync(self) -> bool:
@@ -280,7 +280,7 @@ async def test_a_job_of_a_program_stays_its_own_when_it_has_slept_and_what_it_sa
         assert (job.is_first, job.queued_at) == (True, job.published_at)
         await park(publisher, job, agent=SLOW, execution_id=f"of-{user}", due=now())
         await job.ack_sync()
-        await Waker(publisher, PLAN.agents).handle(await parked(client))
+        await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
         woken = await taken(client)
         await woken.ack_sync()
         assert woken.subject == subjects.job(SLOW)
@@ -297,7 +297,7 @@ async def test_a_crash_before_the_original_is_acknowledged_leaves_a_second_messa
     job = await submitted(client)
     await park(publisher, job, agent=SLOW, execution_id="e", due=now())
     await job.retry_in(0)
-    await Waker(publisher, PLAN.agents).handle(await parked(client))
+    await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
     assert await count(client, Stream.JOBS) == 2
     first = await taken(client)
     await first.ack_sync()
@@ -311,7 +311,7 @@ async def test_the_promise_of_an_unused_id_is_not_kept_by_a_job_that_was_parked(
     job = await submitted(client, headers={Header.UNIQUE_ID.value: "1", Header.MSG_ID.value: "slow/e"})
     await park(publisher, job, agent=SLOW, execution_id="e", due=now())
     await job.ack_sync()
-    await Waker(publisher, PLAN.agents).handle(await parked(client))
+    await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
     woken = await taken(client)
     assert Header.UNIQUE_ID.value not in woken.headers
     assert woken.headers[Header.MSG_ID.value].startswith("e/woken/")
@@ -325,7 +325,7 @@ async def test_what_was_expected_of_the_queue_is_not_expected_of_the_other_strea
     assert job.headers["Nats-Expected-Stream"] == "JOBS"
     await park(publisher, job, agent=SLOW, execution_id="e", due=now())
     await job.ack_sync()
-    await Waker(publisher, PLAN.agents).handle(await parked(client))
+    await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
     assert (await taken(client)).data == b"job"
 
 
@@ -335,7 +335,7 @@ async def test_a_job_that_is_parked_again_keeps_when_it_was_accepted(client: Cli
     for _ in range(2):
         await park(publisher, job, agent=SLOW, execution_id="e", due=now())
         await job.ack_sync()
-        await Waker(publisher, PLAN.agents).handle(await parked(client))
+        await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
         job = await taken(client)
         assert job.headers[Header.QUEUED_AT.value] == accepted
 
@@ -350,7 +350,7 @@ async def test_a_full_queue_keeps_the_job_parked_until_there_is_room_and_says_so
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(max_msgs=1))
     await jetstream.publish(subjects.job(OTHER), b"fills it")
-    waker, sleeper = Waker(publisher, PLAN.agents), await parked(client)
+    waker, sleeper = DelayedQueue(publisher, PLAN.agents), await parked(client)
     given_back: list[float] = []
 
     class Watched(Delivery):
@@ -377,7 +377,7 @@ async def test_a_job_whose_agent_is_gone_is_dead_lettered_with_its_bytes(client:
     await job.ack_sync()
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(subjects=[subjects.job(OTHER)]))
-    await Waker(publisher, {OTHER}).handle(await parked(client))
+    await DelayedQueue(publisher, {OTHER}).handle(await parked(client))
     stored = await jetstream.get_last_msg("DLQ", subjects.dead_letter("unknown_agent", SLOW))
     dead_letter = json.loads(stored.data or b"")
     assert base64.b64decode(dead_letter["payload_base64"]) == b"\xffkept"
@@ -395,7 +395,7 @@ async def test_a_job_whose_agent_is_configured_waits_for_its_queue_to_be_there_a
     await job.ack_sync()
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(subjects=[subjects.job(OTHER)]))
-    await Waker(publisher, PLAN.agents).handle(await parked(client))
+    await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
     assert await count(client, Stream.PARKED) == 1
     assert await count(client, Stream.DLQ) == 0
 

@@ -82,7 +82,7 @@ async def test_a_job_is_somewhere_or_has_vanished(client: Client, own_redis_serv
 async def test_too_many_waiting_jobs_are_not_read(
     client: Client, own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_jobs, "MOST_WAITING", 2)
+    monkeypatch.setattr(doctor_jobs, "MAX_WAITING", 2)
     redis = Redis(own_redis_server.url)
     try:
         await accept(redis, "gone")
@@ -110,7 +110,7 @@ async def test_jobs_on_their_way_are_not_missed(
 async def test_of_very_many_jobs_some_are_looked_at(
     client: Client, own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_jobs, "MOST_JOBS", 40)
+    monkeypatch.setattr(doctor_jobs, "MAX_JOBS", 40)
     jetstream, redis = client.jetstream(), Redis(own_redis_server.url)
     jobs = [f"many-{number}" for number in range(600)]
     try:

@@ -20,7 +20,7 @@ from breakwater.providers.limit import Limit
 from breakwater.providers.local import Pieces
 from tests.providers.kit import call, failure, perform, settings
 
-TIMEOUT_S, STANDSTILL_S = 0.3, 0.6
+TIMEOUT_S, STALL_S = 0.3, 0.6
 TEXT = "hi" * 500_000
 """More than is read in one turn of the event loop."""
 ANSWER = json.dumps({"choices": [{"message": {"content": TEXT}, "finish_reason": "stop"}]}).encode()
@@ -28,7 +28,7 @@ ANSWER = json.dumps({"choices": [{"message": {"content": TEXT}, "finish_reason":
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limit, "STANDSTILL_S", 0.1)
+    monkeypatch.setattr(limit, "STALL_S", 0.1)
 
 
 @contextmanager
@@ -59,10 +59,10 @@ def answering_meanwhile(*, answers: bool) -> Generator[str]:
 
 async def stand_still_once(asked: threading.Event) -> None:
     await asyncio.to_thread(asked.wait, 60)
-    time.sleep(STANDSTILL_S)  # noqa: ASYNC251  the whole process stands still, as after SIGSTOP
+    time.sleep(STALL_S)  # noqa: ASYNC251  the whole process stands still, as after SIGSTOP
 
 
-async def test_an_answer_that_came_while_the_worker_stood_still_is_an_answer() -> None:
+async def test_an_answer_that_came_while_the_worker_stalled_is_an_answer() -> None:
     with answering_meanwhile(answers=True) as origin:
         answered = await perform(settings("openai", origin), call(timeout_s=TIMEOUT_S))
     assert answered.output == TEXT
@@ -99,7 +99,7 @@ async def test_a_piece_that_a_program_wrote_during_a_standstill_is_passed_on() -
 
     def stand_still() -> None:
         its.send(b"hello")
-        time.sleep(STANDSTILL_S)
+        time.sleep(STALL_S)
 
     async def take(chunks: Sequence[Chunk]) -> None:
         taken.append(chunks)

@@ -235,9 +235,9 @@ class Fleet(RedisMachine):
     @precondition(lambda self: self.calls)
     @rule(which=ANY)
     def a_call_is_not_made_after_all(self, which: int) -> None:
-        self.give_back(list(self.calls)[-1 - which % len(self.calls)])
+        self.release(list(self.calls)[-1 - which % len(self.calls)])
 
-    def give_back(self, attempt: str) -> None:
+    def release(self, attempt: str) -> None:
         self.run(self.redis.run([Breakers.return_probe_call(KEY, attempt)]))
         self.calls[attempt] = Call()
         if self.model.probe == attempt:
@@ -283,7 +283,7 @@ class Fleet(RedisMachine):
     @rule(by_hand=st.sampled_from(["isolate", "reset"]))
     def the_probe_is_given_back_while_somebody_decides(self, by_hand: Literal["isolate", "reset"]) -> None:
         self.somebody_reads_and_decides(by_hand)
-        self.give_back(str(self.model.probe))
+        self.release(str(self.model.probe))
 
     @precondition(lambda self: self.decided)
     @rule(which=ANY)

@@ -71,7 +71,7 @@ async def put(redis: Redis, breaker: Breaker) -> None:
     assert await save(redis, await load(redis), breaker)
 
 
-async def give_back(redis: Redis, attempt: str) -> None:
+async def release(redis: Redis, attempt: str) -> None:
     await redis.run([Breakers.return_probe_call(KEY, attempt)])
 
 
@@ -115,9 +115,9 @@ async def test_a_probe_whose_lease_has_ended_passes_on(redis: Redis) -> None:
 async def test_a_probe_that_is_given_back_may_be_taken_at_once_but_only_by_its_holder(redis: Redis) -> None:
     await put(redis, OPEN)
     await admit(redis, "one:1")
-    await give_back(redis, "other:1")
+    await release(redis, "other:1")
     assert isinstance(await admit(redis, "two:1"), BreakerRefused)
-    await give_back(redis, "one:1")
+    await release(redis, "one:1")
     assert isinstance(await admit(redis, "two:1"), BreakerAdmitted)
 
 
@@ -128,7 +128,7 @@ async def test_asking_again_for_the_probe_gives_it_again_and_reports_the_change_
     assert await admit(redis, "one:1") == first == BreakerAdmitted(probe=True, version=2, became_half_open=True)
     again = (await load(redis)).breaker
     assert (again.version, again.changed_ms) == (2, half_open.changed_ms)
-    await give_back(redis, "one:1")
+    await release(redis, "one:1")
     assert await admit(redis, "two:1") == BreakerAdmitted(probe=True, version=2, became_half_open=False)
 
 
@@ -177,10 +177,10 @@ async def test_a_save_after_somebody_elses_is_refused(redis: Redis) -> None:
     await admit(redis, "probe:1")
     assert not await save(redis, now, Breaker())
     now = await load(redis)
-    await give_back(redis, "probe:1")
+    await release(redis, "probe:1")
     assert not await save(redis, now, Breaker())
     now = await load(redis)
-    await give_back(redis, "nobody:1")
+    await release(redis, "nobody:1")
     assert await save(redis, now, OPEN)
 
 
@@ -231,7 +231,7 @@ async def test_a_transition_is_kept_until_it_is_published(redis: Redis) -> None:
 
 async def test_nothing_is_left_of_a_note_upon_a_breaker_that_is_forgotten(redis: Redis) -> None:
     await Breakers(redis).mark_published(KEY, '["transition"]')
-    await give_back(redis, "one:1")
+    await release(redis, "one:1")
     assert await admit(redis, "one:1") == BreakerAdmitted(probe=False, version=0, became_half_open=False)
     assert await redis.client.dbsize() == 0
 

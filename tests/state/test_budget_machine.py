@@ -127,7 +127,7 @@ class Money(RedisMachine):
     def spent(self, place: Place) -> int:
         return self.figures.get(place, Figures()).spent + self.sum_of(place, charged=True)
 
-    def in_force(self, place: Place, limit: int) -> int:
+    def effective_limit(self, place: Place, limit: int) -> int:
         """The config's cap, or what it was raised to while it was the same."""
         raised, over = self.raised.get(place, (0, 0))
         if raised and over == limit:
@@ -168,7 +168,7 @@ class Money(RedisMachine):
                 return CountersLost()
             period = periods.of(counter.window)
             place = period.name, counter.key
-            limit = self.in_force(place, counter.hard_limit)
+            limit = self.effective_limit(place, counter.hard_limit)
             spent, reserved = self.spent(place), self.sum_of(place, charged=False)
             is_full = not fits(more, limit=limit, spent=spent, reserved=reserved)
             over = False
@@ -227,7 +227,7 @@ class Money(RedisMachine):
             place = periods.of(counter.window).name, counter.key
             if counter.hard_limit is None:
                 continue
-            left = self.in_force(place, counter.hard_limit) - self.spent(place)
+            left = self.effective_limit(place, counter.hard_limit) - self.spent(place)
             for of in ("caller",) if counter.scope == "tenant" else ("tenant", "caller"):
                 if 2 * self.held_of(counter.key, of, call.name(of)) > left:
                     found = True
@@ -490,7 +490,7 @@ class Money(RedisMachine):
                 if self.anew or caps.enforcement != "hard" or limit is None:
                     continue
                 now, before = committed.get(place, 0), self.committed.get(place, 0)
-                limit = self.in_force(place, limit)
+                limit = self.effective_limit(place, limit)
                 most = max(before, limit) if place in self.grants else before
                 assert now <= most + self.beyond[place]
                 self.seen["at the cap"] += now == limit

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
-from breakwater.state.health import KEEP_MS, EndedCall, Healths, Lately
+from breakwater.state.health import KEEP_MS, CallHealth, EndedCall, Healths
 
 AGENT, MODEL, OTHER = "support/triage {1}", "openai/gpt-4.1:mini", "org/model"
 
@@ -23,7 +23,7 @@ async def note(redis: Redis, by_model: Mapping[str, Sequence[EndedCall]], agent:
     await healths.note([healths.note_call(agent, by_model)])
 
 
-async def lately(redis: Redis, agent: str = AGENT) -> dict[str, Lately]:
+async def lately(redis: Redis, agent: str = AGENT) -> dict[str, CallHealth]:
     [found] = await Healths(redis).of([agent])
     return found
 
@@ -41,21 +41,21 @@ async def test_failures_since_the_latest_success_are_counted_by_model_and_togeth
     )
     await note(redis, {MODEL: first, OTHER: second})
     assert await lately(redis) == {
-        MODEL: Lately(2, 1_040, 1_020),
-        OTHER: Lately(0, None, 1_060),
-        "": Lately(0, None, 1_060),
+        MODEL: CallHealth(2, 1_040, 1_020),
+        OTHER: CallHealth(0, None, 1_060),
+        "": CallHealth(0, None, 1_060),
     }
     await note(redis, {MODEL: calls(True, first=7)})
     found = await lately(redis)
-    assert (found[MODEL], found[""]) == (Lately(3, 1_070, 1_020), Lately(1, 1_070, 1_060))
+    assert (found[MODEL], found[""]) == (CallHealth(3, 1_070, 1_020), CallHealth(1, 1_070, 1_060))
 
 
 async def test_what_never_happened_is_not_known(redis: Redis) -> None:
     await note(redis, {MODEL: calls(True), OTHER: calls(False, first=2)})
     assert await lately(redis) == {
-        MODEL: Lately(1, 1_010, None),
-        OTHER: Lately(0, None, 1_020),
-        "": Lately(0, None, 1_020),
+        MODEL: CallHealth(1, 1_010, None),
+        OTHER: CallHealth(0, None, 1_020),
+        "": CallHealth(0, None, 1_020),
     }
 
 
@@ -64,7 +64,7 @@ async def test_what_is_reported_again_changes_nothing(redis: Redis) -> None:
     for _ in range(3):
         await note(redis, reported)
     await note(redis, {MODEL: calls(False)})
-    assert (await lately(redis))[MODEL] == Lately(2, 1_040, 1_020)
+    assert (await lately(redis))[MODEL] == CallHealth(2, 1_040, 1_020)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -88,12 +88,12 @@ async def test_however_calls_are_batched_and_shuffled_within_a_batch_the_figures
         mine = [one for one, model in ended if name in {"", model}]
         successes = [one for one in mine if not one.failed]
         last = successes[-1].sequence if successes else 0
-        expected = Lately(
+        expected = CallHealth(
             sum(one.sequence > last for one in mine),
             max((one.at_ms for one in mine if one.failed and one.sequence > last), default=None),
             successes[-1].at_ms if successes else None,
         )
-        assert found.get(name, Lately()) == expected
+        assert found.get(name, CallHealth()) == expected
 
 
 async def test_of_a_long_batch_only_what_leaves_a_trace_is_sent() -> None:
@@ -108,9 +108,9 @@ async def test_agents_are_distinguished_and_forgotten_by_name_or_when_nothing_wa
     for key in await redis.client.keys("*"):
         assert 0 < await redis.client.pttl(key) <= KEEP_MS
     assert await Healths(redis).of(["two", "three", "one"]) == [
-        {"": Lately(0, None, 1_010), MODEL: Lately(0, None, 1_010)},
+        {"": CallHealth(0, None, 1_010), MODEL: CallHealth(0, None, 1_010)},
         {},
-        {"": Lately(1, 1_010, None), MODEL: Lately(1, 1_010, None)},
+        {"": CallHealth(1, 1_010, None), MODEL: CallHealth(1, 1_010, None)},
     ]
     await Healths(redis).forget(["one", "three"])
     assert [bool(found) for found in await Healths(redis).of(["one", "two"])] == [False, True]

@@ -619,8 +619,8 @@ async def test_a_task_takes_little_memory_whatever_its_names(redis: Redis) -> No
 async def test_of_too_many_tasks_of_one_caller_those_that_rest_are_forgotten_and_nobody_elses(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.state.tasks.MOST_OF_CALLER", 3)
-    monkeypatch.setattr("breakwater.state.tasks.MOST_STOPPED_OF_CALLER", 1)
+    monkeypatch.setattr("breakwater.state.tasks.MAX_OF_CALLER", 3)
+    monkeypatch.setattr("breakwater.state.tasks.MAX_STOPPED_OF_CALLER", 1)
     tasks, client = Tasks(redis), redis.client
 
     async def begin(name: str, caller: str | None, *, rests: bool = True, stopped: bool = False) -> None:

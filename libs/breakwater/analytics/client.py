@@ -74,7 +74,7 @@ def _complain(held: bytes) -> None:
 
 DEFAULT_DATABASE = "breakwater"
 CONNECT_TIMEOUT_S = 5.0
-MOST_CONNECTIONS = 100
+MAX_CONNECTIONS = 100
 ANSWER_TIMEOUT_S = 60.0
 """How long a statement may be silent. An insert of thousands of rows takes a fraction of a second."""
 
@@ -355,8 +355,8 @@ class Analytics:
                 show_clickhouse_errors=True,
                 client_name="breakwater",
                 # A page asks a dozen questions at once, and several people may look at pages.
-                connector_limit=MOST_CONNECTIONS,
-                connector_limit_per_host=MOST_CONNECTIONS,
+                connector_limit=MAX_CONNECTIONS,
+                connector_limit_per_host=MAX_CONNECTIONS,
             )
         # Named only now, because the driver's first questions would fail in a database that setup has yet to create.
         client.database = self.database

@@ -11,7 +11,7 @@ from breakwater.analytics.window import Window
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.types import ms_from_time
 
-MOST_CHANGES = 1_000
+MAX_CHANGES = 1_000
 _FOREVER_MS = 2**62
 
 
@@ -117,7 +117,7 @@ async def incident_changes(analytics: Analytics, incident_id: str) -> tuple[Aler
 
     Raises as `Analytics.query` does.
     """
-    parameters = {"incident_id": incident_id, "limit": MOST_CHANGES}
+    parameters = {"incident_id": incident_id, "limit": MAX_CHANGES}
     return tuple(alert_of(row) for row in (await analytics.query(CHANGES, parameters)).named())
 
 

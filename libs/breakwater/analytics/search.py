@@ -25,7 +25,7 @@ from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms
 _LAST_MS = 4_291_747_199_999
 """The end of 2105, the last year whose times are stored."""
 
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 
 ONE_EXECUTION = """
 SELECT * EXCEPT (event_sequence)
@@ -196,7 +196,7 @@ class Cursor:
         time, dot, execution_id = text.partition(".")
         if not dot:
             raise ValueError("a page's address must look like 1795255200000.<execution id>; this one has no dot")
-        if not (time.isascii() and time.isdigit() and len(time) <= _MOST_DIGITS) or int(time) > _LAST_MS:
+        if not (time.isascii() and time.isdigit() and len(time) <= _MAX_DIGITS) or int(time) > _LAST_MS:
             raise ValueError(f"a page's address begins with milliseconds since 1970, and not with {time[:40]!r}")
         if not is_identifier(execution_id):
             raise ValueError("a page's address ends with the id of an execution, and what stands there can't be one")
@@ -368,7 +368,7 @@ async def _lines(analytics: Analytics, keys: Sequence[_Key]) -> tuple[ExecutionS
     return tuple(lines[key] for key in keys if key in lines)
 
 
-MOST_FACETS = 50
+MAX_FACETS = 50
 
 FACETS = """
 SELECT
@@ -406,6 +406,6 @@ async def facets(analytics: Analytics, window: Window) -> Facets:
     def seen(facet: str) -> tuple[tuple[str, int], ...]:
         values = ((row[facet[:-1]], row["executions"]) for row in rows if row["facet"] == facet)
         found = [(value, number) for value, number in values if value is not None]
-        return tuple(sorted(found, key=lambda one: (-one[1], one[0]))[:MOST_FACETS])
+        return tuple(sorted(found, key=lambda one: (-one[1], one[0]))[:MAX_FACETS])
 
     return Facets(seen("agents"), seen("models"), seen("tenants"), seen("reasons"), seen("error_kinds"))

@@ -18,8 +18,8 @@ STEPS_S = (
 _SHORT_STEPS_S = (1, 2, 5, 10, 15, 30)
 """For what somebody looks at closely."""
 
-MOST_BUCKETS = 120
-_MOST_EXACT = 800
+MAX_BUCKETS = 120
+_MAX_EXACT = 800
 """The hours of a month, of which one is missing in spring: nothing else divides it."""
 
 
@@ -74,10 +74,10 @@ class Window:
             end: the same.
         """
         length_s, steps = int((end - start).total_seconds()), (*_SHORT_STEPS_S, *STEPS_S)
-        divides = [step for step in steps if length_s % step == 0 and length_s // step <= _MOST_EXACT]
+        divides = [step for step in steps if length_s % step == 0 and length_s // step <= _MAX_EXACT]
         if not divides:
             return cls.since(start, end)
-        return cls(start, end, next((step for step in divides if length_s // step <= MOST_BUCKETS), divides[-1]))
+        return cls(start, end, next((step for step in divides if length_s // step <= MAX_BUCKETS), divides[-1]))
 
     @property
     def start_ms(self) -> int:
@@ -101,4 +101,4 @@ class Window:
 
 def _step_s(span: timedelta, steps: Sequence[int]) -> int:
     """The shortest that leaves room for one more bucket."""
-    return next((step for step in steps if span / timedelta(seconds=step) <= MOST_BUCKETS - 1), steps[-1])
+    return next((step for step in steps if span / timedelta(seconds=step) <= MAX_BUCKETS - 1), steps[-1])

@@ -109,7 +109,7 @@ class ServiceApp(FastStream):
         self._broker = broker
         self._ready = False
         self._ended = asyncio.Event()
-        self.take_over: Callable[[Any], Awaitable[None]] = _unchanged
+        self.reload: Callable[[Any], Awaitable[None]] = _unchanged
         """Takes over another config; raises ConfigError where that can't be, and has changed nothing then."""
 
     async def start(self, **run_extra_options: Any) -> None:

@@ -189,7 +189,7 @@ async def dead_letter(
     await keep(publisher, subject, dead_letter, id=event_id, private=private)
 
 
-MOST_ERROR, MOST_HEADER = 10_000, 1_000
+MAX_ERROR, MAX_HEADER = 10_000, 1_000
 """What is kept in characters of a dead letter's error, and of a header, where all of it is too much."""
 
 
@@ -213,10 +213,10 @@ async def keep(
         original = base64.b64decode(dead_letter.payload_base64)
         ours = {one.value for one in Header} - {Header.MSG_ID.value}
         headers = {
-            name: value for name, value in dead_letter.headers.items() if name in ours and len(value) <= MOST_HEADER
+            name: value for name, value in dead_letter.headers.items() if name in ours and len(value) <= MAX_HEADER
         }
         reduced = {
-            "error": dead_letter.error[:MOST_ERROR],
+            "error": dead_letter.error[:MAX_ERROR],
             "headers": headers,
             "payload_base64": "",
             "omitted_bytes": len(original),
@@ -239,8 +239,8 @@ LONGEST_WAIT = timedelta(days=30)
 RETRY_S = 5.0
 """How long a job that is due waits, when its queue does not take it."""
 
-WAKER_BATCH = 256
-WAKER_LINGER_S = 0.25
+DELAYED_BATCH = 256
+DELAYED_LINGER_S = 0.25
 """How long messages are gathered; what a job may wake late by. One by one, each costs the worker ten times as much."""
 
 _SHORTEST_S = 0.001
@@ -280,7 +280,7 @@ async def park(publisher: Publisher, delivery: Delivery, *, agent: str, executio
         raise BusUnavailable(str(error)) from error
 
 
-class Waker:
+class DelayedQueue:
     """Puts parked jobs back into their queues when they are due."""
 
     def __init__(
@@ -322,7 +322,7 @@ class Waker:
         await delivery.ack_sync()
 
     async def _wake(self, delivery: Delivery, agent: str, execution_id: str, due: datetime) -> None:
-        headers = _woken(delivery.headers, execution_id, delivery.sequence, due)
+        headers = _requeued(delivery.headers, execution_id, delivery.sequence, due)
         try:
             await self._publisher.job(subjects.job(agent), delivery.data, headers)
         except (NoStream, TooLarge) as error:
@@ -374,11 +374,11 @@ async def wake_early(
         return False
     if owner is not None and found.headers.get(Header.OWNER.value) != encode_token(owner):
         return False
-    await publisher.job(subjects.job(agent), found.data, _woken(found.headers, execution_id, found.sequence, due))
+    await publisher.job(subjects.job(agent), found.data, _requeued(found.headers, execution_id, found.sequence, due))
     return True
 
 
-def _woken(headers: Mapping[str, str], execution_id: str, sequence: int, due: datetime) -> dict[str, str]:
+def _requeued(headers: Mapping[str, str], execution_id: str, sequence: int, due: datetime) -> dict[str, str]:
     """The headers of a job that was parked, under that sequence and until that time, and goes back to its queue."""
     token = encode_token(execution_id)
     return _carried(headers) | {

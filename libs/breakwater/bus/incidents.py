@@ -28,7 +28,7 @@ from breakwater.policy.signals import Resolved, Signal
 RESOLVED_KEPT = 2_000
 """So many incidents that are over are known by their key or id; memory stays flat. ALERTS and ClickHouse have all."""
 
-MOST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 0.05
 REPLICA_LAG_S, REPLICA_PAUSE_S = 2.0, 0.05
 
 Decision = Callable[["Incidents"], "Alert | None"]
@@ -134,7 +134,7 @@ class IncidentLog:
                 except AlreadyDecided:
                     refusals += 1
                     if refusals > 1:
-                        await asyncio.sleep(random.uniform(0, MOST_BACKOFF_S))  # noqa: S311  no secret
+                        await asyncio.sleep(random.uniform(0, MAX_BACKOFF_S))  # noqa: S311  no secret
                     await self._read()
                     fresh = True
                     continue

@@ -79,7 +79,7 @@ class LeaderLease:
             except BusError as error:
                 # Unavailable, or another process was quicker: the next poll finds out.
                 structlog.get_logger().debug("leader_lease_not_taken", subject=self._subject, error=str(error))
-            await asyncio.sleep(background.to_next_turn(WATCH_S))
+            await asyncio.sleep(background.aligned_delay(WATCH_S))
 
     async def _renewed(self, task: asyncio.Future[None]) -> None:
         """Returns when the lease is lost, or the work has ended."""

@@ -246,7 +246,7 @@ class Consumer:
                     # Not `asyncio.wait`, which looks at all of them for each one that ends.
                     self._ended.clear()
                     await self._ended.wait()
-                for work in await outage.outlast(self._next, on=BusUnavailable, retry_s=RETRY_S):
+                for work in await outage.retry_until_available(self._next, on=BusUnavailable, retry_s=RETRY_S):
                     task = asyncio.create_task(self._done(work))
                     self._handling.add(task)
                     task.add_done_callback(self._let_go)
@@ -255,7 +255,7 @@ class Consumer:
             await self._pull.close()
 
     async def _next(self) -> list[Work]:
-        wait_s = background.to_next_turn(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
+        wait_s = background.aligned_delay(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
         return await self._fetch(wait_s, self._concurrency() - len(self._handling))
 
     def _let_go(self, task: asyncio.Task[None]) -> None:

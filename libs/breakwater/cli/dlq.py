@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 DEAD_LETTERS_AT_ONCE = 100
 """How many dead letters that are named go into one request: so that there is progress to show."""
 
-MOST_NUMBERS = 10
+MAX_NUMBERS = 10
 """How many dead letters are named that have something in common."""
 
-MOST_COUNTS = 5
+MAX_COUNTS = 5
 
 _HELP = """See what was given up, look at it, and run such jobs again. Without a command it lists the latest.
 
@@ -213,8 +213,8 @@ def _note_counts(counts: Sequence[DeadLetterCount]) -> None:
     """Prints how many dead letters are kept, the most first."""
     if not counts:
         return
-    named = [f"{one.count:,} {one.reason} of {one.agent}" for one in counts[:MOST_COUNTS]]
-    rest = sum(one.count for one in counts[MOST_COUNTS:])
+    named = [f"{one.count:,} {one.reason} of {one.agent}" for one in counts[:MAX_COUNTS]]
+    rest = sum(one.count for one in counts[MAX_COUNTS:])
     named += [f"{rest:,} others"] if rest else []
     output.note(f"(kept for 30 days: {', '.join(named)})")
 
@@ -264,10 +264,10 @@ def _show_details(one: DeadLetterDetails) -> None:
 def _show_replays(replays: DeadLetterReplays) -> None:
     """Prints the result of a replay."""
     output.write(f"{formats.counted(len(replays.replayed), 'job')} queued again")
-    for one in replays.replayed[:MOST_NUMBERS]:
+    for one in replays.replayed[:MAX_NUMBERS]:
         output.write(f"  dead letter {one.dead_letter_id} as {one.execution_id}")
-    if len(replays.replayed) > MOST_NUMBERS:
-        output.write(f"  and {len(replays.replayed) - MOST_NUMBERS:,} more; --json names all of them")
+    if len(replays.replayed) > MAX_NUMBERS:
+        output.write(f"  and {len(replays.replayed) - MAX_NUMBERS:,} more; --json names all of them")
     if replays.already:
         output.note(f"{formats.counted(replays.already, 'dead letter')} had been replayed before")
     alike: dict[str, list[int]] = {}
@@ -301,11 +301,11 @@ _COLUMNS: list[Column[ListedDeadLetter]] = [
 def _most(counts: Sequence[DeadLetterCount], name: str) -> str:
     """The reasons or the agents that dead letters have, the most first."""
     names = list(dict.fromkeys(str(getattr(one, name)) for one in counts))
-    more = f" and {len(names) - MOST_NUMBERS:,} more" if len(names) > MOST_NUMBERS else ""
-    return f"{', '.join(names[:MOST_NUMBERS])}{more}"
+    more = f" and {len(names) - MAX_NUMBERS:,} more" if len(names) > MAX_NUMBERS else ""
+    return f"{', '.join(names[:MAX_NUMBERS])}{more}"
 
 
 def _numbers(dead_letters: list[int]) -> str:
-    named = ", ".join(str(dead_letter_id) for dead_letter_id in dead_letters[:MOST_NUMBERS])
-    more = f" and {len(dead_letters) - MOST_NUMBERS:,} more" if len(dead_letters) > MOST_NUMBERS else ""
+    named = ", ".join(str(dead_letter_id) for dead_letter_id in dead_letters[:MAX_NUMBERS])
+    more = f" and {len(dead_letters) - MAX_NUMBERS:,} more" if len(dead_letters) > MAX_NUMBERS else ""
     return f"dead letter{'' if len(dead_letters) == 1 else 's'} {named}{more}"

@@ -38,7 +38,7 @@ LAG_WARN = 1_000
 SENDING = timedelta(minutes=1)
 """How long a message may take that nothing holds back."""
 
-STANDSTILL_S = 3.0
+STALL_S = 3.0
 """Longer than any service gathers a batch, with as long again to store it."""
 
 _FALLS_BEHIND = {
@@ -144,7 +144,7 @@ async def _stuck(client: Client, consumers: Sequence[ConsumerFound], plan: topol
     if not at_work:
         return set()
     before = {one.name: one for one in (await survey(client, plan)).consumers}
-    await asyncio.sleep(STANDSTILL_S)
+    await asyncio.sleep(STALL_S)
     after = {one.name: one for one in (await survey(client, plan)).consumers}
     return {name for name in at_work if _stands_still(before[name], after[name])}
 
@@ -163,7 +163,7 @@ def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
     if (unread := _unread(consumer, text, service)) is not None:
         return unread
     if stuck:
-        text += f", and none got done within {STANDSTILL_S:g} s"
+        text += f", and none got done within {STALL_S:g} s"
         remedy = f"See the log of `{service}` for the cause; it continues by itself once that is fixed."
         # Alerts that come late lose nothing.
         return Finding("lag", "warn" if service == "alerter" else "fail", text, remedy)

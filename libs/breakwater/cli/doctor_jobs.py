@@ -17,10 +17,10 @@ from breakwater.contracts.subjects import Header, Stream
 from breakwater.state.accepted import RememberedJob, lately_accepted, unclaimed
 from breakwater.state.connection import Redis
 
-MOST_JOBS = 20_000
+MAX_JOBS = 20_000
 """How many jobs are looked at, of the last day."""
 
-MOST_WAITING = 20_000
+MAX_WAITING = 20_000
 """How many messages of JOBS are read to find what waits there."""
 
 SETTLING = timedelta(seconds=30)
@@ -38,7 +38,7 @@ async def job_findings(plane: PlaneLocation, _config: Config | None = None) -> F
 
 async def _finding(client: Client, redis: Redis) -> Finding:
     before = datetime.now(UTC) - SETTLING
-    jobs, left_out = await lately_accepted(redis, before, MOST_JOBS)
+    jobs, left_out = await lately_accepted(redis, before, MAX_JOBS)
     count = f"{len(jobs):,}" if not left_out else f"{len(jobs):,} (of {len(jobs) + left_out:,}, chosen at random)"
     # Twice, as a job moves on while it is looked for: what is nowhere both times has vanished.
     lost = jobs
@@ -48,7 +48,7 @@ async def _finding(client: Client, redis: Redis) -> Finding:
         if lost:
             waiting = await _waiting(client)
             if waiting is None:
-                text = f"more than {MOST_WAITING:,} jobs wait, too many to see whether accepted ones are missing"
+                text = f"more than {MAX_WAITING:,} jobs wait, too many to see whether accepted ones are missing"
                 return Finding("jobs", "warn", text, "Run this again once fewer wait.")
             lost = [job for job in lost if job.execution_id not in waiting]
     if not lost:
@@ -76,7 +76,7 @@ async def _waiting(client: Client) -> set[str] | None:
         # Those of programs on NATS have another subject, and were accepted there.
         async with aclosing(scan(lambda: client, stream, subject)) as stored:
             async for found in stored:
-                if len(waiting) == MOST_WAITING:
+                if len(waiting) == MAX_WAITING:
                     return None
                 token = found.headers.get(Header.EXECUTION_ID.value)
                 token = token or found.headers.get(Header.MSG_ID.value, "").rpartition("/")[2]

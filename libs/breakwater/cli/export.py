@@ -32,7 +32,7 @@ _REPORTED_EVERY_S = {True: 0.2, False: 10.0}
 _LEAST_PARQUET_BYTES = 12
 
 STDOUT = Path("-")
-MOST_NAMED = 10
+MAX_NAMED = 10
 """How many agents are named where the one that was asked for has nothing."""
 
 
@@ -159,11 +159,11 @@ def _range(since: str | None, until: str | None) -> tuple[datetime | None, datet
 
 def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
     """The agents that have rows, those with the most first."""
-    sql = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MOST_NAMED + 1}"  # noqa: S608  of `where`
+    sql = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MAX_NAMED + 1}"  # noqa: S608  of `where`
     found = connect.asked(url, lambda analytics: analytics.query(sql, parameters), answer_timeout_s=SILENCE_S)
     names = [str(name) for (name,) in found.rows]
-    more = " and others" if len(names) > MOST_NAMED else ""
-    return f"agents {', '.join(names[:MOST_NAMED])}{more}" if names else "no agent"
+    more = " and others" if len(names) > MAX_NAMED else ""
+    return f"agents {', '.join(names[:MAX_NAMED])}{more}" if names else "no agent"
 
 
 async def _export(wanted: _Wanted) -> Written:

@@ -154,8 +154,8 @@ class ConfigFollower:
         handled = seen = reported = None
         announcing = Outage("announcing the config")
         while True:
-            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
-            await announcing.survived(self._announce, expected=(CliError, BusError))
+            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
+            await announcing.run_logged(self._announce, expected=(CliError, BusError))
             before, seen = seen, _stamp(self._file)
             # Half of a file may be a valid one: it is read when it is the same at two looks.
             if seen is None or seen == handled or seen != before:

@@ -26,7 +26,7 @@ from breakwater.config.models import (
     ModelSettings,
     NatsProgram,
     RetentionDays,
-    objection,
+    validate_job,
 )
 from breakwater.errors import ConfigError
 from breakwater.secret_refs import SecretRef
@@ -58,11 +58,11 @@ __all__ = [
     "cipher_of",
     "load_config",
     "named_secrets",
-    "objection",
     "parse_config",
     "read_config",
     "require_reloadable",
     "unreadable_secrets",
     "unusable_programs",
+    "validate_job",
     "variables_of",
 ]

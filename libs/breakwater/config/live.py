@@ -18,7 +18,7 @@ class LiveConfig:
         """The caps that hold now. An agent that is configured no more stays under its last one: its jobs may wait."""
         return self._caps
 
-    def take_over(self, config: Config) -> None:
+    def reload(self, config: Config) -> None:
         """Puts another config in force."""
         caps = config.caps
         self._caps = CapTable(caps.total, {**self._caps.agents, **caps.agents}, caps.tenants)

@@ -23,7 +23,7 @@ DECRYPTING = frozenset({"worker", "request", "console"})
 """The services that read or show texts; the others pass on what is encrypted."""
 
 
-MOST_DEPTH, MOST_NODES = 100, 1_000_000
+MAX_DEPTH, MAX_NODES = 100, 1_000_000
 """How deep a config may be nested, and how many values it may have, each alias counted as what it stands for."""
 
 
@@ -44,8 +44,8 @@ class _Loader(yaml.SafeLoader):
         is_alias = self.check_event(yaml.AliasEvent)
         self._depth += 1
         outer, before, self._deepest = self._deepest, self._nodes, self._depth
-        if self._depth > MOST_DEPTH:
-            raise ComposerError(None, None, f"is nested more than {MOST_DEPTH} deep", mark)
+        if self._depth > MAX_DEPTH:
+            raise ComposerError(None, None, f"is nested more than {MAX_DEPTH} deep", mark)
         node = super().compose_node(parent, index)
         if not is_alias:
             self._nodes += 1
@@ -55,10 +55,10 @@ class _Loader(yaml.SafeLoader):
         else:
             nodes, deep = self._measured[id(node)]
             self._nodes, self._deepest = self._nodes + nodes, self._depth + deep
-        if self._deepest > MOST_DEPTH:
-            raise ComposerError(None, None, f"is nested more than {MOST_DEPTH} deep", mark)
-        if self._nodes > MOST_NODES:
-            raise ComposerError(None, None, f"stands for more than {MOST_NODES:,} values", mark)
+        if self._deepest > MAX_DEPTH:
+            raise ComposerError(None, None, f"is nested more than {MAX_DEPTH} deep", mark)
+        if self._nodes > MAX_NODES:
+            raise ComposerError(None, None, f"stands for more than {MAX_NODES:,} values", mark)
         self._depth, self._deepest = self._depth - 1, max(outer, self._deepest)
         return node
 

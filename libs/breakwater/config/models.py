@@ -645,7 +645,7 @@ class Config(Message):
         return provider in self.providers and self.providers[provider].local
 
 
-def objection(config: Config, job: Job) -> FieldError | None:
+def validate_job(config: Config, job: Job) -> FieldError | None:
     """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
     agent = config.agents[job.agent]
     ids = [(name, getattr(job, name)) for name in ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")]

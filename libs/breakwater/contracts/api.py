@@ -33,7 +33,7 @@ from breakwater.contracts.events import (
     Window,
 )
 from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, ErrorKind, Execution, Reason, Status
-from breakwater.contracts.job import MOST_DEPENDENCIES, MOST_FALLBACK_MODELS, ChatMessage, Job, OwnRules, TotalTimeout
+from breakwater.contracts.job import MAX_DEPENDENCIES, MAX_FALLBACK_MODELS, ChatMessage, Job, OwnRules, TotalTimeout
 from breakwater.contracts.types import (
     NO_CONTROLS,
     NO_CONTROLS_OR_EMPTY,
@@ -145,14 +145,14 @@ PlanJobStatus = Literal["pending", "running"] | Status
 """`pending`: no model was called for it yet. A job is that, too, while it waits for those that it depends on."""
 PlanState = Literal["draft", "pending", "running", "succeeded", "failed", "partial"]
 
-MOST_PLANNED = 1_000
+MAX_PLANNED = 1_000
 
 
 class PlanRequest(Message):
     """A plan to submit: all of its jobs, or none yet."""
 
     plan_id: Identifier | None = Field(default=None, description="The plan's id. If absent, it is generated.")
-    jobs: Annotated[list[Job], Field(max_length=MOST_PLANNED)] = Field(
+    jobs: Annotated[list[Job], Field(max_length=MAX_PLANNED)] = Field(
         default_factory=list[Job],
         description="In any order. A job without `job_id` gets `<plan_id>.<its number, from 1>`. Without jobs, the "
         "plan is a draft.",
@@ -227,10 +227,10 @@ class CallOptions(Message):
     task_id: Identifier | None = None
     parent_execution_id: Identifier | None = None
     plan_id: Identifier | None = None
-    depends_on: Annotated[list[Identifier], Field(max_length=MOST_DEPENDENCIES)] = Field(
+    depends_on: Annotated[list[Identifier], Field(max_length=MAX_DEPENDENCIES)] = Field(
         default_factory=list[Identifier]
     )
-    fallback_models: list[ModelId] | None = Field(default=None, max_length=MOST_FALLBACK_MODELS)
+    fallback_models: list[ModelId] | None = Field(default=None, max_length=MAX_FALLBACK_MODELS)
     total_timeout_s: TotalTimeout | None = None
     breaker: OwnRules = None
     guard: OwnRules = None
@@ -908,7 +908,7 @@ class AlertReplays(Event):
 
 # Dead letters
 
-MOST_DEAD_LETTERS = 1_000
+MAX_DEAD_LETTERS = 1_000
 """How many dead letters one request lists, or looks at to replay them, so that it is answered within seconds."""
 
 DeadLetterKind = Literal["job", "alert", "event"]
@@ -1009,7 +1009,7 @@ class ReplayDeadLettersRequest(Message):
     """Which dead letters to replay: some by their ids, or all of a reason, of an agent, or at all."""
 
     dead_letters: (
-        Annotated[tuple[Annotated[Number, Field(ge=1)], ...], Field(min_length=1, max_length=MOST_DEAD_LETTERS)] | None
+        Annotated[tuple[Annotated[Number, Field(ge=1)], ...], Field(min_length=1, max_length=MAX_DEAD_LETTERS)] | None
     ) = Field(default=None, description="Their ids; excludes all other filters.", examples=[[17]])
     reason: ReasonFilter = None
     agent: AgentFilter = None

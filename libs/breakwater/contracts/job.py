@@ -10,8 +10,8 @@ from breakwater.contracts.subjects import is_reply_subject
 from breakwater.contracts.types import FullId, Identifier, Message, ModelId
 
 ID_ENTROPY_BYTES = 10
-MOST_DEPENDENCIES = 100
-MOST_FALLBACK_MODELS = 16
+MAX_DEPENDENCIES = 100
+MAX_FALLBACK_MODELS = 16
 
 TotalTimeout = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -69,7 +69,7 @@ class Job(Message):
     model: ModelId | None = Field(default=None, description="Overrides the agent's model, if the agent allows it.")
     fallback_models: list[ModelId] | None = Field(
         default=None,
-        max_length=MOST_FALLBACK_MODELS,
+        max_length=MAX_FALLBACK_MODELS,
         description="Overrides the agent's fallback models, if the agent allows them.",
     )
     tenant: Identifier | None = None
@@ -84,7 +84,7 @@ class Job(Message):
     plan_id: Identifier | None = Field(default=None, description="The plan of which this job is a part.")
     depends_on: tuple[Identifier, ...] = Field(
         default=(),
-        max_length=MOST_DEPENDENCIES,
+        max_length=MAX_DEPENDENCIES,
         description="Ids of jobs that must have succeeded before this one starts. If one of them fails, is cancelled "
         "or never comes, this one is dead-lettered (`dependency_failed`) without a call.",
     )

@@ -6,7 +6,7 @@ from collections import deque
 
 LOOPBACK = "127.0.0.1"
 
-_MOST_HELD = 256  # more than a stack needs; a run of the tests takes thousands, and holds the last of them
+_MAX_HELD = 256  # more than a stack needs; a run of the tests takes thousands, and holds the last of them
 _held: deque[socket.socket] = deque()
 
 
@@ -44,7 +44,7 @@ def free_port(port: int = 0) -> int:
         raise PortInUseError(port) from error
     given = holder.getsockname()[1]
     _held.extend((holder, name))
-    while len(_held) > (_MOST_HELD if linux else 0):  # elsewhere a server can't bind a port that is held
+    while len(_held) > (_MAX_HELD if linux else 0):  # elsewhere a server can't bind a port that is held
         _held.popleft().close()
     return given
 

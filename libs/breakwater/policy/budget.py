@@ -209,7 +209,7 @@ class CapTable:
 
 MAX_KNOWN = 10_000
 
-MOST_TENANTS = 20_000
+MAX_TENANTS = 20_000
 """Of how many tenants that the config does not name, and one caller does, budgets are counted in a calendar month."""
 
 NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
@@ -227,7 +227,7 @@ def scope_key(event: BudgetEvent) -> str:
     return event.scope if name is None else f"{event.scope}:{name}"
 
 
-def in_force(limit: int | None, raised: tuple[int, int] | None) -> int | None:
+def effective_limit(limit: int | None, raised: tuple[int, int] | None) -> int | None:
     """The cap that holds, in nano-dollars.
 
     Args:

@@ -178,7 +178,7 @@ _OVERFLOW = re.compile(
             r"too many (input )?tokens",  # Cohere
             r"exceed max message tokens",  # ByteDance
             r"exceeds? the (available )?context|but the configured context size",  # llama.cpp
-            r"`inputs`( tokens \+ `max_new_tokens`)? must (be|have)",  # Text Generation Inference
+            r"`inputs`( tokens \+ `max_new_tokens`)? must (be|have)",  # Text ConfigVersion Inference
         )
     ),
     re.I,

@@ -236,7 +236,7 @@ _OVERFLOWS = tuple(
         rf"contains {_USED} tokens.{{1,80}}?model with {_LIMIT} maximum",
         # llama.cpp
         rf"\({_USED} tokens\) exceeds .{{1,40}}?\({_LIMIT} tokens\)",
-        # Text Generation Inference, Together
+        # Text ConfigVersion Inference, Together
         rf"must be <= {_LIMIT}\. Given: {_INPUT} `inputs` tokens and {_OUTPUT} `max_new_tokens`",
     )
 )

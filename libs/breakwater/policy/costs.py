@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from breakwater.contracts.api import CostLine, CostsBy
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.budget import CapTable, Period, in_force, period, scope_key
+from breakwater.policy.budget import CapTable, Period, effective_limit, period, scope_key
 from breakwater.policy.forecast import forecast
 
 
@@ -98,7 +98,7 @@ def cap_of(key: str | None, caps: CapTable, raises: Mapping[str, tuple[int, int]
     if key is None:
         return Cap()
     counter = caps.counter(key, "monthly")
-    return Cap(in_force(counter.limit, raises.get(key)), counter.hard_limit is not None)
+    return Cap(effective_limit(counter.limit, raises.get(key)), counter.hard_limit is not None)
 
 
 def scope_of(by: CostsBy, name: str | None) -> str | None:

@@ -25,7 +25,15 @@ from typing import Any, Literal, Self, cast
 from pydantic import Field, JsonValue, field_validator
 
 from breakwater.contracts.types import Message
-from breakwater.policy.redact_scanner import LONGEST, NameKind, Scanner, TooMuchWorkError, Work, own, squashed
+from breakwater.policy.redact_scanner import (
+    LONGEST,
+    NameKind,
+    Scanner,
+    TooMuchWorkError,
+    Work,
+    compile_user_pattern,
+    squash_name,
+)
 
 OptionalForm = Literal["iban", "phone"]
 
@@ -53,7 +61,7 @@ class RedactionRules(Message):
     @classmethod
     def _names(cls, fields: tuple[str, ...]) -> tuple[str, ...]:
         for name in fields:
-            if not squashed(name) or not name.isprintable():
+            if not squash_name(name) or not name.isprintable():
                 raise ValueError(f"{name!r} is no name of a field")
         return fields
 
@@ -61,7 +69,7 @@ class RedactionRules(Message):
     @classmethod
     def _compilable(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
-            own(pattern)
+            compile_user_pattern(pattern)
         return patterns
 
 
@@ -166,7 +174,7 @@ class _Copy:
         self._nesting = nesting
         self._places: list[_Place] = []
         self._texts: list[str] = []
-        self._surely: list[tuple[_Place, str]] = []
+        self._deferred: list[tuple[_Place, str]] = []
         self._kinds: dict[str, NameKind] = {}
         self._renamed: dict[str, str] = {}
 
@@ -175,7 +183,7 @@ class _Copy:
         copy = self._array([value], 0)
         for first in range(0, len(self._texts), _SEARCHED_AT_ONCE):
             self._search(slice(first, first + _SEARCHED_AT_ONCE))
-        for place, text in self._surely:
+        for place, text in self._deferred:
             self._redact(place, text)
         if self._renamed:
             self._rename_keys(copy)
@@ -244,7 +252,7 @@ class _Copy:
     def _put_text(self, place: _Place, text: str) -> None:
         self._work.values_left -= 1
         if len(text) > self._rules.max_length or ("\\" in text and _looks_like_json(text)):
-            self._surely.append((place, text))  # it must be cut; or only a parser sees what it says
+            self._deferred.append((place, text))  # it must be cut; or only a parser sees what it says
         else:
             self._places.append(place)
             self._texts.append(text)

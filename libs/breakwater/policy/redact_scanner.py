@@ -70,14 +70,14 @@ _NAMES: dict[str, list[str]] = _RULES["names"]
 _SEPARATORS = b"-_. "
 
 
-def squashed(name: str) -> bytes:
+def squash_name(name: str) -> bytes:
     """A name without what spellings differ in: `apiKey`, `Api-Key` and `API_KEY` are all `apikey`."""
     return name.lower().encode(errors="surrogatepass").translate(None, _SEPARATORS)
 
 
 def _spellings(names: Iterable[str]) -> str:
-    """The names in all spellings that `squashed` makes one, as single bytes, where the pattern ignores ASCII's case."""
-    return _any(["[-_. ]*".join(_cases(char) for char in squashed(name).decode()) for name in names])
+    """All spellings of names that `squash_name` makes one, as single bytes; the pattern ignores the case of ASCII."""
+    return _any(["[-_. ]*".join(_cases(char) for char in squash_name(name).decode()) for name in names])
 
 
 def _cases(char: str) -> str:
@@ -130,14 +130,14 @@ _PROBES_FOR_NOTHING = (b"", b"\x00", b"\x00\x00", b"\x00 \x00\n\x00", b"\x00a\x0
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class UserPattern:
     """A pattern that a person wrote, and the same for texts that are searched together, each on lines of its own."""
 
     alone: Pattern
     in_lines: Pattern
 
 
-def own(pattern: str) -> Own:
+def compile_user_pattern(pattern: str) -> UserPattern:
     """Compiles a pattern that a person wrote.
 
     Raises:
@@ -146,7 +146,7 @@ def own(pattern: str) -> Own:
     try:
         # A text's edge is a line's there. What matches more than the other is sorted out by looking at the text alone.
         in_lines = "(?m)" + re.sub(r"(?s)\\(.)", lambda escape: {"A": "^", "z": "$"}.get(escape[1], escape[0]), pattern)
-        compiled = Own(*(cast(Pattern, re2.compile(form.encode(), _options())) for form in (pattern, in_lines)))
+        compiled = UserPattern(*(cast(Pattern, re2.compile(form.encode(), _options())) for form in (pattern, in_lines)))
     except UnicodeEncodeError as error:
         raise ValueError(f"{pattern!r} is not a regular expression: it has half of a character") from error
     except re2.error as error:
@@ -198,10 +198,10 @@ class NameKind(Enum):
     """Another field may say that it is secret."""
 
 
-_QUOTED, _PAIR_VALUES = (frozenset(map(squashed, _NAMES[kind])) for kind in ("quoted", "pair_values"))
-_WHOLE = frozenset(map(squashed, _NAMES["whole"] + _NAMES["common"]))
+_QUOTED, _PAIR_VALUES = (frozenset(map(squash_name, _NAMES[kind])) for kind in ("quoted", "pair_values"))
+_WHOLE = frozenset(map(squash_name, _NAMES["whole"] + _NAMES["common"]))
 _ENDINGS, _WORDS, _WHOLE_LINE = (
-    tuple(map(squashed, names))
+    tuple(map(squash_name, names))
     for names in (_NAMES["endings"], _NAMES["words"] + _NAMES["words_alone"], _NAMES["whole_line"])
 )
 _LAST_WORD = _built_in(_filled(r"(?:(?:^|[-_. ])(?i:<words>)|[a-z0-9](?:Pass|Pw)|^(?i:<words_alone>))[-_. 0-9]*\z"))
@@ -213,7 +213,7 @@ class SecretNames:
     """Names that are secret as a whole, and endings of names that are. A number at the end makes no difference."""
 
     def __init__(self, own: Iterable[str], *, built_in: bool) -> None:
-        self._own = frozenset(map(squashed, own))
+        self._own = frozenset(map(squash_name, own))
         self._built_in = built_in
         self._remembered = lru_cache(4096)(self._look)
 
@@ -234,7 +234,7 @@ class SecretNames:
         return False
 
     def _look(self, name: str) -> NameKind:
-        whole = squashed(name)
+        whole = squash_name(name)
         unnumbered = whole.rstrip(b"0123456789")
         if whole in self._own:
             return NameKind.SECRET
@@ -470,7 +470,7 @@ def holds_key(text: str) -> bool:
 UNESCAPED_TIMES = 2
 """How often a text may have been escaped: `%2540` is an @, escaped twice."""
 
-MOST_ROUNDS = 3
+MAX_ROUNDS = 3
 """How often a text is searched: a placeholder is an edge, behind which more may show."""
 
 STRETCH = 4 * LONGEST
@@ -500,7 +500,7 @@ class Scanner:
         self.any_number = bool(patterns)
         """Whether any number may be hidden; of the built-in forms only those of cards are numbers."""
         self._placeholder = placeholder.encode()
-        owns = [own(pattern) for pattern in patterns]
+        owns = [compile_user_pattern(pattern) for pattern in patterns]
         names = [name for name, form in _FORMS.items() if name in forms or (built_in and "optional" not in form)]
         self._forms = [_FINDERS[name] for name in names]
         self._forms += [_Finder(pattern.alone, stretch=STRETCH) for pattern in owns]
@@ -549,7 +549,7 @@ class Scanner:
         """
         work.spend()
         finders = self._forms if is_json else self._all
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             if (replaced := self._replaced(text, finders, work)) is None:
                 break
             text = replaced

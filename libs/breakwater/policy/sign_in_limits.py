@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 
-MOST_ADDRESSES = 10_000
+MAX_ADDRESSES = 10_000
 """That are remembered; beyond, the one that was first seen is forgotten."""
 
 
@@ -64,7 +64,7 @@ class SignInLimits:
     def _address(self, address: str) -> _Address:
         found = self._known.get(address)
         if found is None:
-            if len(self._known) >= MOST_ADDRESSES:
+            if len(self._known) >= MAX_ADDRESSES:
                 del self._known[next(iter(self._known))]
             found = self._known[address] = _Address(self._clock())
         return found

@@ -140,7 +140,7 @@ _Request = AbstractAsyncContextManager[aiohttp.ClientResponse]
 
 
 @dataclass(slots=True)
-class _Course:
+class _RequestState:
     """How far a request came."""
 
     sent: bool = False
@@ -202,7 +202,7 @@ class HttpProvider:
             self._session = None
 
     async def _post(self, call: Call, key: str | None) -> _Reply:
-        course = _Course()
+        course = _RequestState()
         try:
             async with Limit(call.timeout_s), self._request(call, key, course) as response:
                 return await _reply(response)
@@ -214,7 +214,7 @@ class HttpProvider:
             raise CallFailed(transport_failure(error), maybe_billed=course.sent) from error
 
     async def _stream(self, call: Call, key: str | None, streaming: Streaming) -> Answer:
-        course, reader = _Course(), self._wire.stream_reader(streaming.answer)
+        course, reader = _RequestState(), self._wire.stream_reader(streaming.answer)
         failure: Failure | None = None
         maybe_billed, cause, status = True, None, 200
         try:
@@ -246,7 +246,7 @@ class HttpProvider:
                 failure, cause = BrokenAnswer(str(error), status), error
         raise CallFailed(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
-    def _request(self, call: Call, key: str | None, course: _Course) -> _Request:
+    def _request(self, call: Call, key: str | None, course: _RequestState) -> _Request:
         body = _encode(self._wire.body(call))
         headers = {"X-Client-Request-Id": call.attempt_id, **self._wire.headers(key)}
         if call.traceparent:
@@ -338,7 +338,7 @@ class HttpProvider:
 
 
 async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-    cast(_Course, context.trace_request_ctx).sent = True
+    cast(_RequestState, context.trace_request_ctx).sent = True
 
 
 async def _reply(response: aiohttp.ClientResponse) -> _Reply:

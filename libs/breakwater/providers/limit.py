@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-STANDSTILL_S = 1.0
-"""A limit that is noticed so late is noticed after a standstill, of this process or of its machine."""
+STALL_S = 1.0
+"""A limit that is noticed so late is noticed after a stall, of this process or of its machine."""
 
 READ_S = 1.0
-"""How long what came during a standstill is then read."""
+"""How long what came during a stall is then read."""
 
 
 class Limit:
-    """A limit of time as `asyncio.timeout` sets it; but an answer that came during a standstill is no late one.
+    """A limit of time as `asyncio.timeout` sets it; but an answer that came during a stall is no late one.
 
-    After a standstill the time is over before anything is read, though the answer may have come long ago: it would be
+    After a stall the time is over before anything is read, though the answer may have come long ago: it would be
     paid for, and asked for again.
     """
 
@@ -49,4 +49,4 @@ class Limit:
 
     def _over(self, when: float) -> None:
         now = self._loop.time()
-        self._timeout.reschedule(now + READ_S if now - when > STANDSTILL_S else now)
+        self._timeout.reschedule(now + READ_S if now - when > STALL_S else now)

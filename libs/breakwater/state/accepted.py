@@ -28,12 +28,12 @@ LINGER_S = 0.1
 RETRY_S = 1.0
 CLOSE_S = 1.0
 _BATCH = 1_000
-_MOST_UNSAVED = 50_000
+_MAX_UNSAVED = 50_000
 """During an outage of Redis the oldest marks go first; the jobs themselves are safe on the bus."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobStatus:
     """What is known of a job that may not be decided yet."""
 
     agent: str | None
@@ -75,7 +75,7 @@ class Accepted:
         self._unsaved[execution_id] = json.dumps([ms_from_time(datetime.now(UTC)), agent, tenant, owner, digest])
         if plan_id is not None:
             self._plans[execution_id] = plan_id
-        if len(self._unsaved) > _MOST_UNSAVED:
+        if len(self._unsaved) > _MAX_UNSAVED:
             oldest = next(iter(self._unsaved))
             del self._unsaved[oldest]
             self._plans.pop(oldest, None)
@@ -90,7 +90,7 @@ class Accepted:
         """
         return execution_id in self._unsaved or await self.standing(execution_id) is not None
 
-    async def standing(self, execution_id: str, *, just_now: bool = True) -> Standing | None:
+    async def standing(self, execution_id: str, *, just_now: bool = True) -> JobStatus | None:
         """What is known of a job; None where it is not `known`. Raises as that does.
 
         Args:
@@ -127,7 +127,7 @@ class Accepted:
         await asyncio.wait([self._saving], timeout=CLOSE_S)
         await background.stop(self._saving)
 
-    async def _find(self, execution_id: str) -> Standing | None:
+    async def _find(self, execution_id: str) -> JobStatus | None:
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
             key = Claim(execution_id, "").key
             pipe.exists(key)
@@ -211,11 +211,11 @@ def _dry_run_key(asked_id: str) -> str:
     return f"bw:dry-run:{{{asked_id}}}"
 
 
-def _standing(note: str | None, *, taken: bool, checkpoint: str | None) -> Standing:
+def _standing(note: str | None, *, taken: bool, checkpoint: str | None) -> JobStatus:
     if note is None:
-        return Standing(None, None, taken, checkpoint)
+        return JobStatus(None, None, taken, checkpoint)
     epoch_ms, agent, *whose = json.loads(note)
-    return Standing(agent, time_from_ms(epoch_ms), taken, checkpoint, *whose)
+    return JobStatus(agent, time_from_ms(epoch_ms), taken, checkpoint, *whose)
 
 
 def recent_keys(epoch_s: float) -> list[str]:

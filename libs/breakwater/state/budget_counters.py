@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 from redis.exceptions import ResponseError
 
 from breakwater.contracts.events import CapRaise
-from breakwater.policy.budget import Counter, Period, in_force, periods_since, scope_keys
+from breakwater.policy.budget import Counter, Period, effective_limit, periods_since, scope_keys
 from breakwater.policy.ledger import FIGURES, Figures, Ledger, Place
 from breakwater.state.budgets import (
     BLOCK,
@@ -71,7 +71,7 @@ class PeriodCounters:
     def limit(self, counter: Counter) -> int | None:
         """The cap of a budget that is in force in this period, in nano-dollars; None where there is none."""
         raised = self.notes.raises.get(counter.key)
-        return in_force(counter.limit, None if raised is None else (raised.limit, raised.configured))
+        return effective_limit(counter.limit, None if raised is None else (raised.limit, raised.configured))
 
 
 @dataclass(frozen=True, slots=True)

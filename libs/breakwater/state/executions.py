@@ -22,14 +22,14 @@ LINGER_MS = 60_000
 
 KEEP_MS = 72 * 3_600_000
 
-MOST_UNSEEN = 10_000
+MAX_UNSEEN = 10_000
 """Orders of one NATS user to cancel jobs of which nothing is known: they take 5 MB of Redis' memory at most."""
 
 _CLAIM = Script.named("claim")
 _CHECKPOINT = Script.named("checkpoint")
 _FINISH = Script.named("finish")
 _FREE = Script.named("claim_free")
-_SAY = Script.named("say")
+_APPEND_PARTIAL = Script.named("append_partial")
 _CANCEL = Script.named("cancel")
 _PARENT = Script.named("parent")
 _UNSEEN = Script.named("unseen_cancel")
@@ -40,10 +40,10 @@ end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """)
 _NOTICES = Script.of("return redis.call('HVALS', KEYS[1])")
-_SAID = Script.of("return redis.call('HMGET', KEYS[1], 'said', 'messages')")
+_PARTIAL = Script.of("return redis.call('HMGET', KEYS[1], 'partial', 'messages')")
 
 
-MOST_WAITING = 200
+MAX_WAITING = 200
 """Jobs that are woken when one ends: its holder reads who they are each time that it renews its claim."""
 
 
@@ -192,18 +192,20 @@ class Executions:
         [answer] = await self._redis.run([self.checkpoint_call(claim, checkpoint)])
         return self.kept(answer)
 
-    async def say(self, claim: Claim, text: str, messages: int) -> bool:
+    async def append_partial(self, claim: Claim, text: str, messages: int) -> bool:
         """Saves more of the answer that is out, and in how many messages. False when the claim is lost.
 
         Raises StateUnavailable.
         """
         line = self._cipher.encrypt_line(text)
-        [kept] = await self._redis.run([ScriptCall(_SAY, [claim.key], [claim.token, line, messages, KEEP_MS])])
+        [kept] = await self._redis.run(
+            [ScriptCall(_APPEND_PARTIAL, [claim.key], [claim.token, line, messages, KEEP_MS])]
+        )
         return bool(kept)
 
-    async def said(self, claim: Claim) -> tuple[str, int]:
+    async def partial_output(self, claim: Claim) -> tuple[str, int]:
         """What was saved so. Raises StateUnavailable, Undecryptable."""
-        [(text, messages)] = await self._redis.run([ScriptCall(_SAID, [claim.key], [])])
+        [(text, messages)] = await self._redis.run([ScriptCall(_PARTIAL, [claim.key], [])])
         return self._cipher.decrypt_lines(text or ""), int(messages or 0)
 
     async def renew(self, claims: Iterable[Claim]) -> list[ClaimKept | None]:
@@ -240,7 +242,7 @@ class Executions:
         return int(count)
 
     async def parent(
-        self, execution_id: str, tenant: str | None, *, look_only: bool, owner: str | None = None, others: str = ""
+        self, execution_id: str, tenant: str | None, *, dry_run: bool, owner: str | None = None, others: str = ""
     ) -> tuple[str, str]:
         """The task and the checkpoint of a job, for a child of the same tenant; each empty for none.
 
@@ -249,7 +251,7 @@ class Executions:
         Args:
             execution_id: the parent.
             tenant: of the child.
-            look_only: a parent that has no task but its own need not learn that it has children there.
+            dry_run: a parent that has no task but its own need not learn that it has children there.
             owner: of the child; None: it may be of any.
             others: the task where the parent is of another owner.
 
@@ -257,7 +259,7 @@ class Executions:
             StateUnavailable: ask again.
         """
         call = ScriptCall(
-            _PARENT, Claim(execution_id, "").keys, [tenant or "", int(look_only), KEEP_MS, owner or "", others]
+            _PARENT, Claim(execution_id, "").keys, [tenant or "", int(dry_run), KEEP_MS, owner or "", others]
         )
         [(task_id, checkpoint)] = await self._redis.run([call])
         return task_id, checkpoint
@@ -273,7 +275,7 @@ class Executions:
     async def wait_for(self, execution_ids: Iterable[str], waiting: str) -> None:
         """Leaves word for whoever ends one of the executions that a job waits for it. Raises StateUnavailable."""
         keys = (Claim(one, "").keys[1:] for one in execution_ids)
-        await self._redis.run([ScriptCall(_WAIT, key, [waiting, KEEP_MS, MOST_WAITING]) for key in keys])
+        await self._redis.run([ScriptCall(_WAIT, key, [waiting, KEEP_MS, MAX_WAITING]) for key in keys])
 
     async def waiting_for(self, execution_ids: Iterable[str]) -> set[str]:
         """The jobs that wait for one of the executions. Raises StateUnavailable."""
@@ -301,7 +303,7 @@ class Executions:
 
         Those whose job has ended, or whose time is over, count no more. Raises StateUnavailable.
         """
-        call = ScriptCall(_UNSEEN, [f"bw:unseen-cancels:{{{user}}}"], [execution_id, MOST_UNSEEN, KEEP_MS])
+        call = ScriptCall(_UNSEEN, [f"bw:unseen-cancels:{{{user}}}"], [execution_id, MAX_UNSEEN, KEEP_MS])
         [counted] = await self._redis.run([call])
         if counted:
             return True

@@ -24,7 +24,7 @@ class EndedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Lately:
+class CallHealth:
     """How calls went: failures since the latest success, and when the latest of each ended (ms since the epoch).
 
     A success clears the time of the latest failure, as it does the count.
@@ -67,7 +67,7 @@ class Healths:
         async with translated():
             await self._redis.client.delete(*(_key(agent) for agent in agents))
 
-    async def of(self, agents: Sequence[str]) -> list[dict[str, Lately]]:
+    async def of(self, agents: Sequence[str]) -> list[dict[str, CallHealth]]:
         """How the calls of agents went, by model; the key `""` stands for all of an agent's models together.
 
         Raises:
@@ -88,14 +88,14 @@ def _that_matter(calls: Sequence[EndedCall]) -> Sequence[EndedCall]:
     return calls[max((place for place, one in enumerate(calls) if not one.failed), default=0) :]
 
 
-def _by_model(fields: Mapping[str, str]) -> dict[str, Lately]:
+def _by_model(fields: Mapping[str, str]) -> dict[str, CallHealth]:
     def number(kind: str, model: str) -> int | None:
         value = fields.get(f"{kind}:{model}")
         return None if value is None else int(value)
 
     models = [field.removeprefix("in_a_row:") for field in fields if field.startswith("in_a_row:")]
-    found: dict[str, Lately] = {}
+    found: dict[str, CallHealth] = {}
     for model in models:
         in_a_row = number("in_a_row", model) or 0
-        found[model] = Lately(in_a_row, number("failure", model) if in_a_row else None, number("success", model))
+        found[model] = CallHealth(in_a_row, number("failure", model) if in_a_row else None, number("success", model))
     return found

@@ -19,7 +19,7 @@ from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 LASTS_MS = 12 * 3600 * 1000
 """A working day."""
-MOST_OF_A_HOLDER = 20
+MAX_OF_A_HOLDER = 20
 """Beyond these, the oldest session of the same holder ends."""
 
 _BEGIN = Script.named("session_begin")
@@ -86,7 +86,7 @@ class Sessions:
         if isinstance(session, PersonSession) and session.sid is not None:
             async with translated():
                 await self._redis.client.set(_of_sid(session.issuer, session.sid), of, px=LASTS_MS)
-        call = ScriptCall(_BEGIN, [_key(of)], [session_id, stored, LASTS_MS, MOST_OF_A_HOLDER])
+        call = ScriptCall(_BEGIN, [_key(of)], [session_id, stored, LASTS_MS, MAX_OF_A_HOLDER])
         [ends_ms] = await self._redis.run([call])
         return Begun(session_id, f"{SESSION_PREFIX}_{of}_{session_id}_{secret}", int(ends_ms))
 

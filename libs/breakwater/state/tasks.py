@@ -37,13 +37,13 @@ MAX_KEPT = 100
 """Different errors of a task, and answers that said how sure they are."""
 
 TRIPPED = "bw:tasks:tripped"
-MOST_LISTED = 1_000
+MAX_LISTED = 1_000
 """Stopped tasks that are listed: a page is to be read, and Redis to answer others meanwhile."""
 
-MOST_OF_CALLER = 50_000
+MAX_OF_CALLER = 50_000
 """Tasks that began with jobs of one caller, 0.3 KB each, and breakers of tasks; more only while they are in use."""
 
-MOST_STOPPED_OF_CALLER = 5_000
+MAX_STOPPED_OF_CALLER = 5_000
 """Stopped ones beyond those: no task goes on because others begin."""
 
 IN_USE_MS = 600_000
@@ -141,11 +141,11 @@ class Tasks:
         begun, self._begun = self._begun, {}
         for caller, keys in begun.items():
             listed = f"bw:tasks:of:{{{caller}}}"
-            extra = await self._extra(listed, keys, MOST_OF_CALLER)
+            extra = await self._extra(listed, keys, MAX_OF_CALLER)
             found = list(zip(extra, await self._redis.run([_forget(key) for key in extra]), strict=True))
             await self._extra(listed, [key for key, what in found if what == "in use"], None)
             stopped = [key for key, what in found if what == "stopped"]
-            for key in await self._extra(f"{listed}:stopped", stopped, MOST_STOPPED_OF_CALLER):
+            for key in await self._extra(f"{listed}:stopped", stopped, MAX_STOPPED_OF_CALLER):
                 async with translated():
                     await self._redis.client.unlink(key)
 
@@ -169,7 +169,7 @@ class Tasks:
         *,
         hold: int = 0,
         cap: int | None = None,
-        look_only: bool = False,
+        dry_run: bool = False,
         only_first: bool = False,
     ) -> ScriptCall:
         """Counts a job as an iteration, once for each execution, and holds what its next call may bring it to.
@@ -181,12 +181,12 @@ class Tasks:
             execution_id: the job.
             hold: what the job has spent so far and the worst case of its next call, in nano-dollars.
             cap: what the task may cost; None where it has no cap.
-            look_only: count and hold nothing; the answer is that to a job that has not entered yet.
+            dry_run: count and hold nothing; the answer is that to a job that has not entered yet.
             only_first: another than the job's worker asks, which leaves the hold of a job that has entered as it is.
         """
         limit = "" if cap is None else cap
         keys = [key.redis_key, _marker(key, execution_id)]
-        arguments = ["" if look_only else KEEP_MS, KEEP_MS, _short(execution_id), hold, limit, int(only_first)]
+        arguments = ["" if dry_run else KEEP_MS, KEEP_MS, _short(execution_id), hold, limit, int(only_first)]
         return ScriptCall(_ENTER, keys, [*arguments, *_FIELDS])
 
     @staticmethod
@@ -257,7 +257,7 @@ class Tasks:
     async def tripped(self) -> list[tuple[TaskKey, Tripped]]:
         """The tasks that are stopped, in the order in which they were; the last ones, where they are many."""
         async with translated():
-            found = await self._redis.client.zrange(TRIPPED, -MOST_LISTED, -1, withscores=True)
+            found = await self._redis.client.zrange(TRIPPED, -MAX_LISTED, -1, withscores=True)
         listed = cast(list[tuple[str, float]], found)
         if not listed:
             return []
@@ -274,7 +274,7 @@ class Tasks:
     async def _list(self, key: TaskKey, at_ms: int) -> None:
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
             pipe.zadd(TRIPPED, {key.name: at_ms})
-            pipe.zremrangebyrank(TRIPPED, 0, -10 * MOST_LISTED - 1)
+            pipe.zremrangebyrank(TRIPPED, 0, -10 * MAX_LISTED - 1)
             await pipe.execute()
 
 

@@ -34,7 +34,7 @@ from breakwater.policy.cancellation import ends_with_client
 from breakwater.policy.chat_completions import completion_of, error_of, job_of
 from breakwater.policy.ownership import shown
 from breakwater.state.connection import StateUnavailable
-from breakwater.state.unanswered import Unanswered
+from breakwater.state.in_flight_requests import InFlightRequests
 from services.request.auth import caller_of
 from services.request.cancels import Cancels
 from services.request.dialects.model_names import ModelNameTable
@@ -109,7 +109,7 @@ class OpenAIRoutes:
     """`/v1`."""
 
     def __init__(
-        self, config: Config, jobs: Jobs, unanswered: Unanswered, connection: Connection, cancels: Cancels
+        self, config: Config, jobs: Jobs, unanswered: InFlightRequests, connection: Connection, cancels: Cancels
     ) -> None:
         self._config = config
         self._connection = connection
@@ -188,7 +188,7 @@ class OpenAIRoutes:
             await held.enter_async_context(hearing(self._connection, subject, inbox.put, confirmed=False))
             following = self._jobs.following(request, sent, traceparent, LONGEST_CALL_S)
             _, deciding, left = await held.enter_async_context(following)
-            await inbox.stirred(deciding)
+            await inbox.wait_nonempty(deciding)
             found = deciding.result() if inbox.first is None else None
         except BusUnavailable as unsent:
             await ended(False)

@@ -16,7 +16,7 @@ from breakwater.policy.chat_completions import completion_of
 from services.request import event_stream
 from services.request.event_stream import EventStream, send_part
 
-MOST_UNSENT = 1_000
+MAX_UNSENT = 1_000
 """Messages that a client may be behind. Beyond, it gets the rest with the result."""
 
 _KEEP_ALIVE = b": still here\n\n"
@@ -43,7 +43,7 @@ class ChunkInbox:
     def put(self, data: bytes) -> None:
         """Takes a message that was received."""
         message: dict[str, Any] = orjson.loads(data)
-        if self.whole and (message["number"] != self._next or len(self._messages) >= MOST_UNSENT):
+        if self.whole and (message["number"] != self._next or len(self._messages) >= MAX_UNSENT):
             self.whole = False
         if self.whole:
             self._next += 1
@@ -61,7 +61,7 @@ class ChunkInbox:
         self._messages.clear()
         return chunks
 
-    async def stirred(self, deciding: asyncio.Task[bytes | None], timeout_s: float | None = None) -> None:
+    async def wait_nonempty(self, deciding: asyncio.Task[bytes | None], timeout_s: float | None = None) -> None:
         """Waits until there is a message, the job is decided, or the time is up."""
         self._stirred.clear()
         if self._messages or deciding.done():
@@ -141,7 +141,7 @@ class ChatStream(EventStream):
                 break
             else:
                 silent_since, longest_s = time.monotonic(), event_stream.KEEP_ALIVE_S
-                await inbox.stirred(deciding, longest_s)
+                await inbox.wait_nonempty(deciding, longest_s)
                 if time.monotonic() - silent_since >= longest_s and not deciding.done():
                     await send_part(send, _KEEP_ALIVE)
         found = deciding.result()

@@ -87,7 +87,7 @@ async def admit(
     asked, verdict = await _ask(worker, request, gates)
     if asked and isinstance(verdict, Refused | WaitForCapacity | JobCancelled):
         # Not after a lost claim: whoever has taken the job over may hold the same for the same attempt.
-        await worker.redis.run([call for gate in asked if (call := gate.give_back()) is not None])
+        await worker.redis.run([call for gate in asked if (call := gate.release()) is not None])
     # The breaker before the task: half-open is announced by the admission that made it so, and by no repetition of it.
     for gate in reversed(asked):
         if gate.announces:
@@ -103,7 +103,7 @@ async def admit(
     return Admitted(request.flight.model_copy(update=noted), asked)
 
 
-async def look(
+async def check(
     worker: WorkerContext, request: AdmissionRequest, gates: Gates = GATES
 ) -> Refused | WaitForCapacity | None:
     """What `admit` would answer now to the request of a dry run; nothing is taken, and None: it would be admitted.

@@ -101,7 +101,7 @@ class BreakerGate(Gate):
                     self.noted["cause"] = "probe"
                 return None
 
-    def give_back(self) -> ScriptCall | None:
+    def release(self) -> ScriptCall | None:
         """Releases the probe: the next call may be it."""
         if self._key is None or self._admitted is None or not self._admitted.probe:
             return None
@@ -211,4 +211,4 @@ class BreakerWatch:
                 self._outage.failed(MISSING)
             if alive is not None:
                 self._metrics.breaker_service_alive(alive)
-            await asyncio.sleep(background.to_next_turn(every_s))
+            await asyncio.sleep(background.aligned_delay(every_s))

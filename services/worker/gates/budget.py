@@ -20,7 +20,7 @@ from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.outage import Outage
 from breakwater.policy.alert_texts import money_text
-from breakwater.policy.budget import MOST_TENANTS, OWN_CAP, CapTable, Counter, fits, spent_by
+from breakwater.policy.budget import MAX_TENANTS, OWN_CAP, CapTable, Counter, fits, spent_by
 from breakwater.policy.ledger import figures_of
 from breakwater.state.budgets import (
     Budgets,
@@ -63,7 +63,7 @@ TOO_MANY_TENANTS = Refused(
         kind="budget_exceeded",
         class_="TooManyTenantsError",
         message="whoever sent this job has named too many tenants this month; no call was made for one more",
-        figures=f"budgets are kept of {MOST_TENANTS:,} tenants of each sender, and of all in budgets.tenants",
+        figures=f"budgets are kept of {MAX_TENANTS:,} tenants of each sender, and of all in budgets.tenants",
         user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
     ),
     ends_chain=True,
@@ -103,7 +103,7 @@ class BudgetGate(Gate):
             now=self._asked_at,
             lease_ms=request.lease_ms,
             caller=request.job.caller,
-            most_tenants=None if tenant is None or tenant in caps.tenants else MOST_TENANTS,
+            most_tenants=None if tenant is None or tenant in caps.tenants else MAX_TENANTS,
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
@@ -130,7 +130,7 @@ class BudgetGate(Gate):
             case PeriodChanged():
                 return WaitForCapacity(0.0, REBUILDING)  # midnight: the day is known now, so ask at once
 
-    def give_back(self) -> ScriptCall | None:
+    def release(self) -> ScriptCall | None:
         """Releases the reservation."""
         if self._reserved_at is None:
             return None
@@ -294,7 +294,7 @@ class LiveReservations:
             except StateUnavailable:
                 self._lost.failed("Redis does not answer")
             looks += 1
-            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
+            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
 
     async def look(self) -> None:
         """Restores the reservations that Redis has lost. Raises StateUnavailable: check again.

@@ -29,7 +29,7 @@ class ClaimGate(Gate):
             return ClaimLost(job.execution_id)
         if kept.orders:
             cancel = self.worker.leases.claims[job.claim].cancel
-            cancel.hear(kept.orders)
+            cancel.receive(kept.orders)
             if cancel.cancellation is not None:
                 return JobCancelled(cancel.cancellation)
         if not kept.has_children or (held := self.worker.leases.claims[job.claim]).has_children:
@@ -37,7 +37,7 @@ class ClaimGate(Gate):
         held.has_children = True
         return WaitForCapacity(0.0, TASK_BUDGET_HELD)
 
-    def give_back(self) -> ScriptCall | None:
+    def release(self) -> ScriptCall | None:
         """The checkpoint as it was: after a crash the call must not be taken for one that was made."""
         return self._save(self.request.checkpoint)
 

@@ -51,7 +51,7 @@ class DeploymentGate(Gate):
             return refused
         return WaitForCapacity(after_hold_s(rest_s, self.worker.jitter()), refused)
 
-    def give_back(self) -> ScriptCall | None:
+    def release(self) -> ScriptCall | None:
         """A try that was not made earns nothing."""
         return self.worker.deployments.take_back_call(self.request.target.deployment) if self._counted else None
 

@@ -137,7 +137,7 @@ class Gate:
         """Why the call is not admitted, by the script's answer; None where it is."""
         raise NotImplementedError
 
-    def give_back(self) -> ScriptCall | None:
+    def release(self) -> ScriptCall | None:
         """Gives back what was granted to a call that is not made after all; None where that is nothing."""
         return None
 

@@ -39,7 +39,7 @@ class RateLimitGate(Gate):
         self._admitted = over is None
         return None if over is None else self._over_limit(over)
 
-    def give_back(self) -> ScriptCall | None:
+    def release(self) -> ScriptCall | None:
         """Takes the call out of the counts."""
         if not self._admitted:
             return None

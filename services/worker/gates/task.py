@@ -118,7 +118,7 @@ class TaskGate(Gate):
         rules, key = shared
         hold = spent_by(request.checkpoint.attempts) + (request.flight.reserved or 0)
         return self.worker.tasks.enter_call(
-            key, request.job.execution_id, hold=hold, cap=rules.max_cost_usd, look_only=request.lease_ms is None
+            key, request.job.execution_id, hold=hold, cap=rules.max_cost_usd, dry_run=request.lease_ms is None
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
@@ -160,7 +160,7 @@ class TaskGate(Gate):
                 self._stopped, self.announces = _Stopped(trip, used), True
                 return replace(TASK_STOPPED, statistics=of_task(used, trip))
 
-    def give_back(self) -> ScriptCall | None:
+    def release(self) -> ScriptCall | None:
         """Holds no more than what the job has cost."""
         return release_hold(self.worker, self.request.job, self.request.checkpoint)
 
@@ -205,7 +205,7 @@ async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str, owner:
     others = "" if owner is None else scoped(parent_id, scope_in(owner, None))
     until_available = worker.outages.retry_while_unavailable
     task_id, checkpoint = await until_available(
-        partial(worker.executions.parent, parent_id, job.tenant, look_only=job.dry_run, owner=owner, others=others)
+        partial(worker.executions.parent, parent_id, job.tenant, dry_run=job.dry_run, owner=owner, others=others)
     )
     if task_id:
         return task_id
@@ -290,7 +290,7 @@ async def _count(
 async def _bound_tasks(worker: WorkerContext) -> None:
     outage = Outage("bounds of tasks")
     while True:
-        await asyncio.sleep(background.to_next_turn(BOUND_EVERY_S))
+        await asyncio.sleep(background.aligned_delay(BOUND_EVERY_S))
         try:
             await worker.tasks.bound()
         except StateUnavailable as error:

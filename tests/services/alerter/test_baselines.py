@@ -7,7 +7,7 @@ from breakwater.contracts.execution import Execution
 from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.anomaly import LAPSE, Baseline
 from breakwater.policy.signals import Firing, Resolved, Signal
-from services.alerter.baselines import CAUGHT_UP, GRACE, MOST_DURATIONS, SAVE_EVERY, Baselines
+from services.alerter.baselines import CAUGHT_UP, GRACE, MAX_DURATIONS, SAVE_EVERY, Baselines
 from tests.analytics.samples import attempt
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
@@ -145,11 +145,11 @@ def test_unknown_costs_are_left_out_and_are_not_zero() -> None:
 
 def test_the_median_of_a_busy_minute_is_taken_from_all_of_it() -> None:
     baselines = Baselines(RULES)
-    for duration_ms in range(100 * MOST_DURATIONS):
+    for duration_ms in range(100 * MAX_DURATIONS):
         baselines.add(execution(AT, duration_ms=duration_ms), AT)
     silence(baselines, AT + MINUTE)
     (median_ms,) = stored(baselines).latency.level.first
-    assert abs(median_ms - 50 * MOST_DURATIONS) < 100
+    assert abs(median_ms - 50 * MAX_DURATIONS) < 100
 
 
 def test_a_minute_is_closed_when_it_is_over_by_the_grace_and_not_before() -> None:

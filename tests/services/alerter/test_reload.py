@@ -34,9 +34,9 @@ async def test_alerts_go_where_the_config_says_from_then_on(own_nats_server: Run
                 await until(lambda: receiver.seen, "the first receiver to be notified")
 
                 with pytest.raises(ConfigError, match="NOT_SET_ANYWHERE"):
-                    await app.take_over(to(other, secret="NOT_SET_ANYWHERE"))
+                    await app.reload(to(other, secret="NOT_SET_ANYWHERE"))
                 await provision(bus.url, bus_plan(to(other, "others")))
-                await app.take_over(to(other, "others"))
+                await app.reload(to(other, "others"))
                 await bus.publish(opened(model="gpt-5", transition_id="writer/gpt-5#7.1"))
                 await until(lambda: other.seen, "the other receiver to be notified")
                 assert other.seen[0].verified()["data"]["model"] == "gpt-5"

@@ -58,7 +58,7 @@ async def test_outcomes_are_judged_by_the_rules_that_hold_when_they_are_counted(
             await until(partial(is_at, breakers, WRITER, "closed", 4), what="four failures to be counted")
 
             await provision(own_nats_server.url, bus_plan(after))
-            await app.take_over(after)
+            await app.reload(after)
             await fails("reader", "after-1")
             await fails("writer", "after-2")
             for key, most in ((READER, 1), (WRITER, 5)):

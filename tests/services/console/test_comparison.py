@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from breakwater.contracts.execution import Execution
-from services.console.comparison import LONGEST_LINE, MOST_LINES, DiffLine, compare, text_diff
+from services.console.comparison import LONGEST_LINE, MAX_LINES, DiffLine, compare, text_diff
 from tests.analytics.samples import attempt, bare_execution, execution, full_execution
 
 
@@ -85,7 +85,7 @@ def test_what_is_not_stored_is_neither_equal_nor_different() -> None:
 
 def test_long_texts_are_compared_as_far_as_it_is_quick() -> None:
     chance = random.Random(1)
-    left, right = ([str(chance.randrange(101)) for _ in range(MOST_LINES + 5)] for _ in range(2))
+    left, right = ([str(chance.randrange(101)) for _ in range(MAX_LINES + 5)] for _ in range(2))
     began = time.process_time()
     found = text_diff("x", left, [*right, "y" * (LONGEST_LINE + 1)])
     assert time.process_time() - began < 5

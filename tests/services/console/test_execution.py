@@ -17,7 +17,7 @@ from breakwater.client import ApiClient, Query
 from breakwater.contracts.execution import Cancellation, Execution, FailureStatistics
 from breakwater.encryption import Cipher, new_key
 from breakwater.policy.cancellation import error_of
-from services.console.sessions import MOST_WATCHED
+from services.console.sessions import MAX_WATCHED
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, execution
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.services.console.conftest import ENCRYPTION_KEY, Console, key_with
@@ -374,7 +374,7 @@ async def test_somebody_watches_ten_jobs_at_once_at_most(console: Console, monke
         async def watch(number: int) -> aiohttp.ClientResponse:
             return await watched.enter_async_context(console.http.get(f"{console.url}/watch/job-{number}"))
 
-        for number in range(MOST_WATCHED):
+        for number in range(MAX_WATCHED):
             assert await (await watch(number)).content.readline() == b"event: restart\n"
         reported = (await (await watch(99)).content.read()).decode()
         assert "event: stopped" in reported

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.console.markdown import MOST_BRACKETS, MOST_CELLS, MOST_CHARACTERS, markdown
+from services.console.markdown import MAX_BRACKETS, MAX_CELLS, MAX_CHARACTERS, markdown
 from tests.services.console.inert import check_markdown
 
 
@@ -113,13 +113,13 @@ def test_whatever_is_written_is_only_text(text: str):
 
 
 def filled(part: str, before: str = "") -> str:
-    return (before + part * MOST_CHARACTERS)[:MOST_CHARACTERS]
+    return (before + part * MAX_CHARACTERS)[:MAX_CHARACTERS]
 
 
 SLOW: "dict[str, Callable[[], str]]" = {
-    "links": lambda: filled("a", "[a](" * MOST_BRACKETS),
-    "nested links": lambda: "[" * MOST_BRACKETS + "](http://a.b)" * MOST_BRACKETS,
-    "images": lambda: filled("a", "![" * MOST_BRACKETS),
+    "links": lambda: filled("a", "[a](" * MAX_BRACKETS),
+    "nested links": lambda: "[" * MAX_BRACKETS + "](http://a.b)" * MAX_BRACKETS,
+    "images": lambda: filled("a", "![" * MAX_BRACKETS),
     "emphasis": lambda: filled("*_"),
     "strong": lambda: filled("**_"),
     "struck out": lambda: filled("~~a"),
@@ -144,9 +144,9 @@ def test_nothing_that_is_read_takes_long(name: str):
 @pytest.mark.parametrize(
     "text",
     [
-        "a" * (MOST_CHARACTERS + 1),
-        "[" * (MOST_BRACKETS + 1),
-        "|a" * 100 + "\n" + "|-" * 100 + "\n" + "|b\n" * (MOST_CELLS // 100),
+        "a" * (MAX_CHARACTERS + 1),
+        "[" * (MAX_BRACKETS + 1),
+        "|a" * 100 + "\n" + "|-" * 100 + "\n" + "|b\n" * (MAX_CELLS // 100),
         ">" * 30 + " hidden",
         "".join("  " * depth + "- a\n" for depth in range(30)) + "  " * 30 + "- hidden",
     ],

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.console.messages import (
-    MOST_ENTRIES,
-    MOST_MARKDOWN,
-    MOST_NODES,
+    MAX_ENTRIES,
+    MAX_MARKDOWN,
+    MAX_NODES,
     CallPart,
     JsonPart,
     MediaPart,
@@ -169,10 +169,10 @@ def test_json_and_data_of_tools_are_no_markdown_and_controls_are_escapes() -> No
 
 
 def test_a_page_has_a_limit_of_markdown_and_of_folded_json() -> None:
-    said = [{"role": "user", "content": "*a*\n" + "a" * (MOST_MARKDOWN // 3 - 4)} for _ in range(4)]
+    said = [{"role": "user", "content": "*a*\n" + "a" * (MAX_MARKDOWN // 3 - 4)} for _ in range(4)]
     assert [bool(text.html) for _, [text] in parts_of(*said) if isinstance(text, TextPart)] == [True, True, True, False]
     wide = bare_json([[[{"x": "y" * 100}] * 20] * 20] * 20)
-    assert _nodes(wide) <= MOST_NODES + MOST_ENTRIES
+    assert _nodes(wide) <= MAX_NODES + MAX_ENTRIES
 
 
 def _nodes(part: JsonPart) -> int:

@@ -259,7 +259,7 @@ async def test_many_who_replay_at_once_replay_each_once(alerting: HttpApi, alert
 async def test_one_request_looks_at_a_part_of_them_and_says_where_to_go_on(
     alerting: HttpApi, alert: Alert, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alert_channels, "MOST_DEAD_LETTERS", 3)
+    monkeypatch.setattr(alert_channels, "MAX_DEAD_LETTERS", 3)
     for _ in range(4):
         await give_up(alerting, "ops", alert)
         await give_up(alerting, "second line", alert)

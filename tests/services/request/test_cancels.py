@@ -219,7 +219,7 @@ def requests_of(api: HttpApi, redis: Redis) -> CancelRequests:
 async def test_a_program_that_asks_without_end_neither_delays_others_nor_waits_without_end(
     api: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cancels, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(cancels, "MAX_AT_ONCE", 3)
     requests, held, answers = requests_of(api, redis), asyncio.Event(), list[dict[str, Any]]()
 
     async def slowly(answer: bytes) -> None:
@@ -250,7 +250,7 @@ async def test_a_program_that_asks_without_end_neither_delays_others_nor_waits_w
 async def test_orders_for_jobs_that_nobody_has_seen_are_bounded_for_each_user(
     api: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executions, "MOST_UNSEEN", 3)
+    monkeypatch.setattr(executions, "MAX_UNSEEN", 3)
     await redis.client.delete("bw:unseen-cancels:{client}")
     requests, unseen = requests_of(api, redis), [new_id() for _ in range(4)]
 

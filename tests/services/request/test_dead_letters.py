@@ -14,7 +14,7 @@ import pytest_asyncio
 from nats.js.api import StreamConfig
 
 from breakwater.api_keys import create_key
-from breakwater.bus.delivery import Waker
+from breakwater.bus.delivery import DelayedQueue
 from breakwater.bus.lookup import scan
 from breakwater.bus.permissions import GRANTS, inbox_prefix, render
 from breakwater.bus.provision import provision
@@ -22,7 +22,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
-from breakwater.contracts.api import MOST_DEAD_LETTERS
+from breakwater.contracts.api import MAX_DEAD_LETTERS
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, Stream
@@ -260,7 +260,7 @@ async def test_a_long_dead_letter_is_cut_and_says_so(api: HttpApi) -> None:
     shown = answer.json
     assert shown["payload_cut"] is True
     assert isinstance(shown["payload"], str)
-    assert 65_000 < len(shown["payload"].encode()) <= routes.MOST_PAYLOAD
+    assert 65_000 < len(shown["payload"].encode()) <= routes.MAX_PAYLOAD
     assert shown["payload_bytes"] > 100_000
     assert "hunter2" not in shown["payload"]
     text = await give_up(api, b"no json: " + b"x" * 30_000)
@@ -462,7 +462,7 @@ async def test_a_job_that_was_given_up_while_it_slept_can_be_replayed(api: HttpA
     from breakwater.bus.delivery import Delivery
 
     [message] = await subscription.fetch(1, timeout=60)
-    await Waker(Publisher(lambda: api.bus, "worker"), ()).handle(Delivery(message))
+    await DelayedQueue(Publisher(lambda: api.bus, "worker"), ()).handle(Delivery(message))
     await js.update_stream(info.config)
     [found] = await listed(api)
     assert (found["kind"], found["reason"], found["execution_id"]) == ("job", "unknown_agent", "e1")
@@ -478,7 +478,7 @@ def _without(config: StreamConfig, subject: str) -> StreamConfig:
 
 
 async def test_many_are_replayed_a_part_at_a_time(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "MOST_DEAD_LETTERS", 3)
+    monkeypatch.setattr(routes, "MAX_DEAD_LETTERS", 3)
     monkeypatch.setattr(routes, "AT_ONCE", 2)
     for number in range(1, 9):
         await give_up(api, sequence=number)
@@ -555,7 +555,7 @@ async def test_a_request_that_does_not_say_which_is_refused(api: HttpApi, body: 
 
 
 async def test_a_thousand_numbers_fit_into_a_request(api: HttpApi) -> None:
-    outcome = await replay(api, dead_letters=[10**10 + number for number in range(MOST_DEAD_LETTERS)])
+    outcome = await replay(api, dead_letters=[10**10 + number for number in range(MAX_DEAD_LETTERS)])
     assert len(outcome["skipped"]) == 1_000
 
 

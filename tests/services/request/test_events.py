@@ -243,7 +243,7 @@ async def _passed(reader: Reader, place: str) -> bool:
 
 
 async def test_streams_are_limited_for_each_key_and_end_with_it(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.request.event_stream.MOST_OF_A_KEY", 2)
+    monkeypatch.setattr("services.request.event_stream.MAX_OF_A_KEY", 2)
     monkeypatch.setattr("services.request.event_stream.KEY_LOOK_S", 0.05)
     # Keys of its own: a stream of another test, whose reader has just left, may not have ended yet.
     leaving, staying = (

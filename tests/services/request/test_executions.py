@@ -249,9 +249,9 @@ async def test_the_client_reads_all_pages_and_one_record(recorded: Recorded) -> 
             await client.execution("nobody")
         assert refused.value.status == 404
 
-    def plainly() -> list[str]:
+    def humanize() -> list[str]:
         with Client(recorded.api.url, key, retry_for_s=0) as plain:
             assert plain.execution(expected[0].execution_id) == expected[0]
             return [one.execution_id for one in plain.executions(query)]
 
-    assert await asyncio.to_thread(plainly) == [one.execution_id for one in expected]
+    assert await asyncio.to_thread(humanize) == [one.execution_id for one in expected]

@@ -205,7 +205,7 @@ async def test_a_trip_that_a_reset_meets_on_its_way_is_reported_as_reset_too(
 async def test_of_very_many_stopped_tasks_the_last_are_listed(
     governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks_module, "MOST_LISTED", 2)
+    monkeypatch.setattr(tasks_module, "MAX_LISTED", 2)
     for number in range(4):
         stopped = Tripped(Trip("max_cost", "why"), "reader", "", 1_000 + number, published=True)
         await Tasks(redis).restore(TaskKey(None, f"t{number}"), stopped)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services.request.parsing import MOST_DETAILS, read_job, submission, with_field
+from services.request.parsing import MAX_DETAILS, read_job, submission, with_field
 from services.request.problems import Problem
 
 NEW_ID = "019aa8f2-0000-7000-8000-000000000000"
@@ -93,7 +93,7 @@ def test_many_mistakes_are_counted_and_the_first_of_them_listed() -> None:
     body = {"agent": "w", "messages": [{"role": "robot"}] * 50}
     problem = problem_of(json.dumps(body).encode())
     assert problem.message.startswith("50 mistakes; the first: messages.0.role")
-    assert len(problem.details) == MOST_DETAILS
+    assert len(problem.details) == MAX_DETAILS
 
 
 def test_a_flood_of_mistakes_is_only_counted() -> None:

@@ -334,7 +334,7 @@ async def test_head_answers_at_once(api: HttpApi) -> None:
 async def test_there_are_so_many_streams_and_who_leaves_makes_room(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.request.event_stream.MOST_STREAMS", 2)
+    monkeypatch.setattr("services.request.event_stream.MAX_STREAMS", 2)
     job_id = await submitted(api)
     path = f"/api/v1/jobs/{job_id}/progress"
     async with following(api, job_id) as first, following(api, job_id):
@@ -353,7 +353,7 @@ async def test_there_are_so_many_streams_and_who_leaves_makes_room(
 
 
 async def test_one_key_leaves_streams_to_others(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.request.event_stream.MOST_OF_A_KEY", 2)
+    monkeypatch.setattr("services.request.event_stream.MAX_OF_A_KEY", 2)
     other = create_key(api.settings.api_keys_file, "other")
     job_id = await submitted(api)
     path = f"/api/v1/jobs/{job_id}/progress"
@@ -448,7 +448,7 @@ async def test_a_stream_that_is_silent_is_kept_alive(api: HttpApi, monkeypatch: 
 async def test_a_reader_that_is_too_slow_is_asked_to_connect_again(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.request.progress.MOST_UNSENT", 3)
+    monkeypatch.setattr("services.request.progress.MAX_UNSENT", 3)
     job_id = await submitted(api)
     async with following(api, job_id) as reader:
         assert await reader.step() == ("queued", None, None)

@@ -6,7 +6,7 @@ import pytest
 
 from breakwater.contracts.execution import ErrorInfo, Notification, Progress
 from breakwater.policy.progress import steps_of
-from breakwater.state.accepted import Standing
+from breakwater.state.accepted import JobStatus
 from services.request.event_stream import server_sent
 from services.request.progress import SentSteps, decision, of_standing
 from tests.services.request.test_progress import attempt_of
@@ -65,7 +65,7 @@ def test_waits_and_handovers_are_reported_as_often_as_they_are_and_the_end_once(
 
 @pytest.mark.parametrize("checkpoint", [None, "{", '{"later_version": 1}'])
 def test_a_checkpoint_that_says_nothing_still_says_that_a_worker_has_it(checkpoint: str | None) -> None:
-    standing = Standing("writer", NOW, taken=True, checkpoint=checkpoint)
+    standing = JobStatus("writer", NOW, taken=True, checkpoint=checkpoint)
     assert [found.state for found in of_standing("j", standing, [], NOW)] == ["dispatched"]
     attempts = [attempt_of("j", 1, fails=True)]
     assert of_standing("j", standing, attempts, NOW) == []
@@ -76,7 +76,7 @@ def test_a_call_whose_attempt_is_recorded_is_not_under_way() -> None:
         '{"dispatched_at": "2026-11-21T10:00:00Z",'
         ' "in_flight": {"number": 1, "model": "m", "started_at": "2026-11-21T10:00:01Z"}}'
     )
-    standing = Standing(None, None, taken=True, checkpoint=checkpoint)
+    standing = JobStatus(None, None, taken=True, checkpoint=checkpoint)
     assert of_standing("j", standing, [attempt_of("j", 1, fails=True)], NOW) == []
     assert of_standing("j", standing, [], NOW) == [], "whose agent is not known"
 
@@ -85,7 +85,7 @@ def test_a_wait_that_is_over_is_not_reported() -> None:
     for seconds, states in ((60, ["dispatched", "waiting"]), (-1, ["dispatched"])):
         resume_at = (NOW + timedelta(seconds=seconds)).isoformat()
         checkpoint = f'{{"dispatched_at": "2026-11-21T10:00:00Z", "resume_at": "{resume_at}"}}'
-        standing = Standing("writer", NOW, taken=True, checkpoint=checkpoint)
+        standing = JobStatus("writer", NOW, taken=True, checkpoint=checkpoint)
         assert [found.state for found in of_standing("j", standing, [], NOW)] == states
 
 

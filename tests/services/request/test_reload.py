@@ -42,12 +42,12 @@ async def test_a_request_that_waits_ends_and_the_next_one_knows_the_new_agents(
             assert (await api.act("jobs", agent="later", prompt="x")).status == 404
 
             with pytest.raises(ConfigError, match="NOT_SET_ANYWHERE"):
-                await service.take_over(parse_config(ADDED + LINKS))
+                await service.reload(parse_config(ADDED + LINKS))
             assert (await api.act("jobs", agent="later", prompt="x")).status == 404
 
             added = parse_config(ADDED)
             await provision(own_nats_server.url, bus_plan(added))
-            await service.take_over(added)
+            await service.reload(added)
             assert (await api.act("jobs", agent="later", prompt="x")).status == 202
             assert (await waiting).status == 202
             assert b'"later"' in (await api.ask("GET", "/api/v1/agents")).body

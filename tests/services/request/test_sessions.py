@@ -14,7 +14,7 @@ from breakwater.config import parse_config
 from breakwater.contracts.api import KeyScope
 from breakwater.embedded.ports import free_port
 from breakwater.state.connection import Redis
-from breakwater.state.sessions import LASTS_MS, MOST_OF_A_HOLDER
+from breakwater.state.sessions import LASTS_MS, MAX_OF_A_HOLDER
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import GOVERNED, Answer, HttpApi, running
 
@@ -142,8 +142,8 @@ async def test_a_session_lasts_for_twelve_hours_and_no_longer(governed: HttpApi,
 async def test_of_one_key_the_oldest_session_gives_way_and_nobody_elses(governed: HttpApi) -> None:
     other = await begin(governed, new_key(governed, name="other"))
     key = new_key(governed)
-    tokens = [await begin(governed, key) for _ in range(MOST_OF_A_HOLDER + 1)]
-    assert [(await look(governed, token)).status for token in tokens] == [401] + [200] * MOST_OF_A_HOLDER
+    tokens = [await begin(governed, key) for _ in range(MAX_OF_A_HOLDER + 1)]
+    assert [(await look(governed, token)).status for token in tokens] == [401] + [200] * MAX_OF_A_HOLDER
     assert (await look(governed, other)).status == 200
 
 

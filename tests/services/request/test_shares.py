@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from breakwater.api_keys import create_key
-from breakwater.http_server import MOST_CONNECTIONS
+from breakwater.http_server import MAX_CONNECTIONS
 from tests.held_connections import ATTACKERS, held, received
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, StartApi, answer_jobs, new_id
@@ -92,4 +92,4 @@ async def test_one_key_leaves_connections_to_others(api: HttpApi, path: str) -> 
     async with held(api.settings.http_port, sent.encode()) as connections:
         for _ in range(3):
             await all_goes_on(api)
-        assert await received(connections) == {b"429": ATTACKERS - MOST_CONNECTIONS // 2}
+        assert await received(connections) == {b"429": ATTACKERS - MAX_CONNECTIONS // 2}

@@ -27,7 +27,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from breakwater import background
-from breakwater.bus.delivery import Delivery, Waker
+from breakwater.bus.delivery import DelayedQueue, Delivery
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
@@ -39,7 +39,7 @@ from breakwater.embedded.provider import SimulatedProvider
 from breakwater.providers.base import Answer, Call, Provider
 from breakwater.state.connection import Redis
 from breakwater.state.executions import ClaimLost
-from services.worker.cancelling import hear_orders
+from services.worker.cancelling import receive_cancel_requests
 from services.worker.context import WorkerContext, context_for
 from services.worker.handler import JobHandler
 from tests.flow.kit import PLANE_KEY, Plane, config_for
@@ -111,7 +111,7 @@ class WorkerPlane(Plane):
         self._work = [asyncio.create_task(self._take(name)) for name in self.handlers]
         self._work.append(asyncio.create_task(self._wake()))
         self._work.append(asyncio.create_task(self.worker.leases.run()))
-        self._work.append(asyncio.create_task(hear_orders(lambda: self.client, self.worker.leases.cancel)))
+        self._work.append(asyncio.create_task(receive_cancel_requests(lambda: self.client, self.worker.leases.cancel)))
 
     async def end(self) -> None:
         """Takes up no more, as a worker that stops; jobs may end if they do so at once, and are given back if not."""
@@ -154,7 +154,7 @@ class WorkerPlane(Plane):
             task.add_done_callback(ended)
 
     async def _wake(self) -> None:
-        waker = Waker(self.worker.publisher, self.worker.config.agents)
+        waker = DelayedQueue(self.worker.publisher, self.worker.config.agents)
         subscription = await self.jetstream.pull_subscribe_bind(PARKED_CONSUMER, Stream.PARKED.value)
         while True:
             with suppress(TimeoutError, nats.errors.TimeoutError):

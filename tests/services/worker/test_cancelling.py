@@ -256,7 +256,7 @@ async def test_an_end_of_the_process_is_no_cancel_of_the_job() -> None:
         begun.clear()
         task = asyncio.create_task(work())
         await begun.wait()
-        signal.hear(orders)
+        signal.receive(orders)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -274,7 +274,7 @@ async def test_an_end_of_the_process_is_no_cancel_of_the_job() -> None:
 async def test_a_task_that_hears_of_the_order_itself_goes_on_to_where_it_looks() -> None:
     signal = CancelSignal("writer")
     with signal.interruptible():
-        signal.hear([order()])
+        signal.receive([order()])
     await asyncio.sleep(0)  # nothing is left that would hit this
     with pytest.raises(JobCancelled):
         signal.check()

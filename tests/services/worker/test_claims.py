@@ -98,7 +98,7 @@ async def test_a_worker_that_was_superseded_while_it_called_decides_nothing(
         [claim] = plane.worker.leases.claims.values()
         other, redis = Claim.new("j1"), plane.worker.redis.client
         await redis.hset(KEY, "token", other.token)
-        claim.sure_until = 0.0
+        claim.lease_valid_until = 0.0
         held.answer.set()
         await until(lambda: "job_taken_over" in plane.log("worker"), "that it sees it")
         assert await plane.last("RESULTS", subjects.result("j1")) is None
@@ -111,7 +111,7 @@ async def test_a_worker_that_was_superseded_while_it_called_decides_nothing(
         assert len(held.calls) == 2
 
 
-async def test_a_worker_that_stood_still_between_admission_and_call_calls_nobody(
+async def test_a_worker_that_stalled_between_admission_and_call_calls_nobody(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held()
@@ -123,7 +123,7 @@ async def test_a_worker_that_stood_still_between_admission_and_call_calls_nobody
         async def taken_over_first(claim: Claim) -> None:
             monkeypatch.setattr(leases.Leases, "confirm", lambda _, claim: confirm(claim))
             await redis.hset(KEY, "token", other.token)
-            plane.worker.leases.claims[claim].sure_until = 0.0
+            plane.worker.leases.claims[claim].lease_valid_until = 0.0
             await confirm(claim)
 
         monkeypatch.setattr(leases.Leases, "confirm", lambda _, claim: taken_over_first(claim))

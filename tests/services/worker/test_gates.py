@@ -27,7 +27,7 @@ from services.worker.assignment import Assignment, Parameters
 from services.worker.attempts import request_for
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import context_for
-from services.worker.gates import GATES, Admitted, admit, gates_of, look
+from services.worker.gates import GATES, Admitted, admit, gates_of, check
 from services.worker.gates.budget import BudgetGate
 from services.worker.gates.claim import ClaimGate
 from services.worker.gates.deployment import DeploymentGate
@@ -271,14 +271,14 @@ async def test_what_took_long_to_announce_is_asked_for_again(redis_server: Runni
 # The seventh gate of CONTRIBUTING: this is the file, and `DailyCallsGate,` the line in GATES.
 
 _COUNT = Script.of("""
-local most, look_only = tonumber(ARGV[1]), ARGV[2] == '1'
+local most, dry_run = tonumber(ARGV[1]), ARGV[2] == '1'
 if tonumber(redis.call('GET', KEYS[1]) or '0') >= most then
   return 0
 end
-return look_only and 1 or redis.call('INCR', KEYS[1])
+return dry_run and 1 or redis.call('INCR', KEYS[1])
 """)
 _UNDO = Script.of("return redis.call('DECR', KEYS[1])")
-MOST_CALLS = 2
+MAX_CALLS = 2
 
 
 @dataclass(slots=True)
@@ -289,16 +289,16 @@ class DailyCallsGate(Gate):
 
     def ask(self) -> ScriptCall:
         """Counts the call, unless the day's calls are used up."""
-        return ScriptCall(_COUNT, [self._key()], [MOST_CALLS, int(self.request.lease_ms is None)])
+        return ScriptCall(_COUNT, [self._key()], [MAX_CALLS, int(self.request.lease_ms is None)])
 
     def read(self, answer: Any) -> Refused | None:
         """Refused where they are."""
         self._counted = bool(answer)
-        text = f"{self.request.job.agent_name} has made its {MOST_CALLS} calls of today; no call was made"
+        text = f"{self.request.job.agent_name} has made its {MAX_CALLS} calls of today; no call was made"
         error = ErrorInfo(kind="rate_limit", class_="DailyCallsExceededError", message=text)
         return None if answer else Refused("rate_limited", error, "calls", ends_chain=True)
 
-    def give_back(self) -> ScriptCall | None:
+    def release(self) -> ScriptCall | None:
         """A call that was not made does not count."""
         return ScriptCall(_UNDO, [self._key()], []) if self._counted else None
 
@@ -339,12 +339,12 @@ async def test_a_seventh_gate_is_one_file_and_one_line(redis_server: RunningServ
         assert (refused.refused_by, await bench.redis.client.get(calls)) == ("agent:writer", "1")
         # Its own refusal gives back what the others granted, and a dry run names it.
         await bench.redis.client.delete("bw:{rate}:counts:agent%3Awriter")
-        await bench.redis.client.set(calls, MOST_CALLS)
+        await bench.redis.client.set(calls, MAX_CALLS)
         held = await bench.granted()
         refused = await admit(worker, await bench.request("j3"), gates)
         assert isinstance(refused, Refused)
         assert (refused.refused_by, refused.ends_chain) == ("calls", True)
         assert await bench.granted() == held
-        assert await look(worker, await bench.request("j4", dry_run=True), gates) == refused
-        assert await look(worker, await bench.request("j5", dry_run=True)) is None
-        assert await bench.redis.client.get(calls) == str(MOST_CALLS)
+        assert await check(worker, await bench.request("j4", dry_run=True), gates) == refused
+        assert await check(worker, await bench.request("j5", dry_run=True)) is None
+        assert await bench.redis.client.get(calls) == str(MAX_CALLS)

@@ -175,7 +175,7 @@ async def test_a_message_that_nothing_takes_is_ended_and_answered(
 
 async def test_crashes_are_counted_across_workers(start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler, "MAX_CRASHES", 2)
-    monkeypatch.setattr(handler, "objection", Mock(side_effect=RuntimeError("a bug of ours")))
+    monkeypatch.setattr(handler, "validate_job", Mock(side_effect=RuntimeError("a bug of ours")))
     async with start_worker({"sim/m": model()}, AGENTS, begin=False) as plane:
         await plane.publish({"agent": "writer", "job_id": "crashes", "prompt": "x"})
         subscription = await plane.jetstream.pull_subscribe_bind("worker-writer", "JOBS")

@@ -14,7 +14,7 @@ from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.state.executions import CLAIM_LEASE_MS, GRACE_MS, Claim, ClaimLost, Executions, Taken
 from services.worker import leases
 from services.worker.cancelling import CancelSignal
-from services.worker.leases import BUFFERED_S, STANDSTILL_S, HeldClaim, Leases
+from services.worker.leases import BUFFERED_S, STALL_S, HeldClaim, Leases
 from tests.helpers import until
 from tests.servers import RunningServer
 
@@ -57,7 +57,7 @@ async def test_claims_are_renewed_while_their_jobs_run(redis_server: RunningServ
             other = await executions.claim(Claim.new(claim.execution_id))
             assert isinstance(other, Taken)
             assert (other.for_ms > GRACE_MS) == is_renewed
-        assert held.claims[claims[0]].sure_until > monotonic()
+        assert held.claims[claims[0]].lease_valid_until > monotonic()
     finally:
         await background.stop(running)
         await redis.close()
@@ -154,7 +154,7 @@ async def test_after_a_standstill_deliveries_may_be_late_for_a_while() -> None:
 
     await pass_seconds(10)
     assert not held.may_be_late()
-    clock.now += STANDSTILL_S + 1
+    clock.now += STALL_S + 1
     assert held.may_be_late(), "before the clock is looked at again"
     await held._tick()
     await pass_seconds(BUFFERED_S - 1)

@@ -206,7 +206,7 @@ async def test_a_job_whose_reading_crashes_is_dead_lettered_in_the_end(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler, "MAX_CRASHES", 2)
-    monkeypatch.setattr(handler, "objection", Mock(side_effect=RuntimeError("a bug of ours")))
+    monkeypatch.setattr(handler, "validate_job", Mock(side_effect=RuntimeError("a bug of ours")))
     async with start_worker({"sim/m": model(), "sim/big": model()}, AGENTS) as plane:
         await plane.publish({"agent": "plain", "job_id": "crashes", "prompt": "x"})
         result = await plane.result("crashes")

@@ -78,7 +78,7 @@ async def test_a_job_that_waited_when_its_worker_died_has_lost_no_call(
         await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
         await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress == 1), "the first call")
         with monkeypatch.context() as patch:
-            patch.setattr("services.worker.gates.claim.ClaimGate.give_back", lambda _: None)
+            patch.setattr("services.worker.gates.claim.ClaimGate.release", lambda _: None)
             await plane.publish({"agent": "writer", "job_id": "second", "prompt": "x"})
             await until(lambda: saved(plane, "second"), "a job that waits")
             await plane.end()

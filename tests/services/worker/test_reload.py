@@ -14,7 +14,7 @@ from breakwater.config import LiveConfig, load_config
 from breakwater.contracts import subjects
 from breakwater.policy.breaker import BreakerKey
 from breakwater.state.breakers import Saving
-from services.worker.generations import Generations, ProviderPool
+from services.worker.config_versions import ConfigVersions, ProviderPool
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
@@ -30,11 +30,11 @@ KEY = BreakerKey("writer", "sim/m")
 class Newest:
     """Handles an agent's jobs by the config that holds when they come, in place of one handler."""
 
-    generations: Generations
+    config_versions: ConfigVersions
     agent: str
 
     async def handle(self, delivery: Delivery) -> None:
-        await self.generations.handle(self.agent, delivery)
+        await self.config_versions.handle(self.agent, delivery)
 
 
 async def isolate_model(plane: WorkerPlane) -> None:
@@ -83,8 +83,8 @@ async def test_what_is_replaced_holds_from_the_next_job_on(
 ) -> None:
     models, pool = {"sim/m": model(), "sim/down": model({"status": 503})}, ProviderPool()
     async with start_worker(models, {"writer": {**WRITER, "allowed_models": ["sim/down"]}}, begin=False) as plane:
-        generations = Generations(plane.worker, pool, LiveConfig(plane.worker.config))
-        plane.handlers = {"writer": cast(Any, Newest(generations, "writer"))}
+        config_versions = ConfigVersions(plane.worker, pool, LiveConfig(plane.worker.config))
+        plane.handlers = {"writer": cast(Any, Newest(config_versions, "writer"))}
         plane.begin()
         await isolate_model(plane)
 
@@ -97,7 +97,7 @@ async def test_what_is_replaced_holds_from_the_next_job_on(
         assert await seen("first") == before
         path = plane.directory / "breakwater.yaml"
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **edit}))
-        await generations.take_over(load_config(path))
+        await config_versions.reload(load_config(path))
         assert await seen("second") == after
         await plane.end()
         await pool.close_except(())

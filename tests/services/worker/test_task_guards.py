@@ -536,7 +536,7 @@ async def test_a_job_alone_in_its_task_tries_a_model_that_fits_under_the_cap_and
 async def test_a_key_that_begins_ever_more_tasks_keeps_so_many_in_redis_and_no_other_keys_are_forgotten(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.state.tasks.MOST_OF_CALLER", 5)
+    monkeypatch.setattr("breakwater.state.tasks.MAX_OF_CALLER", 5)
     monkeypatch.setattr("breakwater.state.tasks.IN_USE_MS", 0)
     agents = {"writer": {"model": "sim/m", "guard": {"max_iterations": 1}}}
     async with start_worker({"sim/m": model()}, agents) as plane:

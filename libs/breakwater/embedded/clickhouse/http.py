@@ -145,7 +145,7 @@ def _read_statement(engine: Engine, ask: Ask, pieces: Iterator[bytes]) -> tuple[
     return statement, chain((text[data_at:],), pieces)
 
 
-class Face:
+class RequestHandler:
     """Answers requests with an engine."""
 
     def __init__(self, engine: Engine, users: Users) -> None:
@@ -308,11 +308,11 @@ def application(engine: Engine, users: Users) -> web.Application:
     Returns:
         An application; serve it without aiohttp's own decompression of requests, and with handler cancellation.
     """
-    face = Face(engine, users)
+    handler = RequestHandler(engine, users)
     app = web.Application(client_max_size=_LARGEST_FORM)
-    app.router.add_get("/ping", face.ok)
-    app.router.add_get("/replicas_status", face.ok)
+    app.router.add_get("/ping", handler.ok)
+    app.router.add_get("/replicas_status", handler.ok)
     for path in ("/", "/query"):
-        app.router.add_get(path, face.statement)
-        app.router.add_post(path, face.statement)
+        app.router.add_get(path, handler.statement)
+        app.router.add_post(path, handler.statement)
     return app

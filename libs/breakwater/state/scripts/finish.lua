@@ -20,7 +20,7 @@ if token == '' and redis.call('EXISTS', KEYS[1]) == 0 then
   return ended
 end
 local time = redis.call('TIME')
-redis.call('HDEL', KEYS[1], 'checkpoint', 'asked_at', 'said', 'messages')
+redis.call('HDEL', KEYS[1], 'checkpoint', 'asked_at', 'partial', 'messages')
 redis.call('HSET', KEYS[1], 'lease_until', time[1] * 1000 + math.floor(time[2] / 1000) + linger_ms)
 if not known[2] then
   redis.call('PEXPIRE', KEYS[1], linger_ms)

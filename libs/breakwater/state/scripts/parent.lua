@@ -3,7 +3,7 @@
 -- KEYS: execution of the parent; orders to cancel it, and what else is for whoever has it
 -- Returns {its task or '', its checkpoint or ''}: two times '' where nothing is known of such a job; {others, ''} where it
 -- is of another owner.
-local tenant, look_only, keep_ms = ARGV[1], ARGV[2], ARGV[3] -- tenant '' for none; look_only '1': it learns nothing
+local tenant, dry_run, keep_ms = ARGV[1], ARGV[2], ARGV[3] -- tenant '' for none; dry_run '1': it learns nothing
 local owner, others = ARGV[4], ARGV[5] -- owner '' for any
 local known = redis.call('HMGET', KEYS[1], 'tenant', 'task', 'checkpoint', 'owner')
 if owner ~= '' and (known[4] or '') ~= owner and redis.call('EXISTS', KEYS[1]) == 1 then
@@ -12,7 +12,7 @@ end
 if (known[1] or '') ~= tenant and redis.call('EXISTS', KEYS[1]) == 1 then
   return {'', ''}
 end
-if not known[2] and look_only == '0' then
+if not known[2] and dry_run == '0' then
   redis.call('HSET', KEYS[2], 'children', '')
   redis.call('PEXPIRE', KEYS[2], keep_ms)
 end

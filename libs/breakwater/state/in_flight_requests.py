@@ -16,7 +16,7 @@ _LEAVE = Script.named("unanswered_leave")
 _END = Script.named("unanswered_end")
 
 
-class Unanswered:
+class InFlightRequests:
     """The calls without a response. Two calls that ask the same are two; each is attached to once before any twice."""
 
     def __init__(self, redis: Redis) -> None:

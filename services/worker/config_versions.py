@@ -45,7 +45,7 @@ class ProviderPool:
 
 
 @dataclass(eq=False, slots=True)
-class Generation:
+class ConfigVersion:
     """One version of the config, as this worker runs it."""
 
     worker: WorkerContext
@@ -54,12 +54,12 @@ class Generation:
     """How many jobs run under it."""
 
     @classmethod
-    def of(cls, worker: WorkerContext) -> Generation:
+    def of(cls, worker: WorkerContext) -> ConfigVersion:
         """The handlers of all its agents."""
         return cls(worker, {name: JobHandler(worker, name, agent) for name, agent in worker.config.agents.items()})
 
 
-class Generations:
+class ConfigVersions:
     """Chooses the config for each delivery: a job that has begun ends under the one that it began under.
 
     An agent that is configured no more is still served, under the last config that had it: jobs of it may wait.
@@ -67,7 +67,7 @@ class Generations:
 
     def __init__(self, worker: WorkerContext, pool: ProviderPool, live: LiveConfig) -> None:
         """Begins with the config of a context, whose providers are the pool's. `live` is kept up to date."""
-        self.newest = Generation.of(worker)
+        self.newest = ConfigVersion.of(worker)
         self._pool = pool
         self._configs = Configs(worker.redis)
         self._compiled = {worker.config_version: self.newest}
@@ -106,13 +106,13 @@ class Generations:
             if generation is not self.newest:
                 await self._forget()
 
-    async def take_over(self, config: Config) -> None:
+    async def reload(self, config: Config) -> None:
         """Runs under another config what begins from now on. Raises ConfigError, and nothing has changed then."""
         self._add(config)
         self.newest = self._compiled[config.version]
         removed = {name: one for name, one in self._serving.items() if name not in self.newest.handlers}
         self._serving = removed | dict.fromkeys(self.newest.handlers, self.newest)
-        self._live.take_over(config)
+        self._live.reload(config)
         await self.save()
         await self._forget()
 
@@ -134,9 +134,9 @@ class Generations:
         """Compiles a config, as the newest of all."""
         known = self._compiled.pop(config.version, None)
         worker = self.newest.worker
-        self._compiled[config.version] = known or Generation.of(worker.under(config, self._pool.open(config)))
+        self._compiled[config.version] = known or ConfigVersion.of(worker.under(config, self._pool.open(config)))
 
-    async def _began_under(self, agent: str, delivery: Delivery) -> Generation | None:
+    async def _began_under(self, agent: str, delivery: Delivery) -> ConfigVersion | None:
         """The config that a job has begun under; None where it has not, or that config can't be had any more."""
         worker = self.newest.worker
         saved = partial(worker.executions.saved_checkpoint, execution_id_of(delivery, None))
@@ -144,7 +144,7 @@ class Generations:
         version = None if text is None else Checkpoint.model_validate_json(text).config_version
         return None if version is None else await self._earlier(version, agent)
 
-    async def _earlier(self, version: str, agent: str) -> Generation | None:
+    async def _earlier(self, version: str, agent: str) -> ConfigVersion | None:
         if version not in self._compiled:
             text = await self.newest.worker.outages.retry_while_unavailable(partial(self._configs.load, version))
             if text is None:
@@ -152,7 +152,7 @@ class Generations:
                 return None
             try:
                 config = parse_config(text)
-                older = {version: Generation.of(self.newest.worker.under(config, self._pool.open(config)))}
+                older = {version: ConfigVersion.of(self.newest.worker.under(config, self._pool.open(config)))}
             except ConfigError as error:
                 _not_available(version, str(error))
                 return None

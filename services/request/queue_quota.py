@@ -28,7 +28,7 @@ LARGEST = 8 * 1024**2
 """No message is larger: an agent with a few jobs is within its share, whatever they are."""
 
 
-class QueueShares:
+class QueueQuota:
     """What agents have in JOBS, as of the last look, and with what this process has added since."""
 
     def __init__(self, share: int | None, lookup: Lookup) -> None:
@@ -57,11 +57,11 @@ class QueueShares:
         """Looks again while there is something to look at, until cancelled."""
         looks = 0
         while True:
-            await asyncio.sleep(background.to_next_turn(LOOK_EVERY_S))
+            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
             looks += 1
             # What programs publish on NATS is seen, too, if later.
             if self._added or self._held or looks % IDLE_LOOKS == 0:
-                await self._outage.survived(self.look, expected=BusError)
+                await self._outage.run_logged(self.look, expected=BusError)
                 self._report()
 
     async def look(self) -> None:

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from breakwater.bus.lookup import Lookup
 from breakwater.metrics import StreamMetrics
-from services.request import queue_shares
-from services.request.queue_shares import QueueShares
+from services.request import queue_quota
+from services.request.queue_quota import QueueQuota
 from services.request.stream_fill import StreamFill
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, StartApi
@@ -21,7 +21,7 @@ LARGE = {"agent": "writer", "prompt": "x" * 200_000}
 async def test_an_agent_whose_jobs_take_its_share_is_refused_until_some_are_done_and_others_are_not(
     start_api: StartApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_shares, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(queue_quota, "LOOK_EVERY_S", 0.05)
     config = CONFIG.replace("limits: {", f"limits: {{jobs_max_bytes_per_agent: {SHARE}, ")
     async with start_api(config) as api:
         accepted = 0
@@ -42,7 +42,7 @@ async def test_an_agent_whose_jobs_take_its_share_is_refused_until_some_are_done
 async def test_an_agent_that_programs_have_brought_over_its_share_is_named_once(
     start_api: StartApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_shares, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(queue_quota, "LOOK_EVERY_S", 0.05)
     config = CONFIG.replace("limits: {", f"limits: {{jobs_max_bytes_per_agent: {SHARE}, ")
     with capture_logs() as logs:
         async with start_api(config) as api:
@@ -62,8 +62,8 @@ async def test_an_agent_that_programs_have_brought_over_its_share_is_named_once(
 
 
 async def test_what_others_have_published_counts_by_its_size(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    jetstream, shares = api.bus.jetstream(), QueueShares(SHARE, Lookup(lambda: api.bus))
-    monkeypatch.setattr(queue_shares, "LARGEST", 400_000)
+    jetstream, shares = api.bus.jetstream(), QueueQuota(SHARE, Lookup(lambda: api.bus))
+    monkeypatch.setattr(queue_quota, "LARGEST", 400_000)
     for _ in range(6):
         await jetstream.publish("bw.jobs.writer", bytes(400_000))
         for _ in range(6):
@@ -74,7 +74,7 @@ async def test_what_others_have_published_counts_by_its_size(api: HttpApi, monke
     await jetstream.purge_stream("JOBS", subject="bw.jobs.writer")
     await shares.look()
     assert shares.has_room("writer", 1_900_000)
-    whole = QueueShares(None, Lookup(lambda: api.bus))
+    whole = QueueQuota(None, Lookup(lambda: api.bus))
     await whole.look()
     assert whole.has_room("writer", 512 * 1024**2)
     assert not whole.has_room("writer", 512 * 1024**2 + 1)

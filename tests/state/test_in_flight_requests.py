@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from breakwater.state.connection import Redis
-from breakwater.state.unanswered import KEEP_S, Unanswered
+from breakwater.state.in_flight_requests import KEEP_S, InFlightRequests
 
 ASKED = "0123:digest"
 
 
-async def began(calls: Unanswered, request: str, job_id: str | None = None, *, retry: bool = False) -> str:
+async def began(calls: InFlightRequests, request: str, job_id: str | None = None, *, retry: bool = False) -> str:
     return await calls.begin(ASKED, request, job_id or f"job-{request}", attaches=retry, longest_s=300)
 
 
-async def left(calls: Unanswered, request: str, job_id: str, *, cancels: bool = False) -> bool:
+async def left(calls: InFlightRequests, request: str, job_id: str, *, cancels: bool = False) -> bool:
     return await calls.leave(ASKED, request, job_id, cancels=cancels)
 
 
 async def test_a_retry_attaches_to_the_call_with_the_fewest_that_wait(redis: Redis) -> None:
-    calls = Unanswered(redis)
+    calls = InFlightRequests(redis)
     assert await began(calls, "r0", retry=True) == "job-r0"
     assert await began(calls, "r1") == "job-r1"
     assert await left(calls, "r0", "job-r0")
@@ -29,7 +29,7 @@ async def test_a_retry_attaches_to_the_call_with_the_fewest_that_wait(redis: Red
 
 
 async def test_a_call_ends_with_the_last_that_waits_for_it_and_then_nobody_attaches(redis: Redis) -> None:
-    calls = Unanswered(redis)
+    calls = InFlightRequests(redis)
     await began(calls, "r0")
     await began(calls, "r1", retry=True)
     assert not await left(calls, "r0", "job-r0", cancels=True)
@@ -40,7 +40,7 @@ async def test_a_call_ends_with_the_last_that_waits_for_it_and_then_nobody_attac
 
 
 async def test_nobody_attaches_to_an_answered_call_however_late_another_leaves_it(redis: Redis) -> None:
-    calls = Unanswered(redis)
+    calls = InFlightRequests(redis)
     await began(calls, "r0")
     await began(calls, "r1", retry=True)
     await calls.end(ASKED, "job-r0")
@@ -51,7 +51,7 @@ async def test_nobody_attaches_to_an_answered_call_however_late_another_leaves_i
 
 
 async def test_a_call_is_found_for_as_long_as_it_may_take_and_a_while_after(redis: Redis) -> None:
-    calls = Unanswered(redis)
+    calls = InFlightRequests(redis)
     await calls.begin(ASKED, "r0", "j", attaches=False, longest_s=3600)
     await began(calls, "r1")
     [key] = await redis.client.keys("*")
