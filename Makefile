@@ -36,7 +36,7 @@ sdks: .venv/dev.stamp ## Run unmodified SDKs, and a conformance tester, against 
 	@$(BIN)/python -m tests.sdks
 
 bench-peers: .venv/dev.stamp ## Compare the cost of a request with that in other gateways; installs them (Node.js, 1 GB)
-	@$(BIN)/python -m tests.bench.peers $(ARGS)
+	@$(BIN)/python -m bench.peers $(ARGS)
 
 lint: .venv/dev.stamp ## Check format, style and the import rules
 	@$(BIN)/ruff format --check .
@@ -69,8 +69,8 @@ lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pypr
 	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/build.txt requirements/build.in
 	@$(COMPILE) --upgrade --output-file tests/sdks/requirements.txt tests/sdks/requirements.in
 	@$(COMPILE) --upgrade --output-file tests/sdks/litellm.txt tests/sdks/litellm.in
-	@$(COMPILE) --upgrade --output-file tests/bench/peers/litellm.txt tests/bench/peers/litellm.in
-	@$(COMPILE) --upgrade --output-file tests/bench/peers/tensorzero.txt tests/bench/peers/tensorzero.in
+	@$(COMPILE) --upgrade --output-file bench/peers/litellm.txt bench/peers/litellm.in
+	@$(COMPILE) --upgrade --output-file bench/peers/tensorzero.txt bench/peers/tensorzero.in
 
 # Strict: a package that the database can't be asked about is a failure, and not one without vulnerabilities.
 audit: .venv/dev.stamp ## Compare the pinned packages with the published vulnerabilities (osv.dev)
@@ -82,7 +82,7 @@ env: ## Write .env for compose.yaml, with fresh passwords; an existing one is le
 	@echo 'Wrote .env. Start with: docker compose up --build --detach'
 
 clean: ## Remove .venv and the tools' caches; the local stack's data in .breakwater stays
-	@rm -rf .venv .ruff_cache .hypothesis .pytest_cache dist tests/sdks/.installed tests/bench/peers/.installed
+	@rm -rf .venv .ruff_cache .hypothesis .pytest_cache dist tests/sdks/.installed bench/peers/.installed
 	@find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two steps, so that `make demo` need not wait for the tools of development. What runs is compiled: where Python is told to

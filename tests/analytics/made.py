@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
+from bench.history import History
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
@@ -16,7 +17,6 @@ from breakwater.analytics.rows import Row
 from breakwater.analytics.window import Window
 from breakwater.contracts.execution import Attempt, Execution
 from tests.analytics.samples import new_database_url
-from tests.bench.history import History
 
 END = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SMALL = History(500, days=3, end=END, batch=200)

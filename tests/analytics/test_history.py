@@ -4,11 +4,11 @@ from collections import Counter
 from datetime import timedelta
 from itertools import pairwise
 
+from bench.history import History
 from breakwater.analytics import rows, schema
 from breakwater.policy.classify import error_identity
 from breakwater.policy.record import totals
 from tests.analytics.made import END, SMALL, made
-from tests.bench.history import History
 
 LARGER = History(4_000, days=14, end=END)
 

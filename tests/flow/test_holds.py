@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 
-from tests.bench.holds import RETRY_AFTER_S, admissions, hear_holds, under_holds
+from bench.holds import RETRY_AFTER_S, admissions, hear_holds, under_holds
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import model
 

@@ -1,12 +1,12 @@
-"""No text and no pattern makes redaction hang. How fast it is, tests/bench/redaction.py measures."""
+"""No text and no pattern makes redaction hang. How fast it is, bench/redaction.py measures."""
 
 from __future__ import annotations
 
 import pytest
 
+from bench import redaction
+from bench.redaction import ADVERSARIAL, seconds
 from breakwater.policy.redact import RedactionRules, Redactor
-from tests.bench import redaction
-from tests.bench.redaction import ADVERSARIAL, seconds
 
 SIZE = 500_000
 DEFAULT = Redactor.compile(RedactionRules())

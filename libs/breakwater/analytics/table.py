@@ -116,7 +116,7 @@ class Table:
         return f"{name} {kind} ALIAS {expression}"
 
     def _codec(self, name: str) -> str:
-        """What was smallest on rows as a busy plane makes them, measured by `python -m tests.bench.storage`."""
+        """What was smallest on rows as a busy plane makes them, measured by `python -m bench.storage`."""
         kind = self.columns[name].removeprefix("Nullable(").removesuffix(")")
         if name in _LONG_TEXTS:
             return "ZSTD(3)"

@@ -12,7 +12,7 @@ any other encoding, and of a text that is cut, secrets longer than 16 KiB which 
 Everything has a bound, and what is beyond it is hidden. Patterns run on RE2, in time linear in the text. In one
 document at most 20,000 places are looked at closely, and 100,000 texts, names, objects and arrays are copied. So the
 record of a typical job takes 0.07 ms, and 10 MB made to be slow 1.6 s at most, with the built-in rules on one core of
-the build machine (`python -m tests.bench.redaction`).
+the build machine (`python -m bench.redaction`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a job that succeeds costs the worker, in counts that a busy machine changes by less than a hundredth.
 
-They see a step more, not a slower one: what a job costs in CPU time is measured by `python -m tests.bench.plane`. A
+They see a step more, not a slower one: what a job costs in CPU time is measured by `python -m bench.plane`. A
 figure that is a fifth over its budget is a regression; one that has become a fifth less lowers the budget:
 `pytest tests/services/worker/test_cost_of_a_job.py -rP` prints them.
 """

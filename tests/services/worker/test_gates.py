@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from bench.counting import CountingRedis
 from breakwater.config import LiveConfig, parse_config
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.job import Job
@@ -27,14 +28,13 @@ from services.worker.assignment import Assignment, Parameters
 from services.worker.attempts import request_for
 from services.worker.checkpoint import Checkpoint
 from services.worker.context import context_for
-from services.worker.gates import GATES, Admitted, admit, gates_of, check
+from services.worker.gates import GATES, Admitted, admit, check, gates_of
 from services.worker.gates.budget import BudgetGate
 from services.worker.gates.claim import ClaimGate
 from services.worker.gates.deployment import DeploymentGate
 from services.worker.gates.gate import AdmissionRequest, ClaimLost, Gate, Refused
 from services.worker.gates.rate_limit import RateLimitGate
 from services.worker.gates.task import TASK_STOPPED
-from tests.bench.counting import CountingRedis
 from tests.servers import RunningServer
 
 CONFIG = """

@@ -1,6 +1,6 @@
 """How long redaction takes: for the record of a typical job, and for 10 MB of text that was made to be slow.
 
-    python -m tests.bench.redaction
+    python -m bench.redaction
 
 Each figure is CPU time, the best of three runs. Nothing is asserted here; tests/policy/test_redact_speed.py does.
 """

@@ -1,9 +1,9 @@
 """Memory of every process of a running stack, while many jobs go through it.
 
     breakwater up --config examples/breakwater.yaml --simulate --data /tmp/bench     # in one terminal
-    python -m tests.bench.memory /tmp/bench --jobs 100000 --per-s 50                 # in another
+    python -m bench.memory /tmp/bench --jobs 100000 --per-s 50                 # in another
 
-Jobs are published straight to NATS, as in `tests.bench.plane`. A line is printed for each tenth of them: the memory of
+Jobs are published straight to NATS, as in `bench.plane`. A line is printed for each tenth of them: the memory of
 each process (PSS: a page that processes share is divided among them) in MB.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import nats
 import psutil
 
-from tests.bench.plane import publish_job, role_of
+from bench.plane import publish_job, role_of
 
 IN_FLIGHT = 100
 

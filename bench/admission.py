@@ -1,6 +1,6 @@
 """What it costs to ask whether a call may be made, with everything on that can hold it back.
 
-    python -m tests.bench.admission [calls]
+    python -m bench.admission [calls]
 
 Starts the embedded Redis in a temporary directory and asks, one call after the other, for a job with a task guard, a
 breaker, a daily and a monthly hard cap of its agent and of all agents, rate limits of agent and model, and a retry
@@ -35,6 +35,7 @@ from zoneinfo import ZoneInfo
 
 import uvloop
 
+from bench.counting import CountingRedis
 from breakwater.bus.broker import connection_of, make_broker
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
@@ -54,7 +55,6 @@ from services.worker.context import WorkerContext, context_for
 from services.worker.gates import Admitted, admit
 from services.worker.gates.gate import Refused
 from services.worker.repairs import Correction, Repairs
-from tests.bench.counting import CountingRedis
 from tests.server_sources import EmbeddedServers
 
 CONFIG = """

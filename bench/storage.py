@@ -1,6 +1,6 @@
 """What an execution takes on disk: bytes by table and by column, on rows as a busy plane makes them.
 
-    python -m tests.bench.storage [executions] [--columns]
+    python -m bench.storage [executions] [--columns]
 
 Starts the embedded ClickHouse in a temporary directory, stores a month of executions with their attempts in the order
 in which they ended, merges, and prints what system.parts and system.parts_columns say. Texts are random words, so they

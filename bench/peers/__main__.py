@@ -1,6 +1,6 @@
 """What a request costs here and in other gateways, on one machine, with one provider, in one run: `make bench-peers`.
 
-    python -m tests.bench.peers [--requests 2000] [--in-flight 32] [--latency-ms 100] [--only NAME ...]
+    python -m bench.peers [--requests 2000] [--in-flight 32] [--latency-ms 100] [--only NAME ...]
 
 Each gateway is installed from its registry in the version pinned beside this file, started alone with one worker, and
 asked by the same client for chat completions of the same model. CPU is user and system time of all its processes for
@@ -247,7 +247,7 @@ def version(name: str) -> str:
 def provider(latency_ms: float) -> Generator[str]:
     """The upstream's URL, with `/v1`."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.bench.peers.upstream", str(port), str(latency_ms)]
+    command = [sys.executable, "-m", "bench.peers.upstream", str(port), str(latency_ms)]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
         asyncio.run(_answering(f"http://127.0.0.1:{port}/", process, None))

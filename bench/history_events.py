@@ -10,6 +10,8 @@ from itertools import count
 
 from pydantic import JsonValue
 
+from bench.history_fleet import AGENTS, Agent, Model
+from bench.history_jobs import Done, Job
 from breakwater.analytics import rows, schema
 from breakwater.analytics.rows import Row
 from breakwater.contracts.alerts import Alert
@@ -20,8 +22,6 @@ from breakwater.contracts.types import time_from_ms
 from breakwater.policy.alert_rules import Reminders
 from breakwater.policy.incidents import IncidentRules, acknowledge, decide, resolve
 from breakwater.policy.signals import signals_of
-from tests.bench.history_fleet import AGENTS, Agent, Model
-from tests.bench.history_jobs import Done, Job
 
 DAY_MS = 86_400_000
 COOLDOWN_MS = 60_000

@@ -1,11 +1,11 @@
 """CPU of the worker for one job, alone in its process.
 
-    python -m tests.bench.worker [--jobs 500] [--in-flight 64] [--rounds 5]
+    python -m bench.worker [--jobs 500] [--in-flight 64] [--rounds 5]
 
 Starts NATS, Redis and the simulated provider, and runs the worker in this thread: an agent with a breaker, budgets, a
 rate limit and a retry budget, one model, one call a job, as `trace_job` does. Measured is the CPU of this thread, with
 the little that publishing the jobs takes; of several rounds the best, as whatever else runs only adds to it. Unlike
-`tests.bench.plane` it gives the same figure on a busy machine, within some percent.
+`bench.plane` it gives the same figure on a busy machine, within some percent.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.trace_job import ProviderInAThread, running_worker
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
-from tests.bench.trace_job import ProviderInAThread, running_worker
 from tests.server_sources import EmbeddedServers
 
 

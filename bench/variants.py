@@ -1,10 +1,10 @@
 """What a job costs where calls fail, where answers are streamed, and where limits hold: CPU of a whole local plane.
 
-    python -m tests.bench.variants [--jobs 1500] [--in-flight 64] [--rounds 3] [--only NAME ...]
+    python -m bench.variants [--jobs 1500] [--in-flight 64] [--rounds 3] [--only NAME ...]
 
 Starts a simulated provider that answers in 120 ms, and a plane of its own (`breakwater up`, ports that are free). Each
 variant is an agent; its jobs are published straight to NATS and counted when their results come, as in
-`tests.bench.plane`. In every round each variant has its turn; the table has medians. CPU is user and system time of all
+`bench.plane`. In every round each variant has its turn; the table has medians. CPU is user and system time of all
 processes but the provider, for the jobs and three seconds after them. With one job in flight, calls that succeed are
 made to the provider without the plane, too, after each round.
 """
@@ -31,9 +31,9 @@ from typing import Any
 import aiohttp
 import nats
 
+from bench.plane import PROVIDER, cpu_ms, load, redis_commands
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.ports import free_port
-from tests.bench.plane import PROVIDER, cpu_ms, load, redis_commands
 from tests.flow.kit import PRICE, USAGE, config_for
 
 SETTLE_S = 3.0

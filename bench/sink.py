@@ -1,6 +1,6 @@
 """How fast the sink stores a backlog, what it costs, and how fast clickhouse-connect alone inserts the same rows.
 
-    python -m tests.bench.sink [jobs]
+    python -m bench.sink [jobs]
 
 Starts the embedded servers in a temporary directory and the sink, which stores a few events to warm up and is then held
 (SIGSTOP) while two events for each job are published: an attempt and its execution, with 1.4 KB of prompt and answer.

@@ -1,7 +1,7 @@
 """CPU of every process of a running stack for one job, and how long a job takes.
 
     breakwater up --config examples/breakwater.yaml --simulate --data /tmp/bench     # in one terminal
-    python -m tests.bench.plane /tmp/bench --jobs 3000 --in-flight 64 --idle-s 30    # in another, on a quiet machine
+    python -m bench.plane /tmp/bench --jobs 3000 --in-flight 64 --idle-s 30    # in another, on a quiet machine
 
 Jobs are published to NATS for one agent, as `request` does, and counted when their results come; the simulated provider
 answers in about 120 ms. CPU is user and system time. The provider's own share is left out of the sums. The plane is

@@ -1,6 +1,6 @@
 """The provider that all of them call: the same short answer after the same time, for every request.
 
-python -m tests.bench.peers.upstream PORT LATENCY_MS
+python -m bench.peers.upstream PORT LATENCY_MS
 """
 
 from __future__ import annotations

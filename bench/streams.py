@@ -1,6 +1,6 @@
 """What streaming costs: CPU of every process for a chunk, time to first token beside a direct call, and memory.
 
-    python -m tests.bench.streams [--streams 40] [--in-flight 20] [--tokens 500] [--per-s 50] [--memory]
+    python -m bench.streams [--streams 40] [--in-flight 20] [--tokens 500] [--per-s 50] [--memory]
 
 Starts NATS, Redis and a worker, request, breaker and budget as processes; the simulated provider runs in this one, with
 the client. CPU is user and system time of those processes, of many answers of `--tokens` chunks less that of as many
@@ -23,9 +23,9 @@ from pathlib import Path
 import aiohttp
 import psutil
 
+from bench.plane import print_shares
 from breakwater.api_keys import create_key
 from breakwater.embedded.ports import free_port
-from tests.bench.plane import print_shares
 from tests.flow.kit import Plane, model, running_plane
 from tests.server_sources import EmbeddedServers, RunningServer
 

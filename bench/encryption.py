@@ -1,4 +1,4 @@
-"""What encryption costs: `python -m tests.bench.encryption`. CPU of a job's documents, in microseconds."""
+"""What encryption costs: `python -m bench.encryption`. CPU of a job's documents, in microseconds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the budgets cost a job: one script to hold its worst case, and its share of a batch that is settled.
 
-    python -m tests.bench.budgets [calls]
+    python -m bench.budgets [calls]
 
 Starts the embedded Redis in a temporary directory. With every budget under a hard cap, it reserves for one call after
 the other, then settles them in batches of 500, and settles the same batches once more, as after a redelivery. `client`
@@ -31,11 +31,11 @@ from zoneinfo import ZoneInfo
 
 import uvloop
 
+from bench.counting import CountingRedis
 from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.ledger import Figures
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, Reserved, Settlement
-from tests.bench.counting import CountingRedis
 from tests.server_sources import EmbeddedServers
 
 ZONE = ZoneInfo("Europe/Berlin")

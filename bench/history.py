@@ -1,6 +1,6 @@
 """A long and plausible history of a plane, from a seed: for benchmarks, for screenshots, for trying things.
 
-    python -m tests.bench.history --executions 20000 --days 30 --clickhouse-url http://user:password@127.0.0.1:8123/trial
+    python -m bench.history --executions 20000 --days 30 --clickhouse-url http://user:password@127.0.0.1:8123/trial
 
 Twelve agents on six models of three providers work for thirty tenants, more by day and on weekdays. A provider is down
 for an hour now and then. The sums of an execution are those of its attempts. The same seed and end give the same rows.
@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from bench.history_events import Events
+from bench.history_fleet import AGENTS, BY_HOUR, BY_WEEKDAY, NIGHT, TENANT_WEIGHTS, TENANTS
+from bench.history_jobs import Job, Jobs, outages
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.rows import Row
 from breakwater.contracts.types import ms_from_time
-from tests.bench.history_events import Events
-from tests.bench.history_fleet import AGENTS, BY_HOUR, BY_WEEKDAY, NIGHT, TENANT_WEIGHTS, TENANTS
-from tests.bench.history_jobs import Job, Jobs, outages
 
 HOUR_MS = 3_600_000
 LONGEST_MS = 10 * 60_000
@@ -173,7 +173,7 @@ async def main(history: History, url: str) -> None:
 
 
 def _arguments() -> tuple[History, str]:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.history", description="Loads a made-up history.")
+    parser = argparse.ArgumentParser(prog="python -m bench.history", description="Loads a made-up history.")
     parser.add_argument("--executions", type=int, default=20_000)
     parser.add_argument("--days", type=int, default=30, help="how far it goes back")
     parser.add_argument("--end", type=datetime.fromisoformat, help="where it ends, such as 2026-11-22; now by default")

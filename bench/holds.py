@@ -1,6 +1,6 @@
 """A model that answers a tenth of its calls with a rate limit, on a whole local stack: who is held, and who fails.
 
-    python -m tests.bench.holds [--rate 200] [--seconds 60]
+    python -m bench.holds [--rate 200] [--seconds 60]
 
 The provider is here: it answers after a second, one call in ten at random with 429 and `Retry-After: 1`. Jobs are
 published at an even rate. Redis tells when each hold ends, and the attempts by the same clock when their calls were
@@ -31,9 +31,9 @@ import redis.asyncio as aioredis
 import yaml
 from aiohttp import web
 
+from bench.local_stack import UP
+from bench.plane import publish_job
 from breakwater.contracts import subjects
-from tests.bench.local_stack import UP
-from tests.bench.plane import publish_job
 
 RETRY_AFTER_S, GATES_MS = 1, 10
 ANSWER = {

@@ -1,8 +1,8 @@
 """How soon each page of the console is usable in a browser over a million executions: p50 and worst of 9 visits.
 
-    python -m tests.bench.pages [executions] [--clickhouse-url URL] [--pictures FOLDER]
+    python -m bench.pages [executions] [--clickhouse-url URL] [--pictures FOLDER]
 
-Loads the history of `tests.bench.history` into a new embedded engine, up to now, and opens the pages of a console on it
+Loads the history of `bench.history` into a new embedded engine, up to now, and opens the pages of a console on it
 in Chromium, over each time range. Of the HTTP API, costs are real, and the rest is made up. A page is usable when the
 browser has read it, and its scripts have drawn the charts; it is whole when it has the parts that follow, such as the
 sums of a long time range, too. The first visit, which fetches scripts and styles, is shown by itself. Given a URL, it
@@ -27,6 +27,8 @@ from zoneinfo import ZoneInfo
 from aiohttp import web
 from playwright.async_api import Page, async_playwright
 
+from bench.history import History, load
+from bench.history_fleet import AGENTS
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.figures import Spender
 from breakwater.contracts.api import CostsListQuery
@@ -38,8 +40,6 @@ from breakwater.policy.costs import month_before
 from breakwater.settings import Settings
 from services.request.costs import CostRoutes
 from services.request.routing import ApiRequest
-from tests.bench.history import History, load
-from tests.bench.history_fleet import AGENTS
 from tests.browser.conftest import OPTIONS, PROGRAM
 from tests.cli.api_stub import KEY, Stub, serving
 from tests.server_sources import EmbeddedServers
@@ -182,7 +182,7 @@ async def main(executions: int, url: str | None, pictures: Path | None) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.pages")
+    parser = argparse.ArgumentParser(prog="python -m bench.pages")
     parser.add_argument("executions", type=int, nargs="?", default=1_000_000)
     parser.add_argument("--clickhouse-url", help="of a database that holds a history already")
     parser.add_argument("--pictures", type=Path, help="where to keep a picture of each page")

@@ -1,6 +1,6 @@
 """What the local stack takes: the time until it is up, and the memory of each process.
 
-    python -m tests.bench.local_stack [--idle-s 20]
+    python -m bench.local_stack [--idle-s 20]
 
 Memory is PSS (proportional set size): a page that processes share is divided among them, so the sum is what the machine
 gives. RSS counts it for each. Linux only. Ports are free ones; the data goes to a temporary directory.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 UP = "import sys; from breakwater.cli.main import main; sys.exit(main())"
 
 

@@ -1,6 +1,6 @@
 """What more workers, and more of each consumer, give on this machine, and what a job under way takes.
 
-    python -m tests.bench.scale [--jobs 4000] [--in-flight 2000] [--latency-s 2]
+    python -m bench.scale [--jobs 4000] [--in-flight 2000] [--latency-s 2]
 
 For each line a plane is started anew, on servers of its own: so many workers, and so many of breaker, budget, alerter
 and sink. The simulated provider, which runs in this process with the client, answers after `--latency-s`. Memory is PSS
@@ -23,9 +23,9 @@ from pathlib import Path
 
 import psutil
 
+from bench.plane import load
 from breakwater.analytics.client import connect
 from breakwater.analytics.migrations import migrate
-from tests.bench.plane import load
 from tests.flow.kit import Plane, model, running_plane
 from tests.server_sources import EmbeddedServers, RunningServer
 

@@ -1,6 +1,6 @@
 """Two tenants on one plane: one works, the other does all the harm that its key and its NATS user allow.
 
-    python -m tests.bench.neighbours [--seconds 600] [--rate 10] [--alone 30]
+    python -m bench.neighbours [--seconds 600] [--rate 10] [--alone 30]
 
 The honest tenant sends jobs at an even rate, in turn over HTTP and over NATS: first alone, then beside the hostile
 one, which shares its agent, its model and the plane's hard cap. Nothing of the honest tenant may be lost, refused or
@@ -33,7 +33,7 @@ import yaml
 from aiohttp import web
 from nats.aio.client import Client
 
-from tests.bench.local_stack import UP
+from bench.local_stack import UP
 
 ANSWER_S, SLOW_S = 0.1, 20.0
 PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}

@@ -1,6 +1,6 @@
 """Answers of any shape through a worker: none may crash it, lose an attempt, or tell a client what it can't read.
 
-    python -m tests.bench.fuzz [--examples 300]
+    python -m bench.fuzz [--examples 300]
 
 Starts NATS, Redis, a provider that answers anything and a worker in this process. An example is ten answers: good ones
 of either dialect, streamed or whole, with arbitrary JSON in up to three of their places, and events left out, said

@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 
-from breakwater.analytics.rows import Row
-from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
-from breakwater.contracts.types import format_time, time_from_ms
-from tests.bench.history_fleet import (
+from bench.history_fleet import (
     PROVIDERS,
     VOCABULARY,
     Agent,
@@ -21,6 +18,9 @@ from tests.bench.history_fleet import (
     ordinary_failures,
     outage_failures,
 )
+from breakwater.analytics.rows import Row
+from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
+from breakwater.contracts.types import format_time, time_from_ms
 
 NO_ERROR: ErrorCells = (None,) * 7
 MAX_ATTEMPTS = 9

@@ -1,6 +1,6 @@
 """Which of our code the worker runs for one job that succeeds.
 
-    python -m tests.bench.trace_job [--list]
+    python -m bench.trace_job [--list]
 
 Starts NATS, Redis and the simulated provider, runs the worker in this process, and traces three jobs after a first one
 that has everything imported and cached: an agent with a breaker, budgets, a rate limit and a retry budget, one model,
@@ -44,7 +44,7 @@ from services.worker.app import build
 from tests.flow.kit import model
 from tests.server_sources import EmbeddedServers
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 _PARTS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<module>"}
 """Comprehensions: what they run is part of the function they stand in."""
 

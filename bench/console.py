@@ -1,8 +1,8 @@
 """How long the console's queries take over a million executions, just loaded: p50 and p95 of 20 runs each.
 
-    python -m tests.bench.console [executions] [--clickhouse-url URL]
+    python -m bench.console [executions] [--clickhouse-url URL]
 
-Loads the history of `tests.bench.history` into a new embedded engine in a temporary directory, and prints how long that
+Loads the history of `bench.history` into a new embedded engine in a temporary directory, and prints how long that
 takes and what it takes on the disk. Nothing is merged on purpose, as `OPTIMIZE` would: that is the worst case. Then it
 runs `CASES` one after another, over the last hour, day, week and month. With a URL, nothing is loaded: what is there is
 asked. Ends with 1 where a p95 is 300 ms or more.
@@ -23,11 +23,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from bench.console_cases import CASES, Case, Moment
+from bench.history import History, load
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.search import Cursor, Page
 from breakwater.analytics.window import Window
-from tests.bench.console_cases import CASES, Case, Moment
-from tests.bench.history import History, load
 from tests.server_sources import EmbeddedServers
 
 RUNS = 20
@@ -143,7 +143,7 @@ async def main(executions: int, url: str | None) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.console")
+    parser = argparse.ArgumentParser(prog="python -m bench.console")
     parser.add_argument("executions", type=int, nargs="?", default=1_000_000)
     parser.add_argument("--clickhouse-url", help="of a database that holds a history already")
     given = parser.parse_args()
