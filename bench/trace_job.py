@@ -10,7 +10,7 @@ one call. Of the three the smallest figures are printed; the worker's background
     returns            control moves into a file that it had left before, by a call or by coming back from one
     climbs             a file calls back into one that waits for its answer: what a reader has to jump up for
 
-ADR 0037 has the figures before and after "one gate, one file".
+ADR 0037 says why: one file for each gate.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Four more decisions that the lists below follow:
 - **Replies are private.** Every user of ours has its own inbox prefix (`_INBOX_worker`), and connects with it, so that
   no service receives replies to another one. Programs keep their library's default (`_INBOX`).
 - **Who sends a job stands in its subject.** What programs publish on `bw.jobs.<agent>` comes to JOBS on
-  `bw.jobs.<agent>.<user>`. Only services publish where the headers that say whose a job is are believed (ADR 0088).
+  `bw.jobs.<agent>.<user>`. Only services publish where the headers that say whose a job is are believed (ADR 0040).
 - **A job's `reply_to` is an inbox of the programs or lies under `bw.replies`.** The worker may publish nowhere else, so
   a job can't make it forge an event or answer in the server's name.
 - **Programs get no right to create consumers.** Who may create one on a stream may also change or drain those of our

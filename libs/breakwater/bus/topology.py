@@ -101,7 +101,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             0,
             retention=RetentionPolicy.WORK_QUEUE,
             # Ids are the callers' own, and JetStream compares those of all of them: it would drop the job of one for
-            # another's. It does not only for a stream that reads another; this one reads nothing from it (ADR 0088).
+            # another's. It does not only for a stream that reads another; this one reads nothing from it (ADR 0040).
             duplicate_window=0,
             sources=[StreamSource(name=Stream.ADVISORIES.value, filter_subject=subjects.NOTHING)],
             max_msgs_per_subject=plan.jobs_max_per_agent or -1,
