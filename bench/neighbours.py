@@ -34,6 +34,7 @@ from aiohttp import web
 from nats.aio.client import Client
 
 from bench.local_stack import UP
+from breakwater.bus.permissions import inbox_prefix
 
 ANSWER_S, SLOW_S = 0.1, 20.0
 PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}
@@ -282,7 +283,9 @@ async def measure(options: argparse.Namespace, plane: Path, endpoints: dict[str,
 
     async def bus(user: str) -> Client:
         password = (plane / "secrets" / f"nats-{user}").read_text().strip()
-        return await nats.connect(f"nats://{user}:{password}@{address}", inbox_prefix=f"_INBOX.{user}", error_cb=ignore)
+        return await nats.connect(
+            f"nats://{user}:{password}@{address}", inbox_prefix=inbox_prefix(user), error_cb=ignore
+        )
 
     async def on_event(message: Any) -> None:
         event = json.loads(message.data)
@@ -295,6 +298,8 @@ async def measure(options: argparse.Namespace, plane: Path, endpoints: dict[str,
     for subject in ("bw.breakers.>", "bw.alerts.>"):
         await watcher.subscribe(subject, cb=on_event)
     buses = {name: await bus(f"program-{name}") for name in keys}
+    setup = await bus("setup")
+    before = await streams_of(setup)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session, aiohttp.ClientSession() as others:
         honest = Honest(Api(session, endpoints["request_url"], keys["honest"]), buses["honest"])
@@ -313,7 +318,8 @@ async def measure(options: argparse.Namespace, plane: Path, endpoints: dict[str,
         harm.cancel()
         await asyncio.wait([harm])
     spent = await spent_by("honest", honest.sent, endpoints)
-    for client in (watcher, *buses.values()):
+    unchanged = await streams_of(setup) == before
+    for client in (watcher, setup, *buses.values()):
         await client.close()
     beside = percentiles(honest.took)
     print(f"{'':8} {'jobs':>6} {'p50':>8} {'p95':>8} {'p99':>8}   ends")
@@ -327,10 +333,23 @@ async def measure(options: argparse.Namespace, plane: Path, endpoints: dict[str,
         "p95 within 1.5 times": beside[1] <= 1.5 * alone[1],
         "the record is exact": spent == COST * honest.sent,
         "no breaker opened, no alert": not heard.total(),
+        "streams and consumers as before": unchanged,
     }
     for what, holds in checks.items():
         print(f"{'ok  ' if holds else 'NOT '} {what}")
     return all(checks.values())
+
+
+async def streams_of(setup: Client) -> dict[str, Any]:
+    """The settings of each stream, and of its consumers."""
+    jetstream = setup.jetstream(timeout=10)
+    return {
+        str(stream.config.name): (
+            stream.config,
+            {one.name: one.config for one in await jetstream.consumers_info(str(stream.config.name))},
+        )
+        for stream in await jetstream.streams_info()
+    }
 
 
 async def ignore(_: Exception) -> None:
