@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from breakwater.config import Config, objection, parse_config
+from breakwater.config import Config, parse_config, validate_job
 from breakwater.contracts.job import Job
 from breakwater.errors import ConfigError
 from breakwater.policy.price import max_output_of
@@ -69,7 +69,7 @@ def parsed(settings: str) -> Config:
 
 
 def refused(config: Config, agent: str, params: dict[str, Any], **job: Any) -> str | None:
-    problem = objection(config, Job(agent=agent, prompt="x", params=params, **job))
+    problem = validate_job(config, Job(agent=agent, prompt="x", params=params, **job))
     return None if problem is None else f"{problem.path}: {problem.message}"
 
 

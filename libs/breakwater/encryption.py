@@ -28,7 +28,7 @@ TEXTS = (
     # Of dead letters, which hold a job.
     "payload_base64",
     # Of checkpoints: what was said to the model, and by it.
-    *("repairs", "said"),
+    *("repairs", "partial"),
 )
 """The fields that hold texts, of all documents."""
 

@@ -85,8 +85,8 @@ class CancelSignal:
 async def receive_cancel_requests(connection: Connection, take: Callable[[CancelOrder], None]) -> None:
     """Takes orders to cancel jobs as they are sent, until cancelled itself."""
 
-    async def hear() -> None:
+    async def receive() -> None:
         async with hearing(connection, CANCEL_ORDERS, lambda data: take(CancelOrder.model_validate_json(data))):
             await asyncio.Event().wait()
 
-    await Outage("orders to cancel").retry_until_available(hear, on=BusUnavailable, retry_s=RETRY_S)
+    await Outage("orders to cancel").retry_until_available(receive, on=BusUnavailable, retry_s=RETRY_S)

@@ -263,7 +263,7 @@ async def test_an_end_of_the_process_is_no_cancel_of_the_job() -> None:
     with pytest.raises(JobCancelled), signal.interruptible():
         raise AssertionError("is not begun any more")
     waits = CancelSignal("writer")
-    asyncio.get_running_loop().call_soon(waits.hear, [order()])
+    asyncio.get_running_loop().call_soon(waits.receive, [order()])
     with pytest.raises(JobCancelled), waits.interruptible():
         await asyncio.sleep(60)
     task = asyncio.current_task()
