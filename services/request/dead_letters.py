@@ -37,7 +37,7 @@ from breakwater.contracts.job import Job, ScopedJob
 from breakwater.contracts.subjects import PROGRAM, Header, Stream, decode_token, encode_token
 from breakwater.contracts.types import Event, FullId, format_time
 from breakwater.encryption import LEFT_OUT, OFF, Cipher, Undecryptable
-from breakwater.policy.ownership import scope_in, scoped, within
+from breakwater.policy.ownership import longest_job, scope_in, scoped, within
 from breakwater.policy.redact import Redactor
 from breakwater.state.accepted import Accepted
 from services.request.jobs import Queue
@@ -45,9 +45,6 @@ from services.request.parsing import Submission, read_job, suggestion
 from services.request.problems import Problem, not_done, unavailable
 
 ALL_DEAD_LETTERS = "bw.dlq.>"
-
-ROOM, ROOM_FOR_IDS = 1024, 32_768
-"""What a job may be longer than the limit for jobs, as the worker sees it: its id, or all ids, are put into it."""
 
 _KINDS: Mapping[str, DeadLetterKind] = {
     Stream.JOBS: "job",
@@ -141,7 +138,7 @@ def job_of(config: Config, kept: Kept) -> Job | str:
         return f"its {size:,} bytes were too large to be kept in a dead letter: submit the job again, and smaller"
     limit = config.limits.max_body_bytes
     is_scoped = Header.SCOPED_IDS.value in kept.dead_letter.headers
-    if len(kept.payload) > limit + (ROOM_FOR_IDS if is_scoped else ROOM):
+    if len(kept.payload) > longest_job(limit, scoped_ids=is_scoped):
         return f"the job has {len(kept.payload):,} bytes; at most {limit:,} are accepted (limits.max_body_bytes)"
     try:
         job = read_job(kept.payload, ScopedJob if is_scoped else Job)

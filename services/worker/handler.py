@@ -34,6 +34,7 @@ from breakwater.policy.ownership import (
     for_own_tenant,
     is_made,
     job_digest,
+    longest_job,
     may_be_answered_at,
     outside,
     scope_in,
@@ -61,9 +62,6 @@ from services.worker.leases import HeldClaim
 from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
 from services.worker.spans import job_ended
-
-JOB_ID_OVERHEAD, ROOM_FOR_IDS = 1024, 32_768
-"""`request` accepts a body of up to the limit, and puts the job's id in, or all of its ids as the plane has them."""
 
 KEY_WAIT, KEY_LOOK = timedelta(hours=1), timedelta(minutes=1)
 """How long a job waits for a key that is missing, and how often it is tried again."""
@@ -397,7 +395,7 @@ class JobHandler:
         """The job, or the reason why it can't be run."""
         limit = self._worker.config.limits.max_body_bytes
         is_scoped = Header.SCOPED_IDS.value in delivery.headers
-        if len(delivery.data) > limit + (ROOM_FOR_IDS if is_scoped else JOB_ID_OVERHEAD):
+        if len(delivery.data) > longest_job(limit, scoped_ids=is_scoped):
             return Refusal(f"the job has {len(delivery.data)} bytes; at most {limit} are accepted")
         if sum(map(len, delivery.headers.values())) + sum(map(len, delivery.headers)) > MAX_HEADERS:
             return Refusal(f"the job's headers have more than {MAX_HEADERS} characters")

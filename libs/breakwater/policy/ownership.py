@@ -167,6 +167,16 @@ def names_of(caller: Caller, given: str, *, made_first: bool = True) -> tuple[st
     return tuple(dict.fromkeys((*names, given)))
 
 
+def longest_job(limit: int, *, scoped_ids: bool) -> int:
+    """How many bytes a job may have inside the plane.
+
+    Args:
+        limit: of the body that `request` accepts, in bytes. It then puts the job's id in, or all of its ids.
+        scoped_ids: whether the ids are those that the plane has for them.
+    """
+    return limit + (32_768 if scoped_ids else 1024)
+
+
 def has_scoped_ids(job: Job) -> bool:
     """Whether an id of a job is not called as it was chosen."""
     return any("@" in one for one in (job.job_id, job.task_id, job.parent_execution_id, job.plan_id) if one) or any(
