@@ -13,7 +13,7 @@ from breakwater.analytics.audit import actions
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters
 from breakwater.analytics.window import Window
-from breakwater.contracts.api import CostsBy
+from breakwater.contracts.budgets import CostsBy
 from breakwater.contracts.events import Window as BudgetWindow
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import period

@@ -31,7 +31,7 @@ from bench.history import History, load
 from bench.history_fleet import AGENTS
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.figures import Spender
-from breakwater.contracts.api import CostsListQuery
+from breakwater.contracts.budgets import CostsListQuery
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
 from breakwater.policy.budget import Caps, CapTable, period

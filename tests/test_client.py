@@ -15,7 +15,7 @@ from breakwater.client import (
     UnexpectedResponse,
     parse,
 )
-from breakwater.contracts.api import BreakerStatus
+from breakwater.contracts.breakers import BreakerStatus
 from tests.cli.api_stub import KEY, problem, serving
 
 

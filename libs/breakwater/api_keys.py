@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from breakwater.contracts.api import KEY_SCOPES, KeyScope
+from breakwater.contracts.access import KEY_SCOPES, KeyScope
 from breakwater.contracts.types import Message
 from breakwater.files import write_private
 from breakwater.outage import Outage

@@ -36,19 +36,10 @@ import aiohttp
 from pydantic import SecretStr, TypeAdapter, ValidationError
 from yarl import URL
 
-from breakwater.contracts.api import (
-    AcceptedJob,
-    AcceptedPlan,
-    CallOptions,
-    CancelledJob,
-    ExecutionList,
-    ExecutionQuery,
-    ExecutionSummary,
-    PlanRequest,
-    PlanStatus,
-)
-from breakwater.contracts.execution import Execution, Result
+from breakwater.contracts.execution import Execution, ExecutionList, ExecutionQuery, ExecutionSummary, Result
 from breakwater.contracts.job import ID_ENTROPY_BYTES, ChatMessage, Job, new_job_id
+from breakwater.contracts.openai import CallOptions
+from breakwater.contracts.submission import AcceptedJob, AcceptedPlan, CancelledJob, PlanRequest, PlanStatus
 
 __all__ = [
     "AcceptedPlan",

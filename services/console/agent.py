@@ -15,7 +15,10 @@ from breakwater.analytics import figures, search
 from breakwater.analytics.figures import RetryFigures, WindowTotals
 from breakwater.analytics.search import Filters
 from breakwater.client import ApiError
-from breakwater.contracts.api import AgentHealth, AgentQueue, AlertList, BreakerList, BudgetList, Queues
+from breakwater.contracts.alerts import AlertList
+from breakwater.contracts.breakers import AgentHealth, BreakerList
+from breakwater.contracts.budgets import BudgetList
+from breakwater.contracts.http import AgentQueue, Queues
 from breakwater.contracts.types import is_identifier
 from breakwater.policy.formats import counted
 from services.console import tiles, words

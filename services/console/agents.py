@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from breakwater.analytics import figures
 from breakwater.analytics.figures import History, RefusalLine, WindowTotals
-from breakwater.contracts.api import AgentHealth, AgentQueue, Queues
+from breakwater.contracts.breakers import AgentHealth
+from breakwater.contracts.http import AgentQueue, Queues
 from services.console import agent
 from services.console.history import sparks
 from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares

@@ -12,8 +12,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.incidents import Incident, Place, incident_changes, incidents, place_of
-from breakwater.contracts.alerts import Alert, AlertEvent, IncidentStatus
-from breakwater.contracts.api import AlertList, AlertReplays, UndeliveredAlert, UndeliveredList
+from breakwater.contracts.alerts import (
+    Alert,
+    AlertEvent,
+    AlertList,
+    AlertReplays,
+    IncidentStatus,
+    UndeliveredAlert,
+    UndeliveredList,
+)
 from services.console.operator_actions import act, back_to, reason_of, submitted, whole_number
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.sessions import session_of

@@ -22,7 +22,7 @@ from starlette.types import Scope
 from breakwater.analytics.client import connect
 from breakwater.client import ApiClient, ApiError, ApiKeyRefused
 from breakwater.config import Config, cipher_of
-from breakwater.contracts.api import OPENID_CALLBACK
+from breakwater.contracts.access import OPENID_CALLBACK
 from breakwater.http_metrics import CountRequests
 from breakwater.http_server import PortTakenError, Server, listen
 from breakwater.metrics import HttpMetrics

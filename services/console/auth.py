@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breakwater.client import ApiClient, ApiError, ApiKeyRefused
-from breakwater.contracts.api import (
+from breakwater.contracts.access import (
     OPENID_CALLBACK,
     EndedSession,
     KeyDetails,

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from breakwater.analytics.transitions import MOST, Act, Opening, openings, operator_actions, transitions
 from breakwater.analytics.window import Window
-from breakwater.contracts.api import BreakerList, BreakerStatus, StoppedTask, StoppedTasks
+from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTask, StoppedTasks
 from breakwater.contracts.types import ms_from_time
 from services.console.charts import Series
 from services.console.operator_actions import act, back_to, reason_of, submitted

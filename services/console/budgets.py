@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from breakwater.analytics.spend import Burn, burn, spent_since
 from breakwater.client import ApiError, ApiKeyRefused
-from breakwater.contracts.api import BudgetList, BudgetStatus
+from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window
 from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.budget import WINDOWS, Period, periods_at

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.contracts.api import CostLine, Costs
+from breakwater.contracts.budgets import CostLine, Costs
 from breakwater.policy import formats
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before

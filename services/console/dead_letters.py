@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from breakwater.client import ApiError
-from breakwater.contracts.api import (
+from breakwater.contracts.dead_letters import (
     DeadLetterCount,
     DeadLetterDetails,
     DeadLetterList,

@@ -21,8 +21,9 @@ from breakwater import background
 from breakwater.analytics.search import Cursor, Filters, find_execution, search
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
 from breakwater.client import ApiError, ApiKeyRefused, ApiRefused
-from breakwater.contracts.api import CancelledJob, DeadLetterList, DeadLetterReplays
+from breakwater.contracts.dead_letters import DeadLetterList, DeadLetterReplays
 from breakwater.contracts.execution import Attempt, Execution, Progress
+from breakwater.contracts.submission import CancelledJob
 from breakwater.encryption import Undecryptable
 from breakwater.policy.trace_links import trace_url
 from services.console.comparison import answering, compare

@@ -23,8 +23,7 @@ from breakwater.analytics.search import (
     search,
 )
 from breakwater.analytics.window import Window
-from breakwater.contracts.api import ExecutionSummary
-from breakwater.contracts.execution import Status
+from breakwater.contracts.execution import ExecutionSummary, Status
 from breakwater.contracts.types import NANO_PER_USD
 from services.console.pages import HEADERS, PageContext, fetched, follows, pending
 from services.console.tables import TableColumn, csv_headers, csv_text, table_of

@@ -9,17 +9,10 @@ from typing import Literal
 
 from breakwater.analytics.figures import WindowTotals
 from breakwater.client import ApiClient
-from breakwater.contracts.alerts import Alert
-from breakwater.contracts.api import (
-    AgentHealth,
-    AgentQueue,
-    AlertList,
-    BreakerList,
-    BudgetList,
-    BudgetStatus,
-    Queues,
-    ServiceQueue,
-)
+from breakwater.contracts.alerts import Alert, AlertList
+from breakwater.contracts.breakers import AgentHealth, BreakerList
+from breakwater.contracts.budgets import BudgetList, BudgetStatus
+from breakwater.contracts.http import AgentQueue, Queues, ServiceQueue
 from services.console import words
 from services.console.pages import Fetched, fetched, problems_of
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from breakwater.analytics import figures
 from breakwater.analytics.figures import Spender, SpendLine
 from breakwater.bus import topology
-from breakwater.contracts.api import ServiceQueue
+from breakwater.contracts.http import ServiceQueue
 from breakwater.contracts.subjects import decode_token
 from services.console import tiles
 from services.console.history import history_charts

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.contracts.api import PlanList, PlanStatus
+from breakwater.contracts.submission import PlanList, PlanStatus
 from services.console.pages import PageContext, fetched
 from services.console.sessions import session_of
 from services.console.tables import TableColumn, table_of

@@ -19,7 +19,7 @@ from typing import Literal
 from starlette.requests import Request
 
 from breakwater.client import ApiClient
-from breakwater.contracts.api import KeyDetails
+from breakwater.contracts.access import KeyDetails
 
 MOST = 1_000
 """Beyond these, what was asked longest ago is asked of the HTTP API again."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from breakwater.analytics.figures import WindowTotals
-from breakwater.contracts.alerts import Alert
-from breakwater.contracts.api import AlertList, BudgetStatus
+from breakwater.contracts.alerts import Alert, AlertList
+from breakwater.contracts.budgets import BudgetStatus
 from breakwater.policy.formats import counted
 from services.console import words
 from services.console.overall_health import (

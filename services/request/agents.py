@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 
 from breakwater.config import Config, breaker_of, breakers_of
-from breakwater.contracts.api import AgentHealth, BreakerStatus, ModelHealth
+from breakwater.contracts.breakers import AgentHealth, BreakerStatus, ModelHealth
 from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import Breaker, BreakerKey, caller_of, consecutive_failures

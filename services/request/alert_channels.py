@@ -15,10 +15,10 @@ from breakwater.bus.errors import AlreadyDecided, BusError, NobodyListens
 from breakwater.bus.lookup import Connection, Found, Lookup, newest, scan
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
-from breakwater.contracts.alerts import ChannelTest
-from breakwater.contracts.api import (
+from breakwater.contracts.alerts import (
     AlertReplays,
     ChannelRequest,
+    ChannelTest,
     ReplayAlertsRequest,
     UndeliveredAlert,
     UndeliveredList,

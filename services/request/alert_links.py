@@ -26,7 +26,7 @@ from starlette.responses import Response
 from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog, Incidents
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.api import ReasonText
+from breakwater.contracts.http import ReasonText
 from breakwater.contracts.types import Message, format_time
 from breakwater.contracts.validation import problems
 from breakwater.policy.alert_rules import began_with, highest_severity

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from breakwater.bus.incidents import IncidentLog, Incidents
-from breakwater.contracts.alerts import Alert
-from breakwater.contracts.api import AlertList, AlertQuery, AlertRequest, UnchangedAlert
+from breakwater.contracts.alerts import Alert, AlertList, AlertQuery, AlertRequest, UnchangedAlert
 from breakwater.contracts.types import Message, ms_from_time, time_from_ms
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.alert_rules import began_with

@@ -31,7 +31,7 @@ from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
-from breakwater.contracts.api import OPENID_CALLBACK
+from breakwater.contracts.access import OPENID_CALLBACK
 from breakwater.contracts.events import Reconciliation
 from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER
 from breakwater.encryption import Undecryptable

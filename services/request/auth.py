@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.api_keys import KeyRing
 from breakwater.config import OpenId
-from breakwater.contracts.api import KeyScope
+from breakwater.contracts.access import KeyScope
 from breakwater.contracts.types import time_from_ms
 from breakwater.http_server import Shares, vouch
 from breakwater.policy.api_keys import OPEN_TO_ALL, is_session, scopes_for

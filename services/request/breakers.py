@@ -9,7 +9,7 @@ from breakwater.breaker_events import dumped, publish_saved
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, breaker_of, breakers_of
-from breakwater.contracts.api import BreakerList, BreakerRequest, UnchangedBreaker
+from breakwater.contracts.breakers import BreakerList, BreakerRequest, UnchangedBreaker
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError

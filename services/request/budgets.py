@@ -11,7 +11,7 @@ from breakwater.analytics.errors import QueryFailed
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
-from breakwater.contracts.api import (
+from breakwater.contracts.budgets import (
     BudgetList,
     BudgetQuery,
     BudgetStatus,

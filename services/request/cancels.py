@@ -24,9 +24,10 @@ from breakwater.bus.lookup import Connection, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, NatsProgram
 from breakwater.contracts import subjects
-from breakwater.contracts.api import CancelledJob, CancelRequest, ErrorBody, ErrorDetails
-from breakwater.contracts.execution import Cancellation, CancelOrder
+from breakwater.contracts.execution import Cancellation, PendingCancel
+from breakwater.contracts.http import ErrorBody, ErrorDetails
 from breakwater.contracts.subjects import PROGRAM, decode_token
+from breakwater.contracts.submission import CancelledJob, CancelRequest
 from breakwater.contracts.types import is_full_id
 from breakwater.encryption import Undecryptable
 from breakwater.policy.callers import Caller
@@ -48,7 +49,7 @@ CLIENT = "client"
 
 
 class Cancels:
-    """Orders to cancel."""
+    """Cancel requests."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Cancels:
         self._publisher = publisher
         self._lookup = Lookup(connection)
 
-    async def order(self, order: CancelOrder) -> CancelOrder:
+    async def order(self, order: PendingCancel) -> PendingCancel:
         """Has a job cancelled that is not decided. Returns the order that stands, which may be an earlier one.
 
         Raises:
@@ -76,7 +77,7 @@ class Cancels:
         job_id = order.execution_id
         # What follows only makes it faster: whoever has the job or takes it finds the order in Redis.
         with suppress(BusUnavailable):
-            await self._publisher.transient(subjects.cancel_order(job_id), stands)
+            await self._publisher.transient(subjects.cancel_request(job_id), stands)
         try:
             # Once for an order: each time puts another message of the job into its queue.
             if stands.json_bytes() == order.json_bytes():
@@ -130,7 +131,7 @@ class CancelRoute:
                 return _response(_of_result(given, decided))
             async with cancels.waiters.listening(subjects.result(job_id)) as answer:
                 by = _cancellation(caller, reason)
-                order = CancelOrder(execution_id=job_id, cancellation=by, agents=caller.agents)
+                order = PendingCancel(execution_id=job_id, cancellation=by, agents=caller.agents)
                 stands = await cancels.order(order)
                 if wait_s is not None:
                     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -217,10 +218,10 @@ class CancelRequests:
             )
             raise Problem(429, "too_many_requests", message)
         by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
-        order = CancelOrder(execution_id=job_id, cancellation=by)
+        order = PendingCancel(execution_id=job_id, cancellation=by)
         if program is not None:
             owner = None if program.tenants else user
-            order = CancelOrder(
+            order = PendingCancel(
                 execution_id=job_id, cancellation=by, agents=program.agents, tenants=program.tenants, owner=owner
             )
         return _cancelling(given, await self._cancels.order(order))
@@ -264,7 +265,7 @@ def _of_result(job_id: str, decided: bytes) -> CancelledJob:
     return CancelledJob.model_validate({**fields, "job_id": job_id, "execution_id": job_id})
 
 
-def _cancelling(job_id: str, order: CancelOrder) -> CancelledJob:
+def _cancelling(job_id: str, order: PendingCancel) -> CancelledJob:
     return CancelledJob(job_id=job_id, execution_id=job_id, status="cancelling", cancellation=order.cancellation)
 
 

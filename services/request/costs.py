@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.spend import budget_notes, month_costs
-from breakwater.contracts.api import CostLine, Costs, CostsListQuery, CostsQuery
+from breakwater.contracts.budgets import CostLine, Costs, CostsListQuery, CostsQuery
 from breakwater.contracts.types import ms_from_time, time_from_ms, usd_from_nano
 from breakwater.policy.budget import CapTable, period
 from breakwater.policy.costs import CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of

@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection, Found, Lookup, newest, scan
-from breakwater.contracts.api import (
+from breakwater.contracts.dead_letters import (
     MAX_DEAD_LETTERS,
     DeadLetterDetails,
     DeadLetterList,

@@ -24,7 +24,7 @@ from breakwater.bus.lookup import Connection, Found, last_on
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, validate_job
 from breakwater.contracts import subjects
-from breakwater.contracts.api import (
+from breakwater.contracts.dead_letters import (
     DeadLetterCount,
     DeadLetterKind,
     ReplayedDeadLetter,

@@ -19,9 +19,8 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection, Found, Lookup, scan
 from breakwater.bus.records import read_record
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.api import ExecutionSummary
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
-from breakwater.contracts.execution import Attempt, Execution
+from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
 from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from breakwater.bus.errors import BusError
-from breakwater.contracts.api import EventGap, EventQuery
+from breakwater.contracts.http import EventGap, EventQuery
 from services.request.event_log import EventLog, LoggedEvent, LogTail
 from services.request.event_stream import EventStream, OpenStreams, Sender, comment, send_part, server_sent, supervise
 from services.request.parsing import read_query

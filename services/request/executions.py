@@ -6,8 +6,7 @@ from contextlib import suppress
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters, find_execution, search
-from breakwater.contracts.api import ExecutionList, ExecutionQuery
-from breakwater.contracts.execution import Execution
+from breakwater.contracts.execution import Execution, ExecutionList, ExecutionQuery
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
 from breakwater.encryption import Cipher, Undecryptable

@@ -10,8 +10,8 @@ from typing import get_args
 from breakwater.bus.delivery import believed, queued_at
 from breakwater.bus.lookup import Lookup
 from breakwater.contracts import subjects
-from breakwater.contracts.api import AgentQueue
 from breakwater.contracts.events import LiveHealth
+from breakwater.contracts.http import AgentQueue
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import (
     AGENT_HEALTH,

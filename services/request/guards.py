@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
-from breakwater.contracts.api import GuardRequest, StoppedTask, StoppedTasks
+from breakwater.contracts.breakers import GuardRequest, StoppedTask, StoppedTasks
 from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.types import Message, ms_from_time, time_from_ms
 from breakwater.contracts.validation import FieldError

@@ -22,10 +22,10 @@ from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
 from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored
 from breakwater.config import Config, validate_job
 from breakwater.contracts import subjects
-from breakwater.contracts.api import UndecidedJob
 from breakwater.contracts.execution import Progress
 from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
 from breakwater.contracts.subjects import PROGRAM, REPLIES, Header, Stream
+from breakwater.contracts.submission import UndecidedJob
 from breakwater.contracts.types import is_full_id
 from breakwater.contracts.validation import FieldError
 from breakwater.outage import Outage

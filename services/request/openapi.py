@@ -19,10 +19,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from breakwater.contracts.access import KEY_SCOPES
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.api import KEY_SCOPES, ErrorBody, EventGap, ExecutionSummary
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
-from breakwater.contracts.execution import Attempt, Progress
+from breakwater.contracts.execution import Attempt, ExecutionSummary, Progress
+from breakwater.contracts.http import ErrorBody, EventGap
 from breakwater.contracts.types import Message
 from breakwater.policy.api_keys import scopes_for
 from services.request.auth import is_guarded

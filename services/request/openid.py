@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.config import OpenId
-from breakwater.contracts.api import BackChannelLogout, EndedSessions, NewSession, OpenIdCallback, OpenIdRedirect
+from breakwater.contracts.access import BackChannelLogout, EndedSessions, NewSession, OpenIdCallback, OpenIdRedirect
 from breakwater.contracts.types import Event, time_from_ms
 from breakwater.policy.callers import claim_values, name_of, roles_of
 from breakwater.policy.openid_flow import ENTROPY_BYTES, LASTS_S, SignInFlow

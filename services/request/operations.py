@@ -6,11 +6,70 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from breakwater.contracts import api
-from breakwater.contracts.alerts import Alert, ChannelTest
+from breakwater.contracts.access import (
+    BackChannelLogout,
+    EndedSession,
+    EndedSessions,
+    KeyDetails,
+    NewSession,
+    OpenIdCallback,
+    OpenIdRedirect,
+)
+from breakwater.contracts.alerts import (
+    Alert,
+    AlertList,
+    AlertQuery,
+    AlertReplays,
+    AlertRequest,
+    ChannelRequest,
+    ChannelTest,
+    ReplayAlertsRequest,
+    UnchangedAlert,
+    UndeliveredList,
+    UndeliveredQuery,
+)
+from breakwater.contracts.breakers import (
+    AgentHealth,
+    BreakerList,
+    BreakerRequest,
+    GuardRequest,
+    StoppedTasks,
+    UnchangedBreaker,
+)
+from breakwater.contracts.budgets import (
+    BudgetList,
+    BudgetQuery,
+    Costs,
+    CostsListQuery,
+    CostsQuery,
+    RaiseCapRequest,
+    UnchangedBudget,
+)
+from breakwater.contracts.dead_letters import (
+    MAX_DEAD_LETTERS,
+    DeadLetterDetails,
+    DeadLetterList,
+    DeadLetterQuery,
+    DeadLetterReplays,
+    ReplayDeadLettersRequest,
+)
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent, Reconciliation
-from breakwater.contracts.execution import Execution, Result
+from breakwater.contracts.execution import Execution, ExecutionList, ExecutionQuery, Result
+from breakwater.contracts.http import ErrorBody, EventQuery, Queues, ServiceStatus
 from breakwater.contracts.job import Job
+from breakwater.contracts.openai import ChatCompletion, ChatCompletionRequest, ModelName, ModelNames, OpenAIErrorBody
+from breakwater.contracts.submission import (
+    AcceptedJob,
+    AcceptedPlan,
+    CancelledJob,
+    CancelRequest,
+    PlanList,
+    PlanQuery,
+    PlanRequest,
+    PlanStatus,
+    SubmitQuery,
+    UndecidedJob,
+)
 from breakwater.contracts.types import Event, Message
 
 NATS_UNAVAILABLE = "NATS is unavailable (`unavailable`)."
@@ -49,7 +108,7 @@ class Operation:
     content_type: str = "application/json"
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     """By status: what it means. What any operation of its kind may answer is added."""
-    error_body: type[Event] | type[Message] = api.ErrorBody
+    error_body: type[Event] | type[Message] = ErrorBody
     etag: bool = False
     """Whether a caller who has the body already is answered 304, without it."""
 
@@ -63,7 +122,7 @@ OPERATIONS = (
         summary="Submit a job",
         description="Responds once the job is stored on the bus. `job_id` makes it idempotent: the same id again "
         "returns the first execution from its record, whatever else the second body contains, including its agent.",
-        query=api.SubmitQuery,
+        query=SubmitQuery,
         headers={
             "Idempotency-Key": "The job's id, if the body has none: 1 to 128 characters of printable ASCII.",
             "traceparent": "W3C trace context that the job becomes a part of.",
@@ -71,7 +130,7 @@ OPERATIONS = (
         body=Job,
         results={
             200: ("Ended within `wait_s`; `status` says how.", Result),
-            202: ("Accepted. `Location` is where the result will be.", api.AcceptedJob),
+            202: ("Accepted. `Location` is where the result will be.", AcceptedJob),
         },
         errors={
             404: "The agent is not configured (`unknown_agent`).",
@@ -108,8 +167,8 @@ OPERATIONS = (
         tag="jobs",
         summary="The result or the status of a job",
         description="The result for 24 hours; after that the execution's record, where its output is redacted.",
-        query=api.SubmitQuery,
-        results={200: ("Ended.", Result), 202: ("Accepted, and not ended yet.", api.UndecidedJob)},
+        query=SubmitQuery,
+        results={200: ("Ended.", Result), 202: ("Accepted, and not ended yet.", UndecidedJob)},
         errors={
             404: "There is no such job (`unknown_job`).",
             429: TOO_MANY,
@@ -125,11 +184,11 @@ OPERATIONS = (
         description="A job that waits or sleeps ends without a call. A call under way is aborted within a second, and "
         "recorded with what it may have cost. The job's result and record have the status `cancelled`, and say who "
         "cancelled it and why. Repeating the request is safe. The body may be empty.",
-        query=api.SubmitQuery,
-        body=api.CancelRequest,
+        query=SubmitQuery,
+        body=CancelRequest,
         results={
-            200: ("The job has ended, `cancelled` or, before that, otherwise: see `status`.", api.CancelledJob),
-            202: ("It is being cancelled, whatever crashes. With `wait_s`: still.", api.CancelledJob),
+            200: ("The job has ended, `cancelled` or, before that, otherwise: see `status`.", CancelledJob),
+            202: ("It is being cancelled, whatever crashes. With `wait_s`: still.", CancelledJob),
         },
         errors={
             404: "There is no such job (`unknown_job`).",
@@ -148,8 +207,8 @@ OPERATIONS = (
         "accepts nothing twice, and further jobs join it. While the breakers of all models of one of its agents are "
         "open, the plan is refused whatever `refuse_when_open` says, and has failed.",
         headers={"traceparent": "W3C trace context that the jobs become a part of."},
-        body=api.PlanRequest,
-        results={202: ("Accepted, or a draft. `Location` is where its state is.", api.AcceptedPlan)},
+        body=PlanRequest,
+        results={202: ("Accepted, or a draft. `Location` is where its state is.", AcceptedPlan)},
         errors={
             404: "An agent is not configured (`unknown_agent`).",
             409: "A job id is that of another job, or of another key's (`id_conflict`).",
@@ -166,8 +225,8 @@ OPERATIONS = (
         summary="Plans",
         description="Without their jobs. Those of which a job has ended are listed for 30 days, others for 72 hours. "
         "Of jobs submitted over NATS, those count that a worker has taken.",
-        query=api.PlanQuery,
-        results={200: ("The newest first.", api.PlanList)},
+        query=PlanQuery,
+        results={200: ("The newest first.", PlanList)},
         errors={503: "ClickHouse, Redis or NATS is unavailable (`unavailable`); the message says which."},
     ),
     Operation(
@@ -176,7 +235,7 @@ OPERATIONS = (
         tag="plans",
         summary="One plan, with its jobs",
         description="A key without the scope `read` sees its own jobs of a plan.",
-        results={200: ("The plan as it stands now.", api.PlanStatus)},
+        results={200: ("The plan as it stands now.", PlanStatus)},
         errors={
             404: "There is no such plan (`unknown_plan`).",
             503: "ClickHouse, Redis or NATS is unavailable (`unavailable`); the message says which.",
@@ -199,8 +258,8 @@ OPERATIONS = (
             "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
             "traceparent": "W3C trace context that the job becomes a part of.",
         },
-        body=api.ChatCompletionRequest,
-        results={200: ("The answer.", api.ChatCompletion)},
+        body=ChatCompletionRequest,
+        results={200: ("The answer.", ChatCompletion)},
         errors={
             400: "The request is invalid; `param` is the field at fault. Or it is too long for the model "
             "(`context_length_exceeded`), or the provider refuses it (`invalid_request`).",
@@ -214,7 +273,7 @@ OPERATIONS = (
             "(`unavailable`, `refused`).",
             504: "The job's time was over (`timeout`).",
         },
-        error_body=api.OpenAIErrorBody,
+        error_body=OpenAIErrorBody,
     ),
     Operation(
         id="list_models",
@@ -223,17 +282,17 @@ OPERATIONS = (
         summary="What `model` may be in a chat completion",
         description="Agents, and each with the models that it lists; for a key that is bound to one agent, the models "
         "alone too. A model that is allowed by `*` only is not listed.",
-        results={200: ("Those that the key may use.", api.ModelNames)},
-        error_body=api.OpenAIErrorBody,
+        results={200: ("Those that the key may use.", ModelNames)},
+        error_body=OpenAIErrorBody,
     ),
     Operation(
         id="show_model",
         path="/v1/models/{model}",
         tag="openai",
         summary="Whether `model` may be this in a chat completion",
-        results={200: ("It may.", api.ModelName)},
+        results={200: ("It may.", ModelName)},
         errors={404: "There is no such agent or model for this key (`model_not_found`)."},
-        error_body=api.OpenAIErrorBody,
+        error_body=OpenAIErrorBody,
     ),
     Operation(
         id="list_executions",
@@ -244,8 +303,8 @@ OPERATIONS = (
         "of a page are cursors: sent as `after` or `before`, with the same other parameters, they give the next page "
         "in that direction. A cursor is a place between two executions and stays right whatever is recorded later; it "
         "never expires, and gives no rights. What is recorded late is missing in pages that were read before.",
-        query=api.ExecutionQuery,
-        results={200: ("A page of the executions that match.", api.ExecutionList)},
+        query=ExecutionQuery,
+        results={200: ("A page of the executions that match.", ExecutionList)},
         errors={503: CLICKHOUSE_UNAVAILABLE},
     ),
     Operation(
@@ -272,7 +331,7 @@ OPERATIONS = (
         "long as it is stored: for 72 hours by default, and alerts for thirty days. What is not stored any more is "
         "reported by an event `gap`, with an `EventGap`. Comments keep an idle stream open; they carry an id, too. A "
         "reader that takes nothing for a minute is cut off; it misses nothing if it connects again with its last id.",
-        query=api.EventQuery,
+        query=EventQuery,
         headers={"Last-Event-ID": "The id of the last event that was received, such as `1042-17`."},
         results={200: ("The stream.", str)},
         content_type="text/event-stream",
@@ -290,7 +349,7 @@ OPERATIONS = (
         summary="The health of every agent",
         description="`circuit_open_until` is always in the future. It is absent while a call may be made, even if only "
         "a probe, as with an open breaker whose cool-down has ended; and if the breaker is isolated.",
-        results={200: ("All agents of the config, in its order.", list[api.AgentHealth])},
+        results={200: ("All agents of the config, in its order.", list[AgentHealth])},
         errors={503: REDIS_UNAVAILABLE},
     ),
     Operation(
@@ -299,7 +358,7 @@ OPERATIONS = (
         tag="breakers",
         summary="The state of every breaker",
         description="Those of the agents' own models, and all others used within the last week.",
-        results={200: ("By agent and model.", api.BreakerList)},
+        results={200: ("By agent and model.", BreakerList)},
         errors={503: REDIS_UNAVAILABLE},
     ),
     *(
@@ -310,11 +369,11 @@ OPERATIONS = (
             tag="breakers",
             summary=summary,
             description=description,
-            body=api.BreakerRequest,
+            body=BreakerRequest,
             results={
                 200: (
                     "The transition; or, if there was nothing to do, the breaker with `unchanged`.",
-                    BreakerTransition | api.UnchangedBreaker,
+                    BreakerTransition | UnchangedBreaker,
                 )
             },
             errors={
@@ -345,7 +404,7 @@ OPERATIONS = (
         tag="guards",
         summary="The tasks stopped by their guards",
         description="Jobs of these tasks end `guard_tripped` without calling a model.",
-        results={200: ("In the order in which they were stopped.", api.StoppedTasks)},
+        results={200: ("In the order in which they were stopped.", StoppedTasks)},
         errors={503: REDIS_UNAVAILABLE},
     ),
     Operation(
@@ -356,7 +415,7 @@ OPERATIONS = (
         summary="Let a stopped task continue",
         description="Clears all counts of the task. A task that is not stopped can be reset, too; its event has the "
         "agent `*`.",
-        body=api.GuardRequest,
+        body=GuardRequest,
         results={200: ("Done and published.", GuardEvent)},
         errors={
             404: "Nothing is known of the task (`unknown_task`).",
@@ -371,8 +430,8 @@ OPERATIONS = (
         summary="The state of every budget",
         description="Those of the current day and month, for all agents and tenants in the config and all others that "
         "called a model. With a parameter, only those that such a call counts against.",
-        query=api.BudgetQuery,
-        results={200: ("Global, then agents, then tenants.", api.BudgetList)},
+        query=BudgetQuery,
+        results={200: ("Global, then agents, then tenants.", BudgetList)},
         errors={404: "The agent is not known (`unknown_agent`).", 503: REDIS_UNAVAILABLE},
     ),
     Operation(
@@ -396,11 +455,11 @@ OPERATIONS = (
         summary="Raise a cap until its day or month ends",
         description="Setting exactly the config's cap revokes an earlier raise. If the cap already has this "
         "value, the response is an `UnchangedBudget`.",
-        body=api.RaiseCapRequest,
+        body=RaiseCapRequest,
         results={
             200: (
                 "The raise, which is now in effect; or, if there was nothing to do, the budget with `unchanged`.",
-                BudgetEvent | api.UnchangedBudget,
+                BudgetEvent | UnchangedBudget,
             )
         },
         errors={
@@ -419,8 +478,8 @@ OPERATIONS = (
         description="By agent, tenant, model, provider, API key or tag, beside the month before, caps, what failed "
         "calls cost, and a forecast. The amounts are those that the budgets count. A call is included about a second "
         "after it has ended.",
-        query=api.CostsListQuery,
-        results={200: ("The month.", api.Costs)},
+        query=CostsListQuery,
+        results={200: ("The month.", Costs)},
         errors={503: CLICKHOUSE_UNAVAILABLE},
     ),
     Operation(
@@ -430,7 +489,7 @@ OPERATIONS = (
         summary="What the calls of a month cost, as CSV",
         description="All lines of `/api/v1/costs`, without the total. Amounts are in USD with nine decimal places; "
         "unknown ones are empty. A name that a spreadsheet would take for a formula has an apostrophe in front.",
-        query=api.CostsQuery,
+        query=CostsQuery,
         results={200: ("A heading and the lines.", str)},
         content_type="text/csv",
         errors={503: CLICKHOUSE_UNAVAILABLE},
@@ -442,8 +501,8 @@ OPERATIONS = (
         summary="Incidents",
         description="The current state of each incident, the latest first. Resolved incidents are listed for thirty "
         "days, at most the latest two thousand.",
-        query=api.AlertQuery,
-        results={200: ("The incidents that match.", api.AlertList)},
+        query=AlertQuery,
+        results={200: ("The incidents that match.", AlertList)},
         errors={404: "The agent is not known (`unknown_agent`).", 503: NATS_UNAVAILABLE},
     ),
     Operation(
@@ -463,11 +522,11 @@ OPERATIONS = (
             tag="alerts",
             summary=summary,
             description=description,
-            body=api.AlertRequest,
+            body=AlertRequest,
             results={
                 200: (
                     "The incident; if there was nothing to do, with `unchanged`.",
-                    api.UnchangedAlert | Alert,
+                    UnchangedAlert | Alert,
                 )
             },
             errors={**UNKNOWN_INCIDENT, 503: f"{NATS_UNAVAILABLE} {PERHAPS_DONE}"},
@@ -496,7 +555,7 @@ OPERATIONS = (
         tag="alerts",
         summary="Send a test message to a channel",
         description="An alerter sends it like an alert; if it cannot be delivered, the response says why.",
-        body=api.ChannelRequest,
+        body=ChannelRequest,
         results={200: ("The outcome of the test.", ChannelTest)},
         errors={
             404: "The config has no such channel (`unknown_channel`).",
@@ -510,8 +569,8 @@ OPERATIONS = (
         tag="alerts",
         summary="Undelivered alerts",
         description="Alerts that were given up within the last thirty days, the latest first.",
-        query=api.UndeliveredQuery,
-        results={200: ("The latest ones.", api.UndeliveredList)},
+        query=UndeliveredQuery,
+        results={200: ("The latest ones.", UndeliveredList)},
         errors={503: NATS_UNAVAILABLE},
     ),
     Operation(
@@ -523,8 +582,8 @@ OPERATIONS = (
         description="Each is sent again once, unchanged and with the same id; those that were sent again before are "
         "skipped, unless `dead_letter_id` names one. One request covers up to a thousand; if there are more, the "
         "response says where to continue.",
-        body=api.ReplayAlertsRequest,
-        results={200: ("They will be sent again.", api.AlertReplays)},
+        body=ReplayAlertsRequest,
+        results={200: ("They will be sent again.", AlertReplays)},
         errors={
             404: "There is no such channel (`unknown_channel`) or dead letter (`unknown_dead_letter`).",
             503: f"{NATS_UNAVAILABLE} Ask again: none is sent twice.",
@@ -537,8 +596,8 @@ OPERATIONS = (
         summary="Dead letters",
         description="The latest first: jobs that failed for good or are not valid jobs, alerts that could not be "
         "delivered, events that could not be stored. They are kept for 30 days.",
-        query=api.DeadLetterQuery,
-        results={200: ("The dead letters that match.", api.DeadLetterList)},
+        query=DeadLetterQuery,
+        results={200: ("The dead letters that match.", DeadLetterList)},
         errors={503: NATS_UNAVAILABLE},
     ),
     Operation(
@@ -547,7 +606,7 @@ OPERATIONS = (
         tag="dead letters",
         summary="One dead letter",
         description="With the original message, redacted by the rules of the config, and truncated at 64 KiB.",
-        results={200: ("The dead letter.", api.DeadLetterDetails)},
+        results={200: ("The dead letter.", DeadLetterDetails)},
         errors={404: "There is no such dead letter (`unknown_dead_letter`).", 503: NATS_UNAVAILABLE},
     ),
     Operation(
@@ -558,10 +617,10 @@ OPERATIONS = (
         summary="Replay dead letters",
         description="Each once: its job is queued unchanged, under an id derived from the dead letter, with the "
         "original execution as `metadata.replay_of`. A dead letter that was replayed before is skipped; a replay that "
-        f"fails becomes a dead letter of its own. One request covers up to {api.MAX_DEAD_LETTERS:,} dead letters; if "
+        f"fails becomes a dead letter of its own. One request covers up to {MAX_DEAD_LETTERS:,} dead letters; if "
         "there are more, the response says where to continue.",
-        body=api.ReplayDeadLettersRequest,
-        results={200: ("The jobs that were queued.", api.DeadLetterReplays)},
+        body=ReplayDeadLettersRequest,
+        results={200: ("The jobs that were queued.", DeadLetterReplays)},
         errors={
             503: "NATS is unavailable (`unavailable`), or JOBS is full (`refused`). Nothing is lost, and "
             "nothing is replayed twice: ask again."
@@ -574,7 +633,7 @@ OPERATIONS = (
         summary="Queues",
         description="For each agent, the jobs that are waiting and in progress; the jobs waiting for their next "
         "attempt; and how far services are behind the event log. At most about a second old.",
-        results={200: ("The queues.", api.Queues)},
+        results={200: ("The queues.", Queues)},
         errors={503: NATS_UNAVAILABLE},
     ),
     Operation(
@@ -583,7 +642,7 @@ OPERATIONS = (
         tag="keys",
         summary="The API key of this request, and what it may be used for",
         description="For programs that sign people in by their key. With a session's token, whose session it is.",
-        results={200: ("The key, or the person.", api.KeyDetails)},
+        results={200: ("The key, or the person.", KeyDetails)},
     ),
     Operation(
         id="sign_in",
@@ -594,7 +653,7 @@ OPERATIONS = (
         description="For programs that sign people in, such as the console: a session's token stands for the key, and "
         "may be kept where the key may not. It lasts for twelve hours, until it is ended, or until the key is revoked. "
         "Of one key there are at most 20; beyond them, the oldest ends.",
-        results={200: ("The session.", api.NewSession)},
+        results={200: ("The session.", NewSession)},
         errors={409: "The request was sent with a session's token (`is_a_session`).", 503: REDIS_UNAVAILABLE},
     ),
     Operation(
@@ -603,7 +662,7 @@ OPERATIONS = (
         path="/api/v1/sessions/end",
         tag="keys",
         summary="End the session whose token the request is sent with",
-        results={200: ("It has ended, everywhere.", api.EndedSession)},
+        results={200: ("It has ended, everywhere.", EndedSession)},
         errors={409: "It was sent with an API key (`not_a_session`).", 503: REDIS_UNAVAILABLE},
     ),
     Operation(
@@ -613,7 +672,7 @@ OPERATIONS = (
         tag="openid",
         summary="Begin to sign somebody in with OpenID Connect",
         description="For the console, which keeps `flow` in a cookie, and sends the browser to `url`.",
-        results={200: ("Where the browser goes.", api.OpenIdRedirect)},
+        results={200: ("Where the browser goes.", OpenIdRedirect)},
         errors={404: NO_OPENID, 503: OPENID_UNAVAILABLE},
     ),
     Operation(
@@ -624,8 +683,8 @@ OPERATIONS = (
         summary="Sign somebody in who comes back from the OpenID provider",
         description="The session has the name of the person, and the scopes that the config gives their roles at the "
         "time of each request. It lasts for twelve hours, until it is ended, or until the config gives it no role.",
-        body=api.OpenIdCallback,
-        results={200: ("The session.", api.NewSession)},
+        body=OpenIdCallback,
+        results={200: ("The session.", NewSession)},
         errors={
             403: "This browser has not asked for it (`openid_state`); the person has no role (`no_role`); the provider "
             "refused (`openid_denied`, `openid_refused`); its answer can't be trusted (`openid_invalid`); the clocks "
@@ -647,9 +706,9 @@ OPERATIONS = (
         summary="End the sessions of somebody who has signed out at the OpenID provider",
         description="For the provider, by OpenID Connect Back-Channel Logout 1.0: `sid` ends the sessions that have "
         "come from its own one, and `sub` alone all of the person.",
-        body=api.BackChannelLogout,
+        body=BackChannelLogout,
         body_type="application/x-www-form-urlencoded",
-        results={200: ("They have ended, everywhere.", api.EndedSessions)},
+        results={200: ("They have ended, everywhere.", EndedSessions)},
         errors={
             400: "The logout token is not signed by the provider, is for another client, too old, or was used before "
             "(`invalid_logout_token`).",
@@ -663,14 +722,14 @@ OPERATIONS = (
         path="/healthz",
         tag="health",
         summary="Whether the process is alive",
-        results={200: ("It is.", api.ServiceStatus)},
+        results={200: ("It is.", ServiceStatus)},
     ),
     Operation(
         id="ready",
         path="/readyz",
         tag="health",
         summary="Whether jobs can be accepted",
-        results={200: ("They can.", api.ServiceStatus)},
+        results={200: ("They can.", ServiceStatus)},
         errors={503: "NATS is unavailable (`not_ready`)."},
     ),
     Operation(

@@ -18,8 +18,8 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection, last_on
 from breakwater.config import Config
 from breakwater.contracts import subjects
-from breakwater.contracts.api import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
 from breakwater.contracts.subjects import Stream
+from breakwater.contracts.submission import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.callers import Caller

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import orjson
 from starlette.responses import Response
 
-from breakwater.contracts.api import CallOptions
+from breakwater.contracts.openai import CallOptions
 from breakwater.contracts.validation import FieldError
 
 OPENAI = "/v1"

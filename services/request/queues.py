@@ -11,7 +11,7 @@ from typing import cast
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Backlog, Connection, backlog
 from breakwater.bus.topology import PARKED_CONSUMER, Plan, consumers, worker_consumer
-from breakwater.contracts.api import AgentQueue, Queues, ReadingService, ServiceQueue
+from breakwater.contracts.http import AgentQueue, Queues, ReadingService, ServiceQueue
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import Message, ms_from_time, time_from_ms
 from services.request.routing import ApiRequest

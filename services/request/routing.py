@@ -21,7 +21,9 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from breakwater.bus.errors import BusError
-from breakwater.contracts.api import KeyDetails, OperatorRequest, ReplayDeadLettersRequest
+from breakwater.contracts.access import KeyDetails
+from breakwater.contracts.dead_letters import ReplayDeadLettersRequest
+from breakwater.contracts.http import OperatorRequest
 from breakwater.contracts.types import Event, Message
 from breakwater.errors import Unavailable
 from breakwater.policy.callers import Caller

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from breakwater.contracts.api import EndedSession, NewSession
+from breakwater.contracts.access import EndedSession, NewSession
 from breakwater.contracts.types import Message, time_from_ms
 from breakwater.state.sessions import KeySession, PersonSession, Sessions
 from services.request.audit import AuditLog

@@ -177,7 +177,7 @@ class Attempts:
         kept = await self._worker.executions.checkpoint(self._job.claim, text)
         if kept is None:
             raise ClaimLost(self._job.execution_id)
-        self._cancel.receive(kept.orders)
+        self._cancel.receive(kept.cancels)
         self._worker.leases.claims[self._job.claim].has_children |= kept.has_children
 
     async def _refused(self, flight: InFlight, refused: Refused, *, is_over: bool = False) -> Step:
@@ -359,7 +359,7 @@ class Attempts:
         if last is None:
             return None
         if last.outcome == "cancelled":
-            # Redis has lost the order; the log says that it was given.
+            # Redis has lost the cancel request; the log has it.
             return Finished(self._checkpoint, None, None, "cancelled", last.error)
         if last.short_circuited:
             ends = last.ends_chain or self._checkpoint.is_last_of(self._job.chain)

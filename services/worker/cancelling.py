@@ -1,6 +1,6 @@
 """A job that is cancelled while this process runs it: what it waits for is interrupted, such as an answer.
 
-An order to cancel is kept in Redis, and comes with whatever is asked there about the job's claim: before each call, and
+A cancel request is kept in Redis, and comes with whatever is asked there about the job's claim: before each call, and
 when its lease is renewed. So it holds also where the notification of it was lost, or the job's worker has died.
 """
 
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.lookup import Connection
-from breakwater.contracts.execution import Cancellation, CancelOrder
-from breakwater.contracts.subjects import CANCEL_ORDERS
+from breakwater.contracts.execution import Cancellation, PendingCancel
+from breakwater.contracts.subjects import CANCEL_REQUESTS
 from breakwater.outage import Outage
 from breakwater.policy.cancellation import cancelled_by
 
@@ -42,9 +42,9 @@ class CancelSignal:
         self._waiting: asyncio.Task[object] | None = None
         self._interrupted = False
 
-    def receive(self, orders: Iterable[CancelOrder]) -> None:
-        """Takes orders that name the job, and interrupts what it waits for where one of them holds for it."""
-        if self.cancellation is not None or (found := cancelled_by(orders, *self._of)) is None:
+    def receive(self, cancels: Iterable[PendingCancel]) -> None:
+        """Takes cancel requests for the job, and interrupts what it waits for where one of them holds for it."""
+        if self.cancellation is not None or (found := cancelled_by(cancels, *self._of)) is None:
             return
         self.cancellation = found
         # A task that hears it itself waits for nothing: its own cancelling would hit whatever it waits for next.
@@ -82,11 +82,11 @@ class CancelSignal:
             self._waiting = None
 
 
-async def receive_cancel_requests(connection: Connection, take: Callable[[CancelOrder], None]) -> None:
-    """Takes orders to cancel jobs as they are sent, until cancelled itself."""
+async def receive_cancel_requests(connection: Connection, take: Callable[[PendingCancel], None]) -> None:
+    """Takes requests to cancel jobs as they are sent, until cancelled itself."""
 
     async def receive() -> None:
-        async with hearing(connection, CANCEL_ORDERS, lambda data: take(CancelOrder.model_validate_json(data))):
+        async with hearing(connection, CANCEL_REQUESTS, lambda data: take(PendingCancel.model_validate_json(data))):
             await asyncio.Event().wait()
 
-    await Outage("orders to cancel").retry_until_available(receive, on=BusUnavailable, retry_s=RETRY_S)
+    await Outage("cancel requests").retry_until_available(receive, on=BusUnavailable, retry_s=RETRY_S)

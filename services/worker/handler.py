@@ -189,15 +189,15 @@ class JobHandler:
                 # it, this one is answered from the record.
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0, for_ms / 1000 + 0.05))
                 return
-            case Claimed(text, orders, has_children):
+            case Claimed(text, cancels, has_children):
                 pass
         with worker.leases.keeping(claim, self._agent_name, asked_at, asked.owner, tenant) as held:
             held.has_children = has_children
-            if orders:
-                held.cancel.receive(orders)
+            if cancels:
+                held.cancel.receive(cancels)
             try:
                 # Looked for again now that the claim is held: the job may have been decided just before.
-                if (maybe_seen or text is not None or orders) and (
+                if (maybe_seen or text is not None or cancels) and (
                     known := await self._decided(execution_id)
                 ) is not None:
                     await self._answer_known(asked, execution_id, known)
@@ -371,7 +371,7 @@ class JobHandler:
         worker, agent = self._worker, self._agent_name
         # Whoever wakes the job has another message of it, and must not wait for the end of a lease.
         kept = await worker.outages.retry_while_unavailable(partial(worker.executions.release, job.claim))
-        held.cancel.receive(() if kept is None else kept.orders)
+        held.cancel.receive(() if kept is None else kept.cancels)
         if held.cancel.cancellation is not None:
             await delivery.retry_in(0)
             return

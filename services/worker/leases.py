@@ -13,7 +13,7 @@ import structlog
 from breakwater import background
 from breakwater.bus.delivery import Delivery, still_held
 from breakwater.bus.topology import ACK_WAIT_S
-from breakwater.contracts.execution import CancelOrder
+from breakwater.contracts.execution import PendingCancel
 from breakwater.outage import Outage, Outages
 from breakwater.state.executions import CLAIM_LEASE_MS, Claim, ClaimLost, Executions
 from services.worker.cancelling import CancelSignal
@@ -85,14 +85,14 @@ class Leases:
         kept = await self._executions.checkpoint(claim, "")
         if kept is None:
             raise ClaimLost(claim.execution_id)
-        held.cancel.receive(kept.orders)
+        held.cancel.receive(kept.cancels)
         held.lease_valid_until = asked_at + CLAIM_LEASE_MS / 1000
 
-    def cancel(self, order: CancelOrder) -> None:
-        """Takes an order to cancel a job, if it is one of these."""
+    def cancel(self, request: PendingCancel) -> None:
+        """Takes a request to cancel a job, if it is one of these."""
         for claim, held in self.claims.items():
-            if claim.execution_id == order.execution_id:
-                held.cancel.receive([order])
+            if claim.execution_id == request.execution_id:
+                held.cancel.receive([request])
 
     def may_be_late(self) -> bool:
         """Whether what is handled now may have been delivered long ago, and to somebody else since."""
@@ -125,8 +125,8 @@ class Leases:
         for claim, kept in zip(claims, await self._executions.renew(claims), strict=True):
             if (held := self.claims.get(claim)) is not None:
                 held.lease_valid_until = asked_at if kept is None else asked_at + CLAIM_LEASE_MS / 1000
-                if kept is not None and kept.orders:
-                    held.cancel.receive(kept.orders)
+                if kept is not None and kept.cancels:
+                    held.cancel.receive(kept.cancels)
                 if kept is not None and kept.has_children:
                     held.has_children = True
 

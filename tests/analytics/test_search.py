@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from breakwater.analytics import rows, schema, search
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters
-from breakwater.contracts.api import ExecutionSummary
-from breakwater.contracts.execution import Execution
+from breakwater.contracts.execution import Execution, ExecutionSummary
 from tests.analytics.made import END, Made, connected, filled_database, made
 from tests.analytics.samples import NOON, RATE_LIMITED, execution, new_database
 from tests.server_sources import RunningServer

@@ -30,12 +30,12 @@ from breakwater.bus.publisher import FULL
 from breakwater.bus.topology import Plan, worker_consumer
 from breakwater.config import parse_config
 from breakwater.contracts.subjects import (
-    CANCEL_ORDERS,
+    CANCEL_REQUESTS,
     CANCELS,
     CANCELS_BY_USER,
     agent_of_job,
     cancel,
-    cancel_order,
+    cancel_request,
     user_of_job,
 )
 from breakwater.embedded.ports import free_port
@@ -193,7 +193,7 @@ async def test_who_asks_for_a_cancel_stands_in_the_subject_and_can_not_be_chosen
             "bw.cancel-by.program-help-desk.a%2Eb",
         ]
         billing = users["program-billing"]
-        for other in ("bw.cancel-by.program-help-desk.j1", "bw.cancel-by.program-billing.j1", cancel_order("j1")):
+        for other in ("bw.cancel-by.program-help-desk.j1", "bw.cancel-by.program-billing.j1", cancel_request("j1")):
             with pytest.raises((TimeoutError, NoRespondersError)):
                 await billing.client.request(other, b"", timeout=0.5)
         await billing.settled()
@@ -245,13 +245,13 @@ async def test_equal_message_ids_of_two_jobs_lose_neither(tmp_path: Path) -> Non
         assert sequences == [1, 2, 3, 4, 5]
 
 
-async def test_workers_hear_orders_to_cancel_and_programs_do_not(tmp_path: Path) -> None:
+async def test_workers_receive_cancel_requests_and_programs_do_not(tmp_path: Path) -> None:
     async with running(tmp_path, "request") as users:
-        await users["worker"].listen(CANCEL_ORDERS)
-        await users["client"].listen(CANCEL_ORDERS)
-        await users["request"].client.publish(cancel_order("j1"), b"order")
+        await users["worker"].listen(CANCEL_REQUESTS)
+        await users["client"].listen(CANCEL_REQUESTS)
+        await users["request"].client.publish(cancel_request("j1"), b"order")
         await users["request"].settled()
-        await until(lambda: users["worker"].heard == [(cancel_order("j1"), b"order")])
+        await until(lambda: users["worker"].heard == [(cancel_request("j1"), b"order")])
         assert len(users["client"].refused) == 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from breakwater.cli.errors import ExitCode
-from breakwater.contracts.api import KEY_SCOPES
+from breakwater.contracts.access import KEY_SCOPES
 from tests.cli.conftest import Run
 from tests.nats_node import nats_program
 

@@ -19,7 +19,7 @@ import pytest
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Attempt, Cancellation, CancelOrder
+from breakwater.contracts.execution import Attempt, Cancellation, PendingCancel
 from breakwater.contracts.types import format_time, usd_from_nano
 from breakwater.policy.ledger import Figures, ledger
 from breakwater.reconciliation import BudgetComparison, RecordedSpend, compare
@@ -435,9 +435,9 @@ async def test_a_cap_that_is_changed_in_the_file_holds_a_moment_later(start_mone
         assert "config_taken_over" in plane.log("worker") + plane.log("worker-2")
 
 
-def cancel_order(job_id: str) -> CancelOrder:
+def cancel_request(job_id: str) -> PendingCancel:
     by = Cancellation(by="program", name="client", reason="withdrawn", at=datetime.now(UTC))
-    return CancelOrder(execution_id=job_id, cancellation=by)
+    return PendingCancel(execution_id=job_id, cancellation=by)
 
 
 @pytest.mark.long
@@ -453,16 +453,16 @@ async def test_a_cancelled_job_costs_the_same_everywhere_also_if_its_worker_is_k
         await plane.publish({"agent": "writer", "job_id": "killed", "prompt": PROMPT})
         await until(lambda: calling(plane, "sim/m", 1), what="a call under way")
         # Kept, and heard by nobody: as where the worker dies in the same moment.
-        await executions.cancel(cancel_order("killed"))
+        await executions.cancel(cancel_request("killed"))
         for name in ("worker", "worker-2"):
             plane.kill(name)
         plane.start("worker", "worker-3")
         killed = await plane.result("killed")
         await plane.publish({"agent": "writer", "job_id": "heard", "prompt": PROMPT})
         await until(lambda: calling(plane, "sim/m", 1), what="a call under way")
-        order = await executions.cancel(cancel_order("heard"))
+        order = await executions.cancel(cancel_request("heard"))
         asked_at = format_time(datetime.now(UTC))
-        await plane.client.publish(subjects.cancel_order("heard"), order.json_bytes())
+        await plane.client.publish(subjects.cancel_request("heard"), order.json_bytes())
         heard = await plane.result("heard")
         assert seconds_between(asked_at, heard["completed_at"]) < 1
         await until(money.agree, what="counters that agree with the record")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.api import KeyScope, Role
+from breakwater.contracts.access import KeyScope, Role
 from breakwater.policy.callers import claim_values, name_of, person, roles_of, roles_that_may
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)

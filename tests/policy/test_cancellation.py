@@ -1,4 +1,4 @@
-"""Which order to cancel holds for a job, and what a cancelled attempt says of its model, its agent and its task."""
+"""Which cancel request holds for a job, and what a cancelled attempt says of its model, its agent and its task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from breakwater.contracts.execution import Attempt, Cancellation, CancelOrder, Execution
+from breakwater.contracts.execution import Attempt, Cancellation, Execution, PendingCancel
 from breakwater.policy.cancellation import cancelled_by, ends_with_client, error_of
 from breakwater.policy.guard import GuardRules, outcome_of
 from breakwater.policy.health import failed
@@ -34,9 +34,9 @@ ATTEMPT = Attempt(
 )
 
 
-def order(name: str, *agents: str, after_s: int = 0) -> CancelOrder:
+def order(name: str, *agents: str, after_s: int = 0) -> PendingCancel:
     by = Cancellation(by="program", name=name, at=NOW + timedelta(seconds=after_s))
-    return CancelOrder(execution_id="j1", cancellation=by, agents=agents)
+    return PendingCancel(execution_id="j1", cancellation=by, agents=agents)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def order(name: str, *agents: str, after_s: int = 0) -> CancelOrder:
         ([order("late", after_s=2), order("early", "writer", after_s=1)], "early"),
     ],
 )
-def test_the_first_that_may_cancel_jobs_of_the_agent_cancels_it(orders: list[CancelOrder], who: str | None) -> None:
+def test_the_first_that_may_cancel_jobs_of_the_agent_cancels_it(orders: list[PendingCancel], who: str | None) -> None:
     found = cancelled_by(orders, "writer")
     assert (found and found.name) == who
 

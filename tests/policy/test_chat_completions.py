@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.api import CallOptions, ChatCompletionRequest
+from breakwater.contracts.openai import CallOptions, ChatCompletionRequest
 from breakwater.policy.chat_completions import completion_of, error_of, job_of
 
 MESSAGES = [

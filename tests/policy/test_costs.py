@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.config import parse_config
-from breakwater.contracts.api import CostLine
+from breakwater.contracts.budgets import CostLine
 from breakwater.contracts.types import NANO_PER_USD, ms_from_time
 from breakwater.policy.budget import period
 from breakwater.policy.costs import Cap, CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.contracts.api import PlanJob, PlanJobStatus, PlanState
+from breakwater.contracts.submission import PlanJob, PlanJobStatus, PlanState
 from breakwater.policy.plans import circle_among, dependency_failure, look_again_in, plan_of, plan_state
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from breakwater.contracts.execution import Cancellation, CancelOrder
+from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.state.executions import (
     CLAIM_LEASE_MS,
@@ -240,9 +240,9 @@ def test_one_handling_has_the_job_whatever_happens_in_whatever_order(own_redis_s
     run_state_machine_as_test(machine, settings=settings(stateful_step_count=30))
 
 
-def order(name: str) -> CancelOrder:
+def order(name: str) -> PendingCancel:
     by = Cancellation(by="program", name=name, at=datetime(2026, 11, 21, tzinfo=UTC))
-    return CancelOrder(execution_id="j", cancellation=by, agents=("writer",))
+    return PendingCancel(execution_id="j", cancellation=by, agents=("writer",))
 
 
 async def test_an_order_to_cancel_comes_with_all_that_is_asked_about_a_claim_until_the_job_ends(redis: Redis) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from breakwater.analytics.client import Analytics
-from breakwater.contracts.api import PlanJob
+from breakwater.contracts.submission import PlanJob
 
 _IDS_AT_ONCE = 200
 

@@ -18,8 +18,7 @@ from typing import Any, Literal, NamedTuple, Self
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.rows import attempt_of, execution_of
 from breakwater.analytics.window import Window
-from breakwater.contracts.api import ExecutionSummary
-from breakwater.contracts.execution import Execution
+from breakwater.contracts.execution import Execution, ExecutionSummary
 from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms
 
 _LAST_MS = 4_291_747_199_999

@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.rows import budget_of
 from breakwater.analytics.schema import ATTEMPTS, BUDGET_EVENTS
-from breakwater.contracts.api import CostsBy
+from breakwater.contracts.budgets import CostsBy
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import Period, period, scope_keys

@@ -188,7 +188,7 @@ GRANTS = (
             *_progress("AUDIT.sink-audit"),
             HEALTH,
         ),
-        sends=(*_below("progress", "cancel-orders"), CHANNEL_TESTS),
+        sends=(*_below("progress", "cancel-requests"), CHANNEL_TESTS),
         subscribe=_below("results", "progress", "chunks"),
         serves=(CANCELS, CANCELS_BY_USER),
     ),
@@ -212,7 +212,7 @@ GRANTS = (
         ),
         # The last, to see whether another worker is connected.
         sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}>", WORKERS),
-        subscribe=(subjects.CANCEL_ORDERS, WORKERS),
+        subscribe=(subjects.CANCEL_REQUESTS, WORKERS),
     ),
     Grant(
         "breaker",

@@ -23,7 +23,7 @@ from breakwater.cli.starter import StartingAgent, with_agent
 if TYPE_CHECKING:
     from breakwater.analytics.figures import AgentSummary
     from breakwater.config import Config
-    from breakwater.contracts.api import AgentHealth, ModelHealth
+    from breakwater.contracts.breakers import AgentHealth, ModelHealth
 
 
 _HELP = """Show the health of agents, and add agents to the config. Alone, it is `breakwater agents list`.
@@ -64,7 +64,7 @@ def agents(
 
         breakwater agents list --json | jq -r '.[] | select(.health == "unhealthy") | .agent_id'
     """
-    from breakwater.contracts.api import AgentHealth
+    from breakwater.contracts.breakers import AgentHealth
 
     begin = None if since is None else formats.since(since, datetime.now(UTC))
     document, agents = api.get(list[AgentHealth], "agents")
@@ -142,7 +142,7 @@ def add(
 
 
 def _show_health(agents: list[AgentHealth]) -> None:
-    from breakwater.contracts.api import ModelHealth
+    from breakwater.contracts.breakers import ModelHealth
 
     def opens(one: AgentHealth | ModelHealth) -> str:
         if isinstance(one, ModelHealth):

@@ -17,8 +17,7 @@ from breakwater.cli.given import sendable
 from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.alerts import Alert
-    from breakwater.contracts.api import AlertReplays, UndeliveredAlert
+    from breakwater.contracts.alerts import Alert, AlertReplays, UndeliveredAlert
 
 TEST_TIMEOUT_S = 30.0
 """The API waits 20 s for an alerter, which waits for the receiver."""
@@ -90,7 +89,7 @@ def list_(
 
         breakwater alerts list --json | jq -r '.alerts[].incident_id'
     """
-    from breakwater.contracts.api import AlertList
+    from breakwater.contracts.alerts import AlertList
     from breakwater.policy.alert_rules import began_with, highest_severity
 
     def show(listed: AlertList) -> None:
@@ -236,7 +235,7 @@ def undelivered(
 
         breakwater alerts undelivered --channel ops --json | jq '.undelivered[] | select(.replayed | not)'
     """
-    from breakwater.contracts.api import UndeliveredList
+    from breakwater.contracts.alerts import UndeliveredList
 
     def show(listed: UndeliveredList) -> None:
         where = f" for {channel}" if channel else ""
@@ -294,8 +293,7 @@ def short_ids(incident_ids: Iterable[str]) -> dict[str, str]:
 
 
 def _change(api: Api, action: Literal["ack", "resolve"], incident: str, reason: str | None) -> None:
-    from breakwater.contracts.alerts import Alert
-    from breakwater.contracts.api import UnchangedAlert
+    from breakwater.contracts.alerts import Alert, UnchangedAlert
 
     def show(alert: Alert) -> None:
         by, at = alert.acknowledged_by, alert.acknowledged_at
@@ -314,7 +312,7 @@ def _change(api: Api, action: Literal["ack", "resolve"], incident: str, reason: 
 
 def _replay(api: Api, channel: str | None, dead_letter_id: int | None) -> AlertReplays:
     """Asks until there are no more: one request replays a part of them."""
-    from breakwater.contracts.api import AlertReplays
+    from breakwater.contracts.alerts import AlertReplays
 
     after: int | None = None
     replayed, already, skipped = 0, 0, 0

@@ -13,7 +13,7 @@ from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import BreakerStatus
+    from breakwater.contracts.breakers import BreakerStatus
     from breakwater.contracts.events import BreakerState
 
 NO_BREAKER_SERVICE = "no breaker service is alive: no breaker opens or closes; see `breakwater doctor`"
@@ -64,7 +64,7 @@ def list_(api: Api) -> None:
 
         breakwater breakers list --json | jq '.breakers[] | select(.state != "closed")'
     """
-    from breakwater.contracts.api import BreakerList
+    from breakwater.contracts.breakers import BreakerList
 
     def show(listed: BreakerList) -> None:
         rows = sorted(listed.breakers, key=lambda one: (one.state == "closed", one.agent, one.model))
@@ -128,7 +128,7 @@ def _moment(until: datetime, now: datetime) -> str:
 
 
 def _change(api: Api, action: Literal["isolate", "reset"], agent: str, model: str, reason: str | None) -> None:
-    from breakwater.contracts.api import UnchangedBreaker
+    from breakwater.contracts.breakers import UnchangedBreaker
     from breakwater.contracts.events import BreakerTransition
 
     def show(result: BreakerTransition | UnchangedBreaker) -> None:

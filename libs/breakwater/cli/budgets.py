@@ -15,7 +15,7 @@ from breakwater.cli.errors import ExitCode
 from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import BudgetList, BudgetStatus, UnchangedBudget
+    from breakwater.contracts.budgets import BudgetList, BudgetStatus, UnchangedBudget
     from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, Reconciliation
 
 WARN_PERCENT = 80
@@ -61,7 +61,7 @@ def list_(
 
         breakwater budgets list --json | jq '.budgets[] | select(.reached)'
     """
-    from breakwater.contracts.api import BudgetList
+    from breakwater.contracts.budgets import BudgetList
 
     api.answer(api.get(BudgetList, "budgets", agent=agent, tenant=tenant), _show)
 
@@ -101,7 +101,7 @@ def raise_(
 
         breakwater budgets raise agent:content-writer/daily 50 --reason "launch day"
     """
-    from breakwater.contracts.api import UnchangedBudget
+    from breakwater.contracts.budgets import UnchangedBudget
     from breakwater.contracts.events import BudgetEvent
 
     def show(result: BudgetEvent | UnchangedBudget) -> None:

@@ -16,7 +16,7 @@ from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
     from breakwater.client import ApiClient, ApiError
-    from breakwater.contracts.api import CancelledJob
+    from breakwater.contracts.submission import CancelledJob
 
 DEFAULT_WAIT_S = 5.0
 LONGEST_WAIT_S = 300.0
@@ -81,7 +81,7 @@ async def _cancel(
     import asyncio
 
     from breakwater.client import ApiError, parse
-    from breakwater.contracts.api import CancelledJob
+    from breakwater.contracts.submission import CancelledJob
 
     slots = asyncio.Semaphore(AT_ONCE)
     body = {} if reason is None else {"reason": reason}

@@ -12,7 +12,7 @@ from breakwater.cli.errors import wrong_usage
 from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import CostLine, Costs
+    from breakwater.contracts.budgets import CostLine, Costs
 
 BY = ("agent", "tenant", "model", "provider", "key")
 
@@ -45,7 +45,7 @@ def costs(
 
         breakwater costs --json | jq -r .total.spend
     """
-    from breakwater.contracts.api import Costs
+    from breakwater.contracts.budgets import Costs
 
     query = {"month": month, **_grouping(by)}
     if as_csv:

@@ -15,7 +15,12 @@ from breakwater.cli.errors import CliError, ExitCode, wrong_usage
 from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import DeadLetterCount, DeadLetterDetails, DeadLetterReplays, ListedDeadLetter
+    from breakwater.contracts.dead_letters import (
+        DeadLetterCount,
+        DeadLetterDetails,
+        DeadLetterReplays,
+        ListedDeadLetter,
+    )
 
 DEAD_LETTERS_AT_ONCE = 100
 """How many dead letters that are named go into one request: so that there is progress to show."""
@@ -76,7 +81,7 @@ def list_(
 
         breakwater dlq list --json | jq '.dead_letters[] | select(.replayable) | .dead_letter_id'
     """
-    from breakwater.contracts.api import DeadLetterList
+    from breakwater.contracts.dead_letters import DeadLetterList
 
     def show(listed: DeadLetterList) -> None:
         output.table(_COLUMNS, listed.dead_letters, empty=_nothing(listed.counts, reason, agent, since))
@@ -103,7 +108,7 @@ def show(
 
         breakwater dlq show 17 --json | jq .payload
     """
-    from breakwater.contracts.api import DeadLetterDetails
+    from breakwater.contracts.dead_letters import DeadLetterDetails
 
     api.answer(api.get(DeadLetterDetails, f"dlq/{dead_letter_id}"), _show_details)
 
@@ -179,14 +184,14 @@ def _chosen(api: Api, choice: dict[str, Any]) -> Iterator[tuple[DeadLetterReplay
 
 
 def _replay(api: Api, body: dict[str, Any]) -> DeadLetterReplays:
-    from breakwater.contracts.api import DeadLetterReplays
+    from breakwater.contracts.dead_letters import DeadLetterReplays
 
     return api.act(DeadLetterReplays, "dlq/replay", body, see="breakwater dlq list")[1]
 
 
 def _whole(parts: Iterator[tuple[DeadLetterReplays, bool]], *, quiet: bool) -> DeadLetterReplays:
     """The results of all requests together; says how far it is after each but the last."""
-    from breakwater.contracts.api import DeadLetterReplays
+    from breakwater.contracts.dead_letters import DeadLetterReplays
 
     whole = DeadLetterReplays(replayed=(), already=0, skipped=())
     try:

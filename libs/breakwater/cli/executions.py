@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree as RichTree
 
     from breakwater.analytics.tree import Subtree, Tree, TreeExecution, TreeNode
-    from breakwater.contracts.api import ExecutionSummary
-    from breakwater.contracts.execution import Attempt, Execution
+    from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import StoppedTask
+    from breakwater.contracts.breakers import StoppedTask
 
 _HELP = """See which tasks a guard has stopped, and reset them. Without a command it lists them.
 
@@ -46,7 +46,7 @@ def list_(api: Api) -> None:
 
         breakwater guards list --json | jq -r '.stopped[].task_id'
     """
-    from breakwater.contracts.api import StoppedTasks
+    from breakwater.contracts.breakers import StoppedTasks
 
     def show(tasks: StoppedTasks) -> None:
         latest_first = sorted(tasks.stopped, key=lambda task: task.since, reverse=True)

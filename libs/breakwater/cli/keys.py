@@ -14,7 +14,7 @@ from breakwater.cli.output import Column
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import KeyScope
+    from breakwater.contracts.access import KeyScope
     from breakwater.policy.api_keys import ApiKey
 
 app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_args_is_help=True)
@@ -84,7 +84,7 @@ def create(
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
     """
     from breakwater.api_keys import create_key, list_keys
-    from breakwater.contracts.api import KEY_SCOPES
+    from breakwater.contracts.access import KEY_SCOPES
 
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]

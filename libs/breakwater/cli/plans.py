@@ -12,7 +12,7 @@ from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.output import Column
 
 if TYPE_CHECKING:
-    from breakwater.contracts.api import PlanJob, PlanStatus
+    from breakwater.contracts.submission import PlanJob, PlanStatus
 
 _HELP = """See how plans stand. Without a command it lists them.
 
@@ -39,7 +39,7 @@ def list_(
 
         breakwater plans list --json | jq -r '.plans[] | select(.state == "failed").plan_id'
     """
-    from breakwater.contracts.api import PlanList
+    from breakwater.contracts.submission import PlanList
 
     api.answer(
         api.get(PlanList, "plans", limit=limit), lambda found: output.table(_COLUMNS, found.plans, empty="no plans")
@@ -57,7 +57,7 @@ def show(api: Api, plan: Annotated[str, typer.Argument(metavar="PLAN", help="Its
 
         breakwater plans show report-47 --json | jq .state
     """
-    from breakwater.contracts.api import PlanStatus
+    from breakwater.contracts.submission import PlanStatus
 
     api.answer(api.get(PlanStatus, f"plans/{quote(plan, safe='')}"), _show)
 

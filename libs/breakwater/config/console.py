@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from breakwater.config.alerts import Network
-from breakwater.contracts.api import Role
+from breakwater.contracts.access import Role
 from breakwater.contracts.types import Identifier, Message
 from breakwater.errors import ConfigError
 from breakwater.secret_refs import Secret, SecretRef

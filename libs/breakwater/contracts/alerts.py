@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, StringConstraints
 
-from breakwater.contracts.types import Count, Event, Identifier, ModelId, Timestamp
+from breakwater.contracts.http import Limit, OperatorRequest
+from breakwater.contracts.types import NO_CONTROLS, Count, Event, Identifier, Message, ModelId, Timestamp
 
 AlertEvent = Literal[
     "breaker_open",
@@ -118,3 +119,94 @@ class ChannelTest(Event):
     channel: str
     delivered: bool
     error: str | None = Field(default=None, description="Why it was not delivered.")
+
+
+class AlertQuery(Message):
+    """Which incidents to list."""
+
+    status: IncidentStatus | Literal["unresolved", "all"] = Field(
+        default="unresolved", description="`unresolved` stands for every status but `resolved`."
+    )
+    event: AlertEvent | None = Field(
+        default=None, description="The latest event of the incident, or its first: a breaker that closed was open."
+    )
+    agent: Identifier | None = Field(default=None, description="Only incidents of this agent.")
+    limit: Limit = 100
+
+
+class AlertRequest(OperatorRequest):
+    """Which incident, and why."""
+
+    incident_id: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_CONTROLS)] = Field(
+        description="Its id, or a prefix that no other incident has: `inc_` and at least 6 characters.",
+        examples=["inc_3f9a1c07"],
+    )
+
+
+class AlertList(Event):
+    """Incidents, each as it is now; the one that was opened last comes first."""
+
+    alerts: tuple[Alert, ...]
+    more: bool = Field(description="Whether there are more than were asked for.")
+
+
+class UnchangedAlert(Alert):
+    """There was nothing to do, and nothing was published: the incident as it is."""
+
+    unchanged: Literal[True]
+
+
+class ChannelRequest(Message):
+    """Which channel."""
+
+    channel: Identifier = Field(description="Its name in `alerts.channels`.")
+
+
+class UndeliveredQuery(Message):
+    """Which undelivered alerts to list."""
+
+    channel: Identifier | None = Field(default=None, description="Only alerts of this channel.")
+    limit: Limit = 100
+
+
+class UndeliveredAlert(Event):
+    """An alert that did not reach a channel."""
+
+    dead_letter_id: Count = Field(description="Its sequence in DLQ.")
+    channel: str
+    alert_id: str | None = Field(description="Or the id of a digest; None where what was kept can't be read.")
+    title: str | None
+    error: str = Field(description="Why it was given up.")
+    at: Timestamp = Field(description="When it was given up.")
+    replayed: bool = Field(
+        description="Whether it was sent again since; if that failed too, there is another dead letter."
+    )
+
+
+class UndeliveredList(Event):
+    """The alerts that were given up within thirty days, the latest first."""
+
+    undelivered: tuple[UndeliveredAlert, ...]
+    more: bool = Field(description="Whether there are more than were asked for.")
+
+
+class ReplayAlertsRequest(Message):
+    """Which undelivered alerts to send again; with no field set, all that were not sent again yet."""
+
+    channel: Identifier | None = Field(default=None, description="Only alerts of this channel.")
+    dead_letter_id: int | None = Field(
+        default=None, ge=1, description="Only this one, even if it was sent again before."
+    )
+    after: int = Field(default=0, ge=0, description="Only those after this one: `continue_after` of the last response.")
+
+
+class AlertReplays(Event):
+    """The result of a request to send undelivered alerts again."""
+
+    replayed: Count
+    already: Count = Field(description="Those that were sent again before, and were left alone now.")
+    skipped: Count = Field(description="Those of channels that are no longer in the config.")
+    channels: dict[str, Count] = Field(description="How many each channel sends again.")
+    continue_after: int | None = Field(
+        default=None, description="There are more: ask again with this as `after`. None where that was all."
+    )

@@ -9,12 +9,12 @@ from typing import Literal
 from pydantic import BaseModel
 
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.api import CancelRequest
 from breakwater.contracts.audit import AuditEvent
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
+from breakwater.contracts.submission import CancelRequest
 
 AGENT = "The agent's name."
 EXECUTION = "The execution's id, which is the job's."

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AliasChoices, Field, JsonValue
+from pydantic import AliasChoices, Field, JsonValue, StringConstraints, model_validator
 
-from breakwater.contracts.types import Count, Event, FullId, Identifier, ModelId, Money, Timestamp
+from breakwater.contracts.http import Moment
+from breakwater.contracts.types import (
+    NO_CONTROLS,
+    Count,
+    Event,
+    FullId,
+    Identifier,
+    Message,
+    ModelId,
+    Money,
+    Timestamp,
+    UsdAmount,
+)
 
 ErrorKind = Literal[
     "client",
@@ -222,8 +234,8 @@ class Cancellation(Event):
     at: Timestamp = Field(description="When it was asked for.")
 
 
-class CancelOrder(Event):
-    """That a job is to be cancelled, as workers get it: kept in Redis until the job ends, and sent to who runs it."""
+class PendingCancel(Event):
+    """A request to cancel a job, as workers get it: kept in Redis until the job ends, and sent to all workers."""
 
     execution_id: FullId
     cancellation: Cancellation
@@ -385,3 +397,94 @@ class Progress(Event):
         default=None, description="Of `agent.budget.exceeded`: the cap that refused, such as `agent:writer/daily`."
     )
     enforcement: Literal["hard"] | None = Field(default=None, description="Of the same: soft caps refuse nothing.")
+
+
+PageCursor = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class ExecutionQuery(Message):
+    """Which executions to list. What is left out restricts nothing."""
+
+    agent: Identifier | None = Field(default=None, description="Only those of this agent.")
+    status: Status | None = Field(default=None, description="Only those that ended so.")
+    reason: Reason | None = Field(default=None, description="Only those that ended for this reason.")
+    model: ModelId | None = Field(
+        default=None, description="Only those that this model answered, or was asked for where none did."
+    )
+    tenant: Identifier | None = Field(default=None, description="Only those of this tenant.")
+    task_id: FullId | None = Field(default=None, description="Only those of this task.")
+    plan_id: FullId | None = Field(default=None, description="Only those of this plan.")
+    error_kind: ErrorKind | None = Field(default=None, description="Only those that failed with an error of this kind.")
+    text: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_CONTROLS)] | None = Field(
+        default=None,
+        description="An id, or its beginning; or words of an error's message, an output or a prompt, in any case: "
+        "these are looked for in the newest 20,000 that the other parameters leave.",
+    )
+    min_cost: UsdAmount | None = Field(
+        default=None, description="Only those that cost at least so many dollars, such as `0.05`."
+    )
+    since: Moment | None = Field(default=None, description="Only those that ended from then on: a time in RFC 3339.")
+    until: Moment | None = Field(default=None, description="Only those that ended before: a time in RFC 3339.")
+    dry_runs: bool = Field(default=True, description="Whether dry runs are listed, too.")
+    after: PageCursor | None = Field(
+        default=None, description="`older` of a page, for the one that follows it; with the same other parameters."
+    )
+    before: PageCursor | None = Field(
+        default=None, description="`newer` of a page, for the one in front of it; with the same other parameters."
+    )
+    limit: Annotated[int, Field(ge=1, le=1_000, description="How many there are on a page.")] = 100
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.after is not None and self.before is not None:
+            raise ValueError("a page comes after one place or before one: leave out `after` or `before`")
+        return self
+
+
+class ExecutionSummary(Event):
+    """An execution without its texts and its attempts, as it is listed and as the stream of events has it."""
+
+    execution_id: FullId
+    agent: Identifier
+    tenant: Identifier | None = None
+    task_id: FullId | None = None
+    plan_id: FullId | None = None
+    status: Status
+    reason: Reason | None = None
+    requested_model: ModelId | None = None
+    chosen_model: ModelId | None = None
+    attempts_count: Count
+    total_tokens: Count
+    total_cost: Money | None = Field(default=None, description="Null when no part of it is known.")
+    wasted_cost: Money | None = None
+    cost_basis: CostBasis
+    duration_ms: Count
+    completed_at: Timestamp
+    error_kind: ErrorKind | None = None
+    error_message: str | None = Field(default=None, description="Redacted.")
+    cache_hit: bool
+    dry_run: bool
+
+    @property
+    def model(self) -> str | None:
+        """The one that answered, or was asked for where none did."""
+        return self.chosen_model or self.requested_model
+
+    @classmethod
+    def of(cls, record: Execution) -> Self:
+        """The summary of a record."""
+        error = record.error
+        fields = {name: getattr(record, name) for name in cls.model_fields if not name.startswith("error_")}
+        return cls(**fields, error_kind=error and error.kind, error_message=error and error.message)
+
+
+class ExecutionList(Event):
+    """Some of the executions that match, the newest first."""
+
+    executions: tuple[ExecutionSummary, ...]
+    older: str | None = Field(
+        description="For `after`: where the page of those that ended earlier begins. Null on the last page."
+    )
+    newer: str | None = Field(
+        description="For `before`: where the page of those that ended later ends. Null on the first page."
+    )

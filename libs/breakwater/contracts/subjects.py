@@ -241,12 +241,12 @@ def cancel(job_id: str) -> str:
     return _subject("cancel", job_id)
 
 
-def cancel_order(job_id: str) -> str:
+def cancel_request(job_id: str) -> str:
     """Where workers hear at once that a job is to be cancelled; core NATS, not stored. Internal."""
-    return _subject("cancel-orders", job_id)
+    return _subject("cancel-requests", job_id)
 
 
-CANCEL_ORDERS = "bw.cancel-orders.*"
+CANCEL_REQUESTS = "bw.cancel-requests.*"
 
 CANCELS = "bw.cancel.*"
 """What programs ask for."""

@@ -14,7 +14,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from breakwater.contracts.api import KEY_SCOPES, KeyScope
+from breakwater.contracts.access import KEY_SCOPES, KeyScope
 from breakwater.contracts.types import Identifier, Message, Timestamp
 
 PREFIX = "bw"

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, cast, get_args
 
-from breakwater.contracts.api import KEY_SCOPES, CallerKind, KeyScope, Role
+from breakwater.contracts.access import KEY_SCOPES, CallerKind, KeyScope, Role
 from breakwater.contracts.types import is_identifier
 from breakwater.policy.api_keys import ApiKey
 

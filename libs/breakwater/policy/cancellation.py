@@ -1,11 +1,11 @@
-"""Whether an order to cancel holds for a job, and how its record says who cancelled it and why."""
+"""Whether a request to cancel holds for a job, and how its record says who cancelled it and why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Literal
 
-from breakwater.contracts.execution import Cancellation, CancelOrder, ErrorInfo
+from breakwater.contracts.execution import Cancellation, ErrorInfo, PendingCancel
 
 _WHO = {
     "api_key": "the API key",
@@ -16,22 +16,22 @@ _WHO = {
 
 
 def cancelled_by(
-    orders: Iterable[CancelOrder], agent: str, owner: str | None = None, tenant: str | None = None
+    cancels: Iterable[PendingCancel], agent: str, owner: str | None = None, tenant: str | None = None
 ) -> Cancellation | None:
     """The first cancellation that was asked for by somebody who may cancel the job; None where nobody did.
 
     Args:
-        orders: for one job, in any order.
+        cancels: for one job, in any order.
         agent: of the job.
         owner: the key or the named program that it belongs to.
         tenant: of the job.
     """
     valid = [
-        order.cancellation
-        for order in orders
-        if (not order.agents or agent in order.agents)
-        and (not order.tenants or tenant in order.tenants)
-        and order.owner in (None, owner)
+        cancel.cancellation
+        for cancel in cancels
+        if (not cancel.agents or agent in cancel.agents)
+        and (not cancel.tenants or tenant in cancel.tenants)
+        and cancel.owner in (None, owner)
     ]
     return min(valid, key=lambda one: one.at, default=None)
 

@@ -10,8 +10,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
-from breakwater.contracts.api import CallOptions, ChatCompletionRequest
 from breakwater.contracts.job import Job
+from breakwater.contracts.openai import CallOptions, ChatCompletionRequest
 from breakwater.policy.chat_messages import normalized, objects
 from breakwater.policy.finish import is_end
 from breakwater.policy.ownership import shown

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from breakwater.contracts.api import CostLine, CostsBy
+from breakwater.contracts.budgets import CostLine, CostsBy
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.budget import CapTable, Period, effective_limit, period, scope_key

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
-from breakwater.contracts.api import PlanJob, PlanJobStatus, PlanState, PlanStatus
+from breakwater.contracts.submission import PlanJob, PlanJobStatus, PlanState, PlanStatus
 from breakwater.policy.record import sum_of_known, weakest_basis
 
 Dependency = Literal["succeeded", "dead_lettered", "cancelled", "undecided", "unknown"]

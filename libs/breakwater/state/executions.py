@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 from uuid import uuid4
 
-from breakwater.contracts.execution import CancelOrder
+from breakwater.contracts.execution import PendingCancel
 from breakwater.encryption import OFF, Cipher
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
@@ -55,7 +55,7 @@ class Claim:
     token: str
     """Fences the handling off from any other, of whichever worker and delivery."""
     keys: tuple[str, str] = field(init=False, compare=False, repr=False)
-    """In Redis: the execution's, and that of the notices for whoever has it: orders to cancel it, which jobs wait for
+    """In Redis: the execution's, and that of the notices for its worker: cancel requests for it, which jobs wait for
     it, and whether it has children. All may come before anybody has begun it."""
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Claimed:
     """The job is ours. `checkpoint` is what an earlier claim saved."""
 
     checkpoint: str | None
-    orders: tuple[CancelOrder, ...] = ()
+    cancels: tuple[PendingCancel, ...] = ()
     """To cancel it."""
     has_children: bool = False
     """Which came before it was begun, and belong to its task, as far as it was given none."""
@@ -88,7 +88,7 @@ class Claimed:
 class ClaimKept:
     """The claim is still ours."""
 
-    orders: tuple[CancelOrder, ...] = ()
+    cancels: tuple[PendingCancel, ...] = ()
     """To cancel the job."""
     has_children: bool = False
     """Which belong to its task, as it was given none."""
@@ -152,11 +152,11 @@ class Executions:
         """
         arguments = [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest, tenant or "", task_id or "", owner or ""]
         call = ScriptCall(_CLAIM, claim.keys, arguments)
-        [(verdict, detail, *orders)] = await self._redis.run([call])
+        [(verdict, detail, *cancels)] = await self._redis.run([call])
         match verdict:
             case "yours":
                 checkpoint = self._cipher.decrypt_document(detail.encode()).decode() if detail else None
-                return Claimed(checkpoint, _orders(orders), "" in orders) if orders else Claimed(checkpoint)
+                return Claimed(checkpoint, _cancels(cancels), "" in cancels) if cancels else Claimed(checkpoint)
             case "taken":
                 return Taken(int(detail))
             case _:
@@ -185,7 +185,7 @@ class Executions:
         if not isinstance(answer, list):
             return _KEPT
         texts = cast(list[str], answer)
-        return ClaimKept(_orders(texts), "" in texts)
+        return ClaimKept(_cancels(texts), "" in texts)
 
     async def checkpoint(self, claim: Claim, checkpoint: str) -> ClaimKept | None:
         """Saves how far the job is. None when the claim is lost. Raises StateUnavailable."""
@@ -283,23 +283,23 @@ class Executions:
         notices: list[list[str]] = await self._redis.run([ScriptCall(_NOTICES, key, []) for key in keys])
         return {job_id for texts in notices for job_id in _waiting(texts)}
 
-    async def cancel(self, order: CancelOrder) -> CancelOrder:
-        """Leaves an order to cancel a job, for whoever has it or takes it.
+    async def cancel(self, request: PendingCancel) -> PendingCancel:
+        """Leaves a request to cancel a job, for whoever has it or takes it.
 
         Returns:
-            The order that stands: the first that the same one has left for the same agents.
+            The request that holds: the first that the same one has left for the same agents.
 
         Raises:
             StateUnavailable: it may be left all the same; ask again.
         """
-        by = order.cancellation
-        who = f"{by.by}/{by.key_id or by.name or ''}/{','.join(sorted(order.agents))}"
-        keys = Claim(order.execution_id, "").keys[1:]
-        [stands] = await self._redis.run([ScriptCall(_CANCEL, keys, [who, order.model_dump_json(), KEEP_MS])])
-        return CancelOrder.model_validate_json(stands)
+        by = request.cancellation
+        who = f"{by.by}/{by.key_id or by.name or ''}/{','.join(sorted(request.agents))}"
+        keys = Claim(request.execution_id, "").keys[1:]
+        [stands] = await self._redis.run([ScriptCall(_CANCEL, keys, [who, request.model_dump_json(), KEEP_MS])])
+        return PendingCancel.model_validate_json(stands)
 
     async def count_unseen(self, user: str, execution_id: str) -> bool:
-        """Counts an order of a NATS user for a job of which nothing is known; False where there are too many of them.
+        """Counts a cancel request of a NATS user for an unknown job; False where there are too many of them.
 
         Those whose job has ended, or whose time is over, count no more. Raises StateUnavailable.
         """
@@ -322,8 +322,8 @@ class Executions:
 _KEPT = ClaimKept()
 
 
-def _orders(texts: Iterable[str]) -> tuple[CancelOrder, ...]:
-    return tuple(CancelOrder.model_validate_json(text) for text in texts if text and not text.startswith("~"))
+def _cancels(texts: Iterable[str]) -> tuple[PendingCancel, ...]:
+    return tuple(PendingCancel.model_validate_json(text) for text in texts if text and not text.startswith("~"))
 
 
 def _waiting(texts: Iterable[str]) -> tuple[str, ...]:

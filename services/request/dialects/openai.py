@@ -26,9 +26,9 @@ from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.lookup import Connection
 from breakwater.config import Config
-from breakwater.contracts import api, subjects
-from breakwater.contracts.api import CallOptions, ChatCompletionRequest
-from breakwater.contracts.execution import Cancellation, CancelOrder
+from breakwater.contracts import subjects
+from breakwater.contracts.execution import Cancellation, PendingCancel
+from breakwater.contracts.openai import CallOptions, ChatCompletionRequest, ModelName, ModelNames
 from breakwater.contracts.validation import FieldError, problems
 from breakwater.policy.cancellation import ends_with_client
 from breakwater.policy.chat_completions import completion_of, error_of, job_of
@@ -119,16 +119,16 @@ class OpenAIRoutes:
         self._cancels = cancels
         self._created = int(time.time())
 
-    async def list_models(self, asked: ApiRequest[Any]) -> api.ModelNames:
+    async def list_models(self, asked: ApiRequest[Any]) -> ModelNames:
         """GET: what `model` may be, for this key."""
         names = dict.fromkeys(self._names.listed(asked.caller))
-        return api.ModelNames(data=tuple(api.ModelName(id=name, created=self._created) for name in names))
+        return ModelNames(data=tuple(ModelName(id=name, created=self._created) for name in names))
 
-    async def show_model(self, asked: ApiRequest[Any]) -> api.ModelName:
+    async def show_model(self, asked: ApiRequest[Any]) -> ModelName:
         """GET of one. Raises Problem: 404."""
         name = asked.path["model"]
         self._names.resolve(name, asked.caller)
-        return api.ModelName(id=name, created=self._created)
+        return ModelName(id=name, created=self._created)
 
     async def complete(self, request: Request) -> Response:
         """POST: the chat completion, once the job has ended, however long that takes."""
@@ -283,7 +283,7 @@ class OpenAIRoutes:
             # There are requests that ask for the job by its id, too.
             if cancels and not self._cancels.waiters.waits_for(subjects.result(job_id)):
                 by = Cancellation(by=CLIENT_LEFT, key_id=call.key_id, at=datetime.now(UTC))
-                await self._cancels.order(CancelOrder(execution_id=job_id, cancellation=by, agents=(agent,)))
+                await self._cancels.order(PendingCancel(execution_id=job_id, cancellation=by, agents=(agent,)))
         except StateUnavailable as error:
             if cancels:
                 structlog.get_logger().info("job_not_cancelled", execution_id=job_id, error=str(error))

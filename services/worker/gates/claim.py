@@ -27,9 +27,9 @@ class ClaimGate(Gate):
         job, kept = self.request.job, self.worker.executions.kept(answer)
         if kept is None:
             return ClaimLost(job.execution_id)
-        if kept.orders:
+        if kept.cancels:
             cancel = self.worker.leases.claims[job.claim].cancel
-            cancel.receive(kept.orders)
+            cancel.receive(kept.cancels)
             if cancel.cancellation is not None:
                 return JobCancelled(cancel.cancellation)
         if not kept.has_children or (held := self.worker.leases.claims[job.claim]).has_children:

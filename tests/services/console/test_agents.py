@@ -10,7 +10,8 @@ from starlette.requests import Request
 
 from breakwater.analytics.client import connect
 from breakwater.analytics.figures import History, RefusalLine, RetryFigures
-from breakwater.contracts.api import AgentHealth, AgentQueue
+from breakwater.contracts.breakers import AgentHealth
+from breakwater.contracts.http import AgentQueue
 from breakwater.embedded.ports import free_port
 from services.console.agent import helped
 from services.console.agents import COLUMNS, AgentRow

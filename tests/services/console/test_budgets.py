@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from breakwater.analytics import schema
-from breakwater.contracts.api import BudgetStatus
+from breakwater.contracts.budgets import BudgetStatus
 from breakwater.contracts.types import NANO_PER_USD, format_time, ms_from_time, time_from_ms
 from breakwater.policy.budget import period
 from breakwater.policy.forecast import Forecast

@@ -22,7 +22,7 @@ from breakwater.analytics.rows import budget_row
 from breakwater.api_keys import create_key
 from breakwater.client import ApiClient, ApiError
 from breakwater.config import parse_config
-from breakwater.contracts.api import Costs
+from breakwater.contracts.budgets import Costs
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import nano_from_usd, time_from_ms
 from breakwater.embedded.ports import free_port

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from breakwater.analytics.figures import WindowTotals
-from breakwater.contracts.api import AgentHealth, AlertList, BreakerList, BudgetList, BudgetStatus, Queues
+from breakwater.contracts.alerts import AlertList
+from breakwater.contracts.breakers import AgentHealth, BreakerList
+from breakwater.contracts.budgets import BudgetList, BudgetStatus
+from breakwater.contracts.http import Queues
 from services.console.overall_health import Live, OverallHealth, overall_health, sentence, shares, spent
 from services.console.pages import Fetched
 from tests.services.console import answers

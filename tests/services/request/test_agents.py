@@ -2,8 +2,8 @@
 
 import re
 
-from breakwater.contracts.api import AcceptedJob, UndecidedJob
 from breakwater.contracts.execution import Result
+from breakwater.contracts.submission import AcceptedJob, UndecidedJob
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.policy.breaker import Breaker
 from breakwater.state.connection import Redis

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 from breakwater.config import parse_config
-from breakwater.contracts.api import BudgetStatus, EstimateAccuracy
+from breakwater.contracts.budgets import BudgetStatus, EstimateAccuracy
 from breakwater.contracts.events import CapRaise
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.policy.budget import CapTable, periods_at

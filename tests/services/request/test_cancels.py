@@ -16,7 +16,7 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import CancelOrder
+from breakwater.contracts.execution import PendingCancel
 from breakwater.contracts.subjects import Header, Stream, encode_token
 from breakwater.contracts.types import format_time
 from breakwater.policy.redact import RedactionRules, Redactor
@@ -38,23 +38,23 @@ JOB = {"agent": "writer", "prompt": "x"}
 @asynccontextmanager
 async def orders_heard(api: HttpApi) -> Any:
     """What workers hear meanwhile."""
-    heard: list[CancelOrder] = []
+    heard: list[PendingCancel] = []
 
     async def hear(message: Any) -> None:
-        heard.append(CancelOrder.model_validate_json(message.data))
+        heard.append(PendingCancel.model_validate_json(message.data))
 
-    await api.bus.subscribe("bw.cancel-orders.*", cb=hear)
+    await api.bus.subscribe("bw.cancel-requests.*", cb=hear)
     await api.bus.jetstream().account_info()
     yield heard
 
 
-async def orders_kept(redis: Redis, job_id: str) -> tuple[CancelOrder, ...]:
+async def cancels_kept(redis: Redis, job_id: str) -> tuple[PendingCancel, ...]:
     claimed = await Executions(redis).claim(Claim.new(job_id))
     assert isinstance(claimed, Claimed)
-    return claimed.orders
+    return claimed.cancels
 
 
-def cancelled(job_id: str, order: CancelOrder) -> Any:
+def cancelled(job_id: str, order: PendingCancel) -> Any:
     fields: dict[str, Any] = {"status": "cancelled", "reason": "cancelled", "cancellation": order.cancellation}
     return result_of(job_id, "writer").model_copy(update=fields)
 
@@ -75,7 +75,7 @@ async def test_an_order_is_kept_for_whoever_takes_the_job_and_heard_by_whoever_h
         )
         assert (answer.status, answer.json["status"]) == (202, "cancelling")
         await until(lambda: len(heard) == 1)
-    [kept] = await orders_kept(redis, job_id)
+    [kept] = await cancels_kept(redis, job_id)
     assert kept == heard[0]
     said = kept.cancellation
     assert (said.by, said.name) == ("api_key", "tests")
@@ -106,7 +106,7 @@ async def test_a_late_cancel_says_what_had_been_decided_and_shows_no_output(api:
     assert (answer.status, answer.json["status"], answer.json["cancellation"]) == (200, "succeeded", None)
     assert answer.json["completed_at"]
     assert b"secret" not in answer.body
-    assert await orders_kept(redis, job_id) == ()
+    assert await cancels_kept(redis, job_id) == ()
 
 
 async def test_unknown_jobs_and_wrong_requests_are_refused(api: HttpApi) -> None:
@@ -159,7 +159,7 @@ async def test_a_program_asks_over_nats(api: HttpApi, redis: Redis) -> None:
     job_id = new_id()  # of which nothing is known here: it may have come over NATS, too
     answer = await api.bus.request(subjects.cancel(job_id), b'{"reason": "over"}', timeout=60)
     assert json.loads(answer.data)["status"] == "cancelling"
-    [kept] = await orders_kept(redis, job_id)
+    [kept] = await cancels_kept(redis, job_id)
     assert (kept.cancellation.by, kept.cancellation.name, kept.agents) == ("program", "client", ())
     decided = new_id()
     await publish_result(api.bus, result_of(decided, "writer"))
@@ -184,7 +184,7 @@ programs: {desk: {agents: [reader]}}
         job_id, decided = new_id(), new_id()
         answer = await api.bus.request(by("program-desk", job_id), b"", timeout=60)
         assert json.loads(answer.data)["status"] == "cancelling"
-        [kept] = await orders_kept(redis, f"{job_id}@program-desk")
+        [kept] = await cancels_kept(redis, f"{job_id}@program-desk")
         assert (kept.cancellation.name, kept.agents, kept.owner) == ("program-desk", ("reader",), "program-desk")
         await publish_result(api.bus, result_of(f"{decided}@program-desk", "writer"))
         await publish_result(api.bus, result_of(f"{(anothers := new_id())}@program-desk", "reader"))
@@ -268,7 +268,7 @@ async def test_orders_for_jobs_that_nobody_has_seen_are_bounded_for_each_user(
     await until(lambda: is_marked(redis, known))
     assert await ask(known) == "cancelling", "what is known is not counted"
     assert await ask(new_id(), "program-desk") == "cancelling", "nor what others have asked"
-    # A worker takes one of them, and ends it: its order is gone.
+    # A worker takes one of them, and ends it: its request is gone.
     claim = Claim.new(unseen[1])
     await Executions(redis).claim(claim)
     await Executions(redis).finish(claim)

@@ -22,7 +22,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
-from breakwater.contracts.api import MAX_DEAD_LETTERS
+from breakwater.contracts.dead_letters import MAX_DEAD_LETTERS
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, Stream

@@ -19,8 +19,7 @@ from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
 from breakwater.client import ApiRefused, AsyncClient, Client, ExecutionQuery
 from breakwater.config import parse_config
-from breakwater.contracts.api import ExecutionList, ExecutionSummary
-from breakwater.contracts.execution import Execution
+from breakwater.contracts.execution import Execution, ExecutionList, ExecutionSummary
 from breakwater.embedded.ports import free_port
 from breakwater.encryption import Cipher, new_key
 from tests.analytics import samples

@@ -7,7 +7,7 @@ import structlog.testing
 
 from breakwater.api_keys import create_key
 from breakwater.contracts import subjects
-from breakwater.contracts.api import StoppedTask
+from breakwater.contracts.breakers import StoppedTask
 from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.guard import Task, Trip

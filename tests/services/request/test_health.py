@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from breakwater.config import Config, breakers_of, parse_config
-from breakwater.contracts.api import AgentHealth
+from breakwater.contracts.breakers import AgentHealth
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.breaker import Breaker, BreakerKey, Failure
 from breakwater.state.breakers import Breakers, Loaded, Saving

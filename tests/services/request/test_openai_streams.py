@@ -20,7 +20,7 @@ from openai.lib.streaming.chat import ChunkEvent
 from breakwater import background
 from breakwater.api_keys import create_key
 from breakwater.config import load_config
-from breakwater.contracts.execution import AnswerChunks, CancelOrder
+from breakwater.contracts.execution import AnswerChunks, PendingCancel
 from breakwater.embedded.ports import free_port
 from breakwater.providers import http_stream
 from services.request import event_stream
@@ -445,7 +445,7 @@ async def test_a_retry_is_never_answered_that_its_own_client_has_left(
 ) -> None:
     may_order, ordering, order = asyncio.Event(), asyncio.Event(), Cancels.order
 
-    async def late(cancels: Cancels, given: CancelOrder) -> CancelOrder:
+    async def late(cancels: Cancels, given: PendingCancel) -> PendingCancel:
         ordering.set()
         await may_order.wait()
         return await order(cancels, given)

@@ -17,7 +17,7 @@ import yaml
 from yarl import URL
 
 from breakwater.config import parse_config
-from breakwater.contracts.api import Role
+from breakwater.contracts.access import Role
 from breakwater.embedded.ports import free_port
 from breakwater.policy.openid_flow import SignInFlow
 from breakwater.state.connection import Redis

@@ -9,7 +9,7 @@ from nats.js.errors import NotFoundError
 
 from breakwater.bus.topology import worker_consumer
 from breakwater.contracts import subjects
-from breakwater.contracts.api import Queues
+from breakwater.contracts.http import Queues
 from services.request.openapi import document
 from services.request.queues import KEPT_S, QueueRoutes
 from tests.helpers import until

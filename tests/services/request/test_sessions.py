@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from breakwater.api_keys import create_key, revoke_key
 from breakwater.config import parse_config
-from breakwater.contracts.api import KeyScope
+from breakwater.contracts.access import KeyScope
 from breakwater.embedded.ports import free_port
 from breakwater.state.connection import Redis
 from breakwater.state.sessions import LASTS_MS, MAX_OF_A_HOLDER

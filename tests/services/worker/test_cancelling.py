@@ -11,7 +11,7 @@ import pytest
 
 from breakwater.bus.delivery import wake_early
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Cancellation, CancelOrder
+from breakwater.contracts.execution import Cancellation, PendingCancel
 from services.worker import attempts
 from services.worker.cancelling import CancelSignal, JobCancelled
 from tests.flow.kit import model, seconds_between
@@ -24,16 +24,16 @@ AGENT: dict[str, Any] = {"writer": {"model": "sim/m", "retry": {"backoff": "cons
 JOB = {"agent": "writer", "job_id": "j1", "prompt": "hello"}
 
 
-def order(*agents: str, job_id: str = "j1", by: str = "client", reason: str | None = "wrong prompt") -> CancelOrder:
+def order(*agents: str, job_id: str = "j1", by: str = "client", reason: str | None = "wrong prompt") -> PendingCancel:
     cancellation = Cancellation(by="program", name=by, reason=reason, at=datetime.now(UTC))
-    return CancelOrder(execution_id=job_id, cancellation=cancellation, agents=agents)
+    return PendingCancel(execution_id=job_id, cancellation=cancellation, agents=agents)
 
 
-async def cancel(plane: WorkerPlane, given: CancelOrder, *, heard: bool = True) -> None:
+async def cancel(plane: WorkerPlane, given: PendingCancel, *, heard: bool = True) -> None:
     """As the request service does. `heard`: the workers are notified, too."""
     stands = await plane.worker.executions.cancel(given)
     if heard:
-        await plane.client.publish(subjects.cancel_order(given.execution_id), stands.json_bytes())
+        await plane.client.publish(subjects.cancel_request(given.execution_id), stands.json_bytes())
     await wake_early(plane.worker.publisher, plane.worker.lookup, given.execution_id)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Cancellation, CancelOrder
+from breakwater.contracts.execution import Cancellation, PendingCancel
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
@@ -116,7 +116,9 @@ async def test_an_order_of_a_program_cancels_its_own_job_alone(start_worker: Sta
         by = Cancellation(by="program", name="program-billing", at=datetime.now(UTC))
         for user in ("client", "program-acme", "program-billing"):
             execution_id = called(user, f"of-{user}")
-            order = CancelOrder(execution_id=execution_id, cancellation=by, agents=("writer",), owner="program-billing")
+            order = PendingCancel(
+                execution_id=execution_id, cancellation=by, agents=("writer",), owner="program-billing"
+            )
             await plane.worker.executions.cancel(order)
             await send(plane, user, {"agent": "writer", "job_id": f"of-{user}", "prompt": user})
         plane.begin()

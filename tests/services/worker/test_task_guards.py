@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Cancellation, CancelOrder
+from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import nano_from_usd, usd_from_nano
 from breakwater.policy.classify import TransportFailure
@@ -231,7 +231,7 @@ async def test_a_call_that_was_cancelled_counts_its_estimate(start_worker: Start
         await plane.publish({"agent": "writer", "job_id": "j", "prompt": "x", "task_id": "t"})
         await until(calling(plane), what="its call")
         cancellation = Cancellation(by="program", at=plane.worker.now())
-        plane.worker.leases.cancel(CancelOrder(execution_id="j", cancellation=cancellation))
+        plane.worker.leases.cancel(PendingCancel(execution_id="j", cancellation=cancellation))
         [attempt] = (await plane.result("j"))["attempts"]
     assert (attempt["outcome"], attempt["cost_basis"]) == ("cancelled", "estimated")
     assert 40 <= attempt["input_tokens"] < 80

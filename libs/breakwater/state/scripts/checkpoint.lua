@@ -1,6 +1,6 @@
 -- Saves a job's checkpoint and renews the lease of its claim, if that is still ours. An execution that Redis knows nothing of
 -- is still that of its holder: Redis has lost it, and nobody else has asked for the job since.
--- KEYS: execution; orders to cancel it, and '' where it has children that belong to its task
+-- KEYS: execution; cancel requests for it, and '' where it has children that belong to its task
 -- Returns 0 where the claim is not ours; else 1, or the values of the second key where there are any.
 local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] -- a lease of 0 gives the claim up
 local checkpoint = ARGV[4] -- '' renews only
@@ -23,5 +23,5 @@ if known[2] then
   redis.call('HDEL', KEYS[1], 'asked_at')
 end
 redis.call('PEXPIRE', KEYS[1], keep_ms)
-local orders = redis.call('HVALS', KEYS[2])
-return #orders > 0 and orders or 1
+local cancels = redis.call('HVALS', KEYS[2])
+return #cancels > 0 and cancels or 1

@@ -1,9 +1,9 @@
 -- Takes a job for one handling of it, which is named by its token. The holder keeps the claim for as long as it renews it,
 -- whatever NATS delivers meanwhile. Once the lease has ended, somebody else takes the job when they have asked twice, grace_ms
 -- apart, and the holder has not renewed it in between: Redis itself may have stood still, or its clock have jumped.
--- KEYS: execution; orders to cancel it, and '' where it has children that belong to its task
+-- KEYS: execution; cancel requests for it, and '' where it has children that belong to its task
 -- An execution has one digest, of what its job asks: another job with the same id never gets it.
--- Returns {'conflict', 0}, {'yours', checkpoint or '', order…} or {'taken', ms until it may be asked for with success}.
+-- Returns {'conflict', 0}, {'yours', checkpoint or '', cancel request…} or {'taken', ms until it may be asked for with success}.
 local token, lease_ms, grace_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local keep_ms, digest, tenant, task, owner = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] -- but for the first '' for none
 local time = redis.call('TIME')

@@ -2,7 +2,7 @@
 -- message of the same job that was on its way meanwhile must find somebody, and then the record. A job that was taken over is
 -- kept, with its token: its first holder may come back at any time, and must not take what it does not find for what Redis has
 -- lost.
--- KEYS: execution; orders to cancel it, the jobs that wait for it, and '' where it has children that belong to its task
+-- KEYS: execution; cancel requests for it, the jobs that wait for it, and '' where it has children that belong to its task
 -- Returns 0 where the claim is not ours; else 1, or where the job has a task or any values in the second key: {its tenant or
 -- '', its task or '', the values}. The task of one that has children is its own id, also to who asks again.
 local token, linger_ms, own_task = ARGV[1], tonumber(ARGV[2]), ARGV[3]

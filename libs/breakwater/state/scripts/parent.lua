@@ -1,6 +1,6 @@
 -- Looks at a job of the tenant for a child of it. One that has no task but its own learns that it has children there, also
 -- where it is not begun yet.
--- KEYS: execution of the parent; orders to cancel it, and what else is for whoever has it
+-- KEYS: execution of the parent; cancel requests for it, and what else is for whoever has it
 -- Returns {its task or '', its checkpoint or ''}: two times '' where nothing is known of such a job; {others, ''} where it
 -- is of another owner.
 local tenant, dry_run, keep_ms = ARGV[1], ARGV[2], ARGV[3] -- tenant '' for none; dry_run '1': it learns nothing

@@ -1,4 +1,4 @@
--- Counts an order to cancel a job of which nothing is known, by the user that gave it; each job once.
+-- Counts a request to cancel a job of which nothing is known, by the user that gave it; each job once.
 -- KEYS: the user's
 -- Returns 1, or 0 where there are too many.
 local job, most, keep_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -1,0 +1,98 @@
+"""Who may use the HTTP API: scopes of API keys, roles of people, and their sessions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, StringConstraints
+
+from breakwater.contracts.types import Event, Identifier, Message, Timestamp
+
+KeyScope = Literal["submit", "read", "operate", "approve", "audit"]
+"""What an API key may be used for: `submit` jobs and read their results; `read` the state of everything, redacted;
+`operate`: what people do, such as reset a breaker or replay a job; `approve`: the part of that which decides on
+incidents, stopped tasks and caps; `audit`: see who did that, in the console."""
+
+KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
+
+CallerKind = Literal["key", "person"]
+"""Who sends a request: the holder of an API key, or somebody who signed in with OpenID Connect."""
+
+Role = Literal["viewer", "operator", "approver", "admin"]
+"""What a person may do who signs in with OpenID Connect."""
+
+
+class KeyDetails(Event):
+    """The API key that a request was sent with, without its secret; or the person whose session it belongs to."""
+
+    id: str = Field(
+        description="Public: names the key in `breakwater keys list` and in logs. Of a person: the provider's `sub`."
+    )
+    name: Identifier = Field(description="Who or what uses the key; actions are recorded under this name.")
+    kind: CallerKind = "key"
+    roles: tuple[Role, ...] = Field(default=(), description="Of a person. They have the scopes of all of them.")
+    scopes: tuple[KeyScope, ...] = Field(description="What the key may be used for; at least one.")
+    tenants: tuple[Identifier, ...] = Field(default=(), description="In whose name it submits; empty: in anyone's.")
+    agents: tuple[Identifier, ...] = Field(default=(), description="For which agents it submits; empty: for all.")
+    created_at: Timestamp = Field(description="When the key was made; of a person: when they signed in.")
+
+
+class NewSession(Event):
+    """A session, in which the holder of an API key, or a person, is signed in."""
+
+    token: str = Field(description="Sent in place of a key. Shown once.")
+    ends_at: Timestamp = Field(description="Or earlier, when it is ended, or the key is revoked.")
+
+
+class EndedSession(Event):
+    """A session that was ended."""
+
+    ended: Literal[True] = True
+    continue_at: str | None = Field(
+        default=None,
+        description="Of a person, where the OpenID provider offers it: the URL at which a browser ends the session "
+        "there, too.",
+    )
+
+
+OPENID_CALLBACK = "/sign-in/openid/callback"
+"""Where an OpenID provider sends browsers back to, below the console's URL."""
+
+
+class OpenIdRedirect(Event):
+    """How a sign-in with OpenID Connect begins."""
+
+    url: str = Field(description="Where the browser is sent: the OpenID provider's page.")
+    flow: str = Field(
+        description="For the browser that signs in, and nobody else: it is sent back with what the provider answers."
+    )
+
+
+_OfProvider = Annotated[str, StringConstraints(max_length=4_096)]
+
+
+class OpenIdCallback(Message):
+    """What an OpenID provider has the browser bring back: the parameters of the redirect."""
+
+    flow: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
+        description="That of the browser, from the beginning of its sign-in."
+    )
+    state: _OfProvider = ""
+    code: _OfProvider | None = None
+    error: _OfProvider | None = None
+    error_description: _OfProvider | None = None
+    iss: _OfProvider | None = None
+
+
+class BackChannelLogout(Message):
+    """What an OpenID provider sends when somebody has signed out of it."""
+
+    logout_token: Annotated[str, StringConstraints(min_length=1, max_length=8_192)] = Field(
+        description="As OpenID Connect Back-Channel Logout 1.0 has it, signed by the provider."
+    )
+
+
+class EndedSessions(Event):
+    """Sessions that were ended for somebody who has signed out elsewhere."""
+
+    ended: int = Field(ge=0, description="How many.")

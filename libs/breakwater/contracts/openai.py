@@ -1,0 +1,100 @@
+"""OpenAI's chat completions, as the HTTP API takes and gives them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, JsonValue, StringConstraints
+
+from breakwater.contracts.job import MAX_DEPENDENCIES, MAX_FALLBACK_MODELS, ChatMessage, OwnRules, TotalTimeout
+from breakwater.contracts.types import NO_CONTROLS, Event, Identifier, Message, ModelId
+
+
+class CallOptions(Message):
+    """What OpenAI's requests have no field for: `breakwater` in the body, or headers. Each is what it is in a `Job`."""
+
+    model_config = ConfigDict(strict=True)
+
+    tenant: Identifier | None = None
+    task_id: Identifier | None = None
+    parent_execution_id: Identifier | None = None
+    plan_id: Identifier | None = None
+    depends_on: Annotated[list[Identifier], Field(max_length=MAX_DEPENDENCIES)] = Field(
+        default_factory=list[Identifier]
+    )
+    fallback_models: list[ModelId] | None = Field(default=None, max_length=MAX_FALLBACK_MODELS)
+    total_timeout_s: TotalTimeout | None = None
+    breaker: OwnRules = None
+    guard: OwnRules = None
+    retry: OwnRules = None
+    dry_run: bool = False
+    skip_cache: bool = False
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class StreamOptions(Message):
+    """OpenAI's `stream_options`."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    include_usage: bool | None = Field(default=None, description="Whether the last chunk carries the usage.")
+
+
+class ChatCompletionRequest(Message):
+    """OpenAI's request. All fields that are not named here become the job's `params`, except those that are null."""
+
+    # `"stream": "no"` is a mistake, and no answer to it would be what is meant.
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=NO_CONTROLS)] = Field(
+        description="An agent, `agent/model`, or any model of the agent that the API key is bound to.",
+        examples=["content-writer", "content-writer/gpt-4.1-mini"],
+    )
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    stream: bool | None = Field(default=None, description="Whether the answer comes as server-sent events.")
+    stream_options: StreamOptions | None = None
+    breakwater: CallOptions | None = Field(default=None, description="In the SDK: `extra_body`.")
+
+
+class ChatCompletion(Event):
+    """OpenAI's `chat.completion`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[dict[str, JsonValue]]
+    usage: dict[str, JsonValue] | None = Field(default=None, description="Absent if unknown.")
+
+
+class ModelName(Event):
+    """A value of `model`."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="When this process read the config; seconds since the epoch.")
+    owned_by: Literal["breakwater"] = "breakwater"
+
+
+class ModelNames(Event):
+    """The values of `model` that the API key may use."""
+
+    object: Literal["list"] = "list"
+    data: tuple[ModelName, ...]
+
+
+class OpenAIErrorDetails(Event):
+    """What went wrong, in OpenAI's words."""
+
+    message: str
+    type: str = Field(description="`invalid_request_error`, `insufficient_quota`, `rate_limit_error`, `server_error`.")
+    param: str | None = Field(description="The field at fault, such as `messages[0].role`.")
+    code: str = Field(description="Stable, for programs: `model_not_found`, `insufficient_quota`, …")
+
+
+class OpenAIErrorBody(Event):
+    """The body of every response under `/v1` with a status of 400 or above."""
+
+    error: OpenAIErrorDetails

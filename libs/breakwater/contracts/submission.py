@@ -1,0 +1,138 @@
+"""Submitting and cancelling jobs, and plans of jobs, over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, Reason, Status
+from breakwater.contracts.http import ReasonText
+from breakwater.contracts.job import Job
+from breakwater.contracts.types import Count, Event, FullId, Identifier, Message, Money, Timestamp
+
+
+class SubmitQuery(Message):
+    """How long to wait for the result of a job."""
+
+    wait_s: Annotated[float, Field(gt=0, le=300)] | None = Field(
+        default=None, description="Seconds to wait for the result. If it comes in time, the response is 200 with it."
+    )
+
+
+class AcceptedJob(Event):
+    """A job that is stored and will be decided, whatever crashes."""
+
+    job_id: FullId
+    execution_id: FullId = Field(description="The same as `job_id`.")
+    status: Literal["accepted"] = "accepted"
+    duplicate: bool = Field(
+        default=False,
+        description="Whether a job with this id was queued within the last ten minutes; this one was not queued again.",
+    )
+
+
+class UndecidedJob(Event):
+    """A job that was accepted and has not ended yet."""
+
+    job_id: FullId
+    execution_id: FullId = Field(description="The same as `job_id`.")
+    status: Literal["accepted"] = "accepted"
+    attempts: tuple[Attempt, ...] = Field(description="Those that have ended, in order.")
+
+
+class CancelRequest(Message):
+    """Why a job is cancelled."""
+
+    reason: ReasonText | None = Field(default=None, description="For the record, redacted.")
+
+
+class CancelledJob(Event):
+    """What became of a job that was to be cancelled."""
+
+    job_id: FullId
+    execution_id: FullId = Field(description="The same as `job_id`.")
+    status: Literal["cancelling"] | Status = Field(
+        description="`cancelling`: it will end `cancelled`, without another call, unless its answer is just being "
+        "stored. Otherwise how the job has ended; if not `cancelled`, it had ended before."
+    )
+    reason: Reason | None = None
+    completed_at: Timestamp | None = None
+    total_cost: Money | None = None
+    cost_basis: CostBasis | None = None
+    cancellation: Cancellation | None = Field(default=None, description="Who cancelled it first, and why.")
+
+
+PlanJobStatus = Literal["pending", "running"] | Status
+"""`pending`: no model was called for it yet. A job is that, too, while it waits for those that it depends on."""
+
+PlanState = Literal["draft", "pending", "running", "succeeded", "failed", "partial"]
+
+MAX_PLANNED = 1_000
+
+
+class PlanRequest(Message):
+    """A plan to submit: all of its jobs, or none yet."""
+
+    plan_id: Identifier | None = Field(default=None, description="The plan's id. If absent, it is generated.")
+    jobs: Annotated[list[Job], Field(max_length=MAX_PLANNED)] = Field(
+        default_factory=list[Job],
+        description="In any order. A job without `job_id` gets `<plan_id>.<its number, from 1>`. Without jobs, the "
+        "plan is a draft.",
+    )
+
+
+class AcceptedPlan(Event):
+    """A plan that was accepted: all of its jobs, or none yet."""
+
+    plan_id: FullId
+    job_ids: tuple[FullId, ...] = Field(description="In the order in which they were sent.")
+
+
+class PlanQuery(Message):
+    """Which plans to list."""
+
+    limit: Annotated[int, Field(ge=1, le=200, description="The most to list; the newest are listed.")] = 50
+
+
+class PlanJob(Event):
+    """A job of a plan."""
+
+    job_id: FullId
+    agent: Identifier
+    status: PlanJobStatus
+    reason: Reason | None = None
+    total_cost: Money | None = Field(default=None, description="Null while it is unknown.")
+    wasted_cost: Money | None = None
+    cost_basis: CostBasis | None = None
+    queued_at: Timestamp
+    completed_at: Timestamp | None = None
+
+
+class PlanStatus(Event):
+    """A plan: its state follows from its jobs, without dry runs."""
+
+    plan_id: FullId
+    state: PlanState = Field(
+        description="`draft`: no job was accepted; `pending`: none has started; `running`: some have not ended; "
+        "`succeeded`: all did; `partial`: all have ended, and some succeeded; `failed`: none did, or the plan was "
+        "refused."
+    )
+    refusal: str | None = Field(default=None, description="Why the plan was refused, if none of its jobs was accepted.")
+    jobs_by_status: dict[PlanJobStatus, Count]
+    total_cost: Money | None = Field(
+        default=None, description="Of the jobs that have ended; null when no part of it is known."
+    )
+    wasted_cost: Money | None = Field(
+        default=None, description="The cost of all attempts that did not produce a result."
+    )
+    cost_basis: CostBasis
+    first_queued_at: Timestamp | None = None
+    last_completed_at: Timestamp | None = None
+    jobs: tuple[PlanJob, ...] = Field(default=(), description="In the order of their ids; left out in lists.")
+
+
+class PlanList(Event):
+    """The newest plans, by what was queued or ended last."""
+
+    plans: tuple[PlanStatus, ...]
