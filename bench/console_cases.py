@@ -16,9 +16,8 @@ from breakwater.analytics.window import Window
 from breakwater.contracts.budgets import CostsBy
 from breakwater.contracts.events import Window as BudgetWindow
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.policy.budget import period
+from breakwater.policy.budget import period, recent_from
 from breakwater.policy.costs import CostSums, month_before
-from breakwater.policy.forecast import recent_from
 
 AGENT = "support-triage"
 """The busiest one."""

@@ -15,8 +15,7 @@ from bench.history_jobs import Done, Job
 from breakwater.analytics import rows, schema
 from breakwater.analytics.rows import Row
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.audit import AuditEvent
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.subjects import encode_token
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.alert_rules import Reminders

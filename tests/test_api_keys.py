@@ -12,7 +12,7 @@ import pytest
 
 from breakwater.api_keys import ApiKeysError, KeyRing, create_key, list_keys, revoke_key
 from breakwater.contracts.access import KEY_SCOPES, KeyScope
-from breakwater.policy.api_keys import ENTROPY_BYTES, mint, opens, scopes_for, split
+from breakwater.policy.callers import ENTROPY_BYTES, mint, opens, scopes_for, split
 
 AT = datetime(2026, 11, 21, 10, tzinfo=UTC)
 

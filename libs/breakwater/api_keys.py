@@ -16,7 +16,7 @@ from breakwater.contracts.access import KEY_SCOPES, KeyScope
 from breakwater.contracts.types import Message
 from breakwater.files import write_private
 from breakwater.outage import Outage
-from breakwater.policy.api_keys import ENTROPY_BYTES, ApiKey, mint, opens, split
+from breakwater.policy.callers import ENTROPY_BYTES, ApiKey, mint, opens, split
 
 
 class ApiKeysError(Exception):

@@ -17,7 +17,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Observation, caller_of, observe, short_hash
-from breakwater.policy.transitions import transition
+from breakwater.policy.health import transition
 from breakwater.state.breakers import Breakers, Loaded, Saving
 
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])

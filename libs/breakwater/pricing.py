@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from breakwater.config import Config, ModelSettings
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.policy.alert_texts import money_text
+from breakwater.policy.formats import money_text
 from breakwater.policy.price import Cost, InputSize, Rates, Tariff, max_output_of
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import LocalSettings

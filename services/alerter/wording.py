@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 
 from breakwater.config.alerts import AlertTemplate
 from breakwater.contracts.alerts import Alert, AlertDigest, AlertEvent, HeldBack
-from breakwater.policy.alert_rules import SEVERITIES
-from breakwater.policy.alert_texts import fill, moment, sentence
+from breakwater.policy.alert_rules import SEVERITIES, fill
+from breakwater.policy.formats import moment, sentence
 
 Link = Callable[[str, datetime], str]
 """A link to an incident by its id, as made at a time: the same for the same alert, whenever that is sent."""

@@ -27,7 +27,7 @@ from breakwater.contracts.types import ms_from_time
 from breakwater.outage import Outage, Outages
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip, outcome_of
-from breakwater.policy.transitions import recalled
+from breakwater.policy.health import recalled
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.health import Healths
 from breakwater.state.tasks import TaskKey, Tasks, Tripped

@@ -16,8 +16,7 @@ from breakwater.contracts.types import NANO_PER_USD, ms_from_time, time_from_ms
 from breakwater.errors import Unavailable
 from breakwater.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
 from breakwater.outage import Outage
-from breakwater.policy.budget import CapTable, Counter, periods_at
-from breakwater.policy.forecast import forecast, recent_from
+from breakwater.policy.budget import CapTable, Counter, forecast, periods_at, recent_from
 from breakwater.policy.ledger import Figures, Place
 from breakwater.state.budget_counters import BudgetCounters, Snapshot
 

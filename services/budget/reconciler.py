@@ -20,8 +20,8 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
 from breakwater.metrics import BudgetMetrics
 from breakwater.outage import Outage, Outages
-from breakwater.policy.alert_texts import money_text
 from breakwater.policy.budget import CapTable
+from breakwater.policy.formats import money_text
 from breakwater.policy.ledger import Figures, Place
 from breakwater.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
 from breakwater.state.budget_counters import BudgetCounters, Filled

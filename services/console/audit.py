@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from breakwater.analytics.audit import MOST, actions, names
 from breakwater.analytics.window import Window
-from breakwater.contracts.audit import AuditEvent
+from breakwater.contracts.events import AuditEvent
 from services.console.pages import PageContext, fetched
 from services.console.sessions import session_of
 from services.console.tables import TableColumn, table_of

@@ -26,8 +26,8 @@ from breakwater.contracts.access import (
     OpenIdRedirect,
 )
 from breakwater.http_server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares, vouch
-from breakwater.policy.api_keys import is_session
-from breakwater.policy.sign_in_limits import SignInLimits, TooManySignIns
+from breakwater.policy.callers import is_session
+from breakwater.policy.sign_in import SignInLimits, TooManySignIns
 from services.console.operator_actions import read_form
 from services.console.pages import PageRenderer
 from services.console.sessions import (

@@ -18,8 +18,7 @@ from breakwater.client import ApiError, ApiKeyRefused
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window
 from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
-from breakwater.policy.budget import WINDOWS, Period, periods_at
-from breakwater.policy.forecast import Forecast, forecast, recent_from
+from breakwater.policy.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
 from services.console import charts
 from services.console.operator_actions import back_to, reason_of, submitted
 from services.console.pages import Fetched, PageContext, fetched

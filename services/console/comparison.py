@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.policy import formats
-from breakwater.policy.file_parts import FILES
+from breakwater.policy.chat_messages import FILES
 from breakwater.policy.formats import counted
 from services.console import words
 from services.console.messages import media_part

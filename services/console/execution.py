@@ -25,7 +25,7 @@ from breakwater.contracts.dead_letters import DeadLetterList, DeadLetterReplays
 from breakwater.contracts.execution import Attempt, Execution, Progress
 from breakwater.contracts.submission import CancelledJob
 from breakwater.encryption import Undecryptable
-from breakwater.policy.trace_links import trace_url
+from breakwater.policy.links import trace_url
 from services.console.comparison import answering, compare
 from services.console.messages import bare_json, conversation
 from services.console.operator_actions import act, back_to, reason_of, submitted

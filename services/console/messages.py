@@ -14,8 +14,8 @@ from markupsafe import Markup
 from pydantic import JsonValue
 
 from breakwater.contracts.execution import Execution
+from breakwater.policy.chat_messages import FILES, content_of, payload_of
 from breakwater.policy.conversation import Place, tool_pairs
-from breakwater.policy.file_parts import FILES, content_of, payload_of
 from breakwater.policy.formats import counted, visible
 from breakwater.policy.output import NoJsonError, parse_json
 from services.console.markdown import markdown

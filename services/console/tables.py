@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.contracts.types import format_time, usd_from_nano
-from breakwater.policy.csv_text import csv_lines, no_formula
+from breakwater.policy.formats import csv_lines, no_formula
 
 T = TypeVar("T")
 

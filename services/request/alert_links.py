@@ -30,7 +30,7 @@ from breakwater.contracts.http import ReasonText
 from breakwater.contracts.types import Message, format_time
 from breakwater.contracts.validation import problems
 from breakwater.policy.alert_rules import began_with, highest_severity
-from breakwater.policy.alert_texts import moment, sentence
+from breakwater.policy.formats import moment, sentence
 from breakwater.policy.incidents import acknowledge, resolve
 from breakwater.policy.links import link_objection
 from breakwater.policy.redact import Redactor

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
-from breakwater.contracts.audit import ActorKind, AuditEvent, AuditOutcome
+from breakwater.contracts.events import ActorKind, AuditEvent, AuditOutcome
 from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.errors import Unavailable

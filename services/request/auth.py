@@ -17,8 +17,16 @@ from breakwater.config import OpenId
 from breakwater.contracts.access import KeyScope
 from breakwater.contracts.types import time_from_ms
 from breakwater.http_server import Shares, vouch
-from breakwater.policy.api_keys import OPEN_TO_ALL, is_session, scopes_for
-from breakwater.policy.callers import Caller, holder_of_key, person, roles_of, roles_that_may
+from breakwater.policy.callers import (
+    OPEN_TO_ALL,
+    Caller,
+    holder_of_key,
+    is_session,
+    person,
+    roles_of,
+    roles_that_may,
+    scopes_for,
+)
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.sessions import KeySession, PersonSession, Sessions
 from services.request.problems import OPENAI, Problem, not_read

@@ -14,7 +14,7 @@ from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, Breaker, BreakerKey, BreakerRules, Change, isolate, reset
-from breakwater.policy.transitions import transition
+from breakwater.policy.health import transition
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.deployments import Deployments

@@ -23,8 +23,8 @@ from breakwater.contracts.events import BudgetEvent, CapRaise, Reconciliation, S
 from breakwater.contracts.types import Message, is_identifier, ms_from_time, time_from_ms, usd_from_nano
 from breakwater.contracts.validation import FieldError
 from breakwater.errors import Unavailable
-from breakwater.policy.alert_texts import money_text
 from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, periods_at, threshold
+from breakwater.policy.formats import money_text
 from breakwater.policy.ledger import Figures, is_reached
 from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
 from breakwater.state.budgets import NotFilled

@@ -12,7 +12,7 @@ from breakwater.contracts.budgets import CostLine, Costs, CostsListQuery, CostsQ
 from breakwater.contracts.types import ms_from_time, time_from_ms, usd_from_nano
 from breakwater.policy.budget import CapTable, period
 from breakwater.policy.costs import CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
-from breakwater.policy.csv_text import csv_text
+from breakwater.policy.formats import csv_text
 from services.request.clickhouse import answered
 from services.request.routing import ApiRequest
 

@@ -25,7 +25,7 @@ from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEve
 from breakwater.contracts.execution import Attempt, ExecutionSummary, Progress
 from breakwater.contracts.http import ErrorBody, EventGap
 from breakwater.contracts.types import Message
-from breakwater.policy.api_keys import scopes_for
+from breakwater.policy.callers import scopes_for
 from services.request.auth import is_guarded
 from services.request.operations import OPERATIONS, PATH_PARAMETERS, Operation
 from services.request.problems import is_openai

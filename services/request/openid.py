@@ -22,8 +22,7 @@ from breakwater.config import OpenId
 from breakwater.contracts.access import BackChannelLogout, EndedSessions, NewSession, OpenIdCallback, OpenIdRedirect
 from breakwater.contracts.types import Event, time_from_ms
 from breakwater.policy.callers import claim_values, name_of, roles_of
-from breakwater.policy.openid_flow import ENTROPY_BYTES, LASTS_S, SignInFlow
-from breakwater.policy.sign_in_limits import SignInLimits, SignInTry, TooManySignIns
+from breakwater.policy.sign_in import ENTROPY_BYTES, LASTS_S, SignInFlow, SignInLimits, SignInTry, TooManySignIns
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.sessions import PersonSession, Sessions
 from breakwater.state.sign_ins import SignIns

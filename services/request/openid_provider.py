@@ -31,7 +31,7 @@ from breakwater.config.console import secure_url
 from breakwater.contracts.types import Event
 from breakwater.guarded_http import AddressRefused, Redirected, guarded_session
 from breakwater.policy.addresses import ANYWHERE
-from breakwater.policy.openid_flow import SignInFlow
+from breakwater.policy.sign_in import SignInFlow
 from services.request.problems import Problem, unavailable
 
 TIMEOUT_S = 5.0

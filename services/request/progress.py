@@ -24,7 +24,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Progress
 from breakwater.contracts.types import Event, Timestamp, is_full_id
 from breakwater.policy.ownership import names_of
-from breakwater.policy.progress import steps_of
+from breakwater.policy.record import steps_of
 from breakwater.state.accepted import Accepted, JobStatus
 from breakwater.state.connection import StateUnavailable
 from services.request.auth import caller_of

@@ -14,8 +14,7 @@ from breakwater.analytics.errors import Unstorable
 from breakwater.analytics.rows import Row
 from breakwater.bus.records import problem_of
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.audit import AuditEvent
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.subjects import decode_token
 from breakwater.contracts.types import Event

@@ -23,7 +23,6 @@ from breakwater.contracts.execution import Attempt, Cancellation, Choice, CostBa
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import MAX_COUNTED
 from breakwater.errors import Unavailable
-from breakwater.policy.cancellation import error_of
 from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import (
     BrokenAnswer,
@@ -35,6 +34,7 @@ from breakwater.policy.classify import (
 )
 from breakwater.policy.output import TOO_DEEP, Invalid, Valid, is_too_deep
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
+from breakwater.policy.record import error_of
 from breakwater.policy.usage import Usage, credible
 from breakwater.pricing import Pricing
 from breakwater.providers.base import Answer, Call, CallFailed

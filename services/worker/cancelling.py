@@ -16,7 +16,7 @@ from breakwater.bus.lookup import Connection
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.subjects import CANCEL_REQUESTS
 from breakwater.outage import Outage
-from breakwater.policy.cancellation import cancelled_by
+from breakwater.policy.record import cancelled_by
 
 RETRY_S = 1.0
 

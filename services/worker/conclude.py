@@ -24,9 +24,8 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
-from breakwater.policy.cancellation import error_of
 from breakwater.policy.ownership import document_as_chosen
-from breakwater.policy.record import status_of, totals, why_unanswered, without_figures
+from breakwater.policy.record import error_of, status_of, totals, why_unanswered, without_figures
 from breakwater.policy.user_message import user_message_for
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey

@@ -24,7 +24,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.encryption import Undecryptable, may_be_encrypted
 from breakwater.errors import Unavailable
 from breakwater.outage import Outage
-from breakwater.policy.liveness import LATEST_S, MISSED_S, Silence, is_dead
+from breakwater.policy.workers import LATEST_S, MISSED_S, Silence, is_dead
 from breakwater.state.workers import LateWorker, Workers
 from services.worker import process
 from services.worker.context import WorkerContext

@@ -28,8 +28,8 @@ from breakwater.contracts.validation import ambiguity, explain
 from breakwater.encryption import Undecryptable, may_be_encrypted
 from breakwater.errors import Unavailable
 from breakwater.outage import StoppedWaiting
-from breakwater.policy.cost_tags import cost_tags
 from breakwater.policy.job_rules import JobRules
+from breakwater.policy.ledger import cost_tags
 from breakwater.policy.ownership import (
     for_own_tenant,
     is_made,

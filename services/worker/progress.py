@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Notification, Progress
-from breakwater.policy.progress import error_details, steps_of
+from breakwater.policy.record import error_details, steps_of
 from services.worker.context import WorkerContext
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 import structlog
 
 from breakwater.config import CacheRules
-from breakwater.policy.cache_key import cache_key
+from breakwater.policy.ownership import cache_key
 from breakwater.state.cache import Cached, Follower, Leader
 from breakwater.state.connection import StateUnavailable
 from services.worker.assignment import Assignment, Finished

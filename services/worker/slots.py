@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from breakwater.policy.slots import may_take
+from breakwater.policy.workers import may_take
 
 REMEMBERED_S = 60.0
 HELD_S = 0.5

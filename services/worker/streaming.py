@@ -18,8 +18,7 @@ from pydantic import JsonValue
 
 from breakwater.bus.errors import BusUnavailable
 from breakwater.contracts import subjects
-from breakwater.policy.chat_chunks import OBJECT, Assembly, Chunk
-from breakwater.policy.joining import CONTINUE, Join
+from breakwater.policy.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
 from breakwater.policy.ownership import shown
 from breakwater.providers.base import Answer, Streaming
 from breakwater.state.executions import ClaimLost

@@ -11,8 +11,7 @@ from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.schema import TABLES
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.audit import AuditEvent
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, FailureStatistics
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

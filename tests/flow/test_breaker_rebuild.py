@@ -15,7 +15,7 @@ from breakwater.cli.setup import bus_plan
 from breakwater.config import load_config
 from breakwater.contracts import subjects
 from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, isolate
-from breakwater.policy.transitions import transition
+from breakwater.policy.health import transition
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
 from tests.flow.fixtures import StartPlane

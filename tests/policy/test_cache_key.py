@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from breakwater.policy.cache_key import cache_key
+from breakwater.policy.ownership import cache_key
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

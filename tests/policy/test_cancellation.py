@@ -8,10 +8,9 @@ from typing import Literal
 import pytest
 
 from breakwater.contracts.execution import Attempt, Cancellation, Execution, PendingCancel
-from breakwater.policy.cancellation import cancelled_by, ends_with_client, error_of
 from breakwater.policy.guard import GuardRules, outcome_of
 from breakwater.policy.health import failed
-from breakwater.policy.record import status_of, totals
+from breakwater.policy.record import cancelled_by, ends_with_client, error_of, status_of, totals
 from breakwater.policy.retry import failures_on
 from breakwater.policy.signals import of_execution
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import JsonValue
 
-from breakwater.policy.cost_tags import MAX_LENGTH, cost_tags
+from breakwater.policy.ledger import MAX_LENGTH, cost_tags
 
 
 @pytest.mark.parametrize(

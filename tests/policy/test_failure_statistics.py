@@ -5,9 +5,9 @@ from typing import Any, get_args
 import pytest
 
 from breakwater.contracts.events import GuardRule
-from breakwater.policy.failure_statistics import of_breaker, of_task
 from breakwater.policy.formats import failures_in_words
 from breakwater.policy.guard import Task, Trip
+from breakwater.policy.health import of_breaker, of_task
 
 TASK = Task(iterations=9, consecutive_failures=3, total_failures=5, errors={"a3f1b2c4": 4, "0badc0de": 1})
 

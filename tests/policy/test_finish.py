@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.policy.finish import finish_reason
+from breakwater.policy.chat_messages import finish_reason
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.budget import Period, period
-from breakwater.policy.forecast import Forecast, forecast, recent_from
+from breakwater.policy.budget import Forecast, Period, forecast, period, recent_from
 
 DAY = period("daily", datetime(2026, 11, 22, 12, tzinfo=UTC), ZoneInfo("UTC"))
 MONTH = period("monthly", datetime(2026, 11, 22, 12, tzinfo=UTC), ZoneInfo("UTC"))

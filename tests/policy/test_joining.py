@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.joining import MIN_OVERLAP, Join
+from breakwater.policy.chat_chunks import MIN_OVERLAP, Join
 
 WHOLE = "The ferry leaves at nine. It arrives at ten, if the sea is calm. Take a coat."
 

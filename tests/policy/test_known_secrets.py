@@ -2,7 +2,7 @@
 
 import pytest
 
-from breakwater.policy.known_secrets import KnownSecrets
+from breakwater.policy.redact import KnownSecrets
 
 TWO_LINES = "first-half-123\nsecond-half-456"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from breakwater.policy.liveness import LATEST_S, MISSED_S, Silence, is_dead
+from breakwater.policy.workers import LATEST_S, MISSED_S, Silence, is_dead
 
 ELSEWHERE = {"runs": None, "connected": False, "same_nats": True, "watched_s": MISSED_S}
 """Of another machine, with its connection gone."""

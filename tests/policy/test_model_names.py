@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from breakwater.policy.model_names import is_same_model
+from breakwater.policy.provider_words import is_same_model
 
 SAME = [
     # OpenAI

@@ -11,7 +11,7 @@ from breakwater.contracts.events import BreakerState, BreakerTransition, BudgetE
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.types import nano_from_usd
 from breakwater.policy.alert_rules import Reminders
-from breakwater.policy.alert_texts import moment, money_text
+from breakwater.policy.formats import moment, money_text
 from breakwater.policy.incidents import IncidentRules, decide
 from breakwater.policy.signals import (
     Firing,

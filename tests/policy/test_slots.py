@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.slots import may_take
+from breakwater.policy.workers import may_take
 
 
 @pytest.mark.parametrize(

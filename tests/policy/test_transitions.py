@@ -9,7 +9,7 @@ import pytest
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Change, Observation, isolate, observe, reset
-from breakwater.policy.transitions import half_opened, recalled, transition
+from breakwater.policy.health import half_opened, recalled, transition
 
 NOW = 1_795_000_000_000
 A, B = "a3f1b2c4", "0badc0de"

@@ -14,9 +14,8 @@ import pytest
 
 from breakwater.policy.chat_chunks import Chunk
 from breakwater.policy.classify import TransportFailure
-from breakwater.providers import limit
-from breakwater.providers.base import Streaming
-from breakwater.providers.limit import Limit
+from breakwater.providers import base
+from breakwater.providers.base import Limit, Streaming
 from breakwater.providers.local import Pieces
 from tests.providers.kit import call, failure, perform, settings
 
@@ -28,7 +27,7 @@ ANSWER = json.dumps({"choices": [{"message": {"content": TEXT}, "finish_reason":
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limit, "STALL_S", 0.1)
+    monkeypatch.setattr(base, "STALL_S", 0.1)
 
 
 @contextmanager
@@ -69,7 +68,7 @@ async def test_an_answer_that_came_while_the_worker_stalled_is_an_answer() -> No
 
 
 async def test_after_a_standstill_without_an_answer_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limit, "READ_S", 0.1)
+    monkeypatch.setattr(base, "READ_S", 0.1)
     with answering_meanwhile(answers=False) as origin:
         failed = await failure(settings("openai", origin), call(timeout_s=TIMEOUT_S))
     assert failed.failure == TransportFailure("timeout", "TimeoutError", "no answer within 0.3 s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.rows import audit_event_of
 from breakwater.analytics.window import Window
-from breakwater.contracts.audit import AuditEvent
+from breakwater.contracts.events import AuditEvent
 
 MOST = 200
 """How many actions are returned at most."""

@@ -26,8 +26,7 @@ from breakwater.analytics.schema import (
 )
 from breakwater.analytics.table import MONEY, MONEY_BY_WORD, MONEY_OR_NULL, TIME, TIME_OR_NULL, Table
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.audit import AuditEvent
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.policy.alert_rules import began_with, highest_severity
 

@@ -24,9 +24,8 @@ from breakwater.analytics.schema import ATTEMPTS, BUDGET_EVENTS
 from breakwater.contracts.budgets import CostsBy
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.policy.budget import Period, period, scope_keys
+from breakwater.policy.budget import Period, period, recent_from, scope_keys
 from breakwater.policy.costs import CostSums
-from breakwater.policy.forecast import recent_from
 from breakwater.policy.ledger import Figures, Place
 
 HOUR_MS = 3_600_000

@@ -236,7 +236,7 @@ def _what_differs(reconciliation: Reconciliation) -> str:
 
 
 def _money(nano: int | None) -> str:
-    from breakwater.policy.alert_texts import money_text
+    from breakwater.policy.formats import money_text
 
     return "" if nano is None else money_text(nano)
 

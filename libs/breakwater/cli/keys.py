@@ -15,7 +15,7 @@ from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 
 if TYPE_CHECKING:
     from breakwater.contracts.access import KeyScope
-    from breakwater.policy.api_keys import ApiKey
+    from breakwater.policy.callers import ApiKey
 
 app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_args_is_help=True)
 

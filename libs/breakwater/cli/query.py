@@ -22,7 +22,7 @@ from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
-from breakwater.policy.csv_text import csv_cell, no_formula
+from breakwater.policy.formats import csv_cell, no_formula
 
 if TYPE_CHECKING:
     from breakwater.analytics.client import Analytics, ResultSet

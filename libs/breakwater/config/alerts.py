@@ -12,8 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from breakwater.contracts.alerts import AlertEvent
 from breakwater.contracts.types import Identifier, Message
 from breakwater.errors import ConfigError
-from breakwater.policy.alert_rules import AnomalyRules, Demanding, Reminders, Route
-from breakwater.policy.alert_texts import PLACEHOLDERS
+from breakwater.policy.alert_rules import PLACEHOLDERS, AnomalyRules, Demanding, Reminders, Route
 from breakwater.policy.links import LEAST_SECRET
 from breakwater.providers.base import HttpUrl
 from breakwater.secret_refs import Secret, SecretRef

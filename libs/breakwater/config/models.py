@@ -29,9 +29,10 @@ from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.policy.budget import OTHERS, Caps, CapTable
 from breakwater.policy.classify import RETRYABLE_CLASSES
-from breakwater.policy.cost_tags import MAX_TAGS
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
+from breakwater.policy.ledger import MAX_TAGS
+from breakwater.policy.links import TRACE_ID
 from breakwater.policy.output import OutputRules
 from breakwater.policy.params import connection_objection, params_objection, unknown_objection
 from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price
@@ -39,7 +40,6 @@ from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy, is_known
-from breakwater.policy.trace_links import TRACE_ID
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from breakwater.secret_refs import EnvName, Secret
 

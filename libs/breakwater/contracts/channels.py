@@ -9,8 +9,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from breakwater.contracts.alerts import Alert
-from breakwater.contracts.audit import AuditEvent
-from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
+from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream

@@ -1,9 +1,10 @@
-"""Settings of alerts: what becomes an incident, which channels are notified, and when."""
+"""Settings of alerts: what becomes an incident, which channels are notified and when, and templates of texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import time
+from string import Template
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -11,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from breakwater.contracts.alerts import Alert, AlertEvent, Severity
 from breakwater.contracts.types import Identifier, Message, Off, UsdAmount
+from breakwater.policy.formats import moment
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 """From the least on."""
@@ -161,3 +163,34 @@ class Route(Message):
 
 Demanding = Literal["guard_tripped", "budget_hard_cap"]
 """What can demand a person."""
+
+
+_VALUES: Mapping[str, Callable[[Alert], str]] = {
+    "title": lambda alert: alert.title,
+    "text": lambda alert: alert.text,
+    "event": lambda alert: alert.event,
+    "severity": lambda alert: alert.severity,
+    "status": lambda alert: alert.status,
+    "change": lambda alert: alert.change,
+    "agent": lambda alert: alert.agent or "",
+    "model": lambda alert: alert.model or "",
+    "tenant": lambda alert: alert.tenant or "",
+    "count": lambda alert: f"{alert.count:,}",
+    "opened_at": lambda alert: moment(alert.opened_at),
+    "last_at": lambda alert: moment(alert.last_at),
+    "incident_id": lambda alert: alert.incident_id,
+    "by": lambda alert: alert.resolved_by or alert.acknowledged_by or "",
+    "reason": lambda alert: alert.reason or "",
+}
+
+PLACEHOLDERS = (*_VALUES, "link")
+"""What `${…}` may name in a template. What an alert has not is empty."""
+
+
+def fill(template: str, alert: Alert, link: str) -> str:
+    """A template's words for an alert. `link` is empty where links are not set up.
+
+    Raises:
+        KeyError: a name that is none of PLACEHOLDERS.
+    """
+    return Template(template).substitute({name: value(alert) for name, value in _VALUES.items()}, link=link)

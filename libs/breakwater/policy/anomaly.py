@@ -42,8 +42,7 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from breakwater.contracts.subjects import encode_token
 from breakwater.contracts.types import format_time, time_from_ms, usd_from_nano
 from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.alert_texts import moment, money_text
-from breakwater.policy.formats import counted
+from breakwater.policy.formats import counted, moment, money_text
 from breakwater.policy.signals import Firing, Resolved, Signal, command, key_of
 
 Measure = Literal["error_rate", "spend_rate", "latency", "first_token"]

@@ -1,4 +1,4 @@
-"""Streamed answers: OpenAI's `chat.completion.chunk` objects put together, and what is left to send of a whole one."""
+"""Streamed answers: OpenAI's chunks put together, the rest of a whole answer, and seams of answers that broke off."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any, cast
 import orjson
 
 from breakwater.policy.chat_messages import (
+    INTERRUPTED,
     OTHERS,
     THOUGHT,
     arguments_text,
     call_id,
+    finish_reason,
+    is_end,
     made_call_id,
     objects,
     parts_of,
 )
-from breakwater.policy.finish import INTERRUPTED, finish_reason, is_end
 from breakwater.policy.usage import highest
 
 Chunk = Mapping[str, Any]
@@ -371,3 +373,41 @@ def _missing_calls(whole: Sequence[dict[str, Any]], said: Sequence[dict[str, Any
 
 def _numbered(calls: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any]]:
     return [{"index": index, **call} for index, call in enumerate(calls, first)]
+
+
+MIN_OVERLAP = 8
+"""Characters. A shorter repetition is as likely the text's own: `the the` may be meant, and two line breaks are."""
+
+CONTINUE = (
+    "Your answer was cut off here. Continue it from exactly where it stopped, beginning with the next character. "
+    "Repeat nothing of it, and write nothing about the interruption."
+)
+
+
+class Join:
+    """The beginning of a continuation, held back for as long as it may be a repetition of the end of what was said.
+
+    Models are asked to go on, and often begin with the last words again, or with the whole answer.
+    """
+
+    def __init__(self, said: str) -> None:
+        self._said = said
+        self._held: str | None = ""
+
+    def feed(self, text: str) -> str:
+        """Takes the next piece of the continuation. Returns what of it is new; what may be a repetition is held."""
+        if self._held is None:
+            return text
+        self._held += text
+        # Where in what was said the text so far may be a quotation that goes on to its end.
+        at = self._said.find(self._held)
+        if at >= 0 and at + len(self._held) < len(self._said):
+            return ""
+        return self.end()
+
+    def end(self) -> str:
+        """What was held and is new, once nothing more comes or it is clear."""
+        held, self._held = self._held or "", None
+        longest = min(len(held), len(self._said))
+        overlap = next((n for n in range(longest, MIN_OVERLAP - 1, -1) if self._said.endswith(held[:n])), 0)
+        return held[overlap:]

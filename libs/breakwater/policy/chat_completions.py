@@ -12,8 +12,7 @@ from typing import Any, cast
 
 from breakwater.contracts.job import Job
 from breakwater.contracts.openai import CallOptions, ChatCompletionRequest
-from breakwater.policy.chat_messages import normalized, objects
-from breakwater.policy.finish import is_end
+from breakwater.policy.chat_messages import is_end, normalized, objects
 from breakwater.policy.ownership import shown
 
 

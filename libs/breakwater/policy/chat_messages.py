@@ -1,9 +1,11 @@
-"""What models say, of whatever shape, in the one that OpenAI's clients know."""
+"""Models' messages, of whatever shape, in the one that OpenAI's clients know; finish reasons, and files in messages."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
@@ -108,3 +110,130 @@ def _normalized_call(call: dict[str, Any], ids: set[str], seed: str, choice: int
     name, arguments = given.get("name"), given.get("arguments")
     named = {"name": name if isinstance(name, str) else "", "arguments": arguments_text(arguments) or "{}"}
     return {**call, "id": own, "type": "function", "function": {**(given if given is function else {}), **named}}
+
+
+_SYNONYMS = {
+    "stop": ("end_turn", "stop_sequence", "eos", "eos_token", "complete"),
+    "length": (
+        "max_tokens",
+        "max_output_tokens",
+        "model_length",
+        "model_context_window_exceeded",
+        "token_limit",
+        "error_limit",
+    ),
+    "tool_calls": ("tool_use", "tool_call", "function_call"),
+    "content_filter": (
+        "refusal",
+        "safety",
+        "image_safety",
+        "recitation",
+        "blocklist",
+        "prohibited_content",
+        "image_prohibited_content",
+        "image_recitation",
+        "model_armor",
+        "sensitive",
+        "spii",
+        "content_filtered",
+        "guardrail_intervened",
+        "error_toxic",
+    ),
+}
+_STANDARD = {word: standard for standard, words in _SYNONYMS.items() for word in words}
+_WORD = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+
+INTERRUPTED = frozenset(
+    {
+        "error",  # Mistral, OpenRouter, Cohere
+        "abort",  # vLLM, SGLang
+        "timeout",  # Cohere
+        "cancelled",  # watsonx, these two
+        "time_limit",
+        "network_error",  # Zhipu
+        "insufficient_system_resource",  # DeepSeek
+        "malformed_function_call",  # Gemini, these six
+        "malformed_response",
+        "unexpected_tool_call",
+        "too_many_tool_calls",
+        "missing_thought_signature",
+        "function_call_filter",  # its endpoint that is compatible with OpenAI's
+        "malformed_model_output",  # Bedrock, these two
+        "malformed_tool_use",
+    }
+)
+"""The answer is no good: its provider had a problem while the model was writing, or the model wrote no valid call."""
+KNOWN_REASONS = INTERRUPTED | _STANDARD.keys() | _SYNONYMS.keys() | {"pause_turn", "compaction"}
+
+
+def finish_reason(given: Any) -> str | None:
+    """Why a model stopped: `stop`, `length`, `tool_calls` or `content_filter`; else the provider's own word.
+
+    Args:
+        given: what the provider says. Gemini adds a detail: `content_filter: RECITATION`, and gateways write the names
+            of enumerations (`FinishReason.STOP`) and hyphens (`tool-calls`).
+
+    Returns:
+        None where it says nothing, or no word.
+    """
+    if not is_end(given):
+        return None
+    word = str(given).partition(":")[0].strip().rpartition(".")[2].lower().replace("-", "_")
+    return _STANDARD.get(word, word) if _WORD.fullmatch(word) else None
+
+
+def is_end(given: Any) -> bool:
+    """Whether a finish reason says that the model has stopped: some write "" or "null" where it goes on."""
+    return isinstance(given, str) and given.strip().lower() not in {"", "null", "none"}
+
+
+IMAGES = frozenset({"image_url", "input_image", "image"})
+SOUND_AND_FILM = frozenset({"input_audio", "audio_url", "audio", "input_video", "video_url", "video"})
+DOCUMENTS = frozenset({"input_file", "file", "document"})
+FILES = IMAGES | SOUND_AND_FILM | DOCUMENTS
+"""Their types."""
+
+_PAYLOADS = ("source", "image_url", "file", *SOUND_AND_FILM)
+_DATA = ("data", "file_data", "url", "file_url")
+_MEDIA_TYPE = ("media_type", "mime_type", "mimeType")
+_LINKS = ("http:", "https:", "gs:", "s3:", "file:")
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """What is in such a part, or where it is.
+
+    Attributes:
+        media_type: such as `image/png`; empty if it is not said.
+        data: the file, mostly base64; None for one that is only named.
+        url: where it is; None if it is sent along, or is named by an id.
+    """
+
+    media_type: str
+    data: str | None
+    url: str | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is sent along, if it is base64."""
+        data = self.data or ""
+        return (len(data) - data[-2:].count("=")) * 3 // 4
+
+
+def payload_of(part: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """The field of a part that holds its file, and what that says; None and the part itself without such a field."""
+    name = next((name for name in _PAYLOADS if part.get(name) is not None), None)
+    payload = part if name is None else part[name]
+    return name, cast(Mapping[str, Any], payload) if isinstance(payload, Mapping) else {"url": payload}
+
+
+def content_of(payload: Mapping[str, Any]) -> FileContent:
+    """What a part's payload holds."""
+    data = next((found for name in _DATA if isinstance(found := payload.get(name), str)), None)
+    media_type = next((found for name in _MEDIA_TYPE if isinstance(found := payload.get(name), str)), "")
+    if data is None or data.startswith(_LINKS):
+        return FileContent(media_type, None, data)
+    if data.startswith("data:"):
+        media_type = data[5:200].partition(",")[0]
+        data = data[5 + len(media_type) + 1 :]
+    return FileContent(media_type, data, None)

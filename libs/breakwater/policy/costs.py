@@ -14,8 +14,7 @@ from zoneinfo import ZoneInfo
 from breakwater.contracts.budgets import CostLine, CostsBy
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.budget import CapTable, Period, effective_limit, period, scope_key
-from breakwater.policy.forecast import forecast
+from breakwater.policy.budget import CapTable, Period, effective_limit, forecast, period, scope_key
 
 
 @dataclass(frozen=True, slots=True)

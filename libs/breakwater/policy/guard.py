@@ -18,10 +18,9 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from breakwater.contracts.events import GuardRule
 from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import Message, Off, UsdAmount
-from breakwater.policy.alert_texts import money_text
 from breakwater.policy.breaker import Preset, take_preset
 from breakwater.policy.budget import fits
-from breakwater.policy.formats import counted
+from breakwater.policy.formats import counted, money_text
 from breakwater.policy.output import NoJsonError, find_json
 
 

@@ -1,12 +1,16 @@
-"""How an agent fares, from its breakers and its latest calls."""
+"""Health of agents and models, transitions of breakers as events, and figures of failures for results."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
-from breakwater.contracts.events import BreakerState, Health
-from breakwater.contracts.execution import Attempt, ErrorKind
+from breakwater.contracts.events import BreakerState, BreakerTransition, GuardRule, Health
+from breakwater.contracts.execution import Attempt, ErrorKind, FailureStatistics
+from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Change, consecutive_failures, errors_within
 from breakwater.policy.budget import NEVER_FITS
+from breakwater.policy.guard import Task, Trip
 
 _SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls", "rate_limit"})
 """What was sent or answered was wrong, and is mended or sent back, or the model was busy: it serves."""
@@ -43,3 +47,102 @@ def health_of_agent(models: Collection[Health], consecutive_failures: int) -> He
     if consecutive_failures >= NONE_SUCCEEDS or (models and all(health == "unhealthy" for health in models)):
         return "unhealthy"
     return "degraded" if consecutive_failures or "unhealthy" in models else "healthy"
+
+
+_WITHOUT_FIGURES: Mapping[GuardRule, str] = {
+    # How much was used when a cap stopped it says what the cap is.
+    "max_iterations": "the task has run as often as it may",
+    "max_tokens": "the task has used all its tokens",
+    "max_cost": "the task's money is used up, or too little for another call",
+    "confidence_drift": "the answers were less and less sure, or not sure enough",
+}
+
+
+def of_task(task: Task, trip: Trip) -> FailureStatistics:
+    """Of a task that is stopped."""
+    return FailureStatistics(
+        consecutive_failures=task.consecutive_failures,
+        total_failures=task.total_failures,
+        unique_errors=len(task.errors),
+        reason=_WITHOUT_FIGURES.get(trip.rule) or _without_threshold(trip.reason),
+    )
+
+
+def of_breaker(reason: str, *, consecutive_failures: int, total_failures: int, unique_errors: int) -> FailureStatistics:
+    """Of a breaker that refuses calls; `reason` is why it opened, as it is stored."""
+    # What operators write, and who they are, is not for those who read results.
+    isolated = reason.startswith("isolated by ")
+    return FailureStatistics(
+        consecutive_failures=consecutive_failures,
+        total_failures=total_failures,
+        unique_errors=unique_errors,
+        reason="isolated by an operator" if isolated else _without_threshold(reason),
+    )
+
+
+def _without_threshold(reason: str) -> str:
+    return reason.partition(" (threshold: ")[0]
+
+
+def transition(key: BreakerKey, change: Change, rules: BreakerRules, now_ms: int) -> BreakerTransition:
+    """The event of a change that was decided at `now_ms` (ms since the epoch)."""
+    after = change.after
+    # What was counted before a reset is published with it; from then on it is forgotten.
+    figures = after if after.total_failures else change.before
+    return BreakerTransition(
+        transition_id=f"{key.name}#{after.version}@{now_ms}",
+        scope=rules.scope,
+        agent=key.agent,
+        model=key.model,
+        from_state=change.before.state,
+        to_state=after.state,
+        rule=change.rule,
+        reason=change.reason,
+        by=change.by,
+        health=health_of_model(after.state, consecutive_failures(after)),
+        consecutive_failures=change.consecutive_failures,
+        total_failures=figures.total_failures,
+        unique_errors=len(figures.errors_seen),
+        errors=change.errors,
+        error_hash=change.error_hash,
+        alone=after.alone or None,
+        within_s=rules.within_s,
+        cooldown_s=(after.open_until_ms - now_ms) / 1000 if after.state == "open" else rules.cooldown_s,
+        open_until=time_from_ms(after.open_until_ms) if after.state == "open" else None,
+        last_failure_at=time_from_ms(after.last_failure_ms) if after.last_failure_ms else None,
+        last_success_at=time_from_ms(after.last_success_ms) if after.last_success_ms else None,
+        version=after.version,
+        at=time_from_ms(now_ms),
+    )
+
+
+def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms: int) -> BreakerTransition:
+    """The event of a breaker that let a probe pass. Its id, made from the end of the cool-down, is stable."""
+    before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
+    in_a_row, errors = consecutive_failures(before), errors_within(before, rules, now_ms)
+    why = "the failed probe was another caller's" if half_open.probed_by else "the cool-down has ended"
+    change = Change(before, half_open, None, f"{why}; one probe is admitted", in_a_row, errors)
+    event = transition(key, change, rules, now_ms)
+    return event.model_copy(update={"transition_id": f"{key.name}#{half_open.version}@{half_open.open_until_ms}"})
+
+
+def recalled(latest: BreakerTransition, sequence: int) -> Breaker:
+    """A breaker as its latest transition, at `sequence` of the event log, left it; for one that is known no more.
+
+    Who holds the probe of a half-open one is not in it, nor when its lease ends: it is open and due for a probe.
+    """
+    half_open = latest.to_state == "half_open"
+    was_reset = latest.to_state == "closed" and latest.by is not None
+    return Breaker(
+        state="open" if half_open else latest.to_state,
+        open_until_ms=0 if latest.open_until is None else ms_from_time(latest.open_until),
+        openings=1 if half_open or latest.to_state == "open" else 0,
+        version=latest.version,
+        changed_ms=ms_from_time(latest.at),
+        reason=latest.reason,
+        alone=latest.alone or "",
+        closed_at=sequence,
+        total_failures=0 if was_reset else latest.total_failures,
+        last_failure_ms=0 if latest.last_failure_at is None else ms_from_time(latest.last_failure_at),
+        last_success_ms=0 if latest.last_success_at is None else ms_from_time(latest.last_success_at),
+    )

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from breakwater.contracts.alerts import Alert, AlertChange, AlertEvent, IncidentStatus
 from breakwater.policy.alert_rules import SEVERITIES, Reminders, began_with, highest_severity, severity_of
-from breakwater.policy.alert_texts import moment, sentence
+from breakwater.policy.formats import moment, sentence
 from breakwater.policy.signals import Firing, Resolved, Signal
 
 

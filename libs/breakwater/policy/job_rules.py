@@ -14,8 +14,8 @@ from pydantic import JsonValue, ValidationError
 
 from breakwater.contracts.job import RulesPart
 from breakwater.contracts.validation import FieldError, explain, problems
-from breakwater.policy.alert_texts import money_text
 from breakwater.policy.breaker import BreakerRules, with_preset
+from breakwater.policy.formats import money_text
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.retry import RetryPolicy
 

@@ -6,11 +6,14 @@ execution `order-1@shop`, wherever it is stored or published. Its owner reads an
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal, Protocol, cast
 
+from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from breakwater.contracts.job import Job
@@ -217,3 +220,40 @@ def document_as_chosen(document: bytes, show: Callable[[str], str] = shown) -> b
     if b"@" not in document:
         return document
     return to_json(as_chosen(from_json(document), show))
+
+
+VERSION = "v1"
+"""To be raised with whatever changes what is asked for the same job, or what is made of an answer."""
+
+
+def cache_key(
+    *,
+    agent: str,
+    tenant: str | None,
+    requested_model: str,
+    messages: Sequence[Mapping[str, JsonValue]],
+    input: JsonValue,  # noqa: A002  the job's word
+    params: Mapping[str, JsonValue],
+    schema: JsonValue,
+    owner: str | None = None,
+) -> str:
+    """Names a question: `v1:` and 64 hex digits.
+
+    The order of an object's keys says nothing; all else does. Values that are written differently are different, `1`
+    and `1.0` or null and absent too: a call too many costs little, an answer to another question much.
+    """
+    parts: dict[str, JsonValue] = {
+        "agent": agent,
+        "tenant": tenant,
+        "requested_model": requested_model,
+        "messages": [dict(message) for message in messages],
+        "input": input,
+        "params": dict(params),
+        "schema": schema,
+    }
+    if owner is not None:
+        # Whoever can ask for an answer that is another's learns what that one has asked.
+        parts["owner"] = owner
+    # One document, so that no two parts run into each other; escaped, so that any text has bytes.
+    document = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return f"{VERSION}:{hashlib.sha256(document.encode()).hexdigest()}"

@@ -23,7 +23,7 @@ import orjson
 from pydantic import Field, JsonValue
 
 from breakwater.contracts.types import Message, UsdAmount
-from breakwater.policy.file_parts import FILES, IMAGES, SOUND_AND_FILM, content_of, payload_of
+from breakwater.policy.chat_messages import FILES, IMAGES, SOUND_AND_FILM, content_of, payload_of
 from breakwater.policy.usage import STANDARD_TERMS, Usage
 
 TOKENS_PER_PRICE = 1_000_000

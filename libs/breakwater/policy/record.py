@@ -1,12 +1,24 @@
-"""Sums up the attempts of a job in its terminal record."""
+"""The record of a job: sums over its attempts, why it has no answer, who cancelled it, and its steps of progress."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Literal
 
-from breakwater.contracts.execution import Attempt, CostBasis, ErrorInfo, Reason, Status, Waste
+from breakwater.contracts.execution import (
+    Attempt,
+    Cancellation,
+    CostBasis,
+    ErrorInfo,
+    Notification,
+    PendingCancel,
+    Progress,
+    Reason,
+    Status,
+    Waste,
+)
 from breakwater.policy.classify import WORKER_LOST
 
 
@@ -127,3 +139,100 @@ def without_figures(attempt: Attempt) -> Attempt:
     if not attempt.short_circuited or attempt.error is None:
         return attempt
     return attempt.model_copy(update={"refused_cap": None, "error": attempt.error.model_copy(update={"figures": None})})
+
+
+_WHO = {
+    "api_key": "the API key",
+    "person": "the user",
+    "program": "the NATS user",
+    "client_disconnect": "the client's disconnect",
+}
+
+
+def cancelled_by(
+    cancels: Iterable[PendingCancel], agent: str, owner: str | None = None, tenant: str | None = None
+) -> Cancellation | None:
+    """The first cancellation that was asked for by somebody who may cancel the job; None where nobody did.
+
+    Args:
+        cancels: for one job, in any cancel.
+        agent: of the job.
+        owner: the key or the named program that it belongs to.
+        tenant: of the job.
+    """
+    valid = [
+        cancel.cancellation
+        for cancel in cancels
+        if (not cancel.agents or agent in cancel.agents)
+        and (not cancel.tenants or tenant in cancel.tenants)
+        and cancel.owner in (None, owner)
+    ]
+    return min(valid, key=lambda one: one.at, default=None)
+
+
+def ends_with_client(on_disconnect: Literal["finish", "cancel"] | None, *, has_key: bool) -> bool:
+    """Whether the job of a stream is cancelled when its client leaves.
+
+    Args:
+        on_disconnect: the agent's setting.
+        has_key: the client has given an idempotency key, and can ask for the answer again.
+    """
+    return not has_key if on_disconnect is None else on_disconnect == "cancel"
+
+
+def error_of(cancellation: Cancellation) -> ErrorInfo:
+    """The error of a cancelled job, and of its call that was aborted."""
+    name = "" if cancellation.name is None else f" {cancellation.name!r}"
+    why = f": {cancellation.reason}" if cancellation.reason else ""
+    message = f"cancelled by {_WHO[cancellation.by]}{name}{why}"
+    return ErrorInfo(kind="cancelled", class_="JobCancelledError", message=message)
+
+
+_REFUSALS: Mapping[Reason | None, Notification] = {
+    "breaker_open": "agent.breaker.open",
+    "budget_exceeded": "agent.budget.exceeded",
+}
+
+
+def steps_of(attempt: Attempt, parent_execution_id: str | None = None) -> tuple[Progress, ...]:
+    """How an attempt ended; before that, of one that a breaker or a budget refused, the refusal by its own name.
+
+    What a cap is, and what is spent of it, is for operators, who find it in the attempt's `error.figures`.
+    """
+    success = attempt.outcome == "success"
+    ended = Progress.model_validate(
+        {
+            "execution_id": attempt.execution_id,
+            "agent": attempt.agent,
+            "parent_execution_id": parent_execution_id,
+            "state": "in_progress",
+            "event": "agent.attempt.finish" if success else "agent.attempt.error",
+            "at": attempt.completed_at,
+            "attempt": attempt.number,
+            "model": attempt.model,
+            "duration_ms": attempt.duration_ms,
+            "input_tokens": attempt.input_tokens,
+            "output_tokens": attempt.output_tokens,
+            "success": success,
+            **error_details(attempt.error),
+        }
+    )
+    refusal = _REFUSALS.get(attempt.refused_reason)
+    if refusal is None:
+        return (ended,)
+    of_budget = refusal == "agent.budget.exceeded"
+    more = {"event": refusal, "scope": attempt.refused_by, "enforcement": "hard" if of_budget else None}
+    return ended.model_copy(update=more), ended
+
+
+def error_details(error: ErrorInfo | None) -> dict[str, object]:
+    """The fields of a step that say what went wrong."""
+    if error is None:
+        return {}
+    return {
+        "error_type": error.class_.removesuffix("Error"),
+        "error_class": error.class_,
+        "error_message": error.message,
+        "status_code": error.status_code,
+        "retryable": error.retryable,
+    }

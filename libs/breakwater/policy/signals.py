@@ -24,9 +24,8 @@ from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.contracts.subjects import Header, encode_token
 from breakwater.contracts.types import format_time, is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
-from breakwater.policy.alert_texts import moment, money_text, sentence
 from breakwater.policy.budget import NEVER_FITS
-from breakwater.policy.formats import counted
+from breakwater.policy.formats import counted, moment, money_text, sentence
 from breakwater.policy.rate_limit import HELD
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {

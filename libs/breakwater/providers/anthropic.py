@@ -11,8 +11,7 @@ from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.chat_messages import arguments_text, fields, objects
-from breakwater.policy.finish import finish_reason
+from breakwater.policy.chat_messages import arguments_text, fields, finish_reason, objects
 from breakwater.policy.price import max_tokens_of
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage, of_message

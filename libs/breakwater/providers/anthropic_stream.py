@@ -10,8 +10,7 @@ from typing import Any
 
 from breakwater.policy.chat_chunks import OBJECT, Chunk
 from breakwater.policy.chat_completions import finish_reason_of
-from breakwater.policy.chat_messages import arguments_text, fields
-from breakwater.policy.finish import INTERRUPTED, finish_reason, is_end
+from breakwater.policy.chat_messages import INTERRUPTED, arguments_text, fields, finish_reason, is_end
 from breakwater.policy.usage import Usage, highest
 from breakwater.providers.failures import read_json
 

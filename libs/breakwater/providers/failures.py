@@ -19,8 +19,8 @@ import orjson
 from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
-from breakwater.policy.known_secrets import cut
 from breakwater.policy.output import MAX_DEPTH, flaw_of
+from breakwater.policy.redact import cut
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
 MAX_ERROR_TEXT = 16_000

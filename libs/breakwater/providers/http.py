@@ -19,11 +19,9 @@ from yarl import URL
 
 from breakwater.errors import ConfigError
 from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.chat_messages import fields
+from breakwater.policy.chat_messages import INTERRUPTED, fields
 from breakwater.policy.classify import BrokenAnswer, Failure, NothingSaid, TransportFailure
-from breakwater.policy.finish import INTERRUPTED
-from breakwater.policy.known_secrets import KnownSecrets
-from breakwater.policy.redact import RedactionRules
+from breakwater.policy.redact import KnownSecrets, RedactionRules
 from breakwater.policy.usage import Usage, model_of
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
@@ -31,6 +29,7 @@ from breakwater.providers.base import (
     Call,
     CallFailed,
     HttpSettings,
+    Limit,
     Streaming,
     StreamReader,
     UnusableAnswerError,
@@ -46,7 +45,6 @@ from breakwater.providers.failures import (
     transport_failure,
 )
 from breakwater.providers.http_stream import StreamBroken, assembled, is_of_events, receive, silence
-from breakwater.providers.limit import Limit
 from breakwater.secret_refs import SecretRef
 
 

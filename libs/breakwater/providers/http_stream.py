@@ -11,10 +11,9 @@ import aiohttp
 
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import BrokenAnswer, Failure, TransportFailure
-from breakwater.policy.known_secrets import KnownSecrets
-from breakwater.providers.base import MAX_ANSWER_BYTES, Call, Streaming, StreamReader, UnusableAnswerError
+from breakwater.policy.redact import KnownSecrets
+from breakwater.providers.base import MAX_ANSWER_BYTES, Call, Limit, Streaming, StreamReader, UnusableAnswerError
 from breakwater.providers.failures import carries_error, error_in_answer, first_of, read_json
-from breakwater.providers.limit import Limit
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
 _LAST_BYTES_S = 0.05

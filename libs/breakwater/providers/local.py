@@ -15,12 +15,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from breakwater.contracts.types import MAX_COUNTED, nano_from_usd
 from breakwater.policy.chat_chunks import OBJECT
 from breakwater.policy.classify import ProgramFailure
-from breakwater.policy.known_secrets import KnownSecrets, cut
 from breakwater.policy.ownership import shown
-from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.policy.redact import KnownSecrets, RedactionRules, Redactor, cut
 from breakwater.policy.usage import Usage
-from breakwater.providers.base import Answer, Call, Streaming
-from breakwater.providers.limit import Limit
+from breakwater.providers.base import Answer, Call, Limit, Streaming
 
 MAX_SHOWN = 500
 """Characters of a program's own text in an error."""

@@ -11,8 +11,7 @@ from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly, Chunk
-from breakwater.policy.chat_messages import OTHERS, fields, parts_of
-from breakwater.policy.finish import finish_reason
+from breakwater.policy.chat_messages import OTHERS, fields, finish_reason, parts_of
 from breakwater.policy.price import OUTPUT_LIMITS
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage, of_completion

@@ -22,9 +22,8 @@ from breakwater.contracts.types import Message
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
-from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider, Streaming
+from breakwater.providers.base import Answer, Call, CallFailed, Limit, LocalSettings, Provider, Streaming
 from breakwater.providers.child import STDERR_KEPT, Child
-from breakwater.providers.limit import Limit
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 from breakwater.providers.orphans import OrphanGuard
 from breakwater.secret_refs import EnvName, SecretRef

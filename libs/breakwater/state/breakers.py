@@ -13,7 +13,7 @@ from breakwater.contracts.events import BreakerState
 from breakwater.contracts.execution import FailureStatistics
 from breakwater.contracts.subjects import decode_token
 from breakwater.policy.breaker import Breaker, BreakerKey, Failure, Slice, consecutive_failures
-from breakwater.policy.failure_statistics import of_breaker
+from breakwater.policy.health import of_breaker
 from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable, translated
 
 KEEP_MS = 7 * 24 * 3_600_000

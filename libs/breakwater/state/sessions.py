@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from breakwater.policy.api_keys import SESSION_PREFIX
+from breakwater.policy.callers import SESSION_PREFIX
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 LASTS_MS = 12 * 3600 * 1000

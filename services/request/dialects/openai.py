@@ -30,9 +30,9 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.openai import CallOptions, ChatCompletionRequest, ModelName, ModelNames
 from breakwater.contracts.validation import FieldError, problems
-from breakwater.policy.cancellation import ends_with_client
 from breakwater.policy.chat_completions import completion_of, error_of, job_of
 from breakwater.policy.ownership import shown
+from breakwater.policy.record import ends_with_client
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.in_flight_requests import InFlightRequests
 from services.request.auth import caller_of

@@ -17,7 +17,7 @@ from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outage
 from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of, give_way
-from breakwater.policy.transitions import half_opened, transition
+from breakwater.policy.health import half_opened, transition
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.state.connection import ScriptCall, StateUnavailable
 from services.worker.context import WorkerContext

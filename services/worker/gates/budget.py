@@ -19,8 +19,8 @@ from breakwater import background
 from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.outage import Outage
-from breakwater.policy.alert_texts import money_text
 from breakwater.policy.budget import MAX_TENANTS, OWN_CAP, CapTable, Counter, fits, spent_by
+from breakwater.policy.formats import money_text
 from breakwater.policy.ledger import figures_of
 from breakwater.state.budgets import (
     Budgets,

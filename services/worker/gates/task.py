@@ -25,8 +25,8 @@ from breakwater.contracts.types import time_from_ms
 from breakwater.encryption import Undecryptable
 from breakwater.outage import Outage
 from breakwater.policy.budget import spent_by
-from breakwater.policy.failure_statistics import of_task
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
+from breakwater.policy.health import of_task
 from breakwater.policy.ownership import scope_in, scoped
 from breakwater.state.connection import ScriptCall, StateUnavailable
 from breakwater.state.executions import ClaimLost

@@ -9,8 +9,7 @@ import pytest
 from breakwater.analytics import schema
 from breakwater.contracts.budgets import BudgetStatus
 from breakwater.contracts.types import NANO_PER_USD, format_time, ms_from_time, time_from_ms
-from breakwater.policy.budget import period
-from breakwater.policy.forecast import Forecast
+from breakwater.policy.budget import Forecast, period
 from services.console.budgets import budget_row, outlook
 from tests.analytics import samples
 from tests.cli.api_stub import problem

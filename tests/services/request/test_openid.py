@@ -19,7 +19,7 @@ from yarl import URL
 from breakwater.config import parse_config
 from breakwater.contracts.access import Role
 from breakwater.embedded.ports import free_port
-from breakwater.policy.openid_flow import SignInFlow
+from breakwater.policy.sign_in import SignInFlow
 from breakwater.state.connection import Redis
 from services.request.openapi import document as openapi
 from tests.helpers import until

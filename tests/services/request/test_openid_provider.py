@@ -12,7 +12,7 @@ from aiohttp import web
 
 from breakwater.config import OpenId
 from breakwater.embedded.ports import free_port
-from breakwater.policy.openid_flow import SignInFlow
+from breakwater.policy.sign_in import SignInFlow
 from services.request import openid_provider
 from services.request.openid_provider import LEEWAY_S, OpenIdProvider, SignedIn
 from services.request.problems import Problem

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from breakwater.contracts.execution import ErrorInfo, Notification, Progress
-from breakwater.policy.progress import steps_of
+from breakwater.policy.record import steps_of
 from breakwater.state.accepted import JobStatus
 from services.request.event_stream import server_sent
 from services.request.progress import SentSteps, decision, of_standing

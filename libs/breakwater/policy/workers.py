@@ -1,6 +1,6 @@
-"""Whether a worker is dead, so that its jobs may be taken over before its claims end.
+"""Decisions among workers: the slots that one caller may hold, and the death of another worker.
 
-It must never be said of one that stands still or is cut off: its calls would be made a second time.
+A worker that stalls or is cut off must never be taken for dead: its calls would be made a second time.
 """
 
 from __future__ import annotations
@@ -42,3 +42,18 @@ def is_dead(silence: Silence) -> bool:
         and silence.same_nats
         and silence.watched_s >= MISSED_S
     )
+
+
+def may_take(slots: int, own: int, others: int) -> bool:
+    """Whether a caller may take one more slot.
+
+    It leaves as many free as the others needed lately, and one more, up to half of all. Where nobody else calls, it may
+    take all.
+
+    Args:
+        slots: how many there are.
+        own: how many the caller holds.
+        others: how many the other callers held at most, in the last minute.
+    """
+    half = slots // 2
+    return not others or own < half or own + min(half, others + 1) < slots
