@@ -9,35 +9,37 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from typing import get_args
 from uuid import uuid4
 
 from breakwater import background
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_request
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.leader_lease import LeaderLease
-from breakwater.bus.lookup import Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ALERTER_EVENTS
 from breakwater.config import Config
+from breakwater.contracts.alerts import Alert, IncidentStatus
 from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Stream
-from breakwater.metrics import AlerterMetrics, GaugeCollector
+from breakwater.metrics import INCIDENTS, AlerterMetrics, GaugeCollector, Readings
+from breakwater.policy.alert_rules import SEVERITY_OF, began_with, highest_severity
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import Redactor
 from breakwater.settings import Settings
+from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender
 from services.alerter.channels import ChannelTester, channels_of
-from services.alerter.gauges import IncidentGauges
 from services.alerter.handlers import Decisions
-from services.alerter.leader_tasks import AlerterBus, LeaderTasks
-from services.alerter.notes import DisabledChannels, SentMessages
+from services.alerter.leader_tasks import LeaderTasks
 
 
 @dataclass(frozen=True, slots=True)
 class AlerterGeneration:
-    """One version of the settings of alerting, as this alerter works by it."""
+    """The parts of an alerter that one version of the config has made."""
 
     config: Config
     channels: Sequence[AlertSender]
@@ -49,16 +51,15 @@ class AlerterGeneration:
     def of(cls, config: Config, log: IncidentLog, bus: AlerterBus) -> AlerterGeneration:
         """Wires it. Raises ConfigError: a channel's secret or callable is missing or unusable."""
         alerts = config.alerts
-        channels = channels_of(
-            alerts, lambda name: SentMessages(bus.lookup, bus.publisher, name), _now, config.redaction
-        )
+        channels = channels_of(alerts, partial(SentMessages, bus), _now, config.redaction)
         rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
+        incidents = IncidentRecorder(log, rules)
         return cls(
             config,
             channels,
-            Decisions(log, rules, bus.publisher, _now),
-            ChannelTester(channels, DisabledChannels(bus.lookup, bus.publisher), _now),
-            LeaderTasks(alerts, rules, channels, log, bus, AlerterMetrics(), _now),
+            Decisions(incidents, bus.publisher, _now),
+            ChannelTester(channels, bus, _now),
+            LeaderTasks(alerts, channels, incidents, bus, AlerterMetrics(), _now),
         )
 
     async def open(self) -> None:
@@ -80,13 +81,17 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     """
     broker = make_broker(settings.nats_url.get_secret_value(), "alerter")
     connection = connection_of(broker)
-    bus = AlerterBus(connection, Publisher(connection, "alerter"), Lookup(connection))
+    bus = AlerterBus(connection)
     log = IncidentLog(connection, bus.publisher, Redactor.compile(config.redaction))
     now = AlerterGeneration.of(config, log, bus)
     on_request(broker, CHANNEL_TESTS, "alerters", lambda subject: now.tester.answer(subject))
+
+    async def read_gauges() -> Readings:
+        return {INCIDENTS: counted_incidents((await log.catch_up()).unresolved())}
+
     holder = f"{socket.gethostname()}/{os.getpid()}/{uuid4().hex}"
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder)
-    shown = GaugeCollector("alerter", IncidentGauges(log).read)
+    shown = GaugeCollector("alerter", read_gauges)
     app = ServiceApp(broker)
     on_batch(app, broker, Stream.EVENTS, ALERTER_EVENTS, lambda one: now.decisions.handle(one[0]), size=1, linger_s=0)
     running: list[asyncio.Task[None]] = []
@@ -106,7 +111,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         generation = None if same else AlerterGeneration.of(changed, log, bus)
         log.redactor = Redactor.compile(changed.redaction)
         if generation is not None:
-            # As at a restart: what is being sent is given up, and sent again, here or by another alerter.
+            # As at a restart: sending is cancelled, and done again, here or by another alerter.
             await generation.open()
             await background.stop(*running)
             before, now = now, generation
@@ -118,7 +123,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     @app.on_shutdown
     async def stop() -> None:
         shown.stop()
-        # While the bus is there, so that the lease is released, and another alerter goes on at once.
+        # While the bus is connected, so that the lease is released, and another alerter goes on immediately.
         await background.stop(*running)
 
     @app.after_shutdown
@@ -126,6 +131,17 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         await now.close()
 
     return app
+
+
+def counted_incidents(incidents: Iterable[Alert]) -> dict[tuple[str, ...], float]:
+    """The number of incidents of each event, severity and status, also if it is 0."""
+    counts = {
+        (event, severity, status): 0.0
+        for event, severity in SEVERITY_OF.items()
+        for status in get_args(IncidentStatus)
+        if status != "resolved"
+    }
+    return counts | Counter((began_with(one), highest_severity(one), one.status) for one in incidents)
 
 
 def _now() -> datetime:

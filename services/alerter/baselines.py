@@ -1,8 +1,9 @@
-"""The baseline of every agent, learned from the records of its executions, and its anomalies."""
+"""Figures of every agent, learned from its executions: its baseline and anomalies, and its cut-off answers."""
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from statistics import median
@@ -13,20 +14,22 @@ from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import ms_from_time
 from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.anomaly import Baseline, Measure, Minute, Verdict, judge, lapse, signals
-from breakwater.policy.signals import Signal
+from breakwater.policy.signals import Firing, Signal, cut_off
 
 GRACE = timedelta(seconds=30)
-"""How long a minute waits for its last executions. Later ones count for the next minute that is open."""
+"""The time for which a minute waits for its last executions. Later ones count for the next minute that is open."""
 CAUGHT_UP = timedelta(seconds=60)
-"""When nothing came for so long there is no backlog, and minutes end by the clock. Before that they end by what has
-come: else a backlog would be cut up, and all of it count for the present minute."""
+"""After so long without an execution there is no backlog, and minutes end by the clock. Before that they end by the
+newest execution: otherwise all of a backlog would count for the present minute."""
 SAVE_EVERY = timedelta(minutes=5)
 MAX_AGENTS = 2_000
+LAST_ANSWERS, FEWEST_ANSWERS = 50, 10
+"""Answers by which `CutOffAnswers` judges an agent."""
 MAX_DURATIONS = 256
 """Of one minute, of which the median is taken; its error is then 8 % of how much they differ."""
 
 _FAILURES: frozenset[Reason | None] = frozenset({"error", "timeout", "worker_lost", None})
-"""What was refused, or is no job, says nothing of how calls fare: it ends at once, and would look like a fast one."""
+"""Refusals, and what is no job, say nothing about calls: they end immediately, and would look like fast ones."""
 
 
 class _Sample:
@@ -103,9 +106,9 @@ class Baselines:
         self._closed = -1
         """The latest minute that takes no more executions."""
         self._newest: datetime | None = None
-        """When the newest execution ended."""
+        """End of the newest execution."""
         self._heard_at: datetime | None = None
-        """When there was something to hear."""
+        """Time of the last call of `add`."""
 
     def add(self, execution: Execution, now: datetime) -> None:
         """Counts one, in the minute in which it ended.
@@ -159,10 +162,10 @@ class Baselines:
         return frozenset() if known is None else known.anomalies
 
     def changed(self, now: datetime) -> Mapping[str, bytes]:
-        """What is to be saved, by agent; the next call takes it for saved.
+        """The figures that are to be saved, by agent; the next call takes them for saved.
 
-        Each agent's figures every five minutes at most, but at once when an anomaly began or ended: what is restored
-        must know of every anomaly that was announced, or its end would not be.
+        Each agent's figures every five minutes at most, but immediately when an anomaly began or ended: restored
+        figures must have every anomaly that was announced, or its end would not be.
         """
         due: dict[str, bytes] = {}
         for name, agent in self._agents.items():
@@ -175,7 +178,7 @@ class Baselines:
         return due
 
     def restore(self, agent: str, data: bytes) -> None:
-        """Takes up what was saved of an agent. What can't be read is dropped, and learning restarts."""
+        """Takes up the saved figures of an agent. Unreadable ones are dropped, and learning restarts."""
         baseline = Baseline.from_json(data)
         if baseline is None:
             structlog.get_logger().warning("baseline_unreadable", agent=agent, bytes=len(data))
@@ -201,3 +204,32 @@ def _take(name: str, agent: _Agent, baseline: Baseline, verdicts: tuple[Verdict,
 
 def _minute_of(moment: datetime) -> int:
     return ms_from_time(moment) // 60_000
+
+
+class CutOffAnswers:
+    """The latest answers of every agent, for warnings of agents whose answers are often cut off by their output limit.
+
+    In memory, bounded; a new alerter learns them again.
+
+    Args:
+        share: the share of cut-off answers from which on there is a warning; None for never.
+    """
+
+    def __init__(self, share: float | None) -> None:
+        self._share = share
+        self._agents: dict[str, deque[bool]] = {}
+        """True for each answer that was cut off, by agent; in the order of the agents' latest answers."""
+
+    def add(self, execution: Execution) -> tuple[Firing, ...]:
+        """Counts an answer; a signal if it was cut off, and so many are."""
+        if self._share is None or execution.finish_reason is None or execution.cache_hit:
+            return ()
+        is_cut = execution.finish_reason == "length"
+        answers = self._agents.pop(execution.agent, None) or deque(maxlen=LAST_ANSWERS)
+        self._agents[execution.agent] = answers
+        if len(self._agents) > MAX_AGENTS:
+            del self._agents[next(iter(self._agents))]
+        answers.append(is_cut)
+        cut = sum(answers)
+        frequent = len(answers) >= FEWEST_ANSWERS and cut >= self._share * len(answers)
+        return (cut_off(execution, cut, len(answers)),) if is_cut and frequent else ()

@@ -1,35 +1,51 @@
-"""What a channel is: one way to notify people, by which one message is sent at a time."""
+"""Channels, by which people are notified one message at a time: signed webhooks, and callables of the operator's own.
+
+Webhooks are signed as Standard Webhooks says: any receiver can check them with a library of its language.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
+import orjson
+from pydantic import JsonValue
+from standardwebhooks import Webhook
 
 from breakwater.contracts.alerts import Alert, AlertDigest
+from breakwater.contracts.types import format_time
 from breakwater.guarded_http import AddressRefused, Redirected, guarded_session
 from breakwater.policy.addresses import Network
 from breakwater.policy.classify import retry_after_s
+from breakwater.policy.outbox import message_id
+from breakwater.providers.local import Shown
+
+Notify = Callable[[str, dict[str, JsonValue]], Any]
+Link = Callable[[str, datetime], str]
+"""Makes a link to an incident by its id and a time: the same for the same alert, whenever that is sent."""
 
 _WORTH_RETRYING = frozenset({408, 425, 429})
 
 
 class SendError(Exception):
-    """A message did not arrive, as far as we know. Its text names no secret."""
+    """A message did not arrive, as far as is known. The text names no secret."""
 
     def __init__(
         self, message: str, *, permanent: bool = False, retry_after_s: float | None = None, disables: bool = False
     ) -> None:
         super().__init__(message)
         self.permanent = permanent
-        """Whether the receiver would say the same to the same message again."""
+        """True if the receiver would refuse the same message again."""
         self.retry_after_s = retry_after_s
         self.disables = disables
-        """Whether the receiver wants no more messages at all."""
+        """True if the receiver wants no more messages at all."""
 
 
 class AlertSender(Protocol):
@@ -40,7 +56,7 @@ class AlertSender(Protocol):
     interval_s: float
     """The least time between two sends; 0 where the receiver sets no limit."""
     updates: bool
-    """Whether it keeps an incident's message up to date, and so wants every change of it."""
+    """True if it keeps an incident's message up to date, and so wants every change of it."""
     fingerprint: str
     """Identifies the receiver, as the config may name another one later; a hash that reveals no secret."""
 
@@ -57,12 +73,12 @@ class AlertSender(Protocol):
         ...
 
     async def close(self) -> None:
-        """Lets go of connections."""
+        """Releases connections."""
         ...
 
 
 class HttpChannel:
-    """What channels over HTTP share: a name, and a session that only connects where messages may go."""
+    """A channel over HTTP, with a session that only connects where messages may go."""
 
     interval_s = 0.0
     updates = False
@@ -85,7 +101,9 @@ class HttpChannel:
 
     @property
     def _session(self) -> aiohttp.ClientSession:
-        assert self._opened is not None, "open() comes first"
+        # A closed session must not reach slack-sdk, which would open its own one, without a guard.
+        if self._opened is None or self._opened.closed:
+            raise SendError("the channel is closed")
         return self._opened
 
 
@@ -136,3 +154,151 @@ def no_answer(error: Exception) -> SendError:
 def fingerprint(*of: str) -> str:
     """A hash of a receiver's address: 16 characters that reveal no secret."""
     return hashlib.sha256("\n".join(of).encode()).hexdigest()[:16]
+
+
+class SignedWebhook(HttpChannel):
+    """Posts to one receiver. `webhook-id` is the message's id, the same at every try, as is the body."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        secrets: Sequence[str],
+        timeout_s: float,
+        allowed: Sequence[Network],
+        link: Link | None,
+        now: Callable[[], datetime],
+    ) -> None:
+        """Makes the channel. Each of `secrets` signs: the receiver takes any signature that it can check."""
+        super().__init__(name, fingerprint("webhook", url), allowed, timeout_s, now)
+        self._url = url
+        self._signers = tuple(Webhook(secret) for secret in secrets)
+        self._link = link
+
+    async def send(self, message: Alert | AlertDigest) -> None:
+        """Posts the message once. Raises SendError."""
+        body, now = envelope(message, self._link), self._now().astimezone(UTC)
+        identity = message_id(message)
+        signed = {
+            "content-type": "application/json",
+            "user-agent": "breakwater-alerter",
+            "webhook-id": identity,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": " ".join(signer.sign(identity, now, body.decode()) for signer in self._signers),
+        }
+        try:
+            # The body of the answer says nothing that is needed, and is not read.
+            async with self._session.post(self._url, data=body, headers=signed, allow_redirects=False) as answer:
+                status, headers = answer.status, answer.headers
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise no_answer(error) from None
+        check_answer(status, headers, self._now())
+
+
+def envelope(message: Alert | AlertDigest, link: Link | None) -> bytes:
+    """The body: the same bytes for the same message, at every try. A digest has no `link`, as it has many incidents."""
+    filled: dict[str, JsonValue] = {
+        "type": message.event if isinstance(message, Alert) else "digest",
+        "timestamp": format_time(message.at),
+        "data": message.model_dump(mode="json"),
+    }
+    if link is not None and isinstance(message, Alert) and (url := link(message.incident_id, message.at)):
+        filled["link"] = url
+    return orjson.dumps(filled)
+
+
+class PythonCallable:
+    """Calls the operator's `notify(event, payload)`: an async one in the alerter's loop, a plain one in a thread."""
+
+    interval_s = 0.0
+    updates = False
+
+    def __init__(self, name: str, called: str, notify: Notify, timeout_s: float, shown: Shown) -> None:
+        """Makes the channel. `called` is the name of `notify` in the config; `timeout_s` is for one call."""
+        self.name = name
+        self.fingerprint = fingerprint("python", called)
+        self._notify = notify
+        self._timeout_s = timeout_s
+        self._shown = shown
+        self._running: asyncio.Future[Any] | None = None
+
+    async def open(self) -> None:
+        """There is nothing to open."""
+
+    async def close(self) -> None:
+        """Cancels a call that still runs; a thread can't be, and ends with the process."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def send(self, message: Alert | AlertDigest) -> None:
+        """Calls it once. Raises SendError."""
+        if self._running is not None and not self._running.done():
+            # It would get the next message while it still has the last one, and leave a thread behind at each try.
+            raise SendError("the callable still runs since an earlier try")
+        event = message.event if isinstance(message, Alert) else "digest"
+        kind: type[Any] = type(self._notify)
+        called = getattr(kind, "__call__", None)  # noqa: B004  looked at, not called
+        is_async = inspect.iscoroutinefunction(self._notify) or inspect.iscoroutinefunction(called)
+        start = _in_loop if is_async else _in_thread
+        call = self._running = start(self._notify, event, message.model_dump(mode="json"))
+        call.add_done_callback(_look)
+        done, _ = await asyncio.wait({call}, timeout=self._timeout_s)
+        if not done:
+            if isinstance(call, asyncio.Task):
+                call.cancel()
+            raise SendError(f"the callable did not return within {self._timeout_s:g} s")
+        if call.cancelled():
+            raise SendError("the callable has cancelled itself")
+        error = call.exception()
+        if error is not None:
+            raise SendError(f"{type(error).__name__}: {self._shown.text(str(error))}".removesuffix(": ")) from error
+
+
+def _look(ended: asyncio.Future[Any]) -> None:
+    # Of one that fails after its timeout asyncio would log an exception that was never retrieved.
+    if not ended.cancelled():
+        ended.exception()
+
+
+def _in_loop(notify: Notify, event: str, payload: dict[str, JsonValue]) -> asyncio.Future[Any]:
+    async def guarded() -> None:
+        try:
+            await notify(event, payload)
+        except SystemExit as error:
+            # asyncio would end the alerter with it.
+            raise RuntimeError(f"the callable tried to exit with {error.code!r}") from error
+
+    return asyncio.create_task(guarded())
+
+
+def _in_thread(notify: Notify, event: str, payload: dict[str, JsonValue]) -> asyncio.Future[Any]:
+    """Runs it in its own thread: one that hangs blocks no shared thread, and does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[Any] = loop.create_future()
+
+    def end(error: BaseException | None) -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
+
+    def run() -> None:
+        failure: BaseException | None = None
+        try:
+            if inspect.isawaitable(returned := notify(event, payload)):
+                if inspect.iscoroutine(returned):
+                    returned.close()
+                failure = TypeError("the callable returned a coroutine; write it with `async def`")
+        except SystemExit as error:
+            failure = RuntimeError(f"the callable tried to exit with {error.code!r}")
+        except StopIteration as error:
+            failure = RuntimeError(f"StopIteration: {error}")  # a future takes none
+        except Exception as error:  # noqa: BLE001  the operator's own code may raise anything; it is reported
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(end, failure)
+
+    threading.Thread(target=run, name="alert-callable", daemon=True).start()
+    return ended

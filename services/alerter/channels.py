@@ -23,12 +23,10 @@ from breakwater.policy.links import incident_link
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.providers.local import Shown
 from breakwater.secret_refs import SecretRef
-from services.alerter.channel import AlertSender, SendError
-from services.alerter.notes import DisabledChannels, SentMessages
-from services.alerter.python_channel import PythonCallable
-from services.alerter.slack import SlackBot, SlackWebhook
-from services.alerter.webhook import SignedWebhook
-from services.alerter.wording import Link, Wording
+from services.alerter.bus import AlerterBus, SentMessages
+from services.alerter.channel import AlertSender, Link, PythonCallable, SendError, SignedWebhook
+from services.alerter.slack import SlackApp, SlackBot, SlackWebhook
+from services.alerter.wording import Wording
 
 T = TypeVar("T")
 
@@ -36,7 +34,7 @@ _CHANNEL_ID = re.compile(r"[CDG][A-Z0-9]+")
 _PREFIX = "whsec_"
 
 TEST = "test_"
-"""How the ids of tests begin, which are no incidents."""
+"""Prefix of the ids of test messages, which are no incidents."""
 
 TEST_TIMEOUT_S = 15.0
 """Seconds. The client of a channel test waits for 20 s."""
@@ -52,47 +50,40 @@ def channels_of(
 
     Args:
         alerts: of the config.
-        sent_messages: what remembers the messages of a channel, by the channel's name.
+        sent_messages: gives the memory of a channel's messages, by the channel's name.
         now: the clock.
-        redaction: what is hidden in the errors of callables.
+        redaction: applied to the errors of callables.
 
     Raises:
-        ConfigError: a secret is missing or unusable, a callable can't be loaded, or a URL is none.
+        ConfigError: a secret is missing or unusable, a callable can't be loaded, or a URL is invalid.
     """
     link = None if alerts.links is None else link_of(alerts.links)
-    channels = alerts.channels.items()
-    return tuple(_built(name, channel, alerts, link, sent_messages, now, redaction) for name, channel in channels)
+    wording, allowed = Wording(alerts.templates, link), alerts.allow_networks
 
+    def built(name: str, channel: AlertChannel) -> AlertSender:
+        setting = f"alerts.channels.{name}"
+        match channel:
+            case AlertChannel(slack=SlackChannel(webhook_url=SecretRef() as ref)):
+                setting += ".slack.webhook_url"
+                return SlackWebhook(name, usable_url(_read(setting, ref.read), setting), wording, allowed, now)
+            case AlertChannel(slack=SlackChannel(bot_token=SecretRef() as ref) as slack):
+                app = _slack_app(slack, _read(f"{setting}.slack.bot_token", ref.read), f"{setting}.slack")
+                return SlackBot(name, app, wording, sent_messages(name), allowed, now)
+            case AlertChannel(webhook=WebhookChannel() as webhook):
+                secrets = [
+                    _signing_secret(ref, f"{setting}.webhook.{field}")
+                    for field, ref in (("secret", webhook.secret), ("previous_secret", webhook.previous_secret))
+                    if ref is not None
+                ]
+                url = usable_url(webhook.url, f"{setting}.webhook.url")
+                return SignedWebhook(name, url, secrets, webhook.timeout_s, allowed, link, now)
+            case _:
+                assert channel.python is not None, "the config has exactly one kind"
+                called = channel.python.callable
+                notify = _read(f"{setting}.python.callable", lambda: load_callable(called))
+                return PythonCallable(name, called, notify, channel.python.timeout_s, Shown(redaction))
 
-def _built(
-    name: str,
-    channel: AlertChannel,
-    alerts: Alerts,
-    link: Link | None,
-    sent_messages: Callable[[str], SentMessages],
-    now: Callable[[], datetime],
-    redaction: RedactionRules,
-) -> AlertSender:
-    place, wording, allowed = f"alerts.channels.{name}", Wording(alerts.templates, link), alerts.allow_networks
-    match channel:
-        case AlertChannel(slack=SlackChannel(webhook_url=SecretRef() as ref)):
-            setting = f"{place}.slack.webhook_url"
-            return SlackWebhook(name, usable_url(_read(setting, ref.read), setting), wording, allowed, now)
-        case AlertChannel(slack=SlackChannel(bot_token=SecretRef() as ref) as slack):
-            target = _slack_channel(slack, f"{place}.slack.channel")
-            token, api_url = _bot_token(ref, f"{place}.slack.bot_token"), _api_url(slack, f"{place}.slack.api_url")
-            return SlackBot(name, token, target, api_url, wording, sent_messages(name), allowed, now)
-        case AlertChannel(webhook=WebhookChannel() as webhook):
-            secrets = [_signing_secret(webhook.secret, f"{place}.webhook.secret")]
-            if webhook.previous_secret is not None:
-                secrets.append(_signing_secret(webhook.previous_secret, f"{place}.webhook.previous_secret"))
-            url = usable_url(webhook.url, f"{place}.webhook.url")
-            return SignedWebhook(name, url, secrets, webhook.timeout_s, allowed, link, now)
-        case _:
-            assert channel.python is not None, "the config has exactly one kind"
-            called = channel.python.callable
-            notify = _read(f"{place}.python.callable", lambda: load_callable(called))
-            return PythonCallable(name, called, notify, channel.python.timeout_s, Shown(redaction))
+    return tuple(built(name, channel) for name, channel in alerts.channels.items())
 
 
 def _read(setting: str, read: Callable[[], T]) -> T:
@@ -103,26 +94,17 @@ def _read(setting: str, read: Callable[[], T]) -> T:
         raise ConfigError(f"{setting}: {error}") from error
 
 
-def _slack_channel(slack: SlackChannel, setting: str) -> str:
+def _slack_app(slack: SlackChannel, token: str, setting: str) -> SlackApp:
     if slack.channel is None or not _CHANNEL_ID.fullmatch(slack.channel):
         raise ConfigError(
-            f"{setting}: give the channel's id, such as C0123456 (at the end of its `About`), not its name: "
+            f"{setting}.channel: give the channel's id, such as C0123456 (at the end of its `About`), not its name: "
             "Slack updates no message of a channel that is only named"
         )
-    return slack.channel
-
-
-def _bot_token(ref: SecretRef, setting: str) -> str:
-    token = _read(setting, ref.read)
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(f"{setting}: is no token; one begins with xoxb-")
-    return token
-
-
-def _api_url(slack: SlackChannel, setting: str) -> str:
-    if urlsplit(usable_url(slack.api_url, setting)).username is not None:
-        raise ConfigError(f"{setting}: must hold no user and no password; the bot token is sent to it")
-    return slack.api_url
+        raise ConfigError(f"{setting}.bot_token: is no token; one begins with xoxb-")
+    if urlsplit(usable_url(slack.api_url, f"{setting}.api_url")).username is not None:
+        raise ConfigError(f"{setting}.api_url: must hold no user and no password; the bot token is sent to it")
+    return SlackApp(token, slack.channel, slack.api_url)
 
 
 def _signing_secret(ref: SecretRef, setting: str) -> str:
@@ -145,7 +127,7 @@ def link_of(links: AlertLinks) -> Link:
     """Makes links to incidents.
 
     Raises:
-        ConfigError: the secret is missing or too short, or the URL is none.
+        ConfigError: the secret is missing or too short, or the URL is invalid.
     """
     base_url = usable_url(links.base_url, "alerts.links.base_url")
     secret = links.signing_secret()
@@ -159,36 +141,36 @@ def link_of(links: AlertLinks) -> Link:
 
 
 class ChannelTester:
-    """Sends test messages to channels: at once, whatever waits, and by whichever alerter is asked."""
+    """Sends test messages to channels: immediately, and by whichever alerter is asked."""
 
-    def __init__(
-        self, channels: Sequence[AlertSender], disabled: DisabledChannels, now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, channels: Sequence[AlertSender], bus: AlerterBus, now: Callable[[], datetime]) -> None:
         self._channels = {channel.name: channel for channel in channels}
-        self._disabled, self._now = disabled, now
+        self._bus, self._now = bus, now
 
     async def answer(self, subject: str) -> bytes:
         """Sends the test message that a subject asks for, and answers with a ChannelTest."""
         name = decode_token(subject.rpartition(".")[2])
+        error = await self._problem(name)
+        return ChannelTest(channel=name, delivered=error is None, error=error).json_bytes()
+
+    async def _problem(self, name: str) -> str | None:
         channel = self._channels.get(name)
         if channel is None:
-            error = "the alerter's config has no such channel; it may have to be restarted"
-            return ChannelTest(channel=name, delivered=False, error=error).json_bytes()
+            return "the alerter's config has no such channel; it may have to be restarted"
         try:
             async with asyncio.timeout(TEST_TIMEOUT_S):
                 await channel.send(test_alert(name, self._now()))
-            if await self._disabled.contains(channel):
-                await self._disabled.remove(channel)  # the receiver is back
+            if await self._bus.is_disabled(channel):
+                await self._bus.enable(channel)  # the receiver is back
         except TimeoutError:
-            error = f"no answer within {TEST_TIMEOUT_S:g} s; perhaps it arrives all the same"
-            return ChannelTest(channel=name, delivered=False, error=error).json_bytes()
+            return f"no answer within {TEST_TIMEOUT_S:g} s; perhaps it arrives all the same"
         except (SendError, BusError) as error:
-            return ChannelTest(channel=name, delivered=False, error=str(error)).json_bytes()
-        return ChannelTest(channel=name, delivered=True).json_bytes()
+            return str(error)
+        return None
 
 
 def test_alert(channel: str, at: datetime) -> Alert:
-    """What a test looks like: an alert that says that nothing is wrong."""
+    """A test message: an alert that says that nothing is wrong."""
     identity = f"{TEST}{uuid4().hex}"
     return Alert(
         alert_id=identity,

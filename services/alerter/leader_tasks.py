@@ -1,11 +1,9 @@
-"""What one alerter of the fleet does while it has the leader lease: it notifies, groups, and watches the clock."""
+"""The tasks of the alerter that has the leader lease: it notifies, groups, and watches the clock."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
@@ -14,43 +12,25 @@ from pydantic import ValidationError
 from breakwater import background
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusError
-from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.lookup import Connection, Lookup
-from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
-from breakwater.bus.topology import (
-    ALERTER_DEAD_LETTERS,
-    ALERTER_EXECUTIONS,
-    ALERTER_REPLAYS,
-    ALERTS_HELD,
-    alert_consumer,
-)
+from breakwater.bus.topology import ALERTER_DEAD_LETTERS, ALERTER_EXECUTIONS, ALERTER_REPLAYS
 from breakwater.config import Alerts
+from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.metrics import AlerterMetrics
 from breakwater.outage import Outage
-from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules
 from services.alerter.baselines import Baselines
+from services.alerter.bus import AlerterBus, IncidentRecorder
 from services.alerter.channel import AlertSender
 from services.alerter.handlers import Grouping, Sweep, of_dead_letters, of_executions
-from services.alerter.notes import DisabledChannels, SavedBaselines, SentMessages
-from services.alerter.notifier import DEFAULT_SCHEDULE, Notifier, Schedule
+from services.alerter.notifier import Notifier
 
 SAVE_S = 30.0
 REPLAYS_WAIT_S = 2.0
 RETRY_S = 5.0
-"""How soon a task that failed unexpectedly is started again."""
-
-
-@dataclass(frozen=True, slots=True)
-class AlerterBus:
-    """The bus, as the alerter uses it."""
-
-    connection: Connection
-    publisher: Publisher
-    lookup: Lookup
+"""The wait before a task that failed unexpectedly is started again."""
 
 
 class LeaderTasks:
@@ -59,66 +39,46 @@ class LeaderTasks:
     def __init__(
         self,
         alerts: Alerts,
-        rules: IncidentRules,
         channels: Sequence[AlertSender],
-        log: IncidentLog,
+        incidents: IncidentRecorder,
         bus: AlerterBus,
         metrics: AlerterMetrics,
         now: Callable[[], datetime],
-        schedule: Schedule = DEFAULT_SCHEDULE,
     ) -> None:
-        self._alerts, self._rules, self._channels = alerts, rules, channels
-        self._log, self._bus, self._metrics, self._now, self._schedule = log, bus, metrics, now, schedule
-        self._saved = SavedBaselines(bus.connection, bus.publisher)
+        self._alerts, self._channels, self._incidents = alerts, channels, incidents
+        self._bus, self._metrics, self._now = bus, metrics, now
         self._outage = Outage("saving agents' baselines")
 
     async def run(self) -> None:
         """Runs all tasks until it is cancelled."""
         baselines = Baselines(self._alerts.anomalies)
         notifiers = {channel.name: self._notifier(channel) for channel in self._channels}
-        signals = of_executions(baselines, self._alerts.anomalies, self._now, self._newest)
-        # Nothing is done before that: what is not known here would be saved over what is.
-        for agent, saved in (
-            await self._outage.retry_until_available(self._saved.all, on=BusError, retry_s=RETRY_S)
-        ).items():
-            baselines.restore(agent, saved)
+        signals = of_executions(baselines, self._alerts.anomalies, self._now, lambda key: self._incidents.known.of(key))
+        # First of all: figures that are unknown here would be overwritten.
+        saved = await self._outage.retry_until_available(self._bus.baselines, on=BusError, retry_s=RETRY_S)
+        for agent, data in saved.items():
+            baselines.restore(agent, data)
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             **{f"channel {name}": notifier.run for name, notifier in notifiers.items()},
             "executions": lambda: self._grouping(Stream.EVENTS, ALERTER_EXECUTIONS).run(signals),
             "dead letters": lambda: self._grouping(Stream.DLQ, ALERTER_DEAD_LETTERS).run(of_dead_letters),
-            "sweep": Sweep(self._log, self._rules, baselines, self._now).run,
+            "sweep": Sweep(self._incidents, baselines, self._now).run,
             "replays": lambda: self._replay(notifiers),
             "baselines": lambda: self._save(baselines),
         }
         await background.run_together(*(_lasting(name, part) for name, part in parts.items()))
 
-    def _newest(self, key: str) -> Alert | None:
-        return self._log.incidents.of(key)
-
     def _notifier(self, channel: AlertSender) -> Notifier:
-        bus = self._bus
-        return Notifier(
-            channel,
-            ChannelRules(
-                self._alerts.channels[channel.name],
-                quiet_s=self._alerts.quiet_s,
-                on_events=self._alerts.on_events,
-                every_change=channel.updates,
-            ),
-            Pull(bus.connection, Stream.ALERTS, alert_consumer(channel.name)),
-            SentMessages(bus.lookup, bus.publisher, channel.name),
-            DisabledChannels(bus.lookup, bus.publisher),
-            bus.publisher,
-            self._log,
-            self._rules,
-            self._metrics.of(channel.name),
-            self._now,
-            most=ALERTS_HELD,
-            schedule=self._schedule,
+        rules = ChannelRules(
+            self._alerts.channels[channel.name],
+            quiet_s=self._alerts.quiet_s,
+            on_events=self._alerts.on_events,
+            every_change=channel.updates,
         )
+        return Notifier(channel, rules, self._bus, self._incidents, self._metrics.of(channel.name), self._now)
 
     def _grouping(self, stream: Stream, durable: str) -> Grouping:
-        return Grouping(self._log, self._rules, Pull(self._bus.connection, stream, durable), time.monotonic)
+        return Grouping(self._incidents, Pull(self._bus.connection, stream, durable))
 
     async def _save(self, baselines: Baselines) -> None:
         unsaved: dict[str, bytes] = {}
@@ -127,7 +87,7 @@ class LeaderTasks:
             unsaved.update(baselines.changed(self._now()))
             while unsaved:
                 agent, data = next(iter(unsaved.items()))
-                await self._saved.save(agent, data)
+                await self._bus.remember(subjects.baseline(agent), data)
                 del unsaved[agent]
 
         while True:

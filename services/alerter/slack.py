@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
 import aiohttp
 from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
-from slack_sdk.web.async_slack_response import AsyncSlackResponse
 from slack_sdk.webhook.async_client import AsyncWebhookClient
 
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.policy.addresses import Network
 from breakwater.policy.classify import retry_after_s
+from services.alerter.bus import SentMessages
 from services.alerter.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer
-from services.alerter.notes import SentMessages
 from services.alerter.wording import Line, Url, Worded, Wording, plain
 
 TIMEOUT_S = 10.0
@@ -29,21 +29,22 @@ SECTION_LENGTH = 3000
 """Characters that a section's text takes, after escaping."""
 MAX_BLOCKS = 50
 NOTICE_LENGTH = 3000
-"""Of the text for notifications and screen readers. Slack takes 40,000 and advises 4,000."""
+"""Characters of the text for notifications and screen readers. Slack takes 40,000 and advises 4,000."""
 _TITLE_LENGTH = 1000
 
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_PART_OF_ESCAPE = re.compile("&[a-z]*$")
 
 _HAPPENED_AGAIN = frozenset({"repeated", "reopened"})
 _FIRST_REPLIES = 10
 _CODE = re.compile(r"[a-z_]{1,64}")
-"""How Slack names a refusal (`no_service`, `invalid_blocks`); anything else may be a stranger's page."""
+"""The name of a refusal by Slack (`no_service`, `invalid_blocks`); anything else may be a stranger's page."""
 _CANNOT_BE_UPDATED = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
 _PASSING = frozenset(
     {"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout"}
 )
 _DISABLING = frozenset({"token_revoked", "account_inactive", "is_archived"})
-_NEW_TOKEN = "set the bot token that stands on the app's page `OAuth & Permissions`"  # noqa: S105  advice
+_NEW_TOKEN = "set the bot token from the app's page `OAuth & Permissions`"  # noqa: S105  advice
 _ADVICE: Mapping[str, str] = {
     "invalid_auth": _NEW_TOKEN,
     "not_authed": _NEW_TOKEN,
@@ -56,7 +57,22 @@ _ADVICE: Mapping[str, str] = {
     "is_archived": "the channel is archived; set another one",
     "restricted_action": "the workspace does not let the bot post in this channel; ask its administrator",
 }
+_NOT_SLACK = "the answer is not one of Slack's"
 _NO_HOOK = frozenset({"no_service", "no_active_hooks", "channel_is_archived"})
+
+
+_SILENT = logging.Logger("slack", level=logging.WARNING)
+"""For slack-sdk, which logs URLs and messages at debug level."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlackApp:
+    """The app whose bot posts, and the channel that it posts in."""
+
+    token: str
+    channel: str
+    """An id: Slack updates no message of a channel that is only named."""
+    api_url: str
 
 
 class SlackWebhook(HttpChannel):
@@ -68,27 +84,24 @@ class SlackWebhook(HttpChannel):
         self, name: str, url: str, wording: Wording, allowed: Sequence[Network], now: Callable[[], datetime]
     ) -> None:
         super().__init__(name, fingerprint("slack.webhook_url", url), allowed, TIMEOUT_S, now)
-        self._url = url
-        self._wording = wording
-        self._client: AsyncWebhookClient | None = None
-
-    async def open(self) -> None:
-        """Opens the session and the client on it."""
-        await super().open()
-        self._client = AsyncWebhookClient(self._url, session=self._session, retry_handlers=[], logger=_silent_logger())
-        # It reads HTTPS_PROXY and the like; a proxy would connect to addresses that we can't check.
-        self._client.proxy = None
+        self._url, self._wording = url, wording
 
     async def send(self, message: Alert | AlertDigest) -> None:
         """Posts the message once. Raises SendError."""
-        assert self._client is not None, "open() comes first"
-        worded = self._wording.alert(message) if isinstance(message, Alert) else self._wording.digest(message)
-        _check_open(self._session)
+        client = AsyncWebhookClient(self._url, session=self._session, retry_handlers=[], logger=_SILENT)
+        client.proxy = None  # it reads HTTPS_PROXY; a proxy would connect to addresses that can't be checked
         try:
-            answer = await self._client.send_dict(slack_message(worded))
+            answer = await client.send_dict(slack_message(self._wording.message(message)))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise no_answer(error) from None
-        _check_hook_answer(answer.status_code, answer.headers, answer.body, self._now())
+        code = answer.body if _CODE.fullmatch(answer.body) else ""
+        if answer.status_code in {404, 410} and code in _NO_HOOK:
+            raise SendError(
+                f"Slack refuses: {code}; the webhook takes no messages any more: make a new one, and set its URL",
+                permanent=True,
+                disables=True,
+            )
+        check_answer(answer.status_code, answer.headers, self._now(), code)
 
 
 class SlackBot(HttpChannel):
@@ -100,48 +113,32 @@ class SlackBot(HttpChannel):
     def __init__(
         self,
         name: str,
-        token: str,
-        channel: str,
-        api_url: str,
+        app: SlackApp,
         wording: Wording,
         sent_messages: SentMessages,
         allowed: Sequence[Network],
         now: Callable[[], datetime],
     ) -> None:
-        """Makes the channel. `channel` is an id: Slack updates no message of a channel that is only named."""
-        super().__init__(name, fingerprint("slack.bot_token", api_url, token, channel), allowed, TIMEOUT_S, now)
-        self._token = token
-        self._channel = channel
-        self._api_url = api_url
-        self._wording = wording
-        self._sent_messages = sent_messages
+        identity = fingerprint("slack.bot_token", app.api_url, app.token, app.channel)
+        super().__init__(name, identity, allowed, TIMEOUT_S, now)
+        self._app, self._wording, self._sent_messages = app, wording, sent_messages
         self._unsaved: dict[str, str] = {}
-        """Messages that were posted but could not be remembered: a retry updates them."""
+        """Messages that were posted but could not be recorded: a retry updates them."""
         self._replied: dict[str, int] = {}
-        """How often an incident had happened at the last reply in its thread."""
-        self._client: AsyncWebClient | None = None
-
-    async def open(self) -> None:
-        """Opens the session and the client on it."""
-        await super().open()
-        self._client = AsyncWebClient(
-            self._token, self._api_url, session=self._session, retry_handlers=[], logger=_silent_logger()
-        )
-        # It reads HTTPS_PROXY and the like; a proxy would connect to addresses that we can't check.
-        self._client.proxy = None
+        """The incident's count at the last reply in its thread."""
 
     async def send(self, message: Alert | AlertDigest) -> None:
-        """Posts the message, or updates that of its incident. It may be sent again: then a reply may be there twice.
-
-        What the sent messages raise goes through: the message may have arrived, and is updated at the next try.
+        """Posts the message, or updates that of its incident. If it is sent again, a reply may be there twice.
 
         Raises:
             SendError: it did not arrive.
+            BusError: it may have arrived, and is updated at the next try.
         """
+        shown = slack_message(self._wording.message(message))
         if isinstance(message, AlertDigest):
-            await self._post(slack_message(self._wording.digest(message)))
+            await self._post(shown)
             return
-        incident_id, shown = message.incident_id, slack_message(self._wording.alert(message))
+        incident_id = message.incident_id
         ts = self._unsaved.get(incident_id) or await self._sent_messages.get(incident_id)
         known = ts is not None and await self._updated(ts, shown)
         if ts is None or not known:
@@ -156,10 +153,10 @@ class SlackBot(HttpChannel):
             self._replied.pop(incident_id, None)
 
     def _worth_a_reply(self, alert: Alert) -> bool:
-        """That it happened again is worth a word when it has happened twice as often as when there was one last."""
+        """True for a reminder, and for a recurrence if the count has doubled since the last reply."""
         if alert.change == "reminded":
             return True
-        # Another process may have replied before; who does not know begins with what is said now.
+        # Another process may have replied before: an unknown count begins with the one of now.
         last = self._replied.setdefault(alert.incident_id, 1 if alert.count <= _FIRST_REPLIES else alert.count)
         return alert.change in _HAPPENED_AGAIN and alert.count >= 2 * last
 
@@ -182,15 +179,16 @@ class SlackBot(HttpChannel):
         return True
 
     async def _call(self, method: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert self._client is not None, "open() comes first"
-        _check_open(self._session)
+        app = self._app
+        client = AsyncWebClient(app.token, app.api_url, session=self._session, retry_handlers=[], logger=_SILENT)
+        client.proxy = None  # as for the webhook
         try:
-            answer = await self._client.api_call(method, json={"channel": self._channel, **fields})
+            answer = await client.api_call(method, json={"channel": app.channel, **fields})
         except SlackApiError as error:
             raise _api_refusal(error, self._now()) from None
         except AttributeError:
-            # What slack-sdk raises for an answer that is no JSON object.
-            raise SendError("the answer is not one of Slack's") from None
+            # Raised by slack-sdk for an answer that is no JSON object.
+            raise SendError(_NOT_SLACK) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise no_answer(error) from None
         return answer.data if isinstance(answer.data, dict) else {}
@@ -202,7 +200,10 @@ def slack_message(worded: Worded) -> dict[str, Any]:
     texts = [title, *(text for lines in worded.paragraphs for text in _packed(lines))]
     return {
         "text": escaped(plain(worded), NOTICE_LENGTH),
-        "blocks": [_section(text) for text in texts[:MAX_BLOCKS]],
+        "blocks": [
+            {"type": "section", "text": {"type": "mrkdwn", "text": text, "verbatim": True}}
+            for text in texts[:MAX_BLOCKS]
+        ],
         "unfurl_links": False,
         "unfurl_media": False,
     }
@@ -210,19 +211,10 @@ def slack_message(worded: Worded) -> dict[str, Any]:
 
 def escaped(text: str, limit: int) -> str:
     """A text in which Slack reads no mention, link or entity, of at most `limit` characters."""
-    if len(text) <= limit:  # else it only grows longer
-        whole = text.translate(_ESCAPES)
-        if len(whole) <= limit:
-            return whole
-    kept: list[str] = []
-    length = 1  # for the ellipsis
-    for character in text:
-        shown = character.translate(_ESCAPES)
-        length += len(shown)
-        if length > limit:
-            break
-        kept.append(shown)
-    return f"{''.join(kept)}…" if limit > 0 else ""
+    whole = text.translate(_ESCAPES)
+    if len(whole) <= limit:
+        return whole
+    return f"{_PART_OF_ESCAPE.sub('', whole[: limit - 1])}…" if limit > 0 else ""
 
 
 def _packed(lines: tuple[Line, ...]) -> Iterator[str]:
@@ -256,56 +248,20 @@ def _link(part: Url, room: int) -> str:
     return f"<{url}|{escaped(part.text, for_text)}>" if for_text > 0 else escaped(part.text, room)
 
 
-def _section(text: str) -> dict[str, Any]:
-    return {"type": "section", "text": {"type": "mrkdwn", "text": text, "verbatim": True}}
-
-
-def _silent_logger() -> logging.Logger:
-    """A logger for slack-sdk, which writes URLs and messages to its own at debug level."""
-    return logging.Logger("slack", level=logging.WARNING)
-
-
-def _check_open(session: aiohttp.ClientSession) -> None:
-    """Makes sure that slack-sdk uses our session. On a closed one it opens a session of its own, which has no guard.
-
-    Raises:
-        SendError: it is closed.
-    """
-    if session.closed:
-        raise SendError("the channel is closed")
-
-
 class CannotBeUpdatedError(SendError):
     """The message was deleted, or is too old."""
 
 
 def _api_refusal(error: SlackApiError, now: datetime) -> SendError:
-    """What a refusal by the Web API means."""
+    """The meaning of a refusal by the Web API."""
     answered: Any = cast("Any", error).response
-    if isinstance(answered, AsyncSlackResponse):
-        found = cast("Any", answered)
-        return _meaning(int(found.status_code), found.headers, _code_in(found.data), now)
-    assert isinstance(answered, aiohttp.ClientResponse)  # its body is no JSON
-    return _meaning(answered.status, answered.headers, "", now)
-
-
-def _check_hook_answer(status: int, headers: Mapping[str, str], body: str, now: datetime) -> None:
-    """Takes any 2xx of an incoming webhook for a delivery.
-
-    Raises:
-        SendError: for everything else.
-    """
-    code = body if _CODE.fullmatch(body) else ""
-    if status in {404, 410} and code in _NO_HOOK:
-        raise SendError(
-            f"Slack refuses: {code}; the webhook takes no messages any more: make a new one, and set its URL",
-            permanent=True,
-            disables=True,
-        )
-    check_answer(status, headers, now, code)
-
-
-def _meaning(status: int, headers: Mapping[str, str], code: str, now: datetime) -> SendError:
+    if hasattr(answered, "status_code"):
+        status, data = int(answered.status_code), answered.data
+    else:
+        status, data = int(answered.status), None  # aiohttp's own, whose body is no JSON
+    headers: Mapping[str, str] = answered.headers
+    named: object = data.get("error") if isinstance(data, dict) else None
+    code = named if isinstance(named, str) and _CODE.fullmatch(named) else ""
     if code in _CANNOT_BE_UPDATED:
         return CannotBeUpdatedError(f"Slack refuses: {code}", permanent=True)
     if code and status == 200:
@@ -320,9 +276,4 @@ def _meaning(status: int, headers: Mapping[str, str], code: str, now: datetime) 
         check_answer(status, headers, now, code)
     except SendError as refusal:
         return refusal
-    return SendError("the answer is not one of Slack's")
-
-
-def _code_in(data: object) -> str:
-    named = cast("dict[str, object]", data).get("error") if isinstance(data, dict) else None
-    return named if isinstance(named, str) and _CODE.fullmatch(named) else ""
+    return SendError(_NOT_SLACK)

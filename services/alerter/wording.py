@@ -1,4 +1,4 @@
-"""What people read of an alert or a digest, in the order in which they need it on a phone.
+"""The words of an alert or a digest, in the order in which people need them on a phone.
 
 What happened and how bad it is, where, since when, what to do, who looks after it, and a link.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -15,15 +15,13 @@ from breakwater.config.alerts import AlertTemplate
 from breakwater.contracts.alerts import Alert, AlertDigest, AlertEvent, HeldBack
 from breakwater.policy.alert_rules import SEVERITIES, fill
 from breakwater.policy.formats import moment, sentence
-
-Link = Callable[[str, datetime], str]
-"""A link to an incident by its id, as made at a time: the same for the same alert, whenever that is sent."""
+from services.alerter.channel import Link
 
 SHOWN_TITLES = 20
 SHOWN_AGENTS = 5
 
 _LINK_HERE = "\ue000"
-"""Stands for the link while a template is filled; of a plane that no text uses."""
+"""Placeholder of the link while a template is filled; of a plane that no text uses."""
 _TURNING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters that turn the direction of what follows: they make a text look like another one."""
 _UNSEEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -57,8 +55,12 @@ class Wording:
     templates: Mapping[AlertEvent, AlertTemplate] = field(default_factory=dict[AlertEvent, AlertTemplate])
     link: Link | None = None
 
+    def message(self, message: Alert | AlertDigest) -> Worded:
+        """The words of any message."""
+        return self.alert(message) if isinstance(message, Alert) else self.digest(message)
+
     def alert(self, alert: Alert) -> Worded:
-        """What an incident is now."""
+        """The incident as it is now."""
         url = self.url(alert.incident_id, alert.at)
         template = self.templates.get(alert.event)
         title = self._title(alert)
@@ -84,7 +86,7 @@ class Wording:
         return Worded(self._title(alert), (((words,),),))
 
     def digest(self, digest: AlertDigest) -> Worded:
-        """What was held back, as figures and as the first titles, the worst in front."""
+        """The alerts that were held back, as figures and as the first titles, the worst in front."""
         total = sum(digest.counts.values())
         were = "alert was" if total == 1 else "alerts were"
         title = f"{total:,} {were} held back {_span(digest)} ({_WHY[digest.why]})"
@@ -118,7 +120,7 @@ def plain(worded: Worded) -> str:
 
 
 def clean(text: str) -> str:
-    """A text without what is not to be seen: control characters, and those that turn the direction of writing."""
+    """A text without control characters, and those that turn the direction of writing."""
     lines = text.replace("\r\n", "\n").replace("\u2028", "\n").replace("\u2029", "\n")
     return _UNSEEN.sub(" ", _TURNING.sub("", lines))
 

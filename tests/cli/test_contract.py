@@ -25,7 +25,7 @@ from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLett
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution, Progress, Result
 from breakwater.contracts.schemas import ON_WEBHOOKS
 from breakwater.contracts.types import Event
-from services.alerter.webhook import envelope
+from services.alerter.channel import envelope
 from tests.cli.conftest import Run
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from standardwebhooks import Webhook
 
 from breakwater.cli.demo.receiver import Delivered, receiving
 from breakwater.contracts.alerts import Alert
-from services.alerter.webhook import envelope
+from services.alerter.channel import envelope
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"

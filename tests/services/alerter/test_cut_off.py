@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.alerter.cut_off import CutOffAnswers
+from services.alerter.baselines import CutOffAnswers
 from tests.analytics.samples import execution
 
 

@@ -1,11 +1,11 @@
 """Which incidents Prometheus is shown."""
 
-from services.alerter.gauges import by_labels
+from services.alerter.app import counted_incidents
 from tests.services.alerter.messages import acknowledged, alert, stopped_task
 
 
 def test_incidents_are_counted_by_event_severity_and_status() -> None:
-    found = by_labels([alert(), alert(incident_id="another"), acknowledged(alert()), stopped_task()])
+    found = counted_incidents([alert(), alert(incident_id="another"), acknowledged(alert()), stopped_task()])
     assert {labels: number for labels, number in found.items() if number} == {
         ("breaker_open", "critical", "firing"): 2,
         ("breaker_open", "critical", "acknowledged"): 1,
@@ -14,7 +14,7 @@ def test_incidents_are_counted_by_event_severity_and_status() -> None:
 
 
 def test_where_there_are_none_that_is_known() -> None:
-    found = by_labels([])
+    found = counted_incidents([])
     assert found["budget_hard_cap", "critical", "firing"] == 0
     assert set(found.values()) == {0}
     assert not any(status == "resolved" for _, _, status in found)
@@ -24,4 +24,4 @@ def test_a_channel_that_is_dead_is_as_severe_as_any_incident() -> None:
     dead = alert(
         key="job_dead_lettered//undeliverable/ops", first_event="job_dead_lettered", highest_severity="critical"
     )
-    assert by_labels([dead])["job_dead_lettered", "critical", "firing"] == 1
+    assert counted_incidents([dead])["job_dead_lettered", "critical", "firing"] == 1

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import ChannelTest
 from breakwater.contracts.subjects import Stream
 from services.alerter import leader_tasks
-from services.alerter.notes import DisabledChannels, SavedBaselines
+from services.alerter.bus import AlerterBus
 from tests.helpers import until
 from tests.policy.test_outbox import alert
 from tests.server_sources import RunningServer
@@ -101,13 +100,12 @@ async def test_the_baseline_of_an_agent_outlives_the_process(
     monkeypatch.setattr(leader_tasks.Baselines, "restore", noted)
     async with bus_of(own_nats_server.url, config) as bus:
         long_ago = {"completed_at": "2026-11-21T10:00:00.000Z", "status": "succeeded", "reason": None, "error": None}
-        saved_baselines = SavedBaselines(lambda: bus.client, Publisher(lambda: bus.client, "test"))
         async with alerter(bus, config):
             later = {**long_ago, "completed_at": "2026-11-21T10:05:00.000Z"}
             await publish_executions(bus, *(ended(number, **long_ago) for number in range(20)), ended(99, **later))
             await bus.finished("EVENTS", "alerter-executions", 21)
             async with asyncio.timeout(DEADLINE_S):
-                while not (saved := await saved_baselines.all()):
+                while not (saved := await AlerterBus(lambda: bus.client).baselines()):
                     await asyncio.sleep(0.05)
         assert list(saved) == ["writer"]
         async with alerter(bus, config):
@@ -117,12 +115,12 @@ async def test_the_baseline_of_an_agent_outlives_the_process(
 
 async def test_a_disabled_channel_is_known_by_its_receiver_and_not_by_its_name(own_nats_server: RunningServer) -> None:
     async with bus_of(own_nats_server.url, config_of()) as bus:
-        disabled = DisabledChannels(Lookup(lambda: bus.client), Publisher(lambda: bus.client, "test"))
+        memory = AlerterBus(lambda: bus.client)
         one, other = Recorder(fingerprint="one"), Recorder(fingerprint="other")
-        assert not await disabled.contains(one)
-        await disabled.add(one)
-        assert await disabled.contains(one)
-        assert not await disabled.contains(other)
-        await disabled.remove(other)
-        assert not await disabled.contains(one)
+        assert not await memory.is_disabled(one)
+        await memory.disable(one)
+        assert await memory.is_disabled(one)
+        assert not await memory.is_disabled(other)
+        await memory.enable(other)
+        assert not await memory.is_disabled(one)
         assert (await bus.client.jetstream().stream_info(Stream.ALERTER.value)).state.messages == 1

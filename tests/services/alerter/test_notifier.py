@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from breakwater import background
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.incidents import IncidentLog
-from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import Pull
 from breakwater.bus.topology import alert_consumer
@@ -31,9 +30,10 @@ from breakwater.policy.outbox import ChannelRules, Message, message_id
 from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import of_dead_letter
 from services.alerter import notifier as notifier_module
+from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import SendError
-from services.alerter.notes import DisabledChannels, SentMessages
-from services.alerter.notifier import Notifier, Schedule
+from services.alerter.channel_queue import Schedule
+from services.alerter.notifier import Notifier
 from tests.helpers import until
 from tests.policy.test_outbox import alert
 from tests.server_sources import RunningServer
@@ -77,16 +77,13 @@ class Recorder:
 async def delivering(
     bus: Bus, channel: Recorder, *, schedule: Schedule = AT_ONCE, quiet_s: float = 0.0, most: int = 1000, **route: Any
 ) -> AsyncGenerator[Notifier]:
-    publisher, lookup = Publisher(lambda: bus.client, "alerter"), Lookup(lambda: bus.client)
+    alerter_bus = AlerterBus(lambda: bus.client)
+    log = IncidentLog(lambda: bus.client, alerter_bus.publisher, Redactor.compile(RedactionRules()))
     notifier = Notifier(
         channel,
         ChannelRules(Route.model_validate({"rate_limit": "off"} | route), quiet_s, every_change=channel.updates),
-        Pull(lambda: bus.client, Stream.ALERTS, DURABLE),
-        SentMessages(lookup, publisher, channel.name),
-        DisabledChannels(lookup, publisher),
-        publisher,
-        IncidentLog(lambda: bus.client, publisher, Redactor.compile(RedactionRules())),
-        IncidentRules(CONFIG.alerts.on_events, 600, (), CONFIG.alerts.reminders),
+        alerter_bus,
+        IncidentRecorder(log, IncidentRules(CONFIG.alerts.on_events, 600, (), CONFIG.alerts.reminders)),
         AlerterMetrics(CollectorRegistry()).of(channel.name),
         lambda: datetime.now(UTC),
         most=most,
@@ -264,8 +261,7 @@ async def test_a_channel_that_updates_hears_the_changes_of_what_it_has_posted(
 ) -> None:
     monkeypatch.setattr(outbox, "UPDATE_EVERY", timedelta(seconds=0.2))
     channel = Recorder(updates=True)
-    publisher = Publisher(lambda: bus.client, "alerter")
-    await SentMessages(Lookup(lambda: bus.client), publisher, "ops").put("inc_a", "1700000000.000100")
+    await SentMessages(AlerterBus(lambda: bus.client), "ops").put("inc_a", "1700000000.000100")
     await publish(bus, *of("a", "opened"))
     async with delivering(bus, channel, quiet_s=600):
         await bus.finished("ALERTS", DURABLE, 1)
@@ -343,7 +339,7 @@ async def test_a_second_try_reports_an_incident_as_it_is_now(bus: Bus) -> None:
     [delivery] = await again(bus, alert("a"))
     await publish(bus, newer)
     async with delivering(bus, channel, quiet_s=600) as notifier:
-        await notifier._incidents.catch_up()
+        await notifier._incidents.log.catch_up()
         notifier.replay(delivery, alert("a"))
         await until(lambda: channel.sent)
     assert channel.ids == ["alert_a_3"]
@@ -399,7 +395,7 @@ async def test_a_channel_whose_alerts_did_not_arrive_is_an_incident_until_one_ar
     await log.apply(raised, rules)
     channel = Recorder()
     async with delivering(bus, channel) as notifier:
-        await notifier._incidents.catch_up()
+        await notifier._incidents.log.catch_up()
         await publish(bus, alert("a"))
         await bus.reported("resolved")
     last = (await bus.alerts())[-1]

@@ -183,7 +183,7 @@ def test_a_module_that_is_not_there_is_named() -> None:
 def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
     code = (
         "import asyncio, time\n"
-        "from services.alerter.python_channel import PythonCallable\n"
+        "from services.alerter.channel import PythonCallable\n"
         "from services.alerter.channel import SendError\n"
         "from breakwater.policy.redact import DEFAULT_REDACTION\n"
         "from breakwater.providers.local import Shown\n"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from breakwater.config import ConfigError
+from services.alerter.bus import SentMessages
 from services.alerter.channel import SendError
 from services.alerter.channels import channels_of
-from services.alerter.notes import SentMessages
-from services.alerter.slack import SlackBot
+from services.alerter.slack import SlackApp, SlackBot
 from services.alerter.wording import Wording
 from tests.services.alerter.kit import AT, Answer, Receiver, config_of
 from tests.services.alerter.messages import (
@@ -73,9 +73,7 @@ def now() -> datetime:
 
 def bot_of(api_url: str, posts: Remembered, **fields: Any) -> SlackBot:
     given: dict[str, Any] = {"token": TOKEN, "channel": CHANNEL} | fields
-    return SlackBot(
-        "ops", api_url=api_url, wording=Wording(), sent_messages=posts, allowed=LOOPBACK, now=lambda: AT, **given
-    )
+    return SlackBot("ops", SlackApp(api_url=api_url, **given), Wording(), posts, LOOPBACK, lambda: AT)
 
 
 async def refused(bot: SlackBot) -> SendError:

@@ -1,0 +1,101 @@
+"""The bus as the alerter uses it: the incidents, and the last message of each subject of the stream ALERTER.
+
+All methods raise BusUnavailable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+from pydantic import ValidationError
+
+from breakwater.bus.errors import PublishRefused
+from breakwater.bus.incidents import IncidentLog, Incidents
+from breakwater.bus.lookup import Connection, Lookup, last_of_each
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Stream, decode_token
+from breakwater.policy.incidents import IncidentRules
+from breakwater.policy.signals import Signal
+from services.alerter.channel import AlertSender
+
+
+class AlerterBus:
+    """The bus as the alerter uses it, with disabled channels and agents' baselines.
+
+    A channel is disabled with its fingerprint: its receiver wants no more alerts, but another one that the config names
+    later does.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.publisher, self.lookup = Publisher(connection, "alerter"), Lookup(connection)
+
+    async def recall(self, subject: str) -> bytes:
+        """The last message of a subject; empty if there is none."""
+        found = await self.lookup.last(Stream.ALERTER, subject)
+        return b"" if found is None else found.data
+
+    async def remember(self, subject: str, data: bytes) -> None:
+        """Replaces the last message of a subject."""
+        await self.publisher.raw(subject, data, {})
+
+    async def is_disabled(self, channel: AlertSender) -> bool:
+        """True if the channel's receiver wants no more alerts."""
+        return await self.recall(subjects.disabled_channel(channel.name)) == channel.fingerprint.encode()
+
+    async def disable(self, channel: AlertSender) -> None:
+        """Records that the channel's receiver wants no more alerts."""
+        await self.remember(subjects.disabled_channel(channel.name), channel.fingerprint.encode())
+
+    async def enable(self, channel: AlertSender) -> None:
+        """Records that the channel's receiver takes alerts again."""
+        await self.remember(subjects.disabled_channel(channel.name), b"")
+
+    async def baselines(self) -> Mapping[str, bytes]:
+        """The saved baselines, by agent."""
+        found = await last_of_each(self.connection, Stream.ALERTER, "bw.alerter.baselines.*")
+        return {decode_token(one.subject.rpartition(".")[2]): one.data for one in found}
+
+
+class SentMessages:
+    """The messages of one channel by incident, so that they can be updated."""
+
+    def __init__(self, bus: AlerterBus, channel: str) -> None:
+        self._bus, self._channel = bus, channel
+
+    async def get(self, incident_id: str) -> str | None:
+        """The message's name at the receiver; None if the incident has no message."""
+        return (await self._bus.recall(subjects.sent_message(self._channel, incident_id))).decode() or None
+
+    async def put(self, incident_id: str, ts: str) -> None:
+        """Records the message's name at the receiver."""
+        await self._bus.remember(subjects.sent_message(self._channel, incident_id), ts.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentRecorder:
+    """The log of incidents, with the rules by which signals change them."""
+
+    log: IncidentLog
+    rules: IncidentRules
+
+    @property
+    def known(self) -> Incidents:
+        """The incidents as they were read last."""
+        return self.log.incidents
+
+    async def apply(self, signal: Signal) -> None:
+        """Records a signal. Raises PublishRefused, ValidationError: it can't be recorded."""
+        await self.log.apply(signal, self.rules)
+
+    async def record(self, signal: Signal) -> None:
+        """Records a signal; one that can't be recorded is logged."""
+        try:
+            await self.apply(signal)
+        except (ValidationError, PublishRefused) as error:
+            # Names in an event may be longer than those of an alert: better one alert less than none after it.
+            reason = error.title if isinstance(error, ValidationError) else str(error)
+            structlog.get_logger().error("alert_impossible", key=signal.key, error=reason)
