@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from breakwater.embedded.probes import Probe, nats_ready
+from breakwater.embedded.ports import Probe, nats_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.servers import ServerNotFoundError, find_nats
 from tests.server_sources import ProcessRunner, RunningServer, missing_backend

@@ -12,8 +12,7 @@ from typing import Protocol
 
 import pytest
 
-from breakwater.embedded.ports import free_port
-from breakwater.embedded.probes import Probe
+from breakwater.embedded.ports import Probe, free_port
 from breakwater.embedded.process import ProcessSpec, kill_group, log_size, log_tail, spawn
 from breakwater.embedded.servers import ServerNotFoundError, clickhouse_spec, nats_spec, redis_spec
 

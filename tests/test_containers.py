@@ -33,8 +33,7 @@ from breakwater.bus.server_health import unhealthy_servers
 from breakwater.bus.topology import Plan
 from breakwater.config import Config
 from breakwater.config.load import DECRYPTING
-from breakwater.embedded.ports import free_port
-from breakwater.embedded.probes import http_ready, redis_ready
+from breakwater.embedded.ports import free_port, http_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.servers import find_valkey
 from breakwater.settings import Settings

@@ -46,7 +46,7 @@ def test_every_rule_notices_what_it_forbids(tmp_path: Path) -> None:
     (breakwater / "providers" / "wrong.py").write_text(
         "import chdb\nimport clickhouse_connect\nimport breakwater.bus\n"
     )
-    (breakwater / "embedded" / "probes.py").write_text("import breakwater.config\n")
+    (breakwater / "embedded" / "ports.py").write_text("import breakwater.config\n")
     (services / "sink" / "handlers.py").write_text("import nats\nimport redis.asyncio\nimport services.worker.app\n")
     (services / "worker" / "app.py").write_text(
         "import breakwater.cli.setup\nimport joserfc\nimport prometheus_client\n"

@@ -26,8 +26,7 @@ from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.api_keys import create_key
 from breakwater.contracts.types import nano_from_usd
-from breakwater.embedded.ports import free_port
-from breakwater.embedded.probes import http_ready
+from breakwater.embedded.ports import free_port, http_ready
 from tests.chaos.clock import AHEAD_S, JumpingClock
 from tests.chaos.faults import LEADER, SERVERS, SERVICES, Fault, Scenario
 from tests.chaos.network import Link

@@ -21,12 +21,11 @@ from breakwater.embedded.clickhouse.access import (
     READER_GRANTS,
     READER_LIMITS,
     READER_SLOTS,
-    Role,
+    EngineRole,
     check,
 )
-from breakwater.embedded.clickhouse.errors import ClickHouseError
-from breakwater.embedded.ports import free_port
-from breakwater.embedded.probes import http_ready
+from breakwater.embedded.clickhouse.statements import ClickHouseError
+from breakwater.embedded.ports import free_port, http_ready
 from tests import servers
 from tests.embedded.test_clickhouse_http import PASSWORD, Server, start, stop
 from tests.helpers import until
@@ -448,10 +447,10 @@ async def test_a_mistake_in_a_statement_is_named_as_it_was_sent(target: Target) 
     ],
 )
 def test_result_and_data_take_the_one_way_that_was_added(canonical: str) -> None:
-    check("SELECT 1\nINTO OUTFILE '/dev/fd/0' APPEND\nFORMAT CSV", Role.READER, frozenset(), "'/dev/fd/0'")
-    check("INSERT INTO t FROM INFILE '/dev/fd/0'\nFORMAT CSV", Role.PLANE, frozenset(), "'/dev/fd/0'")
+    check("SELECT 1\nINTO OUTFILE '/dev/fd/0' APPEND\nFORMAT CSV", EngineRole.READER, frozenset(), "'/dev/fd/0'")
+    check("INSERT INTO t FROM INFILE '/dev/fd/0'\nFORMAT CSV", EngineRole.PLANE, frozenset(), "'/dev/fd/0'")
     with pytest.raises(ClickHouseError, match="INTO OUTFILE is not allowed"):
-        check(canonical, Role.PLANE, frozenset(), "'/dev/fd/0'")
+        check(canonical, EngineRole.PLANE, frozenset(), "'/dev/fd/0'")
 
 
 def test_a_real_server_is_given_the_same_rights() -> None:

@@ -94,15 +94,14 @@ def test_the_mode_of_a_directory_that_was_there_is_left_and_its_secrets_are_clos
 @pytest.mark.parametrize("below", ["", "deeper"])
 def test_a_file_in_the_way_is_named_with_what_to_do(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataDirError, match=r"file.*Name another data directory|name another data directory") as caught:
+    with pytest.raises(DataDirError, match="Name another data directory") as caught:
         DataDir(tmp_path / "file" / below).create()
     assert str(tmp_path / "file") in str(caught.value)
-    assert "file" in str(caught.value).partition(": ")[2]
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a /proc")
 def test_a_place_where_nothing_can_be_created_is_named() -> None:
-    with pytest.raises(DataDirError, match="/proc/nowhere/data: it can't be created there"):
+    with pytest.raises(DataDirError, match="/proc/nowhere/data: No such file"):
         DataDir(Path("/proc/nowhere/data")).create()
 
 
@@ -113,7 +112,7 @@ def test_a_directory_of_another_user_is_refused_with_the_permission_that_is_miss
         Path(foreign).chmod(0o755)
         command = [sys.executable, "-c", CREATE_AS_ANOTHER_USER, foreign]
         reported = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert reported.startswith(f"{foreign}: no permission. Give its owner write permission")
+    assert reported.startswith(f"{foreign}: Permission denied. Give its owner write permission")
 
 
 @pytest.fixture
@@ -136,9 +135,9 @@ def test_a_full_disk_is_named_and_costs_no_file_that_was_there(small_disk: Path)
     with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while filler.write(b"x" * 4096):
             pass
-    with pytest.raises(DataDirError, match=r"the disk is full\. Make room"):
+    with pytest.raises(DataDirError, match=r"No space left on device\. Make room"):
         data.create()
-    with pytest.raises(DataDirError, match="the disk is full"):
+    with pytest.raises(DataDirError, match="No space left"):
         data.secret("new")
     assert read_endpoints(data.path) == endpoints(data)
     assert sorted(path.name for path in data.path.iterdir()) == ["endpoints.json", "logs", "secrets"]
@@ -146,7 +145,7 @@ def test_a_full_disk_is_named_and_costs_no_file_that_was_there(small_disk: Path)
 
 def test_a_read_only_file_system_is_named(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(DataDirError, match="read-only"):
+    with pytest.raises(DataDirError, match="Read-only"):
         DataDir(small_disk / "data").create()
 
 

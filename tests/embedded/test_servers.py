@@ -16,8 +16,7 @@ import redis.asyncio as redis
 from nats.aio.client import Client
 
 from breakwater.bus.permissions import GRANTS
-from breakwater.embedded.ports import free_port, standard_port
-from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
+from breakwater.embedded.ports import free_port, http_ready, nats_ready, redis_ready, standard_port
 from breakwater.embedded.servers import (
     ServerNotFoundError,
     clickhouse_spec,
@@ -201,7 +200,7 @@ async def test_a_probe_of_nobody_is_no() -> None:
 
 
 async def test_a_server_that_accepts_and_says_nothing_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("breakwater.embedded.probes._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("breakwater.embedded.ports._TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert not await nats_ready("127.0.0.1", silent.getsockname()[1])()
 

@@ -209,7 +209,7 @@ class ConfigFollower:
 
     def _signal_services(self, before: Config, config: Config) -> tuple[str, ...]:
         """Has every service read the config; returns those that were ended for it, to be started again."""
-        from breakwater.embedded.environment import for_service
+        from breakwater.embedded.process import for_service
 
         restarted: list[str] = []
         for spec in self._stack.services:

@@ -1,12 +1,12 @@
-"""Run one command that must not outlive its supervisor: `python -I -S child.py SUPERVISOR_PID command…`.
+"""Runs one command that must not outlive its supervisor: `python -I -S child.py SUPERVISOR_PID command…`.
 
 A step between fork and exec is needed, because the kernel forgets a parent-death signal at fork. It is a small program
-of its own and not a `preexec_fn`: that one would run Python in a forked copy of a process with threads, where a lock
-held by another thread at that moment is held for ever. It uses the standard library alone and costs about 25 ms.
+and not a `preexec_fn`, which would run Python in a forked copy of a process with threads, where a lock held by another
+thread at that moment is held for ever. It uses the standard library alone and costs about 25 ms.
 
 The kernel sends the signal when the *thread* that forked ends, so `spawn` in process.py forks from the main thread
 only. Linux alone has this. On macOS the command is run all the same, and survives a SIGKILL of its supervisor; the lock
-of the data directory, which every child inherits, then makes the next start say so.
+of the data directory, which every child inherits, then makes the next start fail with that reason.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ COULD_NOT_START = 127
 
 
 def main(argv: list[str]) -> None:
-    """Tie this process to its supervisor and become the command."""
+    """Ties this process to its supervisor and becomes the command."""
     supervisor, command = int(argv[1]), argv[2:]
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

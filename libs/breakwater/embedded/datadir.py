@@ -1,4 +1,4 @@
-"""The data directory of one local stack: its lock, its secrets, and where its parts can be reached."""
+"""The data directory of one local stack: its lock, its secrets, and the addresses of its parts."""
 
 import contextlib
 import errno
@@ -24,26 +24,21 @@ _POLL_S = 0.05
 
 
 def mask_url(url: str) -> str:
-    """Give a URL as it may be shown: `nats://user:***@host:port`."""
+    """Returns a URL as it may be shown: `nats://user:***@host:port`."""
     return _CREDENTIALS.sub(r"\1:***", url)
 
 
 class Endpoints(BaseModel):
-    """The addresses of one stack; with its URL alone, any client of that protocol works.
+    """The addresses of one stack; URLs include user and password, so that any client of the protocol works.
 
     Attributes:
-        request_url: The HTTP API.
-        console_url: The console.
-        nats_url: NATS, user and password included.
-        redis_url: Redis, password included.
-        clickhouse_url: ClickHouse's HTTP protocol, as `reader`, who only reads; password included.
-        api_key_file: The file with a key for the HTTP API.
-        config_file: The config, as it is edited; the services read a copy of it.
-        data_dir: The stack's data directory.
-        simulated_provider_url: The provider that takes the place of all others; None where real ones are called.
-        metrics: What Prometheus scrapes, by process.
-        pid: The process that runs it.
-        started_at: When it was started; RFC 3339 UTC with milliseconds in JSON.
+        clickhouse_url: ClickHouse's HTTP protocol, as `reader`, who only reads.
+        api_key_file: holds a key for the HTTP API.
+        config_file: the config, as it is edited; the services read a copy of it.
+        simulated_provider_url: the provider that takes the place of all others; None where real ones are called.
+        metrics: URLs for Prometheus, by process.
+        pid: of the process that runs the stack.
+        started_at: RFC 3339 UTC with milliseconds in JSON.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,7 +57,7 @@ class Endpoints(BaseModel):
     started_at: Annotated[AwareDatetime, PlainSerializer(format_time, when_used="json")]
 
     def __repr_args__(self) -> Generator[tuple[str | None, Any]]:
-        """Mask passwords: this is what repr() and str() show, so what ends up in logs and tracebacks."""
+        """Masks passwords in repr() and str(), which end up in logs and tracebacks."""
         for name, value in super().__repr_args__():
             yield name, mask_url(value) if isinstance(value, str) else value
 
@@ -95,64 +90,54 @@ class NotRunningError(DataDirError):
         super().__init__("no stack is running here", path, "Start one with `breakwater up`.")
 
 
-_REMEDIES = {
-    errno.ENOENT: ("it can't be created there", "Name another data directory."),
-    errno.EACCES: ("no permission", "Give its owner write permission, or name another data directory."),
-    errno.EPERM: ("the system does not permit it", "Name another data directory."),
-    errno.EROFS: ("the file system is read-only", "Name a data directory on a writable one."),
-    errno.ENOSPC: ("the disk is full", "Make room, or name a data directory on another disk."),
-    errno.EDQUOT: ("the disk quota is used up", "Make room, or name a data directory on another disk."),
-    errno.EEXIST: ("a file is in the way of the data directory", "Move it, or name another data directory."),
-    errno.ENOTDIR: ("a part of this path is a file, not a directory", "Name another data directory."),
+_MENDING = {
+    errno.EACCES: "Give its owner write permission",
+    errno.ENOSPC: "Make room",
+    errno.EDQUOT: "Make room",
 }
 
 
 @contextlib.contextmanager
 def explained(path: Path) -> Generator[None]:
-    """Translate what the operating system says of a path."""
+    """Translates the operating system's errors about a path."""
     try:
         yield
     except OSError as error:
-        unknown = error.strerror or str(error), "Name another data directory."
-        problem, remedy = _REMEDIES.get(error.errno or 0, unknown)
-        raise DataDirError(problem, path, remedy) from error
+        mending = _MENDING.get(error.errno or 0)
+        remedy = f"{mending}, or name another data directory." if mending else "Name another data directory."
+        raise DataDirError(error.strerror or str(error), path, remedy) from error
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process has that pid."""
+    """Returns True if a process has that pid."""
     try:
-        os.kill(pid, 0)
+        with contextlib.suppress(PermissionError):  # it belongs to another user
+            os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it belongs to another user
-        return True
     return True
 
 
 class DataDir:
-    """A directory that holds all that a stack keeps, and one lock so that only one stack uses it.
-
-    Attributes:
-        path: The directory, absolute.
-    """
+    """A directory that holds all data of a stack, and one lock so that only one stack uses it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
 
     @property
     def logs(self) -> Path:
-        """Where each process has its log file."""
+        """The directory of the processes' log files."""
         return self.path / "logs"
 
     def create(self) -> None:
-        """Make the directory, for its owner alone, unless it is there already, and check that it can be written.
+        """Makes the directory, for its owner alone, unless it is there already, and checks that it can be written.
 
         Raises:
-            DataDirError: Something is in the way, a permission is missing, or the disk is full.
+            DataDirError: a file is in the way, a permission is missing, or the disk is full.
         """
         with explained(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Whether writing works is known only by writing: read-only mounts and full disks answer access() with yes.
+            # Only a write shows that writing works: read-only mounts and full disks answer access() with yes.
             write_private(self.path / ".writable", "x" * 4096)
             (self.path / ".writable").unlink()
             for name in (_SECRETS, self.logs.name):
@@ -162,15 +147,15 @@ class DataDir:
 
     @contextlib.contextmanager
     def locked(self) -> Generator[int]:
-        """Hold the directory for this stack, and give the lock's file descriptor.
+        """Holds the directory for this stack, and yields the lock's file descriptor.
 
-        Processes of the stack should inherit the descriptor (`Supervisor(inherit=…)`): the directory then stays locked
-        until the last one is gone, even if this process was killed. Such a leftover gets a few seconds to end, because
-        the kernel is about to kill it; the kernel drops the lock of a dead process, so a stale file is no obstacle.
+        Processes of the stack inherit the descriptor (`Supervisor(inherit=…)`): the directory then stays locked until
+        the last one is gone, even if this process was killed. Such a leftover gets a few seconds to end, because the
+        kernel is about to kill it; the kernel drops the lock of a dead process, so a stale file is no obstacle.
 
         Raises:
-            AlreadyRunningError: Another stack holds it.
-            DataDirError: The lock file cannot be written.
+            AlreadyRunningError: another stack holds it.
+            DataDirError: the lock file cannot be written.
         """
         lock = self.path / _LOCK
         with explained(lock):
@@ -194,10 +179,10 @@ class DataDir:
             os.close(descriptor)
 
     def secret(self, name: str) -> str:
-        """Give the secret of that name: made at random the first time, the same ever after.
+        """Returns the secret of that name, which is made at random the first time.
 
         Raises:
-            DataDirError: It cannot be read or written, or its file is empty.
+            DataDirError: it cannot be read or written, or its file is empty.
         """
         path = self.secret_file(name)
         with explained(path):
@@ -209,27 +194,27 @@ class DataDir:
         return value
 
     def secret_file(self, name: str) -> Path:
-        """Give the file of a secret, for a process that reads it itself.
+        """Returns the file of a secret, for a process that reads it itself.
 
         Raises:
-            ValueError: The name has other characters than lower-case letters, digits, `-` and `_`.
+            ValueError: the name has other characters than lower-case letters, digits, `-` and `_`.
         """
         if _SECRET_NAME.fullmatch(name) is None:
             raise ValueError(f"{name!r} is no name for a secret: use lower-case letters, digits, '-' and '_'")
         return self.path / _SECRETS / name
 
     def write_endpoints(self, endpoints: Endpoints) -> None:
-        """Write where the stack's parts are, for other programs of this user; atomically, readable by the owner."""
+        """Writes the stack's addresses for other programs of this user, atomically and readable by the owner."""
         with explained(self.path / _ENDPOINTS):
             write_private(self.path / _ENDPOINTS, endpoints.model_dump_json(indent=2) + "\n")
 
     def remove_endpoints(self) -> None:
-        """Take the endpoints back when the stack stops."""
+        """Removes the addresses when the stack stops."""
         with explained(self.path / _ENDPOINTS):
             (self.path / _ENDPOINTS).unlink(missing_ok=True)
 
     def holder(self) -> int | None:
-        """Give the pid of the stack that runs here now, or None."""
+        """Returns the pid of the stack that runs here now, or None."""
         with explained(self.path / _LOCK):
             try:
                 descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -242,13 +227,13 @@ class DataDir:
 
 
 def read_endpoints(path: Path) -> Endpoints:
-    """Read where the parts of the stack in a data directory are.
+    """Reads the addresses of the stack in a data directory.
 
-    A stack that was killed leaves them behind: `DataDir(path).holder()` shows whether one is running.
+    A stack that was killed leaves them behind: `DataDir(path).holder()` is None then.
 
     Raises:
-        NotRunningError: There are none.
-        DataDirError: They cannot be read, or are not what this version writes.
+        NotRunningError: there are none.
+        DataDirError: they cannot be read, or are not in the form of this version.
     """
     file = path.expanduser().absolute() / _ENDPOINTS
     with explained(file):
@@ -270,7 +255,7 @@ def _read_pid(descriptor: int) -> int | None:
 
 
 def _locks(descriptor: int, kind: int) -> bool:
-    """Locks a file unless another process does; whether it has."""
+    """Locks a file; returns False if another process holds it."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

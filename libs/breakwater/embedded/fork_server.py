@@ -1,14 +1,14 @@
 """Starts services by forking, on Linux: `python -m breakwater.embedded.fork_server DESCRIPTOR`, and its client.
 
 Importing a service takes 0.7 s of CPU and 75 MB. The server imports all of them once; each service is then a fork of
-it, which runs what `python -m services NAME` runs, is ready in a fraction of that time, and shares the memory of what
-was imported. Elsewhere services are started as any program is.
+it, which does the same as `python -m services NAME`, is ready in a fraction of that time, and shares the memory of the
+imported modules. On other systems services are started as any program is.
 
-DESCRIPTOR is a Unix stream socket. A request is one byte with three descriptors: where the service's stdout and stderr
-go, a pipe, and a file of JSON, `{"service", "environment", "directory"}`. The fork itself reads that file: what one
-service's environment holds is never in the server's memory, and so in no other service's. The pid is written to the
-pipe as text, and on another line the exit code when the service has ended (negative: the signal that killed it). The
-end of the socket's stream, or of the server, is the end of every service.
+DESCRIPTOR is a Unix stream socket. A request is one byte with three descriptors: a log for the service's stdout and
+stderr, a pipe, and a file of JSON, `{"service", "environment", "directory"}`. The fork itself reads that file: one
+service's environment is never in the server's memory, and so in no other service's. The pid is written to the pipe as
+text, and on another line the exit code when the service has ended (negative: the signal that killed it). The end of the
+socket's stream, or of the server, is the end of every service.
 """
 
 from __future__ import annotations
@@ -42,34 +42,28 @@ class ForkServerError(OSError):
 
 
 class ForkedProcess(subprocess.Popen[bytes]):
-    """A process that the fork server has started, of which it reports the pid and the exit code.
+    """A process that the fork server has started, of which it reports the pid and the exit code on a pipe.
 
     The exit code is -9 if the fork server is gone, with which its processes end.
+
+    Raises:
+        ForkServerError: the fork server has ended, or could not fork.
     """
 
     def __init__(self, service: str, reports: BinaryIO) -> None:
-        """Waits until the fork server has reported the pid on a pipe.
-
-        Raises:
-            ForkServerError: it has ended, or could not fork.
-        """
         self.args, self.returncode, self._reports = service, None, reports  # what Popen starts is not started
         if not (pid := reports.readline()):
             raise ForkServerError(f"the fork server could not start {service}")
         self.pid = int(pid)
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Returns the exit code, or None while the process runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: it runs still, after so many seconds.
-        """
+        """Waits for the exit code. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             if not select.select([self._reports], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
@@ -78,26 +72,21 @@ class ForkedProcess(subprocess.Popen[bytes]):
 
 
 class ForkServer:
-    """Starts services as forks. Started with the first of them, or by `start`, and again if it has died."""
+    """Client of a fork server, which is started with the first service, or by `start`, and again if it has died.
+
+    Args:
+        log_file: of the server itself.
+        inherit: descriptors that the services keep open, as of `spawn`.
+    """
 
     def __init__(self, log_file: Path, *, inherit: Sequence[int] = ()) -> None:
-        """Starts nothing yet.
-
-        Args:
-            log_file: What the server itself has to say, which is little.
-            inherit: Descriptors that the services keep open, as of `spawn`.
-        """
         self._log_file = log_file
         self._inherit = tuple(inherit)
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
 
     def start(self) -> None:
-        """Starts the server, which then imports the services while others are busy. From the main thread, as `spawn`.
-
-        Raises:
-            OSError: it can't be started.
-        """
+        """Starts the server, which then imports the services. From the main thread, as `spawn`. Raises OSError."""
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
@@ -112,19 +101,19 @@ class ForkServer:
         """Starts a service in its own session. Blocks until the server has imported everything, the first time.
 
         Args:
-            service: Its name.
-            log: Where stdout and stderr go: an open descriptor, which stays the caller's.
-            environment: All of it.
+            service: its name.
+            log: an open descriptor for stdout and stderr, which the caller still has to close.
+            environment: all variables of the service.
 
         Raises:
-            OSError: The server does not work.
+            OSError: the server does not work.
         """
         return ForkedProcess(service, self._ask(service, log, environment))
 
     async def fork_soon(
         self, service: str, log: int, environment: Mapping[str, str], timeout_s: float
     ) -> ForkedProcess:
-        """Does the same, and lets others work meanwhile; a server that takes too long over it is ended."""
+        """Starts a service without blocking the event loop; ends a server that takes longer than `timeout_s`."""
         reports = self._ask(service, log, environment)
         try:
             async with asyncio.timeout(timeout_s):
@@ -148,7 +137,7 @@ class ForkServer:
             self._process = None
 
     def _ask(self, service: str, log: int, environment: Mapping[str, str]) -> BinaryIO:
-        """Sends a request; gives the pipe on which the server reports."""
+        """Sends a request, and returns the pipe on which the server reports."""
         self.start()
         assert self._requests is not None
         request = {"service": service, "environment": dict(environment), "directory": str(Path.cwd())}
@@ -171,16 +160,16 @@ def serve(requests: socket.socket) -> None:
     services = importlib.import_module("services.__main__")
     for name in services.NAMES:
         importlib.import_module(f"services.{name}.app")
-    # What was imported is not garbage: a collection would copy its pages into each service.
+    # Imported modules are not garbage: a collection would copy their pages into each service.
     gc.collect()
     gc.freeze()
     running: dict[int, tuple[int, int]] = {}
-    """By the pidfd of each service, which is readable when it has ended: its pid, and where that is reported."""
+    """By the pidfd of each service, which is readable when it has ended: its pid, and the pipe for reports."""
     while True:
         readable, _, _ = select.select([requests, *running], [], [])
         for ended in running.keys() & readable:
             pid, pipe = running.pop(ended)
-            # Nothing of its group outlives a service. Before it is reaped: until then the number is its own.
+            # No process of its group outlives a service. Before it is reaped, no other process has its number.
             _kill_group(pid)
             _report(pipe, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
             os.close(pipe)

@@ -1,17 +1,27 @@
-"""The ports of the local stack's servers, all on loopback."""
+"""The ports of the local stack's servers, all on loopback: taking one, and probing if a server does its work there.
 
+A probe speaks the server's own protocol, with no client library. It opens one connection, answers within two seconds,
+and returns False for anything but the right answer.
+"""
+
+import asyncio
 import socket
 import sys
 from collections import deque
+from collections.abc import Awaitable, Callable
+
+Probe = Callable[[], Awaitable[bool]]
 
 LOOPBACK = "127.0.0.1"
 
 _MAX_HELD = 256  # more than a stack needs; a run of the tests takes thousands, and holds the last of them
 _held: deque[socket.socket] = deque()
 
+_TIMEOUT_S = 2.0
+
 
 class PortInUseError(RuntimeError):
-    """The port that was asked for is in use."""
+    """The requested port is in use."""
 
     def __init__(self, port: int) -> None:
         super().__init__(
@@ -20,15 +30,15 @@ class PortInUseError(RuntimeError):
 
 
 def free_port(port: int = 0) -> int:
-    """Takes a port for a server: the one asked for, or one that the kernel gives.
+    """Takes a port for a server: the given one, or one that the kernel chooses.
 
-    On Linux, nobody else gets it while this process lives, also when its server is just started again: a socket stays
-    bound to it. Otherwise the kernel could give it to a client that tries to reconnect to that server, which would then
-    be connected to itself. The server can bind it all the same, as both sockets set SO_REUSEADDR and this one does not
-    listen. So could another stack that asks for this very port: that one finds the port's name taken.
+    On Linux, no other process gets it while this one lives, also when its server is just started again: a socket stays
+    bound to it. Otherwise the kernel could assign it to a client that tries to reconnect to that server, which would
+    then be connected to itself. The server can bind it all the same, as both sockets set SO_REUSEADDR and this one does
+    not listen. So could another stack that asks for this very port: it finds the port's name taken.
 
     Raises:
-        PortInUseError: Something listens on it, or another stack has it.
+        PortInUseError: a program listens on it, or another stack has it.
     """
     holder, name = socket.socket(), socket.socket(socket.AF_UNIX)
     # Without this, what a server leaves in TIME_WAIT when it ends makes its port look taken for a minute.
@@ -50,8 +60,58 @@ def free_port(port: int = 0) -> int:
 
 
 def standard_port(standard: int) -> int:
-    """Takes a server's standard port, or one that the kernel gives where that is in use."""
+    """Takes a server's standard port, or one that the kernel chooses where that is in use."""
     try:
         return free_port(standard)
     except PortInUseError:
         return free_port()
+
+
+def nats_ready(host: str, port: int) -> Probe:
+    """Probes a nats-server: it greets with `INFO {` once it takes clients, which is after JetStream has recovered."""
+
+    async def probe() -> bool:
+        return await _ask(host, port, b"", 6) == b"INFO {"
+
+    return probe
+
+
+def redis_ready(host: str, port: int, password: str | None) -> Probe:
+    """Probes a redis-server: PING is answered by +PONG, and by -LOADING while it reads its data."""
+    commands = _resp("PING") if password is None else _resp("AUTH", password) + _resp("PING")
+    expected = b"+PONG\r\n" if password is None else b"+OK\r\n+PONG\r\n"
+
+    async def probe() -> bool:
+        return await _ask(host, port, commands, len(expected)) == expected
+
+    return probe
+
+
+def http_ready(host: str, port: int, path: str, *, body_prefix: bytes = b"") -> Probe:
+    """Probes an HTTP server: GET of the path is answered with 200 and a body that begins with `body_prefix`."""
+    request = f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
+
+    async def probe() -> bool:
+        head, _, body = (await _ask(host, port, request, None)).partition(b"\r\n\r\n")
+        return head.split(b" ", 2)[1:2] == [b"200"] and body.startswith(body_prefix)
+
+    return probe
+
+
+async def _ask(host: str, port: int, request: bytes, size: int | None) -> bytes:
+    """Sends a request and reads `size` bytes, or until the server closes; empty if no answer comes in time."""
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(request)
+                return await (reader.read() if size is None else reader.readexactly(size))
+            finally:
+                writer.transport.abort()
+    except (OSError, EOFError):
+        return b""
+
+
+def _resp(*words: str) -> bytes:
+    encoded = [word.encode() for word in words]
+    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)

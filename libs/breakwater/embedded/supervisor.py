@@ -35,18 +35,18 @@ _REAP_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessEvent:
-    """One thing that happened to one process.
+    """An event in the life of a process.
 
     Attributes:
-        kind: `stopping` is reported when a process is asked to end, `stopped` when it has. An end that was not asked
-            for is `exited`; `gave_up` means that it never came up, and the stack stops.
-        name: The process' name in the stack.
-        pid: Its process id; None while it has none, between two runs.
-        returncode: As of subprocess, for `exited`, `restarting_in`, `gave_up` and `stopped`.
-        delay_s: How long until the next start, for `restarting_in`.
-        restarts: How often it has been started again so far.
-        failures: For `exited` and `restarting_in`: how often it has ended so without being healthy in between.
-        message: For `restarting_in`: how it ended, in words. For `gave_up`: the same, with the end of its log.
+        kind: `stopping` is reported when a process is asked to end, `stopped` when it has. An unexpected end is
+            `exited`; `gave_up` means that it never came up, and the stack stops.
+        name: of the process in the stack.
+        pid: None between two runs.
+        returncode: as of subprocess, for `exited`, `restarting_in`, `gave_up` and `stopped`.
+        delay_s: until the next start, for `restarting_in`.
+        restarts: number of restarts so far.
+        failures: for `exited` and `restarting_in`: number of ends in a row, without being healthy in between.
+        message: for `restarting_in`: the reason of the end. For `gave_up`: the same, with the end of the log.
     """
 
     kind: EventKind
@@ -60,7 +60,7 @@ class ProcessEvent:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None if a signal ended it."""
+        """The exit code; None if a signal ended it."""
         return None if self.signal else self.returncode
 
     @property
@@ -70,7 +70,7 @@ class ProcessEvent:
 
 
 def restart_delay_s(failures: int) -> float:
-    """The wait before the next start, after so many ends in a row: doubled by each."""
+    """Returns the wait before the next start, which doubles with each failure in a row."""
     return min(FIRST_DELAY_S * 2 ** min(failures - 1, 32), LONGEST_DELAY_S)
 
 
@@ -78,7 +78,7 @@ class ProcessFailedError(RuntimeError):
     """A process did not come up.
 
     Attributes:
-        exit_code: Its exit code; negative for a signal, None if it could not be started.
+        exit_code: negative for a signal, None if the process could not be started.
     """
 
     def __init__(self, name: str, reason: str, exit_code: int | None, log_file: Path, log_tail: str) -> None:
@@ -91,8 +91,8 @@ class Keeper:
     """Keeps the process of one spec alive until it is stopped.
 
     Attributes:
-        ready: Set while the process does its work.
-        restarts: How often it has been started again so far.
+        ready: set while the process does its work.
+        restarts: number of restarts so far.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class Keeper:
 
     @property
     def pid(self) -> int | None:
-        """Its process id while it runs."""
+        """The process id while it runs."""
         return None if self._process is None else self._process.pid
 
     async def until_ready(self) -> None:
-        """Wait until the process is ready, or is being stopped.
+        """Waits until the process is ready, or is being stopped.
 
         Raises:
-            ProcessFailedError: It ended, or did not get ready in time.
+            ProcessFailedError: it ended, or did not get ready in time.
         """
         ready = asyncio.create_task(self.ready.wait())
         try:
@@ -130,7 +130,7 @@ class Keeper:
             self.task.result()
 
     def signal(self, sig: Signals) -> None:
-        """Send a signal to the process itself, if it runs."""
+        """Sends a signal to the process itself, if it runs."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):  # a fork that has just ended
                 os.kill(self._process.pid, sig)
@@ -138,7 +138,7 @@ class Keeper:
                 self.ready.clear()
 
     def kill(self) -> None:
-        """End the process and all that it has started, at once and for good."""
+        """Kills the process and everything that it has started, and does not start it again."""
         self._stopping = True
         if self._process is None:
             self.task.cancel()
@@ -146,7 +146,7 @@ class Keeper:
             kill_group(self._process)
 
     async def stop(self, timeout_s: float) -> None:
-        """Ask the process to end, and end it by force when the time is over."""
+        """Asks the process to end, and kills it when the time is over."""
         if self.task.done():
             return
         if not self._stopping:
@@ -178,15 +178,19 @@ class Keeper:
                 failed = ProcessFailedError(self.spec.name, reason, run.get("returncode"), self.spec.log_file, tail)
                 self._report("gave_up", message=str(failed), **run)
                 raise failed
-            # Whatever ended it, a port that was taken or a file that was wrong: the others do their work without it,
-            # and what ended it may have passed at the next try.
+            # The others do their work without it, and the cause, such as a port in use or a wrong file, may have passed
+            # at the next try.
             delay_s = restart_delay_s(failures)
             self._report("restarting_in", failures=failures, delay_s=delay_s, message=reason, **run)
             await asyncio.sleep(delay_s)
             self.restarts += 1
 
     async def _run(self) -> tuple[str, float | None, dict[str, int]]:
-        """Give why a run ended, for how long it had been ready (None: it never was), and what events say of it."""
+        """Runs the process once.
+
+        Returns:
+            The reason of its end, the time for which it was ready (None: it never was), and details for events.
+        """
         try:
             process = self._process = await self._start(self.spec)
         except OSError as error:
@@ -195,22 +199,23 @@ class Keeper:
             self._report("started")
             problem, healthy_s = await self._watch(process)
         finally:
-            # Nothing of the group outlives its leader, also when this task is cancelled or a probe raises.
+            # No process of the group outlives its leader, also when this task is cancelled or a probe raises.
             self.ready.clear()
             kill_group(process)
             returncode = process.wait()
             self._process = None
-        return problem or _describe_exit(returncode), healthy_s, {"pid": process.pid, "returncode": returncode}
+        ended = f"was killed by {Signals(-returncode).name}" if returncode < 0 else f"exited with code {returncode}"
+        return problem or ended, healthy_s, {"pid": process.pid, "returncode": returncode}
 
     async def _watch(self, process: subprocess.Popen[bytes]) -> tuple[str | None, float | None]:
-        """Follow a run to its end: give what was wrong with it, if not its end, and for how long it was ready."""
+        """Follows a run to its end, and returns its problem, if not its end, and the time for which it was ready."""
         loop, limit_s = asyncio.get_running_loop(), self.spec.ready_timeout_s
         ended = asyncio.create_task(until_ended(process))
         try:
             async with asyncio.timeout(limit_s):
                 while not await self.spec.ready() and process.poll() is None:
                     await asyncio.wait({ended}, timeout=_PROBE_EVERY_S)
-            if process.poll() is not None:  # so an answer came from something else on its port
+            if process.poll() is not None:  # an answer came from another program on its port
                 return None, None
             ready_at = loop.time()
             self.ready.set()
@@ -233,13 +238,13 @@ class Supervisor:
     It must be used from the main thread, whose end is the end of every child (see child.py).
 
     Attributes:
-        keepers: Of all processes, by their names, in the order of their start.
+        keepers: of all processes, by their names, in the order of their start.
 
     Args:
-        on_event: Called with everything that happens to a process, in order.
-        inherit: File descriptors that every process keeps open: the lock of the data directory.
-        stop_s: How long a whole stop may take, in seconds. Whatever else takes, every process gets at least one second.
-        fork_log: Where the fork server logs that starts the services (see fork_server.py). Without it, and on systems
+        on_event: called with every event, in order.
+        inherit: file descriptors that every process keeps open: the lock of the data directory.
+        stop_s: time limit of a whole stop, in which each process gets at least one second.
+        fork_log: log file of the fork server that starts the services (see fork_server.py). Without it, and on systems
             other than Linux, each service is run with a Python of its own.
     """
 
@@ -255,10 +260,10 @@ class Supervisor:
         self._inherit = tuple(inherit)
         self._fork_server = ForkServer(fork_log, inherit=inherit) if fork_log is not None and SUPPORTED else None
         self._stop_s = stop_s
-        # Those that were started at the same time stop at the same time, in reverse order.
+        # Processes that were started together stop together, in reverse order.
         self._steps: list[list[Keeper]] = []
         self.keepers: dict[str, Keeper] = {}
-        # What ends the stack: a signal, or the error of a process that failed.
+        # The end of the stack: a signal, or the error of a process that failed.
         self._ended: asyncio.Future[Signals] = asyncio.get_running_loop().create_future()
         self._ended.add_done_callback(_retrieve)
         self._stopping = False
@@ -272,11 +277,11 @@ class Supervisor:
         await self.stop()
 
     async def start(self, specs: Sequence[ProcessSpec]) -> None:
-        """Start processes at the same time and wait until they are ready. May be called again for more.
+        """Starts processes together and waits until they are ready. May be called again for more.
 
         Raises:
-            ProcessFailedError: One of them did not come up. Those that did still run, until `stop`.
-            ValueError: A name is taken.
+            ProcessFailedError: one of them did not come up. Those that did still run, until `stop`.
+            ValueError: a name is taken.
         """
         if self._fork_server is not None:
             self._fork_server.start()  # it imports the services while the servers come up
@@ -287,7 +292,7 @@ class Supervisor:
         await run_together(*(keeper.until_ready() for keeper in keepers))
 
     async def stop(self) -> None:
-        """End all processes, the last started first, by SIGTERM, then by SIGKILL of their groups."""
+        """Ends all processes, the last started first, by SIGTERM, then by SIGKILL of their groups."""
         self._stopping = True
         loop = asyncio.get_running_loop()
         end = loop.time() + self._stop_s
@@ -299,26 +304,25 @@ class Supervisor:
             self._fork_server.stop()
 
     def kill_all(self) -> None:
-        """End all processes and everything they have started, at once."""
+        """Kills all processes and everything that they have started."""
         self._stopping = True
         for keeper in self.keepers.values():
             keeper.kill()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T | Signals:
-        """Do some work with a stack, and stop the stack when the work, a signal or a failure has ended it.
+        """Runs work with a stack, and stops the stack at the end of the work, at a signal or at a failure.
 
-        The first SIGINT, SIGTERM or SIGHUP cancels the work and stops the stack in order; a second one kills
-        everything at once.
+        The first SIGINT, SIGTERM or SIGHUP cancels the work and stops the stack in order; a second one kills all.
 
         Args:
-            work: Starts the processes, and does what they are needed for.
+            work: starts the processes and uses them.
 
         Returns:
-            What the work returned, or the signal that came first.
+            The result of the work, or the signal that came first.
 
         Raises:
-            ProcessFailedError: A process did not come up; the stack is stopped by then.
-            Exception: Whatever else `work` raised; the stack is stopped by then, too.
+            ProcessFailedError: a process did not come up; the stack is stopped by then.
+            Exception: any other error of `work`; the stack is stopped by then, too.
         """
         loop = asyncio.get_running_loop()
         # `nohup` means that the end of the terminal is not to end the stack.
@@ -351,7 +355,13 @@ class Supervisor:
         if self._stopping:
             raise RuntimeError(f"{spec.name} cannot be started: the stack is being stopped")
         keeper = self.keepers[spec.name] = Keeper(spec, self._on_event, self._start)
-        keeper.task.add_done_callback(self._on_end)
+
+        def on_end(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not self._ended.done():
+                self._ended.set_exception(error)
+
+        keeper.task.add_done_callback(on_end)
         return keeper
 
     async def _start(self, spec: ProcessSpec) -> subprocess.Popen[bytes]:
@@ -360,20 +370,9 @@ class Supervisor:
         with open_log(spec.log_file) as log:
             return await self._fork_server.fork_soon(spec.service, log, spec.environment, spec.ready_timeout_s)
 
-    def _on_end(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self._ended.done():
-            self._ended.set_exception(error)
-
-
-def _describe_exit(returncode: int) -> str:
-    if returncode >= 0:
-        return f"exited with code {returncode}"
-    return f"was killed by {Signals(-returncode).name}"
-
 
 def _retrieve(task: asyncio.Future[Any]) -> None:
-    """Takes the error of a task that nobody waits for any more: asyncio would log it with its traceback.
+    """Takes the error of a task that is no longer awaited: asyncio would log it with its traceback.
 
     Work that is cancelled while its server is being stopped often ends with an error of the connection instead.
     """

@@ -1,5 +1,5 @@
 """The ClickHouse engine in a process of its own, behind ClickHouse's HTTP interface.
 
-`errors` what goes wrong and its HTTP status, `access` who may do what, `request` a request as a value, `sql` where a
-statement names a file, `engine` chdb and its threads, `http` the protocol, `__main__` the process.
+It answers what clickhouse-connect, ClickHouse's JavaScript client, Grafana and curl send. Features beyond that, such as
+sessions, external tables and KILL QUERY, are refused (501) with the advice to use a real server.
 """

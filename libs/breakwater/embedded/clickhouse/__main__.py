@@ -10,10 +10,9 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from breakwater.embedded.clickhouse.access import Role
+from breakwater.embedded.clickhouse.access import EngineRole
 from breakwater.embedded.clickhouse.engine import DataDirectoryError, Engine
-from breakwater.embedded.clickhouse.http import application
-from breakwater.embedded.clickhouse.request import Users
+from breakwater.embedded.clickhouse.http import Users, application
 from breakwater.files import raise_file_limit
 
 _STOP_SECONDS = 3.0  # for answers to be finished
@@ -62,8 +61,7 @@ async def _serve(engine: Engine, users: Users, host: str, port: int) -> None:
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port, reuse_address=True).start()
-        address = runner.addresses[0]
-        sys.stdout.write(f"ready http://{host}:{address[1]}\n")
+        sys.stdout.write(f"ready http://{host}:{runner.addresses[0][1]}\n")
         sys.stdout.flush()
         await stop.wait()
     finally:
@@ -71,19 +69,16 @@ async def _serve(engine: Engine, users: Users, host: str, port: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT.
-
-    Args:
-        argv: command line without the program's name.
+    """Runs until SIGTERM or SIGINT.
 
     Returns:
         0 after a signal; 1 with a line on stderr when the data directory, the password or the port cannot be used.
     """
     asked = _arguments(argv)
     try:
-        users = {asked.user: (_password(asked.password_file), Role.PLANE)}
+        users = {asked.user: (_password(asked.password_file), EngineRole.PLANE)}
         if asked.reader_password_file is not None:
-            users["reader"] = (_password(asked.reader_password_file), Role.READER)
+            users["reader"] = (_password(asked.reader_password_file), EngineRole.READER)
         engine = Engine(asked.data)
     except (ValueError, DataDirectoryError) as error:
         sys.stderr.write(f"clickhouse: {error}\n")

@@ -1,21 +1,22 @@
-"""Who may do what: two roles that the engine itself enforces, and what no statement may hold.
+"""Rights of the embedded ClickHouse's users: two roles that the engine enforces, and a check of each statement.
 
 chdb runs every session as its user `default`, and lets it do everything. Here that user has its rights by roles alone;
 a session takes one of them before it runs a statement of a client, and no client's statement may take another. Three
 things are left that chdb checks no right for; they are refused by what the engine's own parser makes of a statement:
 the client's side of ClickHouse (`INTO OUTFILE`, `FROM INFILE`), functions that open files or connections, and
 statements that act on the session, or on what other sessions run.
+
+Grants, fixed settings and limits are the same on a real server: `deploy/clickhouse/users.xml`.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import StrEnum
 from itertools import pairwise
 
-from breakwater.embedded.clickhouse.errors import ClickHouseError, Code
+from breakwater.embedded.clickhouse.statements import ClickHouseError, ErrorCode
 
 READER_GRANTS = ("GRANT SELECT ON breakwater.*",)
-"""Also on a real server: `deploy/clickhouse/users.xml`."""
 
 PLANE_GRANTS = (
     "GRANT SHOW, SELECT, INSERT, ALTER, CREATE, DROP, UNDROP TABLE, TRUNCATE, OPTIMIZE, KILL QUERY, CLUSTER,"
@@ -28,7 +29,7 @@ PLANE_GRANTS = (
     ),
     "GRANT TABLE ENGINE ON Memory",
 )
-"""What migrations and inserts need, and no source: no FILE, URL, REMOTE, S3 …; also on a real server."""
+"""All that migrations and inserts need, and no source: no FILE, URL, REMOTE, S3 …"""
 
 FIXED_SETTINGS = (
     "dialect",  # another language is parsed by other rules
@@ -37,13 +38,12 @@ FIXED_SETTINGS = (
     "format_schema_source",
     "format_template_resultset",
     "format_template_row",
-    # A file that is written.
-    "input_format_record_errors_file_path",
+    "input_format_record_errors_file_path",  # a file that is written
 )
-"""Settings that nobody may change; also on a real server."""
+"""Settings that no user may change."""
 
 MAX_EXECUTION_S = 60
-"""How long a statement of a reader may take that sets no `max_execution_time`; also on a real server."""
+"""Time limit of a reader's statement that sets no `max_execution_time`."""
 
 READER_LIMITS = {
     "max_memory_usage": 512 << 20,
@@ -52,14 +52,14 @@ READER_LIMITS = {
     "max_rows_to_read": 1_000_000_000,
     "max_temporary_data_on_disk_size_for_query": 4 << 30,
 }
-"""What one statement of a reader may take: less can be asked for, more or none can't; also on a real server."""
+"""Limits of a reader's statement: less can be asked for; more, or no limit, can not."""
 
 READER_SLOTS = 3
-"""How many statements of readers may run at once; the others wait."""
+"""Statements of readers that run at the same time; the others wait."""
 
 
-class Role(StrEnum):
-    """What a user may do."""
+class EngineRole(StrEnum):
+    """Rights of a user."""
 
     PLANE = "plane"
     READER = "reader"
@@ -71,15 +71,15 @@ _TABLE_FUNCTIONS = frozenset(
         "primes", "sqlstandardvalues", "values", "view", "viewexplain", "viewifpermitted", "zeros", "zeros_mt",
     }
 )  # fmt: skip
-"""Those that only compute, or read tables that the role may read. Of all others the engine knows, none is allowed."""
+"""Those that only compute, or read tables that the role may read. All others that the engine knows are refused."""
 
 _REFUSED_ANYWHERE = frozenset({"executable", "executablepool", "file", "hascolumnintable"})
 """Scalar functions and engines that no right is checked for. As names alone too: `SELECT * APPLY file`."""
 
 _READS = frozenset({"DESC", "DESCRIBE", "EXISTS", "EXPLAIN", "SELECT", "SET", "SHOW", "USE", "WITH"})
 _KINDS = {
-    Role.READER: _READS,
-    Role.PLANE: _READS
+    EngineRole.READER: _READS,
+    EngineRole.PLANE: _READS
     | {
         "ALTER", "CHECK", "CREATE", "DELETE", "DROP", "EXCHANGE", "INSERT", "OPTIMIZE", "RENAME", "SYSTEM", "TRUNCATE",
         "UNDROP", "UPDATE",
@@ -93,21 +93,21 @@ _TOKEN = re.compile(
 
 
 def source_functions(known: Iterable[str]) -> frozenset[str]:
-    """Choose what is refused from all table functions that the engine knows; in lower case."""
+    """Returns those of the engine's table functions that are refused, in lower case."""
     return frozenset(name.lower() for name in known) - _TABLE_FUNCTIONS
 
 
 def users_xml() -> str:
-    """Write the users of the engine, for its configuration."""
+    """Returns the engine's configuration of users."""
     fixed = "".join(f"<{name}><const/></{name}>" for name in FIXED_SETTINGS)
-    roles = {Role.PLANE: PLANE_GRANTS, Role.READER: READER_GRANTS, "engine": ("GRANT ALL ON *.*",)}
+    roles = {EngineRole.PLANE: PLANE_GRANTS, EngineRole.READER: READER_GRANTS, "engine": ("GRANT ALL ON *.*",)}
     written = "".join(
         f"<{role}><grants>{''.join(f'<query>{grant}</query>' for grant in grants)}</grants></{role}>"
         for role, grants in roles.items()
     )
-    # No limit, in words: the engine then refuses a reader that asks for this profile in place of its own.
+    # An explicit 0: the engine then refuses a reader that asks for this profile in place of its own.
     unlimited = "<max_memory_usage>0</max_memory_usage>"
-    # 0 is none. Of all, a time alone may be a fraction.
+    # 0 means no limit, and only a time may be a fraction.
     least = {"max_execution_time": "0.001"}
     within = "".join(
         f"<{name}><min>{least.get(name, 1)}</min><max>{most}</max></{name}>" for name, most in READER_LIMITS.items()
@@ -123,19 +123,23 @@ def users_xml() -> str:
     )
 
 
-def check(canonical: str, role: Role, sources: frozenset[str], file: str | None = None) -> None:
-    """Refuse what the role may not do and the engine would let it.
+def check(canonical: str, role: EngineRole, sources: frozenset[str], file: str | None = None) -> None:
+    """Refuses what the role may not do and the engine would let it.
 
     Args:
         canonical: the statement as the engine's `formatQuery` writes it.
-        role: whose statement it is.
+        role: of the user who sent it.
         sources: from `source_functions`.
         file: the only literal that may follow INTO OUTFILE or FROM INFILE, once, and must; None for neither of them.
 
     Raises:
         ClickHouseError: ACCESS_DENIED or INTO_OUTFILE_NOT_ALLOWED.
     """
-    tokens = [*_tokens(canonical), ("other", "")]
+    tokens: list[tuple[str, str]] = []
+    for found in _TOKEN.finditer(canonical):
+        kind = found.lastgroup or "other"
+        tokens.append((kind, found[kind] if found.lastgroup else found[0]))
+    tokens.append(("other", ""))
     keywords = [text.upper() if kind == "word" else "" for kind, text in tokens]
     pairs = list(pairwise(keywords))
     first = next(filter(None, keywords), "")
@@ -144,18 +148,13 @@ def check(canonical: str, role: Role, sources: frozenset[str], file: str | None 
         raise _denied(role, f"a statement of the kind {first}")
     named = [tokens[at + 2] for at, pair in enumerate(pairs) if pair in (("INTO", "OUTFILE"), ("FROM", "INFILE"))]
     if named != ([] if file is None else [("literal", file)]):
-        raise ClickHouseError.of(Code.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed, nor is FROM INFILE")
+        raise ClickHouseError.of(ErrorCode.INTO_OUTFILE_NOT_ALLOWED, "INTO OUTFILE is not allowed, nor is FROM INFILE")
     for (kind, text), (_, after) in pairwise(tokens):
         name = text.lower() if kind in ("word", "quoted") else ""
         if name in _REFUSED_ANYWHERE or (after == "(" and name in sources):
             raise _denied(role, f"the function or engine {text}")
 
 
-def _tokens(canonical: str) -> Iterator[tuple[str, str]]:
-    for found in _TOKEN.finditer(canonical):
-        kind = found.lastgroup or "other"
-        yield kind, found[kind] if found.lastgroup else found[0]
-
-
-def _denied(role: Role, what: str) -> ClickHouseError:
-    return ClickHouseError.of(Code.ACCESS_DENIED, f"Not enough privileges: {what} is not allowed for the role {role}")
+def _denied(role: EngineRole, refused: str) -> ClickHouseError:
+    message = f"Not enough privileges: {refused} is not allowed for the role {role}"
+    return ClickHouseError.of(ErrorCode.ACCESS_DENIED, message)

@@ -14,9 +14,10 @@ import secrets
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -28,14 +29,12 @@ from breakwater.embedded.clickhouse.access import (
     MAX_EXECUTION_S,
     READER_LIMITS,
     READER_SLOTS,
-    Role,
+    EngineRole,
     check,
     source_functions,
     users_xml,
 )
-from breakwater.embedded.clickhouse.errors import ClickHouseError
-from breakwater.embedded.clickhouse.request import Ask
-from breakwater.embedded.clickhouse.sql import Statement
+from breakwater.embedded.clickhouse.statements import ClickHouseError, Statement
 from breakwater.embedded.process import until_readable
 from breakwater.files import write_private
 
@@ -44,8 +43,8 @@ T = TypeVar("T")
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
 _KILL_AGAIN_S = 0.02
-_READERS = 24  # how many results may be produced at once
-_WRITERS = 8  # how many inserts and commands may run at once
+_READERS = 24  # results that are produced at the same time
+_WRITERS = 8  # inserts and commands that run at the same time
 _FILES = "_files"  # chdb's own default database shows every file as a table: it gets this name, and is dropped
 _CONFIG = """<clickhouse>
     <memory_worker_period_ms>1000</memory_worker_period_ms>
@@ -57,38 +56,45 @@ _CONFIG = """<clickhouse>
     </storage_configuration>
 </clickhouse>
 """
-"""Its memory is measured once a second: twenty times, as by default, is half of what it does when nothing is asked.
+"""Memory is measured once a second: twenty times, as by default, is half of what the engine does when it is idle.
 Inserts are refused, and merges not begun, while there is still some space: a part whose file could not be written to
 its end can't be read again."""
 
 # A server keeps up to a thousand idle threads; here each is memory and three open files.
 _SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"
-_CHECKED_AS = "'/dev/fd/0'"  # stands in a text that is checked for the number of the pipe or file
-_LONGEST_REMEMBERED = 1 << 14
+_CHECKED_AS = "'/dev/fd/0'"  # takes the place of the pipe or file in a text that is checked
+_LONGEST_CACHED = 1 << 14
 _PARSED_WITHIN = re.compile(r": In scope SELECT formatQuery.*(?= \([A-Z_]+\)\s*$)", re.DOTALL)
 
 
-class _Result(Protocol):
-    """What chdb says about a statement that ran."""
+@dataclass(frozen=True, slots=True)
+class QueryOptions:
+    """Everything that a statement runs under.
 
-    def bytes(self) -> bytes: ...
-    def elapsed(self) -> float: ...
-    def rows_read(self) -> int: ...
-    def rows_written(self) -> int: ...
-    def bytes_written(self) -> int: ...
-    def storage_rows_read(self) -> int: ...
-    def storage_bytes_read(self) -> int: ...
+    Attributes:
+        role: of the user who sent it.
+        readonly: refuses writes, as GET does.
+        database: the current one; empty for `default`.
+        settings: by name, in the order they came; the engine judges them.
+        parameters: values of `{name:Type}`, in the engine's escaped text form.
+    """
+
+    role: EngineRole
+    readonly: bool
+    database: str
+    settings: dict[str, str]
+    parameters: dict[str, str]
 
 
 class _Handle(Protocol):
     """The part of chdb's Connection that is used here; the last handle that is closed stops the engine."""
 
-    def query(self, query: bytes, format: str, params: dict[str, str] | None = None) -> _Result: ...  # noqa: A002
+    def query(self, query: bytes, format: str, params: dict[str, str] | None = None) -> Any: ...  # noqa: A002
     def close(self) -> None: ...
 
 
-def summary(result: _Result | None) -> str:
-    """Write X-ClickHouse-Summary, a JSON object of strings: what a statement read and wrote, or nothing yet."""
+def summary(result: Any = None) -> str:
+    """Returns X-ClickHouse-Summary, a JSON object of strings: the figures of chdb's result, or zeros without one."""
     figures = dict.fromkeys(("read_rows", "read_bytes", "written_rows", "written_bytes", "result_rows"), 0)
     figures |= {"total_rows_to_read": 0, "result_bytes": 0, "elapsed_ns": 0}
     if result is not None:  # false by itself where it has no bytes
@@ -104,7 +110,7 @@ def summary(result: _Result | None) -> str:
 
 
 def _escaped(text: str, quote: str = "'") -> str:
-    """Write a text as a SQL literal, or with backticks as an identifier."""
+    """Returns a text as a SQL literal, or with backticks as an identifier."""
     return quote + text.replace("\\", "\\\\").replace(quote, "\\" + quote) + quote
 
 
@@ -112,29 +118,29 @@ def _bytes(sql: str) -> bytes:
     return sql.encode(errors="surrogateescape")  # a literal may hold any bytes
 
 
-def _prepare(handle: _Handle, ask: Ask) -> None:
-    def run(sql: str) -> None:
-        handle.query(_bytes(sql), "TabSeparated")
+def _prepare(handle: _Handle, options: QueryOptions) -> None:
+    statements = [f"SET ROLE {options.role}"]
 
-    def set_(*settings: tuple[str, str]) -> None:
-        run("SET " + ", ".join(f"{name} = {_escaped(value)}" for name, value in settings))
+    def set_(settings: Mapping[str, str]) -> None:
+        statements.append("SET " + ", ".join(f"{name} = {_escaped(value)}" for name, value in settings.items()))
 
-    run(f"SET ROLE {ask.role}")
-    if ask.role is Role.READER:
-        # Of the profile chdb takes the constraints, and not the values.
-        # 2: settings may change, this one and the data may not
-        limits = {**READER_LIMITS, "max_execution_time": MAX_EXECUTION_S, "readonly": 2}
-        set_(("profile", "reader"), *((name, str(value)) for name, value in limits.items()))
-    if ask.database:
-        run(f"USE {_escaped(ask.database, '`')}")
-    if ask.readonly and ask.role is not Role.READER:  # as a server sets it for GET
-        set_(("readonly", "2"))
-    if ask.settings:
-        set_(*ask.settings)
+    if options.role is EngineRole.READER:
+        # chdb takes the constraints of the profile, and not its values.
+        limits = {name: str(most) for name, most in READER_LIMITS.items()}
+        # readonly 2: settings may change, this one and the data may not.
+        set_({"profile": "reader", **limits, "max_execution_time": str(MAX_EXECUTION_S), "readonly": "2"})
+    if options.database:
+        statements.append(f"USE {_escaped(options.database, '`')}")
+    if options.readonly and options.role is not EngineRole.READER:  # as a server sets it for GET
+        set_({"readonly": "2"})
+    if options.settings:
+        set_(options.settings)
+    for statement in statements:
+        handle.query(_bytes(statement), "TabSeparated")
 
 
 class DataDirectoryError(Exception):
-    """The data directory cannot be opened; the text says why and what to do."""
+    """The data directory cannot be opened."""
 
 
 class RowStream:
@@ -146,7 +152,7 @@ class RowStream:
         self._cancel = cancel
 
     async def read(self) -> bytes:
-        """Give the next bytes; empty at the end, whether the statement succeeded or not."""
+        """Returns the next bytes; none at the end, be it that of a failure."""
         while True:
             try:
                 return os.read(self._fd, _READ_BYTES)
@@ -154,10 +160,7 @@ class RowStream:
                 await until_readable(self._fd)
 
     async def outcome(self) -> str:
-        """Wait for the statement's end.
-
-        Returns:
-            Its summary.
+        """Waits for the statement's end, and returns its summary.
 
         Raises:
             ClickHouseError: it failed, before or after some of its result was read.
@@ -165,7 +168,7 @@ class RowStream:
         return await asyncio.wrap_future(self._outcome)
 
     def close(self) -> None:
-        """Stop the statement if it still runs, and release the pipe."""
+        """Stops the statement if it still runs, and closes the pipe."""
         if self._outcome.done():
             os.close(self._fd)
         else:
@@ -173,17 +176,13 @@ class RowStream:
 
 
 class Engine:
-    """chdb on one data directory. Open one a process."""
+    """chdb on one data directory, which is made when missing. A process has one.
+
+    Raises:
+        DataDirectoryError: the directory cannot be written, or another process uses it.
+    """
 
     def __init__(self, data: Path) -> None:
-        """Start the engine.
-
-        Args:
-            data: its directory; made when missing.
-
-        Raises:
-            DataDirectoryError: it cannot be written, or another process uses it.
-        """
         path = data.resolve()
         if "?" in str(path):
             raise DataDirectoryError(f"the data directory {path} has a '?' in its name, which the engine cannot open")
@@ -209,13 +208,13 @@ class Engine:
         except RuntimeError as error:
             raise DataDirectoryError(f"the engine cannot open the data directory {path}: {error}") from error
         self._keeper.query(f"DROP DATABASE {_FILES}".encode(), "TabSeparated")
-        facts = self._keeper.query(b"SELECT version(), timezone(), hostName()", "TabSeparated").bytes().decode()
-        self.version, self.timezone, self.host = facts.strip().split("\t")
-        known = self._keeper.query(b"SELECT name FROM system.table_functions", "TabSeparated").bytes().decode()
-        self._sources = source_functions(known.split())
+        facts = self._keeper.query(b"SELECT version(), timezone(), hostName()", "TabSeparated").bytes()
+        self.version, self.timezone, self.host = facts.decode().strip().split("\t")
+        known = self._keeper.query(b"SELECT name FROM system.table_functions", "TabSeparated").bytes()
+        self._sources = source_functions(known.decode().split())
         self._parser.query(b"SET max_query_size = 1000000000", "TabSeparated")
         self._parser_lock = threading.Lock()
-        self._remembered = lru_cache(1024)(self._parse)
+        self._cached = lru_cache(1024)(self._parse)
         # Reads and writes have threads of their own: slow SELECTs, however many, never hold up an insert.
         self._readers = ThreadPoolExecutor(_READERS, "clickhouse-read")
         # To chdb all are one user, so it can't limit what the statements of readers take together; their number does.
@@ -226,7 +225,7 @@ class Engine:
 
     @contextmanager
     def _handle(self) -> Generator[_Handle]:
-        """A handle for one statement, closed after it. Raises ClickHouseError: opening or using it failed."""
+        """Opens a handle for one statement. Raises ClickHouseError: opening or using it failed."""
         try:
             handle = self._connect(self._path)
             try:
@@ -237,12 +236,12 @@ class Engine:
             raise ClickHouseError.from_engine(str(error)) from error
 
     def canonical(self, sql: str) -> str:
-        """Have the engine parse one statement and write it: without comments, and with straight quotes only.
+        """Returns a statement as the engine parses and writes it: without comments, and with straight quotes only.
 
         Raises:
-            ClickHouseError: it is none, or more than one.
+            ClickHouseError: it is no statement, or more than one.
         """
-        return (self._remembered if len(sql) < _LONGEST_REMEMBERED else self._parse)(sql)
+        return (self._cached if len(sql) < _LONGEST_CACHED else self._parse)(sql)
 
     def _parse(self, sql: str) -> str:
         try:
@@ -253,16 +252,16 @@ class Engine:
             raise ClickHouseError(refused.code, _PARSED_WITHIN.sub("", refused.text)) from error
         return parsed.decode(errors="surrogateescape")
 
-    def _run(self, statement: Statement, ask: Ask, file: str = "") -> _Result:
-        """Run a statement with the literal of its file, if the role may. Raises ClickHouseError."""
+    def _run(self, statement: Statement, options: QueryOptions, file: str) -> Any:
+        """Runs a statement with the literal of its file, if the role may. Raises ClickHouseError."""
         checked = statement.text(_CHECKED_AS)
-        check(self.canonical(checked), ask.role, self._sources, _CHECKED_AS if statement.after else None)
+        check(self.canonical(checked), options.role, self._sources, _CHECKED_AS if statement.after else None)
         with self._handle() as handle:
-            _prepare(handle, ask)
-            return handle.query(_bytes(statement.text(file)), statement.format, params=dict(ask.parameters))
+            _prepare(handle, options)
+            return handle.query(_bytes(statement.text(file)), statement.format, params=options.parameters)
 
-    def rows(self, statement: Statement, ask: Ask) -> RowStream:
-        """Start a statement that has a result, and give that as a stream."""
+    def rows(self, statement: Statement, options: QueryOptions) -> RowStream:
+        """Starts a statement that has a result, and returns that as a stream."""
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         if hasattr(fcntl, "F_SETPIPE_SZ"):
@@ -272,11 +271,11 @@ class Engine:
 
         def run() -> str:
             try:
-                return summary(self._run(statement, ask, f"'/dev/fd/{write_fd}' /* statement {mark} */"))
+                return summary(self._run(statement, options, f"'/dev/fd/{write_fd}' /* statement {mark} */"))
             finally:
                 os.close(write_fd)
 
-        started = self._submit(self._limited if ask.role is Role.READER else self._readers, run)
+        started = self._submit(self._limited if options.role is EngineRole.READER else self._readers, run)
 
         def cancel() -> None:
             if started.cancel():
@@ -288,10 +287,10 @@ class Engine:
         return RowStream(read_fd, started, cancel)
 
     def _end(self, mark: str, running: "Future[str]", read_fd: int) -> None:
-        """End a statement whose reader has left, and close its pipe then.
+        """Ends a statement whose reader has left, and then closes its pipe.
 
-        A statement that is still being parsed is not found, so it is killed until it has ended; and it would wait for
-        ever for a reader to open the pipe, or to empty it, if the pipe were closed before.
+        A statement that is still being parsed is not found, so the kill is repeated until the statement has ended; and
+        it would wait for ever for a reader to open the pipe, or to empty it, if the pipe were closed before.
         """
         # The mark is cut in two: a KILL whose own text held it would find itself.
         kill = f"KILL QUERY WHERE position(query, concat('statement ', '{mark}')) > 0 ASYNC".encode()
@@ -305,16 +304,16 @@ class Engine:
         finally:
             os.close(read_fd)
 
-    async def execute(self, statement: Statement, ask: Ask, data: Iterator[bytes]) -> tuple[bytes, str]:
-        """Run a statement whose result, if it has one, is short: an INSERT or a command.
+    async def execute(self, statement: Statement, options: QueryOptions, data: Iterator[bytes]) -> tuple[bytes, str]:
+        """Runs an INSERT or a command, whose result is short if there is one.
 
         Args:
             statement: from `read_statement`.
-            ask: what it runs under.
-            data: for an INSERT; read on a thread, may block and raise.
+            options: of the request.
+            data: for an INSERT; read on a thread, so it may block and raise.
 
         Returns:
-            Its answer, mostly empty, and its summary.
+            The answer, mostly empty, and the summary.
 
         Raises:
             ClickHouseError: it failed. Blocks that were already written stay, as in a server.
@@ -324,7 +323,7 @@ class Engine:
             with TemporaryFile(dir=self.temporary) as file:
                 file.writelines(data if statement.after else ())
                 file.seek(0)
-                result = self._run(statement, ask, f"'/dev/fd/{file.fileno()}'")
+                result = self._run(statement, options, f"'/dev/fd/{file.fileno()}'")
                 return result.bytes() or b"", summary(result)
 
         return await asyncio.wrap_future(self._submit(self._writers, run))
@@ -336,13 +335,10 @@ class Engine:
         return started
 
     def close(self, grace_s: float) -> bool:
-        """Stop the engine.
-
-        Args:
-            grace_s: how long to wait for running statements.
+        """Stops the engine, once running statements have ended or `grace_s` is over.
 
         Returns:
-            Whether all of them ended; if not, only leaving the process stops them.
+            False if a statement still runs, which only the end of the process stops.
         """
         still = wait(set(self._running), timeout=grace_s).not_done
         for pool in (self._readers, self._limited, self._writers, self._cancels):
@@ -353,7 +349,7 @@ class Engine:
 
 
 def _make_default_database(data: Path) -> None:
-    """Let there be a database `default` as on a server: a session begins in it, so no session can create it."""
+    """Creates the database `default` as on a server: a session begins in it, so no session can create it."""
     metadata = data / "metadata"
     if not any((metadata / name).is_symlink() or (metadata / name).exists() for name in ("default", "default.sql")):
         metadata.mkdir(mode=0o700, exist_ok=True)
@@ -361,7 +357,7 @@ def _make_default_database(data: Path) -> None:
 
 
 def _access(data: Path) -> str:
-    """Write what the engine knows of users, and give it as arguments of its first handle."""
+    """Writes the engine's configuration, and returns its files as arguments of the first handle."""
     folder = data / "access"
     folder.mkdir(mode=0o700, exist_ok=True)
     write_private(folder / "config.xml", _CONFIG)
