@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.breakers import open_until
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.cli.main import main
 from breakwater.contracts.types import format_time
+from breakwater.views.breakers import open_until
 from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, in_thread
 

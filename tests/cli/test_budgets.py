@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -15,6 +16,7 @@ from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
+from breakwater.views.columns import Column
 from tests.cli.api_stub import Stub, problem
 from tests.cli.conftest import Run, Terminal, in_thread
 from tests.server_sources import RunningServer
@@ -130,11 +132,11 @@ async def test_budgets_are_listed_with_what_is_left_of_them(run: Run, stub: Stub
     ran = await in_thread(run, *command)
     assert ran.code == ExitCode.OK
     titles, day, month, writer = ran.out.splitlines()
-    assert titles.split() == ["budget", "limit", "spent", "in", "flight", "free", "resets", "mode", "est."]
-    assert day.split() == ["global/daily", "$1,000.00", "$800.00", "$0.00", "$200.00", "in", "9", "h", "none"]
-    assert month.split() == ["global/monthly", "$1,234.56+", "$0.00", "in", "12", "d"]
+    assert titles.split() == ["budget", "cap", "spent", "in", "flight", "free", "resets", "mode", "est."]
+    assert day.split() == ["global/daily", "$1,000.00", "$800.00", "$0.00", "$200.00", "in", "10", "h", "none"]
+    assert month.split() == ["global/monthly", "$1,234.56+", "$0.00", "in", "13", "d"]
     assert writer.split()[:5] == ["agent:writer/daily", "$50.00", "$8.41", "$0.0012", "$41.58"]
-    assert writer.split()[5:] == ["in", "9", "h", "hard", "21", "%"]
+    assert writer.split()[5:] == ["in", "10", "h", "hard", "21", "%"]
     until = clock(TONIGHT, NOW)
     assert ran.err == f"agent:writer/daily is raised to $50.00 until {until}, by ops: launch day\n"
 
@@ -173,8 +175,8 @@ async def test_that_calls_cost_more_than_was_held_is_said_once_for_an_agent(run:
 async def test_a_budget_is_coloured_by_what_is_left(run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
 
-    def keep(columns: list[output.Column[Any]], rows: list[Any], **_: Any) -> None:
-        drawn.extend([[column.cell(row) for column in columns] for row in rows])
+    def keep(columns: Sequence[Column[Any]], rows: list[Any], **_: Any) -> None:
+        drawn.extend([[column.shown(row) for column in columns] for row in rows])
 
     monkeypatch.setattr(output, "table", keep)
     ten = {"limit": "10.000000000"}
@@ -188,9 +190,9 @@ async def test_a_budget_is_coloured_by_what_is_left(run: Run, stub: Stub, monkey
     await in_thread(run, "budgets")
     assert [(row[2][1], row[4][1]) for row in drawn] == [
         ("", ""),
-        ("yellow", "yellow"),
-        ("red", "red"),
-        ("red", "red"),
+        ("warn", "warn"),
+        ("bad", "bad"),
+        ("bad", "bad"),
         ("", ""),
     ]
 

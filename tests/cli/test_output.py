@@ -147,7 +147,7 @@ VISIBLE = "a\\u001b]0;title\\u0007b\\u009b2Jc\\u202ed\\u000de\\u007f"
         lambda: output.styled(HOSTILE, (HOSTILE, "red")),
         lambda: output.table([Column("name", str)], [HOSTILE]),
         lambda: output.records([Column("name", str), Column("other", str, below=True)], [HOSTILE]),
-        lambda: output.facts([HOSTILE], [("name", HOSTILE)]),
+        lambda: output.facts([HOSTILE], [Column("name", str)], HOSTILE),
         lambda: show(CliError("failed", HOSTILE, HOSTILE), as_json=False),
     ],
 )

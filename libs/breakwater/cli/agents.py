@@ -12,18 +12,18 @@ import typer
 
 from breakwater.cli import connect, formats, output
 from breakwater.cli.api import Api, ListsByItself, api_command
-from breakwater.cli.breakers import open_until
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, expected, written, wrong_usage
 from breakwater.cli.formats import program, usd
-from breakwater.cli.output import Column
 from breakwater.cli.plane import OWN_CONFIG, ConfigOption, PlaneLocation, own_config
 from breakwater.cli.starter import StartingAgent, with_agent
+from breakwater.policy.formats import money
+from breakwater.views.agents import HEALTH
+from breakwater.views.columns import Cell, Column, Value
 
 if TYPE_CHECKING:
     from breakwater.analytics.figures import AgentSummary
     from breakwater.config import Config
-    from breakwater.contracts.breakers import AgentHealth, ModelHealth
 
 
 _HELP = """Show the health of agents, and add agents to the config. Alone, it is `breakwater agents list`.
@@ -86,7 +86,8 @@ def agents(
             ]
         output.json_document(document)
     else:
-        _show_health(agents)
+        rows = [one for agent in agents for one in (agent, *agent.models)]
+        output.table(HEALTH, rows, empty="no agents are configured")
         if figures is not None:
             output.write("")
             _show_figures(names, figures)
@@ -141,38 +142,9 @@ def add(
     )
 
 
-def _show_health(agents: list[AgentHealth]) -> None:
-    from breakwater.contracts.breakers import ModelHealth
-
-    def opens(one: AgentHealth | ModelHealth) -> str:
-        if isinstance(one, ModelHealth):
-            return open_until(one.breaker, one.circuit_open_until, held=one.held_until)
-        return "" if one.circuit_open_until is None else open_until("open", one.circuit_open_until)
-
-    def breaker(one: AgentHealth | ModelHealth) -> output.Cell:
-        if not isinstance(one, ModelHealth):
-            return ""
-        return ("off", "dim") if one.breaker is None else output.state(one.breaker)
-
-    columns: list[Column[AgentHealth | ModelHealth]] = [
-        Column(
-            "agent, models",
-            lambda one: f"  {one.model}" if isinstance(one, ModelHealth) else (one.agent_id, "bold"),
-        ),
-        Column("health", lambda one: output.state(one.shown)),
-        Column("breaker", breaker),
-        Column("fails", lambda one: one.consecutive_failures, right=True, drop=1),
-        Column("last failure", lambda one: one.last_failure_at, drop=2),
-        Column("last success", lambda one: one.last_success_at, drop=3),
-        Column("open until", opens),
-    ]
-    rows = [one for agent in agents for one in (agent, *agent.models)]
-    output.table(columns, rows, empty="no agents are configured")
-
-
 @dataclass(frozen=True, slots=True)
 class AgentFigures:
-    """What was found; None where ClickHouse or Redis, which hold it, do not answer."""
+    """Figures of agents; None if ClickHouse or Redis, which hold them, do not answer."""
 
     summaries: Mapping[str, AgentSummary] | None
     spent_today: Mapping[str, int] | None
@@ -196,26 +168,20 @@ async def _figures(clickhouse_url: str, redis_url: str, config: Config, since: d
 
 def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
     """Prints a row for each agent, and for each that has run and is no longer configured."""
+    summaries, spent = figures.summaries, figures.spent_today
 
-    def summary(name: str) -> AgentSummary | None:
-        return (figures.summaries or {}).get(name)
+    def of(show: Callable[[AgentSummary], Value]) -> Callable[[str], Value]:
+        return lambda name: None if (found := (summaries or {}).get(name)) is None else show(found)
 
-    def of(show: Callable[[AgentSummary], output.Cell]) -> Callable[[str], output.Cell]:
-        return lambda name: "" if (found := summary(name)) is None else show(found)
-
-    def runs(name: str) -> str:
-        found = summary(name)
-        return str(found.executions) if found else "0" if figures.summaries is not None else ""
-
-    def today(name: str) -> str:
-        return "" if figures.spent_today is None else formats.money(figures.spent_today.get(name, 0))
+    def runs(name: str) -> int | None:
+        return None if summaries is None else summaries[name].executions if name in summaries else 0
 
     columns: list[Column[str]] = [
-        Column("agent", lambda name: name if name in agents else (f"{name} (not configured)", "dim")),
-        Column("runs", runs, right=True, drop=2),
+        Column("agent", lambda name: name if name in agents else (f"{name} (not configured)", "faint")),
+        Column("runs", runs, "count", drop=2),
         Column("ok", of(_rate), right=True, drop=1),
-        Column("p50", of(lambda one: formats.duration(one.p50_ms)), right=True, drop=6),
-        Column("p95", of(lambda one: formats.duration(one.p95_ms)), right=True, drop=5),
+        Column("p50", of(lambda one: one.p50_ms), "duration", drop=6),
+        Column("p95", of(lambda one: one.p95_ms), "duration", drop=5),
         Column(
             "retried/fell back/refused",
             of(lambda one: f"{one.retries}/{one.fallbacks}/{one.short_circuits}"),
@@ -223,8 +189,8 @@ def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
             drop=8,
         ),
         Column("cost", of(lambda one: formats.at_least(one.spend, one.unknown_costs)), right=True, drop=4),
-        Column("wasted", of(lambda one: formats.money(one.wasted)), right=True, drop=7),
-        Column("today", today, right=True, drop=3),
+        Column("wasted", of(lambda one: money(one.wasted)), right=True, drop=7),
+        Column("today", lambda name: None if spent is None else money(spent.get(name, 0)), right=True, drop=3),
     ]
     output.table(columns, [*agents, *_removed(agents, figures)], empty="no agents")
 
@@ -265,10 +231,10 @@ async def _spent_today(url: str, config: Config) -> dict[str, int]:
     return {key.removeprefix("agent:"): one.spent for key, one in sums.items() if key.startswith("agent:")}
 
 
-def _rate(summary: AgentSummary) -> output.Cell:
+def _rate(summary: AgentSummary) -> Cell:
     rate = summary.success_rate
     if rate is None:
         return ""
     # Rounded down: 99.96 % is not all.
     text = f"{int(rate * 1000) / 10:.1f} %"
-    return (text, "green" if rate >= 0.99 else "yellow" if rate >= 0.9 else "red")
+    return (text, "good" if rate >= 0.99 else "warn" if rate >= 0.9 else "bad")

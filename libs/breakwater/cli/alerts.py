@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import output
 from breakwater.cli.api import SEE_DOCTOR, Api, ListsByItself, api_command
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.given import sendable
-from breakwater.cli.output import Column
+from breakwater.policy.formats import counted
+from breakwater.views.alerts import FACTS, INCIDENTS, UNDELIVERED, done
+from breakwater.views.columns import with_words
 
 if TYPE_CHECKING:
-    from breakwater.contracts.alerts import Alert, AlertReplays, UndeliveredAlert
+    from breakwater.contracts.alerts import Alert, AlertReplays
 
 TEST_TIMEOUT_S = 30.0
 """The API waits 20 s for an alerter, which waits for the receiver."""
@@ -42,16 +43,6 @@ An incident is named by its id, or by so much of it that no other one begins so.
 """
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
-
-_UNDELIVERED: list[Column[UndeliveredAlert]] = [
-    Column("dead letter", lambda one: one.dead_letter_id, right=True),
-    Column("channel", lambda one: one.channel),
-    Column("given up", lambda one: one.at),
-    Column("replayed", lambda one: "yes" if one.replayed else "no", drop=1),
-    Column("alert", lambda one: one.alert_id, drop=2),
-    Column("title", lambda one: one.title, below=True),
-    Column("error", lambda one: one.error, below=True),
-]
 
 IncidentArgument = Annotated[
     str, typer.Argument(metavar="INCIDENT", help="Its id as `breakwater alerts` shows it, such as inc_3f9a1c07.")
@@ -90,21 +81,10 @@ def list_(
         breakwater alerts list --json | jq -r '.alerts[].incident_id'
     """
     from breakwater.contracts.alerts import AlertList
-    from breakwater.policy.alert_rules import began_with, highest_severity
 
     def show(listed: AlertList) -> None:
         short = short_ids(alert.incident_id for alert in listed.alerts)
-        columns: list[Column[Alert]] = [
-            Column("incident", lambda alert: short[alert.incident_id]),
-            Column("status", lambda alert: output.state(alert.status)),
-            # Of one that is over, what it was: that a breaker closed is the end of what was critical.
-            Column("severity", lambda alert: output.state(highest_severity(alert)), drop=3),
-            Column("event", began_with),
-            Column("agent", lambda alert: alert.agent, drop=4),  # most titles name it
-            Column("count", lambda alert: f"{alert.count:,}", right=True, drop=2),
-            Column("since", lambda alert: alert.opened_at, drop=1),
-            Column("title", lambda alert: alert.title, below=True),
-        ]
+        columns = with_words(INCIDENTS, ["incident_id"], lambda alert: short[alert.incident_id])
         what = "incident is known" if status == "all" else f"incident is {status}"
         chosen = " of those you asked for" if event or agent else ""
         output.table(columns, listed.alerts, empty=f"no {what}{chosen}")
@@ -130,30 +110,8 @@ def show(
     from breakwater.contracts.alerts import Alert
 
     sendable("incident", incident)
-    api.answer(api.get(Alert, f"alerts/{quote(incident, safe='')}"), _show)
-
-
-def _show(alert: Alert) -> None:
-    from breakwater.policy.alert_rules import began_with, highest_severity
-
-    facts: list[tuple[str, output.Value]] = [
-        ("status", output.state(alert.status)),
-        ("severity", output.state(highest_severity(alert))),
-        ("event", began_with(alert)),
-        ("ended with", alert.event if alert.event != began_with(alert) else ""),
-        ("agent", alert.agent),
-        ("model", alert.model),
-        ("tenant", alert.tenant),
-        ("since", alert.opened_at),
-        ("happened", _happened(alert)),
-        ("ends", alert.ends_at if alert.status != "resolved" else None),
-        ("reminders", f"{alert.reminders:,}" if alert.reminders else ""),
-        ("acknowledged", _done(alert.acknowledged_by, alert.acknowledged_at)),
-        ("resolved", _done(alert.resolved_by or "itself", alert.resolved_at)),
-        ("reason", alert.reason),
-        ("text", alert.text),
-    ]
-    output.facts([(alert.incident_id, "bold"), f"  {alert.title}"], facts)
+    found = api.get(Alert, f"alerts/{quote(incident, safe='')}")
+    api.answer(found, lambda one: output.facts([(one.incident_id, "bold"), f"  {one.title}"], FACTS, one))
 
 
 @app.command()
@@ -163,7 +121,7 @@ def ack(
     incident: IncidentArgument,
     reason: ReasonOption = None,
 ) -> None:
-    """Acknowledge an incident: somebody is working on it, and reminders stop.
+    """Acknowledge an incident: an operator is working on it, and reminders stop.
 
     For example:
 
@@ -224,7 +182,7 @@ def send_test(
 @api_command
 def undelivered(
     api: Api,
-    channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only those for this one.")] = None,
+    channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only of this channel.")] = None,
     limit: LimitOption = 100,
 ) -> None:
     """List the alerts that a channel did not take, and that were given up, the latest first.
@@ -237,22 +195,20 @@ def undelivered(
     """
     from breakwater.contracts.alerts import UndeliveredList
 
-    def show(listed: UndeliveredList) -> None:
-        where = f" for {channel}" if channel else ""
-        output.table(_UNDELIVERED, listed.undelivered, empty=f"every alert{where} has arrived, or is on its way")
-        output.note_more(listed.more, limit)
-
-    api.answer(api.get(UndeliveredList, "alerts/undelivered", channel=channel, limit=limit), show)
+    where = f" for {channel}" if channel else ""
+    nothing = f"every alert{where} has arrived, or is on its way"
+    path, query = "alerts/undelivered", {"channel": channel, "limit": limit}
+    api.table(UndeliveredList, path, UNDELIVERED, lambda found: found.undelivered, empty=nothing, **query)
 
 
 @app.command()
 @api_command
 def replay(
     api: Api,
-    channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only those for this one.")] = None,
+    channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only of this channel.")] = None,
     dead_letter_id: Annotated[
         int | None,
-        typer.Option("--dead-letter", metavar="N", min=1, help="Only this one, even if it was sent again before."),
+        typer.Option("--dead-letter", metavar="N", min=1, help="Only this, even if it was sent again before."),
     ] = None,
 ) -> None:
     """Send undelivered alerts again, each once.
@@ -273,13 +229,13 @@ def replay(
 
 def _show_replays(result: AlertReplays) -> None:
     channels = ", ".join(f"{number:,} on {name}" for name, number in sorted(result.channels.items()))
-    what = formats.counted(result.replayed, "alert")
+    what = counted(result.replayed, "alert")
     output.write(f"{what} will be sent again{f': {channels}' if channels else ''}")
     if result.already:
-        already = formats.counted(result.already, "alert")
+        already = counted(result.already, "alert")
         output.note(f"{already} had been sent again before; --dead-letter sends one once more")
     if result.skipped:
-        skipped = formats.counted(result.skipped, "alert")
+        skipped = counted(result.skipped, "alert")
         output.note(f"{skipped} of channels that are no longer in the config", "yellow")
 
 
@@ -300,10 +256,10 @@ def _change(api: Api, action: Literal["ack", "resolve"], incident: str, reason: 
         if alert.status == "resolved":
             by, at = alert.resolved_by or "itself", alert.resolved_at
         unchanged = isinstance(alert, UnchangedAlert)
-        done = f" {_done(by, at)}" if unchanged else f" by {by}"
+        by_whom = f" {done(by, at)}" if unchanged else f" by {by}"
         why = f": {alert.reason}" if alert.reason else ""
         [short] = short_ids([alert.incident_id]).values()
-        output.styled(f"{short} is {'already ' if unchanged else ''}", output.state(alert.status), done, why)
+        output.styled(f"{short} is {'already ' if unchanged else ''}", output.state(alert.status), by_whom, why)
         output.note(alert.title)
 
     body, see = {"incident_id": incident, "reason": reason}, "breakwater alerts list --status all"
@@ -329,12 +285,3 @@ def _replay(api: Api, channel: str | None, dead_letter_id: int | None) -> AlertR
         after = part.continue_after
         if after is None:
             return AlertReplays(replayed=replayed, already=already, skipped=skipped, channels=dict(channels))
-
-
-def _happened(alert: Alert) -> str:
-    times = "once" if alert.count == 1 else f"{alert.count:,} times"
-    return times if alert.last_at == alert.opened_at else f"{times}, the last at {formats.clock(alert.last_at)}"
-
-
-def _done(by: str | None, at: datetime | None) -> str:
-    return "" if at is None else f"by {by} at {formats.clock(at)}"

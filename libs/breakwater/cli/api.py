@@ -1,10 +1,10 @@
-"""What the commands on the HTTP API share: their options, a request with errors that say what to do, their groups."""
+"""Options, requests and groups of the commands on the HTTP API; its errors say what to do."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,14 @@ from breakwater.cli import output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.given import sendable
+from breakwater.cli.output import Column
 from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, PlaneLocation, UrlOption
 
 if TYPE_CHECKING:
     from breakwater.client import ApiClient, ApiError, Form
 
 T = TypeVar("T")
+Row = TypeVar("Row")
 
 TIMEOUT_S = 15.0
 """For any response, beyond a wait that the API is asked for."""
@@ -94,6 +96,25 @@ class Api:
         else:
             show(message)
         return message
+
+    def table(
+        self,
+        form: Form[T],
+        path: str,
+        columns: Sequence[Column[Row]],
+        rows: Callable[[T], Iterable[Row]],
+        *,
+        empty: str,
+        **query: str | int | None,
+    ) -> T:
+        """Prints a list that `get` returns as a table, with a note if there is more than its `limit`."""
+
+        def show(found: T) -> None:
+            output.table(columns, rows(found), empty=empty)
+            if getattr(found, "more", False):
+                output.note(f"(there are more than these {query['limit']:,}; see --limit)")
+
+        return self.answer(self.get(form, path, **query), show)
 
     def client(self) -> ApiClient:
         """A client of it, to be closed. Raises CliError: no plane is running."""

@@ -1,20 +1,18 @@
-"""`breakwater breakers`: which breakers are open; isolating one, and resetting it."""
+"""`breakwater breakers`: the breakers, isolating one, and resetting it."""
 
 from __future__ import annotations
 
 import shlex
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import output
 from breakwater.cli.api import Api, ListsByItself, api_command
-from breakwater.cli.output import Column
+from breakwater.views.breakers import COLUMNS
 
 if TYPE_CHECKING:
     from breakwater.contracts.breakers import BreakerStatus
-    from breakwater.contracts.events import BreakerState
 
 NO_BREAKER_SERVICE = "no breaker service is alive: no breaker opens or closes; see `breakwater doctor`"
 
@@ -32,17 +30,6 @@ A breaker that agents share (`scope`) has the agent `*`, one of a whole provider
 """
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
-
-_COLUMNS: list[Column[BreakerStatus]] = [
-    Column("agent", lambda one: one.agent),
-    Column("model", lambda one: one.model),
-    Column("state", lambda one: output.state(one.state)),
-    Column("open until", lambda one: open_until(one.state, one.open_until, held=one.held_until), drop=1),
-    Column("since", lambda one: one.since, drop=3),
-    Column("fails", lambda one: one.consecutive_failures, right=True, drop=2),
-    Column("in all", lambda one: one.total_failures, right=True, drop=4),
-    Column("reason", lambda one: one.reason, below=True),
-]
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="Whose breaker; '*' for one that agents share.")]
 ModelArgument = Annotated[
@@ -66,13 +53,12 @@ def list_(api: Api) -> None:
     """
     from breakwater.contracts.breakers import BreakerList
 
-    def show(listed: BreakerList) -> None:
-        rows = sorted(listed.breakers, key=lambda one: (one.state == "closed", one.agent, one.model))
-        output.table(_COLUMNS, rows, empty="no agent has a breaker: the config has `breaker: off` for all")
-        if not listed.alive:
-            output.note(NO_BREAKER_SERVICE, "yellow")
+    def rows(listed: BreakerList) -> list[BreakerStatus]:
+        return sorted(listed.breakers, key=lambda one: (one.state == "closed", one.agent, one.model))
 
-    api.answer(api.get(BreakerList, "breakers"), show)
+    nothing = "no agent has a breaker: the config has `breaker: off` for all"
+    if not api.table(BreakerList, "breakers", COLUMNS, rows, empty=nothing).alive and not api.as_json:
+        output.note(NO_BREAKER_SERVICE, "yellow")
 
 
 @app.command()
@@ -94,7 +80,7 @@ def isolate(api: Api, agent: AgentArgument, model: ModelArgument, reason: Reason
 @app.command()
 @api_command
 def reset(api: Api, agent: AgentArgument, model: ModelArgument, reason: ReasonOption = None) -> None:
-    """Close a breaker at once, forget what it has counted, and end a hold of its model.
+    """Close a breaker, forget what it has counted, and end a hold of its model.
 
     For example:
 
@@ -103,28 +89,6 @@ def reset(api: Api, agent: AgentArgument, model: ModelArgument, reason: ReasonOp
     For all agents on a whole provider, where they share its breaker: `breakwater breakers reset '*' 'openai/*'`.
     """
     _change(api, "reset", agent, model, reason)
-
-
-def open_until(
-    state: BreakerState | None, until: datetime | None, now: datetime | None = None, held: datetime | None = None
-) -> str:
-    """When a model may be called again by its breaker, or else by its provider; in words, empty where it may be now."""
-    now = now or datetime.now(UTC)
-    if state in {None, "closed"} and held is not None and held > now:
-        return f"held until {_moment(held, now)}"
-    if state == "isolated":
-        return "until reset"
-    if state == "half_open":
-        return "a call probes it"
-    if state != "open":
-        return ""
-    if until is None or until <= now:
-        return "next call probes it"
-    return _moment(until, now)
-
-
-def _moment(until: datetime, now: datetime) -> str:
-    return f"{formats.clock(until, now)}, {formats.duration((until - now).total_seconds() * 1000)}"
 
 
 def _change(api: Api, action: Literal["isolate", "reset"], agent: str, model: str, reason: str | None) -> None:

@@ -1,24 +1,24 @@
-"""`breakwater budgets`: what is left of every budget, whether its counters agree with the record, and raising a cap."""
+"""`breakwater budgets`: the budgets, the comparison of their counters with the record, and raising a cap."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import output
 from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.errors import ExitCode
-from breakwater.cli.output import Column
+from breakwater.policy.formats import counted, money
+from breakwater.views.budgets import COLUMNS, RECONCILIATION, differs, short
+from breakwater.views.columns import clock, with_words
 
 if TYPE_CHECKING:
     from breakwater.contracts.budgets import BudgetList, BudgetStatus, UnchangedBudget
-    from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, Reconciliation
+    from breakwater.contracts.events import BudgetEvent, Reconciliation
 
-WARN_PERCENT = 80
 NOT_FILLED = "the counters are being rebuilt: the figures mean nothing yet, and hard caps refuse calls until it is done"
 
 _HELP = """See what is left of every budget, compare it with the record, raise a cap. Without a command it lists them.
@@ -51,7 +51,7 @@ def list_(
     """List the budgets of this day and month. `mode` is how a cap is enforced: hard, soft or none.
 
     `in flight` is held by calls under way, and `free` is left for others. `est.` is what calls cost in percent of what
-    was held for them. A `+` after the spend stands for calls of unknown cost.
+    was held for them. A `+` after the spend marks calls of unknown cost.
 
     For example:
 
@@ -109,7 +109,7 @@ def raise_(
             _show_raised(result, budget)
             return
         by = "" if result.raised is None else f", by {result.raised.by}: {result.raised.reason}"
-        output.write(f"the cap of {result.budget} is {_money(result.limit)} already{by}")
+        output.write(f"the cap of {result.budget} is {short(result.limit)} already{by}")
 
     body = {"budget": budget, "limit_usd": limit, "reason": reason}
     api.answer(api.act((BudgetEvent, UnchangedBudget), "budgets/raise", body, see="breakwater budgets"), show)
@@ -117,29 +117,15 @@ def raise_(
 
 def _show(listed: BudgetList) -> None:
     """Prints the budgets, without figures while the counters are lost, and which caps are raised or can be exceeded."""
-    now = datetime.now(UTC)
-
-    def known(cell: output.Cell) -> output.Cell:
-        return cell if listed.filled else "?"
-
-    columns: list[Column[BudgetStatus]] = [
-        Column("budget", lambda one: one.budget),
-        Column("limit", lambda one: _money(one.limit), right=True),
-        Column("spent", lambda one: known((_spent(one), _style(one))), right=True),
-        Column("in flight", lambda one: known(_money(one.reserved)), right=True, drop=4),
-        Column("free", lambda one: known((_left(one), _style(one))), right=True),
-        Column("resets", lambda one: _until(one.resets_at, now), drop=2),
-        Column("mode", lambda one: one.enforcement if one.limit is not None else "", drop=1),
-        Column("est.", _estimate, right=True, drop=3),
-    ]
+    columns = COLUMNS if listed.filled else with_words(COLUMNS, ["spent", "reserved", "free"], lambda _: "?")
     output.table(columns, listed.budgets, empty="there are no budgets")
     if not listed.filled:
         output.note(NOT_FILLED, "yellow")
     for one in listed.budgets:
         if (raised := one.raised) is not None:
-            until = formats.clock(one.resets_at, now)
+            until = clock(one.resets_at)
             output.note(
-                f"{one.budget} is raised to {_money(raised.limit)} until {until}, by {raised.by}: {raised.reason}"
+                f"{one.budget} is raised to {short(raised.limit)} until {until}, by {raised.by}: {raised.reason}"
             )
     _note_exceeded(listed.budgets)
 
@@ -151,25 +137,15 @@ def _note_exceeded(budgets: Sequence[BudgetStatus]) -> None:
     for one in [one for one in monthly if one.scope == "agent"] or monthly[:1]:
         assert one.estimate is not None
         output.note(
-            f"{one.budget}: of {formats.counted(one.estimate.calls, 'call')} {one.estimate.exceeded:,} cost more than "
+            f"{one.budget}: of {counted(one.estimate.calls, 'call')} {one.estimate.exceeded:,} cost more than "
             "was held for them; a hard cap can be exceeded by as much",
             "yellow",
         )
 
 
 def _show_reconciliation(reconciliation: Reconciliation) -> None:
-    """Prints the counters beside the record, and whether they agree."""
-    # To the nano-dollar, as they are compared.
-    columns: list[Column[BudgetReconciliation]] = [
-        Column("budget", lambda one: one.budget),
-        Column("period", lambda one: one.period),
-        Column("Redis", lambda one: formats.money(one.counted), right=True),
-        Column("ClickHouse", lambda one: formats.money(one.stored), right=True, drop=1),
-        Column("EVENTS", lambda one: formats.money(one.logged), right=True, drop=2),
-        Column("unrecorded", lambda one: formats.money(one.unrecorded), right=True, drop=3),
-        Column("difference", lambda one: (formats.money(one.difference), "red" if _differs(one) else ""), right=True),
-    ]
-    output.table(columns, reconciliation.budgets, empty="nothing is counted, and nothing on record")
+    """Prints the counters and the record, and whether they agree."""
+    output.table(RECONCILIATION, reconciliation.budgets, empty="nothing is counted, and nothing on record")
     if reconciliation.equal:
         output.styled(("the counters agree with the record", "green"))
         return
@@ -181,66 +157,24 @@ def _show_raised(event: BudgetEvent, budget: str) -> None:
     """Says what a cap was raised to, and how to undo it."""
     if event.kind == "raise_ended":
         output.write(
-            f"the config's own cap of {budget}, {_money(event.limit)}, holds again; it was {_money(event.previous)}"
+            f"the config's own cap of {budget}, {short(event.limit)}, holds again; it was {short(event.previous)}"
         )
         return
-    until = "" if event.resets_at is None else f" until {formats.clock(event.resets_at)}"
-    change = f"was {_money(event.previous)}, is now {_money(event.limit)}{until}"
+    until = "" if event.resets_at is None else f" until {clock(event.resets_at)}"
+    change = f"was {short(event.previous)}, is now {short(event.limit)}{until}"
     output.write(f"the cap of {budget} {change}, by {event.by}: {event.reason}")
     undo = f"breakwater budgets raise {shlex.quote(budget)} {_plain(event.configured)} --reason TEXT"
-    output.note(f"{_money(event.total)} of it is spent; `{undo}` sets it back to the config's")
-
-
-def _spent(budget: BudgetStatus) -> str:
-    return _money(budget.spent) + ("+" if budget.calls_of_unknown_cost else "")
-
-
-def _left(budget: BudgetStatus) -> str:
-    # What is left may be more than nothing, and less than a call.
-    return _money(budget.remaining) + (", reached" if budget.reached and budget.remaining else "")
-
-
-def _style(budget: BudgetStatus) -> str:
-    if budget.limit is None:
-        return ""
-    if budget.reached or not budget.remaining:
-        return "red"
-    # Over 80 %, in integers.
-    return "yellow" if (budget.limit - budget.remaining) * 100 > budget.limit * WARN_PERCENT else ""
-
-
-def _until(moment: datetime, now: datetime) -> str:
-    hours = max(0.0, (moment - now).total_seconds()) / 3600
-    if hours < 1:
-        return f"in {int(hours * 60)} min"
-    return f"in {int(hours)} h" if hours < 48 else f"in {int(hours / 24)} d"
-
-
-def _estimate(budget: BudgetStatus) -> output.Cell:
-    estimate = budget.estimate
-    if estimate is None or estimate.percent is None:
-        return ""
-    return (f"{estimate.percent:.0f} %", "red" if estimate.exceeded else "")
-
-
-def _differs(budget: BudgetReconciliation) -> bool:
-    return budget.difference != 0 or budget.counted_calls != budget.recorded_calls
+    output.note(f"{short(event.total)} of it is spent; `{undo}` sets it back to the config's")
 
 
 def _what_differs(reconciliation: Reconciliation) -> str:
-    wrong = [f"{budget.budget} of {budget.period}" for budget in reconciliation.budgets if _differs(budget)]
+    wrong = [f"{budget.budget} of {budget.period}" for budget in reconciliation.budgets if differs(budget)]
     if reconciliation.reserved != reconciliation.held:
-        reserved, held = formats.money(reconciliation.reserved), formats.money(reconciliation.held)
+        reserved, held = money(reconciliation.reserved), money(reconciliation.held)
         wrong.append(f"{reserved} reserved for calls that hold {held}")
     return ", ".join(wrong) or "not in what is spent, but in what is held for calls, or in estimates"
 
 
-def _money(nano: int | None) -> str:
-    from breakwater.policy.formats import money_text
-
-    return "" if nano is None else money_text(nano)
-
-
 def _plain(nano: int | None) -> str:
     """An amount as it can be typed."""
-    return formats.money(nano).lstrip("$").replace(",", "")
+    return money(nano).lstrip("$").replace(",", "")

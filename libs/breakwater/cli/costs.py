@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import output
 from breakwater.cli.api import Api, api_command
 from breakwater.cli.errors import wrong_usage
-from breakwater.cli.output import Column
+from breakwater.policy.formats import money
+from breakwater.views.costs import BY, columns
 
 if TYPE_CHECKING:
-    from breakwater.contracts.budgets import CostLine, Costs
-
-BY = ("agent", "tenant", "model", "provider", "key")
+    from breakwater.contracts.budgets import Costs
 
 
 @api_command
@@ -30,9 +29,9 @@ def costs(
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="The most lines.")] = 50,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all lines as CSV, in exact amounts.")] = False,
 ) -> None:
-    """Show what the calls of a month cost, beside the month before, the caps and what failed calls cost.
+    """Show what the calls of a month cost, with the month before, the caps and what failed calls cost.
 
-    `at month's end` is a forecast at the present pace. A `+` after the spend stands for calls of unknown cost. A key is
+    `at month's end` is a forecast at the present pace. A `+` after the spend marks calls of unknown cost. A key is
     the API key that submitted the job; jobs from NATS have none.
 
     For example:
@@ -66,33 +65,9 @@ def _grouping(by: str) -> dict[str, str]:
 
 
 def _show(costs: Costs) -> None:
-    title = costs.tag or ("API key" if costs.by == "key" else costs.by)
-    over = costs.total.forecast is None
-    columns: list[Column[CostLine]] = [
-        Column(title, lambda line: line.name or ("all" if line is costs.total else "none")),
-        Column("spend", _spend, right=True),
-        Column("failed calls", lambda line: formats.money(line.wasted), right=True, drop=2),
-        Column(costs.previous_month, lambda line: formats.money(line.previous), right=True, drop=1),
-        Column("cap", lambda line: formats.money(line.cap) if line.cap is not None else "", right=True, drop=3),
-        Column("calls", lambda line: f"{line.calls:,}", right=True, drop=4),
-    ]
-    if not over:
-        forecast: Column[CostLine] = Column("at month's end", _forecast, right=True)
-        columns.insert(2, forecast)
     output.table(
-        columns, (*costs.lines, costs.total) if costs.lines else (), empty=f"nothing was spent in {costs.month}"
+        columns(costs), (*costs.lines, costs.total) if costs.lines else (), empty=f"nothing was spent in {costs.month}"
     )
     if costs.others is not None:
-        output.note(f"(the others spent {formats.money(costs.others.spend)}; see --limit)")
+        output.note(f"(the others spent {money(costs.others.spend)}; see --limit)")
     output.note(f"{costs.month} in {costs.timezone}")
-
-
-def _spend(line: CostLine) -> output.Cell:
-    text = formats.money(line.spend) + ("+" if line.calls_of_unknown_cost else "")
-    return (text, "red" if line.cap is not None and (line.spend or 0) >= line.cap else "")
-
-
-def _forecast(line: CostLine) -> output.Cell:
-    if line.forecast is None:
-        return ""
-    return (formats.money(line.forecast), "yellow" if line.cap is not None and line.forecast >= line.cap else "")

@@ -12,21 +12,18 @@ import typer
 from breakwater.cli import formats, output
 from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.errors import CliError, ExitCode, wrong_usage
-from breakwater.cli.output import Column
+from breakwater.policy.formats import counted, visible
+from breakwater.views.columns import Column
+from breakwater.views.dead_letters import COLUMNS, FACTS
 
 if TYPE_CHECKING:
-    from breakwater.contracts.dead_letters import (
-        DeadLetterCount,
-        DeadLetterDetails,
-        DeadLetterReplays,
-        ListedDeadLetter,
-    )
+    from breakwater.contracts.dead_letters import DeadLetterCount, DeadLetterDetails, DeadLetterReplays
 
 DEAD_LETTERS_AT_ONCE = 100
-"""How many dead letters that are named go into one request: so that there is progress to show."""
+"""Dead letters in one request, of those that are named: there is progress to show after each request."""
 
 MAX_NUMBERS = 10
-"""How many dead letters are named that have something in common."""
+"""Dead letters that are named of those that have something in common."""
 
 MAX_COUNTS = 5
 
@@ -84,7 +81,7 @@ def list_(
     from breakwater.contracts.dead_letters import DeadLetterList
 
     def show(listed: DeadLetterList) -> None:
-        output.table(_COLUMNS, listed.dead_letters, empty=_nothing(listed.counts, reason, agent, since))
+        output.table(COLUMNS, listed.dead_letters, empty=_nothing(listed.counts, reason, agent, since))
         output.note_more(listed.more, limit)
         _note_counts(listed.counts)
 
@@ -225,7 +222,7 @@ def _note_counts(counts: Sequence[DeadLetterCount]) -> None:
 
 
 def _nothing(counts: Sequence[DeadLetterCount], reason: str | None, agent: str | None, since: str | None) -> str:
-    """What to say when no dead letter was found; names the known ones where the reason or the agent is unknown."""
+    """Note for a list without dead letters; it names the known reasons or agents if another was asked for."""
     unknown = [
         f"no dead letter {has} {asked!r}, only {_most(counts, name)}"
         for name, has, asked in (("reason", "has the reason", reason), ("agent", "is of agent", agent))
@@ -238,20 +235,9 @@ def _nothing(counts: Sequence[DeadLetterCount], reason: str | None, agent: str |
 
 def _show_details(one: DeadLetterDetails) -> None:
     """Prints all that may be seen of a dead letter."""
-    replayed_at = "" if one.replayed_at is None else f" at {formats.clock(one.replayed_at)}"
-    facts: list[tuple[str, output.Value]] = [
-        ("of", f"{one.kind}: {one.subject}, {one.sequence:,} of {one.stream}"),
-        ("agent", one.agent),
-        ("execution", one.execution_id),
-        ("given up", one.at),
-        ("error", one.error),
-        ("replay", _replay_state(one)),
-        ("replayed as", one.replayed_as),
-        ("replayed by", f"{one.replayed_by}{replayed_at}" if one.replayed_by else ""),
-        ("why not", "" if one.replayed_as else one.why_not),
-        *(("header", f"{name}: {value}") for name, value in one.headers.items()),
-    ]
-    output.facts([(f"dead letter {one.dead_letter_id}", "bold"), f"  {one.reason}"], facts)
+    output.facts([(f"dead letter {one.dead_letter_id}", "bold"), f"  {one.reason}"], FACTS, one)
+    for name, value in one.headers.items():
+        output.facts((), [Column("header", str)], f"{name}: {value}")
     output.write("")
     if one.payload_withheld:
         output.note("(the original is withheld: the agent keeps no prompts, or is configured no more)")
@@ -261,20 +247,20 @@ def _show_details(one: DeadLetterDetails) -> None:
         return
     payload = one.payload
     text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, indent=2)
-    output.write(output.visible(text))
+    output.write(visible(text))
     if one.payload_cut:
         output.note(f"(only the beginning: the original has {one.payload_bytes:,} bytes)")
 
 
 def _show_replays(replays: DeadLetterReplays) -> None:
     """Prints the result of a replay."""
-    output.write(f"{formats.counted(len(replays.replayed), 'job')} queued again")
+    output.write(f"{counted(len(replays.replayed), 'job')} queued again")
     for one in replays.replayed[:MAX_NUMBERS]:
         output.write(f"  dead letter {one.dead_letter_id} as {one.execution_id}")
     if len(replays.replayed) > MAX_NUMBERS:
         output.write(f"  and {len(replays.replayed) - MAX_NUMBERS:,} more; --json names all of them")
     if replays.already:
-        output.note(f"{formats.counted(replays.already, 'dead letter')} had been replayed before")
+        output.note(f"{counted(replays.already, 'dead letter')} had been replayed before")
     alike: dict[str, list[int]] = {}
     for skipped in replays.skipped:
         # What differs from dead letter to dead letter only by its own number is one reason.
@@ -283,24 +269,6 @@ def _show_replays(replays: DeadLetterReplays) -> None:
         )
     for why, dead_letters in alike.items():
         output.note(f"skipped {_numbers(dead_letters)}: {why}", "yellow")
-
-
-def _replay_state(one: ListedDeadLetter) -> output.Cell:
-    if one.replayed_as is not None:
-        return "done" if one.replay_status is None else output.state(one.replay_status)
-    return "possible" if one.replayable else "no"
-
-
-_COLUMNS: list[Column[ListedDeadLetter]] = [
-    Column("dead letter", lambda one: one.dead_letter_id, right=True),
-    Column("given up", lambda one: one.at),
-    Column("of", lambda one: one.kind, drop=3),
-    Column("reason", lambda one: one.reason),
-    Column("agent", lambda one: one.agent, drop=1),
-    Column("execution", lambda one: one.execution_id, drop=2),
-    Column("replay", _replay_state),
-    Column("error", lambda one: one.error, below=True),
-]
 
 
 def _most(counts: Sequence[DeadLetterCount], name: str) -> str:

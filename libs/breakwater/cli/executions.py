@@ -12,20 +12,18 @@ import typer.core
 from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.export import Status, export
-from breakwater.cli.output import Column
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.errors import ConfigError
+from breakwater.views.executions import ATTEMPTS, COLUMNS, FACTS
 
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree as RichTree
 
     from breakwater.analytics.tree import Subtree, Tree, TreeExecution, TreeNode
-    from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
+    from breakwater.contracts.execution import Execution, ExecutionSummary
 
 T = TypeVar("T")
-
-_ERROR_WIDTH = 60
 
 
 class ListsOrShows(typer.core.TyperGroup):
@@ -65,7 +63,7 @@ def executions(
     """List executions, the latest first; or show one, with every attempt it took, or with its tree.
 
     An execution is the record of a job, and has the job's id. It appears about a second after the job was decided.
-    A job that names a `parent_execution_id` stands below that execution in its tree.
+    A job that names a `parent_execution_id` is below that execution in its tree.
 
     `breakwater executions export` writes all that you choose to a file: see its `--help`. An execution whose id is
     `export` or `list` is shown by `breakwater executions -- export`.
@@ -93,7 +91,7 @@ def executions(
         if as_json:
             output.json_document(lines)
         else:
-            output.table(_COLUMNS, lines, empty="no executions")
+            output.table(COLUMNS, lines, empty="no executions")
     elif tree:
         whole = _known(connect.asked(url, lambda analytics: execution_tree(analytics, execution_id)), execution_id)
         show_tree(whole, as_json=as_json)
@@ -128,131 +126,14 @@ def _decrypted(found: Execution, plane: PlaneLocation) -> Execution:
         return found
 
 
-def _remarks(line: ExecutionSummary) -> str:
-    said = ("dry run" if line.dry_run else None, line.reason, line.error_message)
-    return _shortened(": ".join(part for part in said if part))
-
-
-_COLUMNS: list[Column[ExecutionSummary]] = [
-    Column("ended", lambda line: (formats.clock(line.completed_at), "dim"), drop=3),
-    Column("id", lambda line: line.execution_id),
-    Column("agent", lambda line: line.agent),
-    Column("status", lambda line: output.state(line.status)),
-    Column("model", lambda line: line.chosen_model, drop=2),
-    Column("attempts", lambda line: line.attempts_count, right=True, drop=5),
-    Column("cost", lambda line: formats.money(line.total_cost), right=True, drop=1),
-    Column("took", lambda line: formats.duration(line.duration_ms), right=True, drop=4),
-    Column("reason", _remarks, drop=6),
-]
-
-
 def _show_execution(execution: Execution, *, as_json: bool) -> None:
     if as_json:
         output.json_document(execution)
         return
-    error = execution.error
-    facts: list[tuple[str, output.Value]] = [
-        ("agent", execution.agent),
-        ("status", output.state(execution.status)),
-        ("reason", execution.reason),
-        ("error", "" if error is None else f"{error.class_}: {error.message}"),
-        ("stopped", execution.statistics and formats.failures_in_words(execution.statistics)),
-        ("model", execution.chosen_model),
-        ("models to try", " > ".join(execution.fallback_chain)),
-        ("tokens", f"{execution.input_tokens:,} in, {execution.output_tokens:,} out" if execution.total_tokens else ""),
-        ("cost", _cost(execution)),
-        ("wasted", _wasted(execution)),
-        ("cache", _cache(execution)),
-        ("left out", _left_out(execution)),
-        ("finish reason", execution.finish_reason),
-        ("usage", _usage_problems(execution)),
-        ("queued", execution.queued_at),
-        ("took", formats.duration(execution.duration_ms)),
-        ("tenant", execution.tenant),
-        ("task", execution.task_id),
-        ("parent", execution.parent_execution_id),
-        ("plan", execution.plan_id),
-        ("dry run", "yes" if execution.dry_run else ""),
-        ("config", execution.config_version),
-        ("answer", execution.output if isinstance(execution.output, str) else None),
-    ]
-    output.facts([(execution.execution_id, "bold")], facts)
+    output.facts([(execution.execution_id, "bold")], FACTS, execution)
     if execution.attempts:
         output.write("")
-        output.table(_ATTEMPTS, execution.attempts)
-
-
-def _rate(attempt: Attempt) -> str | None:
-    return None if attempt.tokens_per_s is None else f"{attempt.tokens_per_s:,.0f}"
-
-
-def _attempt_error(attempt: Attempt) -> str | None:
-    error = attempt.error
-    if error is None:
-        return None
-    status = f" {error.status_code}" if error.status_code else ""
-    return _shortened(f"{error.kind}{status}: {error.message}")
-
-
-_ATTEMPTS: list[Column[Attempt]] = [
-    Column("#", lambda one: one.number, right=True),
-    Column("model", lambda one: one.model),
-    Column("why", lambda one: one.cause, drop=4),
-    Column("outcome", lambda one: output.state(one.outcome)),
-    Column("finish", lambda one: one.finish_reason, drop=6),
-    Column("took", lambda one: formats.duration(one.duration_ms), right=True, drop=2),
-    Column("first token", lambda one: formats.duration(one.first_token_ms), right=True, drop=7),
-    Column("tokens/s", _rate, right=True, drop=8),
-    Column("waited", lambda one: formats.duration(one.backoff_ms or None), right=True, drop=5),
-    Column("cost", lambda one: None if one.short_circuited else formats.money(one.cost), right=True, drop=1),
-    Column("error", _attempt_error, drop=3),
-]
-
-
-def _cost(execution: Execution) -> str:
-    if execution.total_cost is None:
-        return "unknown"
-    basis = "" if execution.cost_basis == "billed" else f" ({execution.cost_basis})"
-    return f"{formats.money(execution.total_cost)}{basis}"
-
-
-def _wasted(execution: Execution) -> str:
-    if not execution.wasted_cost:
-        return ""
-    dearest_first = sorted(execution.wasted_by_cause.items(), key=lambda part: -part[1])
-    causes = ", ".join(f"{cause.replace('_', ' ')} {formats.money(cost)}" for cause, cost in dearest_first if cost)
-    return f"{formats.money(execution.wasted_cost)}{f' ({causes})' if causes else ''}"
-
-
-def _cache(execution: Execution) -> str:
-    if not execution.cache_hit:
-        return ""
-    source = f" of {execution.cached_from}" if execution.cached_from else ""
-    return f"answered from the cache{source}, nothing was called"
-
-
-def _left_out(execution: Execution) -> str:
-    """What calls did without: orphaned tool calls, or turns that did not fit."""
-    return ", ".join(
-        f"{attempt.dropped_messages} message{'s' if attempt.dropped_messages > 1 else ''} in attempt {attempt.number}"
-        for attempt in execution.attempts
-        if attempt.dropped_messages
-    )
-
-
-def _usage_problems(execution: Execution) -> str:
-    """What was reported and is not credible; the costs are estimated then."""
-    return "; ".join(
-        f"{attempt.usage_problem} in attempt {attempt.number}"
-        for attempt in execution.attempts
-        if attempt.usage_problem is not None
-    )
-
-
-def _shortened(text: str) -> str:
-    """The beginning of a text, in one line that fits into a table."""
-    line = " ".join(text.split())
-    return line if len(line) <= _ERROR_WIDTH else line[: _ERROR_WIDTH - 1] + "…"
+        output.table(ATTEMPTS, execution.attempts)
 
 
 def show_tree(tree: Tree, *, as_json: bool) -> None:

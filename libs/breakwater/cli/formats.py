@@ -1,4 +1,4 @@
-"""How amounts, durations and times are written for people, and how people write them."""
+"""Amounts, durations and times, as they are written for people and by people."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def usd(given: str) -> str:
 
 
 def since(text: str, now: datetime, option: str = "--since") -> datetime:
-    """What `--since`, or another such option, means: `90s`, `10m`, `2h`, `7d`, or a time such as `2026-11-21T10:00Z`.
+    """The time that `--since`, or another such option, names: `90s`, `10m`, `2h`, `7d`, or `2026-11-21T10:00Z`.
 
     Raises:
         CliError: it is neither.

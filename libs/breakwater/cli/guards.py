@@ -8,7 +8,7 @@ import typer
 
 from breakwater.cli import formats, output
 from breakwater.cli.api import Api, ListsByItself, api_command
-from breakwater.cli.output import Column
+from breakwater.views.breakers import TASKS
 
 if TYPE_CHECKING:
     from breakwater.contracts.breakers import StoppedTask
@@ -24,16 +24,6 @@ For example:
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
 
-_COLUMNS: list[Column[StoppedTask]] = [
-    Column("task", lambda task: task.task_id),
-    Column("tenant", lambda task: task.tenant, drop=1),
-    Column("agent", lambda task: task.agent),
-    Column("rule", lambda task: (task.rule, "red")),
-    Column("since", lambda task: task.since, drop=2),
-    Column("execution", lambda task: task.execution_id, drop=3),
-    Column("reason", lambda task: task.reason, below=True),
-]
-
 
 @app.command(name="list")
 @api_command
@@ -48,11 +38,10 @@ def list_(api: Api) -> None:
     """
     from breakwater.contracts.breakers import StoppedTasks
 
-    def show(tasks: StoppedTasks) -> None:
-        latest_first = sorted(tasks.stopped, key=lambda task: task.since, reverse=True)
-        output.table(_COLUMNS, latest_first, empty="no task is stopped")
+    def rows(tasks: StoppedTasks) -> list[StoppedTask]:
+        return sorted(tasks.stopped, key=lambda task: task.since, reverse=True)
 
-    api.answer(api.get(StoppedTasks, "guards"), show)
+    api.table(StoppedTasks, "guards", TASKS, rows, empty="no task is stopped")
 
 
 @app.command()

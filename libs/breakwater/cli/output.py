@@ -1,8 +1,8 @@
 """Printing: one JSON document or JSON lines for programs, tables on a terminal, aligned columns in a pipe.
 
-Rich draws the tables. What it does not know is done here: a column that has no room goes below its row or is left out,
-and that is said. Rich alone, at 80 columns, draws an open breaker of `breakwater breakers` in 8 lines, its
-ids folded after 10 characters; with its reason below it takes 2.
+Rich draws the tables. On a narrow terminal a column without room goes below its row or is left out, with a note. Rich
+alone, at 80 columns, draws an open breaker of `breakwater breakers` in 8 lines, its ids folded after 10 characters;
+with its reason below it takes 2.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
-from datetime import UTC, date, datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from breakwater.policy.formats import visible
+from breakwater.views.columns import Cell, Column, clock, tone_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
-Cell = str | tuple[str, str]
-"""Text, or text and its style."""
-Value = Cell | int | datetime | None
-"""What a cell is made of: a time is shown as the person's clock has it, None as nothing."""
+__all__ = ["Cell", "Column", "clock"]
 
 Row = TypeVar("Row")
 
@@ -38,35 +36,13 @@ _NEVER_FOLDED = 100_000
 _LEAST_WIDTH = 16
 """A column may be folded to this width; with more columns than fit so, a row is a list."""
 
-_COLOURS = {
-    "green": "ok closed success succeeded healthy resolved",
-    "yellow": "warn half_open retried waiting soft_cap warning degraded acknowledged",
-    "magenta": "short_circuited worker_lost cancelled",
-    "red": "error fail open firing isolated dead_lettered hard_cap critical pending unhealthy",
-    "dim": "unknown",
-}
-STYLES = {name: colour for colour, names in _COLOURS.items() for name in names.split()}
-"""The colour of a state's name, the same in every command."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column(Generic[Row]):
-    """A column of a table: its title, and what it shows of a row.
-
-    Of the columns that do not fit, those of the highest `drop` go first; 0 stays. Where not all fit, what is `below`
-    gets a line of its own under the row instead, and is never left out.
-    """
-
-    title: str
-    cell: Callable[[Row], Value]
-    right: bool = False
-    drop: int = 0
-    below: bool = False
+_STYLES = {"good": "green", "warn": "yellow", "bad": "red", "faint": "dim"}
+"""The style of each tone; any other is a style of rich."""
 
 
 def state(name: str, text: str | None = None) -> Cell:
-    """The name of a state in its colour, or another text in that colour."""
-    return (text or name, STYLES.get(name, ""))
+    """The name of a state in its tone, or another text in that tone."""
+    return (text or name, tone_of(name))
 
 
 def json_document(value: Any) -> None:
@@ -80,7 +56,7 @@ def json_line(value: Any) -> None:
 
 
 def write(text: str, *, end: str = "\n", stderr: bool = False) -> None:
-    """Prints a line at once: the reader of a pipe sees it when it happens. On a terminal it is made `visible`.
+    """Prints a line and flushes it, for the reader of a pipe. On a terminal it is made `visible`.
 
     JSON stays JSON, as its own escapes are the same.
     """
@@ -117,7 +93,7 @@ def note(text: str, style: str = "dim") -> None:
 
 
 def note_more(more: bool, limit: int) -> None:
-    """Says that a list was cut at its limit, if it was."""
+    """Notes that a list was cut at its limit, if it was."""
     if more:
         note(f"(there are more than these {limit:,}; see --limit)")
 
@@ -132,16 +108,18 @@ def styled(*cells: Cell) -> None:
     console().print(Text.assemble(*map(text, cells)), highlight=False, soft_wrap=True)
 
 
-def facts(title: Sequence[Cell], named: Iterable[tuple[str, Value]]) -> None:
-    """Prints a title, and below it a line for each fact that is not empty."""
-    styled(*title)
-    for name, value in named:
-        if text_of(cell := _shown(value)):
-            styled((f"  {name:<14}", "dim"), cell)
+def facts(title: Sequence[Cell], columns: Iterable[Column[Row]], row: Row) -> None:
+    """Prints a title if there is one, and below it a line for each fact about the row that is not empty."""
+    if title:
+        styled(*title)
+    for column in columns:
+        if text_of(cell := _cell(column, row)):
+            styled((f"  {column.title:<14}", "dim"), cell)
 
 
 def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing", gap: int = GAP) -> None:
-    """Prints a table, its columns `gap` apart; `empty` is what is said to people instead of one without rows."""
+    """Prints a table, its columns `gap` apart; `empty` is a note for people in place of one without rows."""
+    columns = sorted((column for column in columns if column.terminal), key=lambda column: column.below)
     cells = _cells(columns, rows)
     if not cells:
         note(empty)
@@ -154,10 +132,10 @@ def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "
     widths = [needed[index] for index in shown]
     while _total(widths, gap) > screen and max(widths) > 1:  # the widest give way, and are folded
         widths[widths.index(max(widths))] -= 1
-    beside = [columns[index] for index in shown]
+    in_row = [columns[index] for index in shown]
     # Rich knows no cell over several columns: with lines below, each row is a table of its own, all of the same widths.
     for number, group in enumerate([[row] for row in cells] if below else [cells]):
-        drawn = _table(beside, widths, gap, header=number == 0)
+        drawn = _table(in_row, widths, gap, header=number == 0)
         for row in group:
             drawn.add_row(*(text(row[index]) for index in shown))
         draw(drawn)
@@ -196,21 +174,13 @@ def draw(renderable: RenderableType) -> None:
         write(line.rstrip())
 
 
-def clock(moment: datetime | None, now: datetime | None = None) -> str:
-    """A time of day as the person's own clock has it, with the date where that is not today's; empty for None."""
-    if moment is None:
-        return ""
-    local, today = moment.astimezone(), (now or datetime.now(UTC)).astimezone().date()
-    return local.strftime("%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S")
-
-
 def terminal_width() -> int | None:
-    """How many columns the terminal has; None where stdout is none."""
+    """Number of columns of the terminal; None if stdout is none."""
     return console().width if is_terminal(sys.stdout) else None
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether a person is looking at the stream."""
+    """True if a person is looking at the stream."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -222,7 +192,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def plain(value: Any) -> Any:
-    """What `json` can't write by itself: times as RFC 3339 in UTC, decimals as strings, our own values as objects."""
+    """Values for `json`: times as RFC 3339 in UTC, decimals as strings, dataclasses and messages as objects."""
     if isinstance(value, datetime):
         from breakwater.contracts.types import format_time
 
@@ -246,17 +216,17 @@ def text_of(cell: Cell) -> str:
 
 
 def _cells(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> list[list[Cell]]:
-    return [[_shown(column.cell(row)) for column in columns] for row in rows]
+    return [[_cell(column, row) for column in columns] for row in rows]
 
 
-def _shown(value: Value) -> Cell:
-    if isinstance(value, tuple):
-        return visible(value[0]), value[1]
-    return clock(value) if isinstance(value, datetime) else "" if value is None else visible(str(value))
+def _cell(column: Column[Row], row: Row) -> Cell:
+    """Content of a cell, made `visible`."""
+    cell = column.shown(row)
+    return visible(cell) if isinstance(cell, str) else (visible(cell[0]), cell[1])
 
 
 def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    """The room that each column needs, for its title too."""
+    """Width that each column needs, for its title too."""
     from rich.cells import cell_len
 
     return [
@@ -275,7 +245,7 @@ def _print_aligned(
     """Prints a table without rich, which takes thirty times as long: a pipe may get very many rows."""
     for row in ([column.title for column in columns], *rows):
         padded = (
-            text_of(cell).rjust(width) if column.right else text_of(cell).ljust(width)
+            text_of(cell).rjust(width) if column.is_right else text_of(cell).ljust(width)
             for cell, column, width in zip(row, columns, widths, strict=True)
         )
         write((" " * gap).join(padded).rstrip())
@@ -284,7 +254,7 @@ def _print_aligned(
 def _places(
     columns: Sequence[Column[Any]], needed: Sequence[int], available: int, gap: int
 ) -> tuple[list[int], list[int]]:
-    """Which columns stand beside each other, and which below their row; the others have no room."""
+    """Indexes of the columns in the row, and of those below it; the others have no room."""
     shown = list(range(len(columns)))
     if _total(needed, gap) <= available:
         return shown, []
@@ -303,7 +273,7 @@ def _table(columns: Sequence[Column[Any]], widths: Sequence[int], gap: int, *, h
 
     drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold dim", show_header=header)
     for column, width in zip(columns, widths, strict=True):
-        drawn.add_column(column.title, justify="right" if column.right else "left", overflow="fold", width=width)
+        drawn.add_column(column.title, justify="right" if column.is_right else "left", overflow="fold", width=width)
     return drawn
 
 
@@ -326,4 +296,4 @@ def text(cell: Cell) -> Text:
     """A cell as rich draws it."""
     from rich.text import Text
 
-    return Text(visible(cell)) if isinstance(cell, str) else Text(visible(cell[0]), cell[1])
+    return Text(visible(cell)) if isinstance(cell, str) else Text(visible(cell[0]), _STYLES.get(cell[1], cell[1]))

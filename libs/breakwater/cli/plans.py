@@ -1,4 +1,4 @@
-"""`breakwater plans`: how plans stand, and one with its jobs."""
+"""`breakwater plans`: the plans, and one with its jobs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import output
 from breakwater.cli.api import Api, ListsByItself, api_command
-from breakwater.cli.output import Column
+from breakwater.views import plans
 
 if TYPE_CHECKING:
-    from breakwater.contracts.submission import PlanJob, PlanStatus
+    from breakwater.contracts.submission import PlanStatus
 
-_HELP = """See how plans stand. Without a command it lists them.
+_HELP = """See the states of plans. Without a command it lists them.
 
 For example:
 
@@ -41,9 +41,7 @@ def list_(
     """
     from breakwater.contracts.submission import PlanList
 
-    api.answer(
-        api.get(PlanList, "plans", limit=limit), lambda found: output.table(_COLUMNS, found.plans, empty="no plans")
-    )
+    api.table(PlanList, "plans", plans.COLUMNS, lambda found: found.plans, empty="no plans", limit=limit)
 
 
 @app.command()
@@ -62,41 +60,8 @@ def show(api: Api, plan: Annotated[str, typer.Argument(metavar="PLAN", help="Its
     api.answer(api.get(PlanStatus, f"plans/{quote(plan, safe='')}"), _show)
 
 
-def _show(found: PlanStatus) -> None:
-    basis = "" if found.cost_basis == "billed" else f" ({found.cost_basis})"
-    facts: list[tuple[str, output.Value]] = [
-        ("state", output.state(found.state)),
-        ("refused", found.refusal),
-        ("jobs", _jobs(found)),
-        ("cost", f"{formats.money(found.total_cost)}{basis}"),
-        ("wasted", formats.money(found.wasted_cost)),
-        ("queued", found.first_queued_at),
-        ("ended", found.last_completed_at),
-    ]
-    output.facts([(found.plan_id, "bold")], facts)
-    if found.jobs:
+def _show(plan: PlanStatus) -> None:
+    output.facts([(plan.plan_id, "bold")], plans.FACTS, plan)
+    if plan.jobs:
         output.write("")
-        output.table(_JOB_COLUMNS, found.jobs)
-
-
-def _jobs(plan: PlanStatus) -> str:
-    counts = plan.jobs_by_status.items()
-    return ", ".join(f"{count:,} {status.replace('_', ' ')}" for status, count in counts) or "none"
-
-
-_COLUMNS: list[Column[PlanStatus]] = [
-    Column("plan", lambda plan: plan.plan_id),
-    Column("state", lambda plan: output.state(plan.state)),
-    Column("jobs", _jobs, drop=2),
-    Column("cost", lambda plan: formats.money(plan.total_cost), right=True),
-    Column("wasted", lambda plan: formats.money(plan.wasted_cost), right=True, drop=1),
-    Column("queued", lambda plan: plan.first_queued_at, drop=3),
-    Column("ended", lambda plan: plan.last_completed_at, drop=4),
-]
-_JOB_COLUMNS: list[Column[PlanJob]] = [
-    Column("job", lambda job: job.job_id),
-    Column("agent", lambda job: job.agent),
-    Column("status", lambda job: output.state(job.status)),
-    Column("reason", lambda job: job.reason, drop=1),
-    Column("cost", lambda job: formats.money(job.total_cost) if job.completed_at else None, right=True),
-]
+        output.table(plans.JOBS, plan.jobs)

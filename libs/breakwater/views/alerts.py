@@ -1,0 +1,77 @@
+"""Incidents, and alerts that a channel did not take."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from breakwater.views.columns import Column, clock
+
+if TYPE_CHECKING:
+    from breakwater.contracts.alerts import Alert, UndeliveredAlert
+
+SEVERITIES = ("critical", "warning", "info")
+
+
+def severity(incident: Alert) -> str:
+    """Severity of an incident at its worst."""
+    from breakwater.policy.alert_rules import highest_severity
+
+    return highest_severity(incident)
+
+
+def first_event(incident: Alert) -> str:
+    """The event that opened an incident."""
+    from breakwater.policy.alert_rules import began_with
+
+    return began_with(incident)
+
+
+INCIDENTS: tuple[Column[Alert], ...] = (
+    Column("title", lambda one: one.title, name="incident", below=True),
+    Column("incident", lambda one: one.incident_id, "id", name="incident_id", page=False),
+    Column("status", lambda one: one.status, "state", name="state"),
+    Column("severity", severity, "state", order=lambda one: SEVERITIES.index(severity(one)), drop=3),
+    Column("event", first_event, "words"),
+    Column("agent", lambda one: one.agent, "agent", drop=4),  # most titles name it
+    Column("count", lambda one: one.count, "count", name="happened", drop=2),
+    Column("since", lambda one: one.opened_at, "ago", drop=1),
+)
+UNDELIVERED: tuple[Column[UndeliveredAlert], ...] = (
+    Column("dead letter", lambda one: one.dead_letter_id, name="dead_letter", right=True),
+    Column("channel", lambda one: one.channel),
+    Column("title", lambda one: one.title, name="alert", missing="its content can't be read", below=True),
+    Column("error", lambda one: one.error, below=True),
+    Column("given up", lambda one: one.at, "ago", name="gave_up"),
+    Column("replayed", lambda one: "yes" if one.replayed else "no", drop=1),
+    Column("alert", lambda one: one.alert_id, name="alert_id", drop=2, page=False),
+)
+
+
+def done(by: str | None, at: datetime | None) -> str:
+    """The operator who changed an incident, and the time: `by zoë at 10:00:03`."""
+    return "" if at is None else f"by {by or 'itself'} at {clock(at)}"
+
+
+def _happened(alert: Alert) -> str:
+    times = "once" if alert.count == 1 else f"{alert.count:,} times"
+    return times if alert.last_at == alert.opened_at else f"{times}, the last at {clock(alert.last_at)}"
+
+
+FACTS: tuple[Column[Alert], ...] = (
+    Column("status", lambda one: one.status, "state"),
+    Column("severity", severity, "state"),
+    Column("event", first_event),
+    Column("ended with", lambda one: one.event if one.event != first_event(one) else None),
+    Column("agent", lambda one: one.agent),
+    Column("model", lambda one: one.model),
+    Column("tenant", lambda one: one.tenant),
+    Column("since", lambda one: one.opened_at, "time"),
+    Column("happened", _happened),
+    Column("ends", lambda one: one.ends_at if one.status != "resolved" else None, "time"),
+    Column("reminders", lambda one: one.reminders or None, "count"),
+    Column("acknowledged", lambda one: done(one.acknowledged_by, one.acknowledged_at)),
+    Column("resolved", lambda one: done(one.resolved_by, one.resolved_at)),
+    Column("reason", lambda one: one.reason),
+    Column("text", lambda one: one.text),
+)

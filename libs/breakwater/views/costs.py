@@ -1,0 +1,60 @@
+"""The costs of a month."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from breakwater.policy.formats import money
+from breakwater.views.columns import Cell, Column
+
+if TYPE_CHECKING:
+    from breakwater.contracts.budgets import CostLine, Costs
+
+BY = {"agent": "agent", "tenant": "tenant", "model": "model", "provider": "provider", "key": "API key"}
+"""Groups of calls, and their titles."""
+
+CAPPED = ("agent", "tenant")
+"""Groups that may have caps."""
+
+
+def tone(line: CostLine) -> str:
+    """`bad` if the cap is reached; `warn` if it will be; otherwise empty."""
+    if line.cap is None:
+        return ""
+    if (line.spend or 0) >= line.cap:
+        return "bad"
+    return "warn" if line.forecast is not None and line.forecast >= line.cap else ""
+
+
+def _spend(line: CostLine) -> Cell:
+    return money(line.spend) + ("+" if line.calls_of_unknown_cost else ""), "bad" if tone(line) == "bad" else ""
+
+
+def _forecast(line: CostLine) -> Cell:
+    return "" if line.forecast is None else (money(line.forecast), tone(line))
+
+
+def columns(costs: Costs) -> Sequence[Column[CostLine]]:
+    """Columns of the lines of a month; a month that is over has no forecast, and only some groups have caps."""
+
+    def name(line: CostLine) -> str:
+        return line.name or ("all" if line is costs.total else "none")
+
+    return [
+        Column(costs.tag or BY[costs.by], name, name="name"),
+        Column("spend", lambda line: line.spend, "usd", _spend),
+        *([] if costs.total.forecast is None else [Column("at month's end", _forecast, right=True, name="forecast")]),
+        Column("share", None, terminal=False),
+        Column("failed calls", lambda line: line.wasted, "usd", name="wasted", drop=2),
+        Column(costs.previous_month, lambda line: line.previous, "usd", name="previous", drop=1),
+        Column(
+            "cap",
+            lambda line: "" if line.cap is None else line.cap,
+            "usd",
+            drop=3,
+            page=costs.by in ("agent", "tenant"),
+        ),
+        Column("calls", lambda line: line.calls, "count", drop=4),
+        Column("tokens", lambda line: line.input_tokens + line.output_tokens, "count", terminal=False),
+    ]
