@@ -27,7 +27,7 @@ from bench.console_cases import CASES, Case, Moment
 from bench.history import History, load
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.search import Cursor, Page
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import TimeWindow
 from tests.server_sources import EmbeddedServers
 
 RUNS = 20
@@ -97,7 +97,7 @@ async def measured(analytics: Analytics, cases: Sequence[Case]) -> list[Timed]:
     results = list[Timed]()
     for case in cases:
         for name, span in WINDOWS.items() if case.every_window else [("", timedelta(days=DAYS))]:
-            moment = Moment(Window.last(span, now), middle, last, middle.execution_id)
+            moment = Moment(TimeWindow.last(span, now), middle, last, middle.execution_id)
             results.append(await _timed(analytics, case, name, moment))
             print(results[-1].line(), flush=True)
     return results

@@ -8,11 +8,10 @@ from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from breakwater.analytics import figures, incidents, search, spend, transitions
-from breakwater.analytics.audit import actions
+from breakwater.analytics import events, figures, search, spend
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.budgets import CostsBy
 from breakwater.contracts.events import Window as BudgetWindow
 from breakwater.contracts.types import ms_from_time, time_from_ms
@@ -29,7 +28,7 @@ ZONE = ZoneInfo("UTC")
 class Moment:
     """What a case may ask with."""
 
-    window: Window
+    window: TimeWindow
     middle: Cursor
     """Half of all executions are older."""
     last: Cursor
@@ -92,7 +91,7 @@ CASES: list[Case] = [
     Case("figures.spend_by model", lambda a, m: figures.spend_by(a, m.window, "model")),
     Case("costs of a month, by tenant", lambda a, m: _month(a, m, "tenant"), every_window=False),
     Case("costs of a month, by key", lambda a, m: _month(a, m, "key"), every_window=False),
-    Case("audit", lambda a, m: actions(a, m.window)),
+    Case("audit", lambda a, m: events.audit_events(a, m.window)),
     Case("refusals", lambda a, m: figures.refusals(a, m.window)),
     Case("refusals of an agent", lambda a, m: figures.refusals(a, m.window, agent=AGENT)),
     Case("search.facets", lambda a, m: search.facets(a, m.window)),
@@ -116,10 +115,10 @@ CASES: list[Case] = [
     Case("burn of an agent's month", lambda a, m: _burn(a, m, "monthly", f"agent:{AGENT}"), every_window=False),
     Case("spend.spent_since, of a day", lambda a, m: _spent_lately(a, m, "daily"), every_window=False),
     Case("spend.spent_since, of a month", lambda a, m: _spent_lately(a, m, "monthly"), every_window=False),
-    Case("transitions.openings", lambda a, m: transitions.openings(a, m.window, m.window.end)),
-    Case("transitions.transitions", lambda a, m: transitions.transitions(a, m.window, AGENT, "gpt-4o-mini")),
-    Case("transitions.operator_actions", lambda a, m: transitions.operator_actions(a, m.window)),
-    Case("incidents.incidents", lambda a, m: incidents.incidents(a, m.window)),
-    Case("incidents.incidents, breakers", lambda a, m: incidents.incidents(a, m.window, event="breaker_open")),
-    Case("incidents.incident_changes", lambda a, _: incidents.incident_changes(a, "inc_none"), every_window=False),
+    Case("transitions.openings", lambda a, m: events.openings(a, m.window, m.window.end)),
+    Case("transitions.transitions", lambda a, m: events.transitions(a, m.window, AGENT, "gpt-4o-mini")),
+    Case("transitions.operator_actions", lambda a, m: events.operator_actions(a, m.window)),
+    Case("incidents.incidents", lambda a, m: events.incidents(a, m.window)),
+    Case("incidents.incidents, breakers", lambda a, m: events.incidents(a, m.window, event="breaker_open")),
+    Case("incidents.incident_changes", lambda a, _: events.incident_changes(a, "inc_none"), every_window=False),
 ]

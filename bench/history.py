@@ -23,7 +23,7 @@ from bench.history_jobs import Job, Jobs, outages
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
-from breakwater.analytics.rows import Row
+from breakwater.analytics.rows import StoredRow
 from breakwater.contracts.types import ms_from_time
 
 HOUR_MS = 3_600_000
@@ -31,7 +31,7 @@ LONGEST_MS = 10 * 60_000
 """Nothing is queued so shortly before the end, that what was queued before it is over by then, or nearly all of it."""
 REMEMBERED = 400
 
-Batch = tuple[schema.Table, list[Row]]
+Batch = tuple[schema.Table, list[StoredRow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class History:
         events = Events(rng, jobs.next_sequence, self.executions / self.days)
         coming = sorted((start, end, provider) for provider, spans in down.items() for start, end in spans)
         people = _People(rng)
-        executions, attempts = list[Row](), list[Row]()
+        executions, attempts = list[StoredRow](), list[StoredRow]()
         for queued_ms in _queued(rng, self.executions, start_ms, end_ms - LONGEST_MS):
             while coming and coming[0][0] <= queued_ms:
                 start, over, provider = coming.pop(0)

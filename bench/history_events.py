@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from bench.history_fleet import AGENTS, Agent, Model
 from bench.history_jobs import Done, Job
 from breakwater.analytics import rows, schema
-from breakwater.analytics.rows import Row
+from breakwater.analytics.rows import StoredRow
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.subjects import encode_token
@@ -47,10 +47,10 @@ class Events:
         self._stopped: set[str] = set()
         self._spent: dict[tuple[str, str], int] = defaultdict(int)
         self._caps = {agent.name: cap for agent in AGENTS if (cap := _cap(agent, executions_a_day)) is not None}
-        self._rows: dict[str, list[Row]] = defaultdict(list)
+        self._rows: dict[str, list[StoredRow]] = defaultdict(list)
         self._actions = count(1)
 
-    def take(self) -> Iterator[tuple[schema.Table, list[Row]]]:
+    def take(self) -> Iterator[tuple[schema.Table, list[StoredRow]]]:
         """What was made since the last time, by table."""
         for table in schema.TABLES:
             if self._rows[table.name]:
@@ -247,7 +247,7 @@ class Events:
         )
         self._keep(schema.AUDIT, rows.audit_row(event, self._next_sequence()))
 
-    def _keep(self, table: schema.Table, row: Row) -> None:
+    def _keep(self, table: schema.Table, row: StoredRow) -> None:
         self._rows[table.name].append(row)
 
 

@@ -18,7 +18,7 @@ from bench.history_fleet import (
     ordinary_failures,
     outage_failures,
 )
-from breakwater.analytics.rows import Row
+from breakwater.analytics.rows import StoredRow
 from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.contracts.types import format_time, time_from_ms
 
@@ -48,7 +48,7 @@ class Course:
     """What has happened to a job so far."""
 
     at_ms: int
-    rows: list[Row] = field(default_factory=list[Row])
+    rows: list[StoredRow] = field(default_factory=list[StoredRow])
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -68,8 +68,8 @@ class Course:
 class Done:
     """A job that ended: rows of both tables, and what events are made of."""
 
-    execution: Row
-    attempts: list[Row]
+    execution: StoredRow
+    attempts: list[StoredRow]
     execution_id: str
     reason: str | None
     cost: int
@@ -293,7 +293,7 @@ class Jobs:
         if status == "dead_lettered":
             error = _GUARDED if reason == "guard_tripped" else _last_error(course)
         completed_ms = course.at_ms
-        row: Row = (
+        row: StoredRow = (
             *(execution_id, agent.name, job.tenant, job.task_id, job.parent, None, status),
             None if reason == "cancelled" else reason,
             *(agent.chain[0].name, None if answered_by is None else answered_by.name),

@@ -25,7 +25,7 @@ import uvloop
 from clickhouse_connect.driver import create_async_client
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.rows import Row
+from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import Table
 from services.sink import records
 from services.sink.app import BATCH_SIZE
@@ -108,11 +108,11 @@ async def report(plane: Plane, sink: Process, count: int) -> float:
     return count / took
 
 
-def batches(everything: Sequence[tuple[str, bytes]]) -> list[tuple[Table, list[Row]]]:
+def batches(everything: Sequence[tuple[str, bytes]]) -> list[tuple[Table, list[StoredRow]]]:
     """The inserts that the sink makes of these messages, in the order in which it makes them."""
-    made: list[tuple[Table, list[Row]]] = []
+    made: list[tuple[Table, list[StoredRow]]] = []
     for first in range(0, len(everything), BATCH_SIZE):
-        by_table: dict[str, tuple[Table, list[Row]]] = {}
+        by_table: dict[str, tuple[Table, list[StoredRow]]] = {}
         for sequence, (subject, data) in enumerate(everything[first : first + BATCH_SIZE], first + 1):
             table, row = records.read(subject, data, FIRST, sequence, NOON)
             by_table.setdefault(table.name, (table, []))[1].append(row)
@@ -121,7 +121,7 @@ def batches(everything: Sequence[tuple[str, bytes]]) -> list[tuple[Table, list[R
 
 
 async def insert_alone(
-    server: RunningServer, analytics: Analytics, inserts: Sequence[tuple[Table, Sequence[Row]]]
+    server: RunningServer, analytics: Analytics, inserts: Sequence[tuple[Table, Sequence[StoredRow]]]
 ) -> float:
     """Inserts with the driver's own means; gives rows a second."""
     at = urlsplit(server.url)

@@ -156,8 +156,8 @@ class Month:
 async def fill(analytics: Analytics, count: int) -> None:
     """Stores executions and their attempts, numbered as the stream would."""
     sequence = 0
-    executions: list[rows.Row] = []
-    attempts: list[rows.Row] = []
+    executions: list[rows.StoredRow] = []
+    attempts: list[rows.StoredRow] = []
     for record in Month().executions(count):
         for attempt in record.attempts:
             sequence += 1

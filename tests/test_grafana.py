@@ -21,7 +21,7 @@ from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, ResultSet
 from breakwater.analytics.figures import history
 from breakwater.analytics.migrations import migrate
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import TimeWindow
 from deploy.grafana.source.__main__ import DIRECTORY, files
 from tests.analytics.made import END, connected, filled_database, made
 from tests.analytics.samples import new_database_url
@@ -264,7 +264,7 @@ def test_incidents_are_drawn_over_charts(twice: Database) -> None:
 @pytest.mark.parametrize("name", ["overview", "agent"])
 def test_figures_are_those_of_the_console(twice: Database, name: str) -> None:
     agent = nothing_chosen(name)["agent"]
-    window = Window(SHOWN.since, SHOWN.until, 3_600)
+    window = TimeWindow(SHOWN.since, SHOWN.until, 3_600)
     all_of_it = twice.run(lambda it: history(it, window, agent=agent[0] if agent else None)).totals
     figures = {one.title: twice.asked(one).rows[0][0] for one in panels() if one.dashboard == name}
     assert figures["Executions"] == all_of_it.executions > 0

@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
+from breakwater.analytics.migrations import VIEWS
 from breakwater.analytics.schema import TABLES
-from breakwater.analytics.views import VIEWS
 from breakwater.cli.contract import config_schema
 from breakwater.cli.main import app
 from breakwater.contracts.channels import CHANNELS

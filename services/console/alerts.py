@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.incidents import Incident, Place, incident_changes, incidents, place_of
+from breakwater.analytics.events import Incident, IncidentCursor, cursor_of, incident_changes, incidents
 from breakwater.contracts.alerts import (
     Alert,
     AlertEvent,
@@ -183,19 +183,19 @@ def _chosen(request: Request) -> dict[str, str]:
     }
 
 
-def _before(request: Request) -> Place | None:
+def _before(request: Request) -> IncidentCursor | None:
     """Where a later page of the history begins."""
     moment, _, incident_id = request.query_params.get("before", "").partition("-")
     if not moment.isdecimal() or len(moment) > 15:
         return None
-    return Place(int(moment), incident_id)
+    return IncidentCursor(int(moment), incident_id)
 
 
 def _older(request: Request, past: Fetched[tuple[Incident, ...]]) -> str | None:
     """The URL of the next page of the history; None on the last one."""
     if past.value is None or len(past.value) <= PAGE:
         return None
-    place = place_of(past.value[PAGE - 1])
+    place = cursor_of(past.value[PAGE - 1])
     query = {name: value for name, value in request.query_params.items() if name not in ("before", "more_after")}
     return f"/alerts?{urlencode({**query, 'before': f'{place.opened_ms}-{place.incident_id}'})}#history"
 

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.audit import MOST, actions, names
-from breakwater.analytics.window import Window
+from breakwater.analytics.events import MOST, audit_events, audit_names
+from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.events import AuditEvent
 from services.console.pages import PageContext, fetched
 from services.console.sessions import session_of
@@ -39,10 +39,11 @@ def routes(context: PageContext) -> list[Route]:
             text = f"{session.name!r} lacks the scope `audit`, which the audit log takes."
             return context.pages.plain(request, 403, "No access", text)
         window = window_of(request, "7d")
-        period = Window.last(WINDOWS[window], context.now())
+        period = TimeWindow.last(WINDOWS[window], context.now())
         by, action = (request.query_params.get(name, "").strip() for name in ("by", "action"))
         found, known = await asyncio.gather(
-            fetched(actions(context.analytics, period, by=by, action=action)), fetched(names(context.analytics, period))
+            fetched(audit_events(context.analytics, period, by=by, action=action)),
+            fetched(audit_names(context.analytics, period)),
         )
         people, kinds = known.value or ([], [])
         return context.pages.render(

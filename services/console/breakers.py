@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics.transitions import MOST, Act, Opening, openings, operator_actions, transitions
-from breakwater.analytics.window import Window
+from breakwater.analytics.events import MOST, Opening, OperatorAction, openings, operator_actions, transitions
+from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTask, StoppedTasks
 from breakwater.contracts.types import ms_from_time
 from services.console.charts import Series
@@ -57,7 +57,7 @@ TASKS: tuple[TableColumn[StoppedTask], ...] = (
     TableColumn("reason", "Reason", lambda one: one.reason),
     TableColumn("execution", "By the execution", lambda one: one.execution_id),
 )
-ACTIONS: tuple[TableColumn[Act], ...] = (
+ACTIONS: tuple[TableColumn[OperatorAction], ...] = (
     TableColumn("time", "Time", lambda one: one.at, largest_first=True),
     TableColumn("operator", "Operator", lambda one: one.by),
     TableColumn("action", "Action", lambda one: one.what),
@@ -177,7 +177,7 @@ def _rows(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list[
     return sorted(rows, key=lambda row: (_ORDER[row.status.state], -row.open_ms, row.status.agent))
 
 
-def _open_per_step(opened: Sequence[Opening], period: Window, now: datetime) -> Sequence[float]:
+def _open_per_step(opened: Sequence[Opening], period: TimeWindow, now: datetime) -> Sequence[float]:
     """For how many milliseconds of each step one breaker was open."""
     step_ms, open_ms = period.step_s * 1000, [0] * period.buckets
     for one in opened:

@@ -16,13 +16,13 @@ from breakwater.analytics.search import (
     Cursor,
     Filters,
     Page,
-    Size,
+    SortColumn,
     count,
     facets,
     largest,
     search,
 )
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.execution import ExecutionSummary, Status
 from breakwater.contracts.types import NANO_PER_USD
 from services.console.pages import HEADERS, PageContext, fetched, follows, pending
@@ -120,14 +120,14 @@ def routes(context: PageContext) -> list[Route]:
     return [Route("/executions", show, methods=["GET"])]
 
 
-def _sorting(request: Request) -> tuple[Size | None, bool]:
+def _sorting(request: Request) -> tuple[SortColumn | None, bool]:
     """What the executions are sorted by, and whether the smallest come first; by their end without `?sort=`."""
     wanted = request.query_params.get("sort", "")
-    size = next((one for one in get_args(Size) if one == wanted.removeprefix("-")), None)
+    size = next((one for one in get_args(SortColumn) if one == wanted.removeprefix("-")), None)
     return size, wanted.startswith("-")
 
 
-async def _sorted_page(context: PageContext, filters: Filters, size: Size, *, smallest: bool) -> Page:
+async def _sorted_page(context: PageContext, filters: Filters, size: SortColumn, *, smallest: bool) -> Page:
     return Page(await largest(context.analytics, filters, size, smallest=smallest, limit=PAGE), None, None)
 
 
@@ -150,7 +150,7 @@ async def _saved(context: PageContext, request: Request, filters: Filters) -> Re
     return StreamingResponse(parts(), headers={**HEADERS, **csv_headers("executions")}, media_type="text/csv")
 
 
-def filters_of(given: Mapping[str, str], window: Window) -> Filters:
+def filters_of(given: Mapping[str, str], window: TimeWindow) -> Filters:
     """The filters of a form.
 
     Args:

@@ -10,7 +10,7 @@ from functools import partial
 from markupsafe import Markup
 
 from breakwater.analytics.figures import WindowTotals
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import TimeWindow
 from services.console import charts
 from services.console.charts import Series
 
@@ -26,7 +26,7 @@ class HistoryCharts:
     """Whether nothing happened at all, so that there is nothing to show."""
 
 
-def history_charts(steps: Sequence[WindowTotals], window: Window, agent: str | None = None) -> HistoryCharts:
+def history_charts(steps: Sequence[WindowTotals], window: TimeWindow, agent: str | None = None) -> HistoryCharts:
     """The charts of a time range. `agent`: whose executions they are of; None for all."""
     chart = partial(
         charts.over_time,

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import TimeWindow
 
 WINDOWS = {
     "1h": timedelta(hours=1),
@@ -36,7 +36,7 @@ class TimeRange:
 
     name: str
     """One of WINDOWS, or of the four constants after them."""
-    window: Window
+    window: TimeWindow
     links: Links
     months: Links
     kept: Mapping[str, str]
@@ -111,7 +111,7 @@ def time_range_of(request: Request, now: datetime, zone: ZoneInfo, default: str 
         window = month(now, zone, last=name == LAST_MONTH)
     else:
         name = name if name in WINDOWS else default
-        window = Window.last(WINDOWS[name], now)
+        window = TimeWindow.last(WINDOWS[name], now)
     kept = {key: value for key, value in given.items() if key not in _NOT_KEPT}
     return TimeRange(name, window, window_links(request, name, _BY_LENGTH), window_links(request, name, _MONTHS), kept)
 
@@ -121,18 +121,18 @@ def between(start: datetime, end: datetime) -> dict[str, str]:
     return {"from": f"{start.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", "to": f"{end.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"}
 
 
-def yesterday(now: datetime, zone: ZoneInfo) -> Window:
+def yesterday(now: datetime, zone: ZoneInfo) -> TimeWindow:
     """The last whole day, as budgets count days."""
     today = now.astimezone(zone).date()
-    return Window.between(_midnight(today - timedelta(days=1), zone), _midnight(today, zone))
+    return TimeWindow.between(_midnight(today - timedelta(days=1), zone), _midnight(today, zone))
 
 
-def month(now: datetime, zone: ZoneInfo, *, last: bool) -> Window:
+def month(now: datetime, zone: ZoneInfo, *, last: bool) -> TimeWindow:
     """This month until now, or the last whole one, as budgets count months."""
     first = now.astimezone(zone).date().replace(day=1)
     if last:
-        return Window.between(_midnight((first - timedelta(days=1)).replace(day=1), zone), _midnight(first, zone))
-    return Window.since(_midnight(first, zone), now)
+        return TimeWindow.between(_midnight((first - timedelta(days=1)).replace(day=1), zone), _midnight(first, zone))
+    return TimeWindow.since(_midnight(first, zone), now)
 
 
 def window_of(request: Request, default: str = "24h") -> str:
@@ -147,13 +147,13 @@ def window_links(request: Request, present: str, names: Iterable[str] = WINDOWS)
     return [(name, f"{request.url.path}?{urlencode(others | {'window': name})}", name == present) for name in names]
 
 
-def _custom(start: str, end: str, now: datetime) -> Window:
+def _custom(start: str, end: str, now: datetime) -> TimeWindow:
     since, until = _moment("from", start, now), _moment("to", end, now)
     if since >= until or since >= now:
         raise HTTPException(400, "The time range is empty: `from` must be earlier than `to`, and than now.")
     if until - since > _LONGEST:
         raise HTTPException(400, f"The time range is too long: choose at most {_LONGEST.days} days.")
-    return Window.between(since, until) if until < now else Window.since(since, now)
+    return TimeWindow.between(since, until) if until < now else TimeWindow.since(since, now)
 
 
 def _moment(name: str, text: str, now: datetime) -> datetime:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.plans import ended_jobs, newest_plans
+from breakwater.analytics.search import ended_jobs, newest_plans
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection, last_on
 from breakwater.config import Config

@@ -28,7 +28,7 @@ from breakwater.analytics.log_comparison import (
     missing_sequences,
     save_comparison,
 )
-from breakwater.analytics.rows import Row
+from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import Table
 from breakwater.bus.errors import BusError, BusUnavailable
 from breakwater.bus.lookup import Connection, Lookup, scan
@@ -119,7 +119,7 @@ class LogComparer:
 
     async def _store_again(self, sequences: Sequence[int]) -> list[tuple[int, datetime]]:
         """Stores messages, but for those that no table takes. Returns which are stored, and when each happened."""
-        rows: dict[str, tuple[Table, list[tuple[int, Row]]]] = {}
+        rows: dict[str, tuple[Table, list[tuple[int, StoredRow]]]] = {}
         for first, last in _runs(sequences):
             async with aclosing(scan(self._connection, Stream.EVENTS, EVENTS, start=first, up_to=last)) as found:
                 async for one in found:
@@ -134,7 +134,7 @@ class LogComparer:
             stored += [(sequence, cast(datetime, row[time])) for sequence, row in numbered if sequence not in rejected]
         return stored
 
-    async def _insert(self, table: Table, numbered: Sequence[tuple[int, Row]]) -> None:
+    async def _insert(self, table: Table, numbered: Sequence[tuple[int, StoredRow]]) -> None:
         await self._analytics.insert(table, [row for _, row in numbered])
 
 

@@ -18,7 +18,7 @@ import structlog
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import RowsRejected, Unstorable
-from breakwater.analytics.rows import Row
+from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import Table
 from breakwater.bus.delivery import Delivery, dead_letter, heartbeat
 from breakwater.bus.errors import NoRoom
@@ -39,7 +39,7 @@ class _Pending:
     """A row and the message it came with."""
 
     delivery: Delivery
-    row: Row
+    row: StoredRow
 
 
 class Sink:

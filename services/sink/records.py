@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.errors import Unstorable
-from breakwater.analytics.rows import Row
+from breakwater.analytics.rows import StoredRow
 from breakwater.bus.records import problem_of
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
@@ -28,9 +28,11 @@ class _Kind(Generic[E]):
 
     table: schema.Table
     model: type[E]
-    row: Callable[[E, int, datetime], Row]
+    row: Callable[[E, int, datetime], StoredRow]
 
-    def read(self, subject: str, data: bytes, headers: Mapping[str, str], sequence: int, stored_at: datetime) -> Row:
+    def read(
+        self, subject: str, data: bytes, headers: Mapping[str, str], sequence: int, stored_at: datetime
+    ) -> StoredRow:
         event = self.model.model_validate_json(data)
         problem = problem_of(event, subject, headers) if isinstance(event, Attempt | Execution) else None
         if problem is not None:
@@ -38,7 +40,7 @@ class _Kind(Generic[E]):
         return self.row(event, sequence, stored_at)
 
 
-def _timeless(row: Callable[[E, int], Row]) -> Callable[[E, int, datetime], Row]:
+def _timeless(row: Callable[[E, int], StoredRow]) -> Callable[[E, int, datetime], StoredRow]:
     """For kinds that keep no time of storing."""
     return lambda event, sequence, _stored_at: row(event, sequence)
 
@@ -65,7 +67,7 @@ _KINDS: Mapping[
 
 def read(
     subject: str, data: bytes, headers: Mapping[str, str], sequence: int, stored_at: datetime
-) -> tuple[schema.Table, Row]:
+) -> tuple[schema.Table, StoredRow]:
     """A message as a row, with the table where it belongs.
 
     Args:

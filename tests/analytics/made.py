@@ -13,14 +13,14 @@ from bench.history import History
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
-from breakwater.analytics.rows import Row
-from breakwater.analytics.window import Window
+from breakwater.analytics.rows import StoredRow
+from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.execution import Attempt, Execution
 from tests.analytics.samples import new_database_url
 
 END = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SMALL = History(500, days=3, end=END, batch=200)
-SOME = Window(END - timedelta(days=2), END - timedelta(hours=12), 3_600)
+SOME = TimeWindow(END - timedelta(days=2), END - timedelta(hours=12), 3_600)
 """A window that leaves some out at both ends."""
 
 
@@ -28,11 +28,11 @@ SOME = Window(END - timedelta(days=2), END - timedelta(hours=12), 3_600)
 class Made:
     """The rows of a history by table, and the records that they are of."""
 
-    rows: dict[str, list[Row]]
+    rows: dict[str, list[StoredRow]]
     executions: tuple[Execution, ...]
     attempts: tuple[Attempt, ...]
 
-    def ended(self, window: Window, agent: str | None = None) -> list[Execution]:
+    def ended(self, window: TimeWindow, agent: str | None = None) -> list[Execution]:
         """The executions that count in a window."""
         return [
             one
@@ -40,7 +40,7 @@ class Made:
             if window.start <= one.completed_at < window.end and not one.dry_run and agent in (None, one.agent)
         ]
 
-    def called(self, window: Window, agent: str | None = None) -> list[Attempt]:
+    def called(self, window: TimeWindow, agent: str | None = None) -> list[Attempt]:
         """The attempts that count in a window, refused ones included."""
         return [
             one for one in self.attempts if window.start <= one.started_at < window.end and agent in (None, one.agent)
@@ -50,15 +50,15 @@ class Made:
 @cache
 def made(history: History = SMALL) -> Made:
     """The history, once."""
-    found: dict[str, list[Row]] = {table.name: [] for table in schema.TABLES}
+    found: dict[str, list[StoredRow]] = {table.name: [] for table in schema.TABLES}
     for table, batch in history.batches():
         found[table.name] += batch
-    attempts = [rows.attempt_of(dict(zip(schema.ATTEMPTS.columns, row, strict=True))) for row in found["attempts"]]
+    attempts = [rows.attempt_of(**dict(zip(schema.ATTEMPTS.columns, row, strict=True))) for row in found["attempts"]]
     of: dict[str, list[Attempt]] = {}
     for one in attempts:
         of.setdefault(one.execution_id, []).append(one)
     executions = [
-        rows.execution_of(named, of.get(named["execution_id"], ()))
+        rows.execution_of(**named, attempts=of.get(named["execution_id"], ()))
         for named in (dict(zip(schema.EXECUTIONS.columns, row, strict=True)) for row in found["executions"])
     ]
     return Made(found, tuple(executions), tuple(attempts))

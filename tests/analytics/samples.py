@@ -98,7 +98,7 @@ def attempt(execution_id: str = "e1", number: int = 1, **fields: Any) -> Attempt
     )
 
 
-def attempt_row(tried: Attempt, sequence: int) -> rows.Row:
+def attempt_row(tried: Attempt, sequence: int) -> rows.StoredRow:
     """A row whose message was stored just when the attempt was over."""
     return rows.attempt_row(tried, sequence, tried.completed_at)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.transitions import openings, operator_actions, transitions
-from breakwater.analytics.window import Window
+from breakwater.analytics.events import openings, operator_actions, transitions
+from breakwater.analytics.window import TimeWindow
 from tests.analytics import samples
 
 NOON = samples.NOON
@@ -16,7 +16,7 @@ def after(minutes: float) -> datetime:
     return NOON + timedelta(minutes=minutes)
 
 
-WINDOW = Window(after(-60), after(60), 60)
+WINDOW = TimeWindow(after(-60), after(60), 60)
 
 
 def change(version: int, minutes: float, to: str, **fields: Any) -> Any:

@@ -9,10 +9,8 @@ import pytest
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, ResultSet, connect
 from breakwater.analytics.errors import WrongLayout
-from breakwater.analytics.migrations import MIGRATIONS, migrate, migrations, script
-from breakwater.analytics.schema import ATTEMPTS, TABLES
-from breakwater.analytics.table import Layout
-from breakwater.analytics.views import VIEWS, create_view
+from breakwater.analytics.migrations import MIGRATIONS, VIEWS, create_view, migrate, migrations, script
+from breakwater.analytics.schema import ATTEMPTS, TABLES, Layout
 
 CLUSTER = Layout("main", {"attempts": 90})
 PATH = "'/clickhouse/tables/{shard}/{database}/{table}', '{replica}'"

@@ -5,11 +5,11 @@ from typing import Any
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.incidents import incident_changes, incidents, place_of
-from breakwater.analytics.window import Window
+from breakwater.analytics.events import cursor_of, incident_changes, incidents
+from breakwater.analytics.window import TimeWindow
 from tests.analytics import samples
 
-WINDOW = Window(samples.NOON - timedelta(hours=1), samples.NOON + timedelta(hours=1), 60)
+WINDOW = TimeWindow(samples.NOON - timedelta(hours=1), samples.NOON + timedelta(hours=1), 60)
 
 
 def incident(name: str, minutes: float = 0, **fields: Any) -> Any:
@@ -50,7 +50,7 @@ async def test_pages_leave_none_out_and_show_none_twice(analytics: Analytics):
     before = None
     while page := await incidents(analytics, WINDOW, before=before, limit=3):
         seen += [one.incident_id for one in page]
-        before = place_of(page[-1])
+        before = cursor_of(page[-1])
     assert seen == [f"inc_{number:02}" for number in reversed(range(11))]
 
 

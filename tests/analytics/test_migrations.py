@@ -8,7 +8,7 @@ import pytest
 from breakwater.analytics import migrations, rows, schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import MIGRATIONS, Migration, migrate, missing, retention
-from breakwater.analytics.table import Layout
+from breakwater.analytics.schema import Layout
 from tests.analytics import samples
 from tests.server_sources import RunningServer
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from breakwater.analytics import figures, rows, schema, search
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.figures import History, WindowTotals
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.policy.record import totals
 from tests.analytics.made import END, SOME, Made, connected, filled_database, known, made, quantile
 from tests.analytics.samples import RATE_LIMITED, attempt, attempt_row, execution
 from tests.server_sources import RunningServer
 
-EMPTY = Window(END + timedelta(days=1), END + timedelta(days=2), 3_600)
+EMPTY = TimeWindow(END + timedelta(days=1), END + timedelta(days=2), 3_600)
 AGENTS = [None, "support-triage"]
 ITS_FAULT = ("server", "timeout", "network")
 """What a provider can be blamed for."""
@@ -82,7 +82,7 @@ async def test_a_window_and_each_of_its_steps_have_the_figures_of_the_records(
     assert found.totals == totals_of(history.ended(SOME, agent), history.called(SOME, agent))
     assert found.totals.short_circuits
     assert found.totals.wasted
-    steps = [Window(SOME.at(n), SOME.at(n) + timedelta(hours=1), 3_600) for n in range(SOME.buckets)]
+    steps = [TimeWindow(SOME.at(n), SOME.at(n) + timedelta(hours=1), 3_600) for n in range(SOME.buckets)]
     assert found.steps == tuple(totals_of(history.ended(one, agent), history.called(one, agent)) for one in steps)
 
 
@@ -132,7 +132,7 @@ async def test_a_provider_is_as_available_as_its_view_reports(analytics: Analyti
     ]
     calls.append(attempt("e1", 8))
     await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for one in calls])
-    (line,) = await figures.providers(analytics, Window(END, END + timedelta(hours=1), 60))
+    (line,) = await figures.providers(analytics, TimeWindow(END, END + timedelta(hours=1), 60))
     view = await analytics.query("SELECT sum(availability * calls) / sum(calls) FROM provider_health")
     assert line.available_share == pytest.approx(view.rows[0][0]) == pytest.approx(5 / 8)
     assert (line.rate_limited, line.others, line.succeeded, line.calls) == (1, 3, 1, 8)
@@ -271,14 +271,14 @@ async def test_who_cancels_has_neither_failed_nor_succeeded(analytics: Analytics
     states = ("succeeded", "succeeded", "succeeded", "dead_lettered", "cancelled", "cancelled")
     records = [execution(f"e{number}", status=status) for number, status in enumerate(states)]
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, 1) for one in records])
-    found = (await figures.history(analytics, Window(END, END + timedelta(hours=1), 60))).totals
+    found = (await figures.history(analytics, TimeWindow(END, END + timedelta(hours=1), 60))).totals
     assert (found.executions, found.decided, found.success_rate) == (6, 4, 0.75)
 
 
 async def test_what_is_not_known_is_not_zero(analytics: Analytics) -> None:
     calls = [attempt("e1", 1, cost=0), attempt("e2", 1, cost=None, cost_basis="unknown", outcome="error")]
     await analytics.insert(schema.ATTEMPTS, [attempt_row(one, 1) for one in calls])
-    window = Window(END, END + timedelta(hours=1), 60)
+    window = TimeWindow(END, END + timedelta(hours=1), 60)
     found = (await figures.history(analytics, window)).totals
     assert (found.spend, found.unknown_costs) == (None, 1)
     (line,) = await figures.spend_by(analytics, window, "agent")
@@ -312,7 +312,7 @@ async def test_waste_is_a_lower_bound_where_a_part_of_it_is_not_known(
     money = {name: getattr(sums, name) for name in ("total_cost", "wasted_cost", "wasted_by_cause", "cost_basis")}
     record = execution("e1", attempts=calls, attempts_count=len(calls), **money, **fields)
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1)])
-    found = (await figures.history(analytics, Window(END, END + timedelta(hours=1), 60))).totals
+    found = (await figures.history(analytics, TimeWindow(END, END + timedelta(hours=1), 60))).totals
     assert (found.wasted, found.unknown_waste) == (wasted, unknown)
 
 
@@ -321,7 +321,7 @@ async def test_waste_is_a_lower_bound_where_a_part_of_it_is_not_known(
     st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
 )
 def test_a_window_holds_its_span_in_40_to_120_whole_steps(span: timedelta, now: datetime) -> None:
-    window = Window.last(span, now)
+    window = TimeWindow.last(span, now)
     assert 40 <= window.buckets <= 120
     assert window.start <= now - span
     assert now < window.end
@@ -343,4 +343,4 @@ def test_a_window_holds_its_span_in_40_to_120_whole_steps(span: timedelta, now: 
 )
 def test_a_window_that_is_none_is_refused(start: datetime, end: datetime, step_s: int) -> None:
     with pytest.raises(ValueError, match=r"window|between"):
-        Window(start, end, step_s)
+        TimeWindow(start, end, step_s)

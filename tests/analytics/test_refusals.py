@@ -5,12 +5,12 @@ from datetime import timedelta
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.figures import RefusalLine, refusals
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.execution import Attempt, ErrorInfo
 from tests.analytics.samples import NOON, RATE_LIMITED, attempt, attempt_row
 
 DAY = timedelta(days=1)
-WINDOW = Window(NOON - DAY, NOON + DAY, 3_600)
+WINDOW = TimeWindow(NOON - DAY, NOON + DAY, 3_600)
 
 
 def refused(execution_id: str, kind: str, by: str | None = None, **fields: object) -> Attempt:

@@ -65,8 +65,8 @@ async def test_waste_by_cause_is_exact_to_the_nano_dollar(analytics: Analytics) 
         for index, cost in enumerate(edges + [picked.randrange(10 ** picked.randint(1, 18)) for _ in range(200)])
     ]
     await analytics.insert(schema.EXECUTIONS, [rows.execution_row(record, 1) for record in records])
-    stored = await analytics.query("SELECT * EXCEPT (event_sequence) FROM executions FINAL")
-    found = {record.execution_id: record for record in map(rows.execution_of, stored.named())}
+    stored = await analytics.read(rows.execution_of, "SELECT * EXCEPT (event_sequence) FROM executions FINAL")
+    found = {record.execution_id: record for record in stored}
     assert found == {record.execution_id: record for record in records}
 
 
@@ -132,7 +132,7 @@ async def test_an_attempt_keeps_its_breakers_version_and_its_errors_identity(ana
 async def test_what_happened_to_a_budget_comes_back_as_it_went_in(analytics: Analytics, event: BudgetEvent) -> None:
     await analytics.insert(schema.BUDGET_EVENTS, [rows.budget_row(event, 4)])
     (row,) = (await analytics.query("SELECT * FROM budget_events FINAL")).named()
-    assert rows.budget_of(row) == event
+    assert rows.budget_of(**row) == event
     assert row["event_sequence"] == 4
 
 

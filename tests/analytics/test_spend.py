@@ -153,9 +153,9 @@ async def test_notes_are_those_of_the_periods_in_their_order(analytics: Analytic
             schema.BUDGET_EVENTS, [budget_row(event, 9 - sequence) for sequence, event in enumerate(written)]
         )
     day, month = (period(window, crossed.at, BERLIN) for window in ("daily", "monthly"))
-    assert await budget_notes(analytics, [day, month]) == [crossed, repaired, raised, late]
-    assert await budget_notes(analytics, [month]) == [raised]
-    assert await budget_notes(analytics, []) == []
+    assert await budget_notes(analytics, [day, month]) == (crossed, repaired, raised, late)
+    assert await budget_notes(analytics, [month]) == (raised,)
+    assert await budget_notes(analytics, []) == ()
 
 
 async def test_a_database_without_tables_is_reported(analytics: Analytics) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.views import VIEWS
+from breakwater.analytics.migrations import VIEWS
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Execution, Waste
 from tests.analytics import samples, view_figures
@@ -93,7 +93,9 @@ class Messages:
         )
 
 
-async def store_twice(analytics: Analytics, table: schema.Table, everything: Sequence[rows.Row], seed: int = 1) -> None:
+async def store_twice(
+    analytics: Analytics, table: schema.Table, everything: Sequence[rows.StoredRow], seed: int = 1
+) -> None:
     """As after a redelivery: the second time in other batches, and in another order."""
     picked = random.Random(seed)
     await analytics.execute(f"SYSTEM STOP MERGES {analytics.database}.{table.name}")
@@ -319,7 +321,7 @@ async def test_breaker_openings_are_those_that_one_finds_by_walking_along(analyt
 
 
 async def test_what_a_breaker_does_until_it_closes_is_one_opening(analytics: Analytics) -> None:
-    def after(seconds: int, version: int, state: str, reason: str, **fields: Any) -> rows.Row:
+    def after(seconds: int, version: int, state: str, reason: str, **fields: Any) -> rows.StoredRow:
         at = samples.NOON + timedelta(seconds=seconds)
         changed = samples.transition(version, to_state=state, reason=reason, at=at, **{"rule": None, **fields})
         return rows.transition_row(changed, version)

@@ -14,7 +14,7 @@ import pytest
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.views import VIEWS
+from breakwater.analytics.migrations import VIEWS
 from breakwater.config import RetentionDays, parse_config
 from breakwater.contracts.execution import Attempt, Execution
 from tests.analytics import samples

@@ -1,30 +1,34 @@
-"""ClickHouse over HTTP: inserts that say whether the rows or the server are the trouble, queries, statements."""
+"""ClickHouse over HTTP: queries, statements, and inserts whose errors distinguish bad rows from an unwell server."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+import struct
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from importlib.resources import files
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from aiohttp import ClientError
-from clickhouse_connect.driver import create_async_client
+from clickhouse_connect.datatypes.registry import get_from_name
+from clickhouse_connect.driver import create_async_client, options
 from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.binding import quote_identifier
 from clickhouse_connect.driver.exceptions import ClickHouseError, DataError, ProgrammingError
+from clickhouse_connect.driver.insert import InsertContext
 from clickhouse_connect.driver.query import QueryResult
+from clickhouse_connect.driver.transform import NativeTransform
 from pydantic import SecretStr
 
 from breakwater import background
-from breakwater.analytics import schema
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected
-from breakwater.analytics.native import insert_body
+from breakwater.analytics.schema import Table
 from breakwater.contracts.types import format_time
 from breakwater.tls import tls_settings
 
@@ -76,7 +80,7 @@ DEFAULT_DATABASE = "breakwater"
 CONNECT_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 100
 ANSWER_TIMEOUT_S = 60.0
-"""How long a statement may be silent. An insert of thousands of rows takes a fraction of a second."""
+"""Longest silence of a statement. An insert of thousands of rows takes a fraction of a second."""
 
 REFUSED_BY_DRIVER = 0
 """The code of a statement that never reached the server, such as one with a parameter missing."""
@@ -167,7 +171,7 @@ class Analytics:
         self._connecting: asyncio.Task[AsyncClient] | None = None
         self._replicated: dict[str, bool] = {}
 
-    async def insert(self, table: schema.Table, rows: Sequence[Sequence[object]]) -> None:
+    async def insert(self, table: Table, rows: Sequence[Sequence[object]]) -> None:
         """Stores rows in one insert; they are in the table when it returns.
 
         Args:
@@ -274,8 +278,8 @@ class Analytics:
         async with self._asked() as client:
             await client.command(sql, parameters=_bound(parameters))
 
-    async def catch_up(self, table: schema.Table) -> None:
-        """Waits until the server that answers has every row that another one took; at once without replicas.
+    async def catch_up(self, table: Table) -> None:
+        """Waits until the server that answers has every row that another one took; immediately without replicas.
 
         What the sink acknowledged is on most servers of a cluster, and the one that is asked may not be of them. Before
         money is counted, what it lacks must come. Where a balancer sends each request to another server, this helps the
@@ -308,7 +312,7 @@ class Analytics:
         return True
 
     async def has_database(self) -> bool:
-        """Whether the database is there. Raises as `query` does."""
+        """True if the database is there. Raises as `query` does."""
         async with self._asked() as client:
             there = await client.command(
                 "SELECT count() FROM system.databases WHERE name = {name:String}",
@@ -354,7 +358,7 @@ class Analytics:
                 tz_mode="aware",
                 show_clickhouse_errors=True,
                 client_name="breakwater",
-                # A page asks a dozen questions at once, and several people may look at pages.
+                # A page asks a dozen questions in parallel, and several people may look at pages.
                 connector_limit=MAX_CONNECTIONS,
                 connector_limit_per_host=MAX_CONNECTIONS,
             )
@@ -368,7 +372,7 @@ def connect(url: SecretStr | str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S)
 
     Args:
         url: as above.
-        answer_timeout_s: how long a statement may be silent.
+        answer_timeout_s: longest silence of a statement.
 
     Raises:
         ValueError: the URL has another form. The text does not repeat it, as it may hold a password.
@@ -408,6 +412,54 @@ def database_ddl(database: str, on_cluster: str = "") -> str:
 def quoted(name: str) -> str:
     """The name of a database or a table, as SQL has it."""
     return quote_identifier(name)
+
+
+def statements(subject: str) -> Mapping[str, str]:
+    """The statements of `sql/<subject>.sql`, each by the name in the line above it: `-- name: spend`."""
+    text = (files("breakwater.analytics") / "sql" / f"{subject}.sql").read_text("utf-8")
+    parts = (part.partition("\n") for part in text.split("-- name: ")[1:])
+    return {name: without_comments(sql) for name, _, sql in parts}
+
+
+def without_comments(sql: str) -> str:
+    """SQL without the lines that are comments."""
+    return re.sub(r"^--.*\n", "", sql, flags=re.MULTILINE).strip()
+
+
+# Raised by the driver's serializer on a value of a wrong type or size; it documents none of it.
+_BAD_VALUE = (TypeError, ValueError, ArithmeticError, AttributeError, struct.error, ClickHouseError)
+
+
+def insert_body(table: Table, rows: Sequence[Sequence[object]]) -> bytes:
+    """The whole insert, in ClickHouse's column format, compressed.
+
+    Uses internals of the driver, whose own `insert` serializes while it sends: a bad value is then found with half of
+    the request sent, and each insert takes a thread. `pyproject.toml` bounds the driver's version, and
+    `tests/analytics/test_client.py` fails where a newer one has moved what is used here.
+
+    Raises:
+        RowsRejected: a value fits no column.
+    """
+    # The driver would load pandas and numpy, where they are installed, only to see that rows are no data frame: most
+    # of a second and 80 MB. What is set here already, it takes for looked up.
+    for library in ("np", "pd", "pd_time_test"):
+        options.__dict__.setdefault(library, None)
+    problems: list[Exception] = []
+    try:
+        context = InsertContext(
+            quoted(table.name),
+            list(table.columns),
+            [get_from_name(kind) for kind in table.columns.values()],
+            data=rows,
+            compression="lz4",
+        )
+        body = b"".join(NativeTransform.build_insert(context, problems.append))
+    except _BAD_VALUE as error:
+        raise RowsRejected(f"{table.name}: {error}") from error
+    if problems:
+        problem = problems[0]
+        raise RowsRejected(f"{table.name}.{context.column_name}: {problem}") from problem
+    return body
 
 
 def _not_an_address() -> ValueError:

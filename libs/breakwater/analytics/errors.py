@@ -1,4 +1,4 @@
-"""What can go wrong with ClickHouse.
+"""Errors of ClickHouse.
 
 AnalyticsError
 ├── AnalyticsUnavailable   no answer, or an answer that is not about these rows: try again later

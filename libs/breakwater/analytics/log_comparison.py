@@ -1,7 +1,7 @@
-"""How far ClickHouse was compared with EVENTS, and which messages it lacks.
+"""Progress of the comparison of ClickHouse with EVENTS, and the messages that ClickHouse lacks.
 
-How far stands in ClickHouse itself: a database that is restored from a backup, or recreated, is compared again from
-where it stands.
+The progress is kept in ClickHouse itself: a database that is restored from a backup, or recreated, is compared again
+from the state that it has then. All functions raise as `Analytics.query` and `Analytics.insert` do.
 """
 
 from __future__ import annotations
@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.schema import ATTEMPTS, BREAKER_TRANSITIONS, BUDGET_EVENTS, EXECUTIONS, GUARD_EVENTS
-from breakwater.analytics.table import TIME, TIME_OR_NULL, Table
+from breakwater.analytics.schema import (
+    ATTEMPTS,
+    BREAKER_TRANSITIONS,
+    BUDGET_EVENTS,
+    EXECUTIONS,
+    GUARD_EVENTS,
+    TIME,
+    TIME_OR_NULL,
+    Table,
+)
 
 LOG_COMPARISONS = Table(
     "log_comparisons",
@@ -29,9 +37,9 @@ LOG_COMPARISONS = Table(
 """A row for each stream that EVENTS has been."""
 
 MARGIN = timedelta(hours=6)
-"""How long before its message was stored something may have happened. What is older is taken for missing, and is then
-stored a second time, which changes nothing and is not counted; rows of an earlier stream are not taken for those of
-this one."""
+"""Longest time between an event and the storing of its message. An older one is taken for missing, and is then stored a
+second time, which changes nothing and is not counted; rows of an earlier stream are not taken for those of this
+stream."""
 
 _TABLES = (ATTEMPTS, EXECUTIONS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS)
 _WITHIN = "event_sequence BETWEEN {first:UInt64} AND {last:UInt64}"
@@ -47,14 +55,14 @@ WHERE sequence NOT IN ({_STORED}) ORDER BY sequence LIMIT {{most:UInt64}}"""  # 
 
 @dataclass(frozen=True, slots=True)
 class LogComparison:
-    """How far a stream was compared.
+    """Progress of a stream's comparison.
 
     Attributes:
-        settled: Up to this sequence twice, and so for good.
-        upto: Up to this sequence once.
-        lost: How many messages ClickHouse lacked that were acknowledged as stored; they were stored again.
-        lost_at: When that was found last.
-        at: When it was compared last.
+        settled: Compared up to this sequence twice, and so for good.
+        upto: Compared up to this sequence once.
+        lost: Messages that ClickHouse lacked though they were acknowledged as stored; they were stored again.
+        lost_at: The latest time that this was found.
+        at: The time of the latest comparison.
     """
 
     settled: int = 0
@@ -65,7 +73,7 @@ class LogComparison:
 
 
 async def last_comparison(analytics: Analytics, log: str) -> LogComparison:
-    """How far the stream of an identity was compared. Raises as `Analytics.query` does."""
+    """The progress for the stream of an identity."""
     asked = (
         "SELECT settled, event_sequence AS upto, lost, lost_at, at FROM log_comparisons FINAL WHERE log = {log:String}"
     )
@@ -73,23 +81,16 @@ async def last_comparison(analytics: Analytics, log: str) -> LogComparison:
 
 
 async def save_comparison(analytics: Analytics, log: str, one: LogComparison) -> None:
-    """Replaces how far the stream was compared. Raises as `Analytics.insert` does."""
+    """Replaces the progress for the stream."""
     await analytics.insert(LOG_COMPARISONS, [(log, one.settled, one.lost, one.lost_at, one.at, one.upto)])
 
 
 async def missing_sequences(
     analytics: Analytics, first: int, last: int, *, since: datetime, most: int
 ) -> tuple[int, ...]:
-    """Which sequences of EVENTS no table has, in order.
+    """The sequences of EVENTS from `first` to `last` that no table has, in order, at most `most`.
 
-    Args:
-        analytics: the database.
-        first: the first one that is looked for.
-        last: the last one.
-        since: what happened before is taken for missing.
-        most: how many to name at most.
-
-    Raises as `Analytics.query` does.
+    Events from before `since` are taken for missing.
     """
     for table in _TABLES:
         await analytics.catch_up(table)

@@ -1,17 +1,37 @@
-"""Brings a database to what the schema says. Run by `breakwater setup`; services never create tables."""
+"""Bringing a database to the schema, tables and views. Run by `breakwater setup`; services never create tables.
+
+The views give figures that are right whatever was delivered twice, by the minute, the hour, the day and the opening.
+Each is a file of `sql/views`, and a plain view over FINAL, not a table that a materialized view adds to: that one sees
+every insert and not the rows that stay, so a batch that the bus delivers twice would count twice, in executions and in
+dollars. Computing a view when it is asked costs a read of the asked time only, as minutes, hours and days follow from
+the sorting key or an index.
+
+The views' names are public: people's dashboards use them. Columns may be added. A sum is NULL where nothing of it is
+known. Executions count in the minute in which they ended, without dry runs; attempts in the one in which they began.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 
-from breakwater.analytics.client import Analytics, database_ddl, quoted
+from breakwater.analytics.client import Analytics, database_ddl, quoted, without_comments
 from breakwater.analytics.errors import WrongLayout
 from breakwater.analytics.log_comparison import LOG_COMPARISONS
-from breakwater.analytics.schema import TABLES
-from breakwater.analytics.table import PLAIN, Layout
-from breakwater.analytics.views import VIEWS, create_view
+from breakwater.analytics.schema import PLAIN, TABLES, Layout
+
+VIEWS = {
+    file.name.removesuffix(".sql"): without_comments(file.read_text("utf-8"))
+    for file in sorted((files("breakwater.analytics") / "sql" / "views").iterdir(), key=lambda file: file.name)
+}
+"""The SELECT of each view, by its name."""
+
+
+def create_view(name: str, layout: Layout = PLAIN) -> str:
+    """The statement that makes a view, or replaces it by this version."""
+    return f"CREATE OR REPLACE VIEW {name}{layout.on_cluster} AS\n{VIEWS[name]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +46,7 @@ class Migration:
 def migrations(layout: Layout) -> tuple[Migration, ...]:
     """All steps, in order, for a layout.
 
-    They are never changed once released. A column that is added later stands in `schema`, and in a step here
+    They are never changed once released. A column that is added later is in `schema`, and in a step here
     (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for the databases that exist. A column's type may only become wider: an
     older service goes on storing its rows. A view is made by the last step that changes it, as it may need the columns
     that come with that step.
@@ -41,8 +61,8 @@ MIGRATIONS = migrations(PLAIN)
 
 
 def _record(layout: Layout) -> str:
-    # No transaction and no lock: ClickHouse has neither. Two programs at once both apply the same statements, which is
-    # harmless, and both record it, of which one row stays.
+    # No transaction and no lock: ClickHouse has neither. Two programs that run together both apply the same statements,
+    # which is harmless, and both record it, of which one row stays.
     return (
         f"CREATE TABLE IF NOT EXISTS schema_migrations{layout.on_cluster} (\n  version UInt32,\n  name String,\n"
         f"  applied_at DateTime64(3, 'UTC') DEFAULT now64(3, 'UTC')\n"
@@ -52,7 +72,7 @@ def _record(layout: Layout) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MissingObject:
-    """What of the schema a database lacks, though the migrations ran: it was dropped."""
+    """A part of the schema that a database lacks, though the migrations ran: it was dropped."""
 
     what: str
     statement: str
@@ -83,7 +103,7 @@ _KEPT = re.compile(r"\bTTL .*?\btoIntervalDay\((\d+)\)")
 
 
 async def retention(analytics: Analytics) -> dict[str, int | None]:
-    """For how many days each table keeps its rows; None for unlimited, or where another rule is set.
+    """Days that each table keeps its rows; None for unlimited, or where another rule is set.
 
     Raises as `Analytics.query` does.
     """
@@ -94,12 +114,10 @@ async def retention(analytics: Analytics) -> dict[str, int | None]:
 
 
 async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ...]:
-    """Creates the database and what is missing in it: what no migration made yet, and what was taken away since.
-
-    Makes tables keep their rows for as long as the layout says, too.
+    """Creates the database and all that is missing in it, never made or dropped since, and sets the retention.
 
     Returns:
-        What was done, a line each; empty when everything was there.
+        The changes, a line each; empty when everything was there.
 
     Raises:
         AnalyticsUnavailable: ClickHouse does not answer.
@@ -157,8 +175,8 @@ async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
 def script(database: str, layout: Layout) -> Iterator[str]:
     """All that `migrate` may run, for administrators who apply it themselves: lines of SQL.
 
-    It brings a new database to this version, and one of an earlier one. Only a changed retention is left out of it,
-    as comments: those statements are for when it was changed.
+    It brings a new database to this version, and one of an earlier version. The statements for a changed retention are
+    comments.
     """
     yield f"{database_ddl(database, layout.on_cluster)};"
     yield f"USE {quoted(database)};"

@@ -1,10 +1,10 @@
-"""Looking for executions: one by its id, pages of them, and how many there are.
+"""Search for executions: one by its id, pages of them, their number, and those of plans. Statements: `search.sql`.
 
 Pages are found by key and not by number, so the last page of a million takes no longer than the first. They are looked
 for in slices of time, the nearest first, each 24 times as long as the one before: a page of common ones is found in
 a fraction of the table, and rare ones after having read all of it once. Only then are the lines of a page read.
 
-Filters stand in PREWHERE, which is right as explained in `figures.py`.
+Filters are in PREWHERE, which is right as `figures.sql` explains. All functions raise as `Analytics.query` does.
 """
 
 from __future__ import annotations
@@ -15,45 +15,31 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, Self
 
-from breakwater.analytics.client import Analytics
+from breakwater.analytics.client import Analytics, statements
 from breakwater.analytics.rows import attempt_of, execution_of
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.execution import Execution, ExecutionSummary
+from breakwater.contracts.submission import PlanJob
 from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms
+
+SQL = statements("search")
 
 _LAST_MS = 4_291_747_199_999
 """The end of 2105, the last year whose times are stored."""
 
 _MAX_DIGITS = 20
 
-ONE_EXECUTION = """
-SELECT * EXCEPT (event_sequence)
-FROM executions FINAL
-WHERE execution_id = {execution_id:String}
-ORDER BY completed_at DESC
-LIMIT 1
-"""
-
-ITS_ATTEMPTS = """
-SELECT * EXCEPT (event_sequence)
-FROM attempts FINAL
-WHERE execution_id = {execution_id:String}
-ORDER BY started_at, number
-"""
-
 
 async def find_execution(analytics: Analytics, execution_id: str) -> Execution | None:
-    """The record of an execution with its attempts, or None. Raises as `Analytics.query` does.
+    """The record of an execution with its attempts, or None.
 
     An id that was used again after the bus forgot it has more than one record: this is the last one, with the attempts
     of all of them.
     """
     parameters = {"execution_id": execution_id}
-    record = next((await analytics.query(ONE_EXECUTION, parameters)).named(), None)
-    if record is None:
-        return None
-    attempts = (await analytics.query(ITS_ATTEMPTS, parameters)).named()
-    return execution_of(record, (attempt_of(row) for row in attempts))
+    for record in await analytics.read(execution_of, SQL["one_execution"], parameters):
+        return record.model_copy(update={"attempts": await analytics.read(attempt_of, SQL["its_attempts"], parameters)})
+    return None
 
 
 _CONDITIONS = {
@@ -75,55 +61,16 @@ _BY_WORDS = """
     OR ifNull(positionCaseInsensitiveUTF8(output, {text:String}) > 0, 0)
     OR ifNull(positionCaseInsensitiveUTF8(messages, {text:String}) > 0, 0)"""
 
-# `%s` stands for conditions of these.
-NEWEST = f"SELECT max(completed_at), count() FROM executions PREWHERE {_WITHIN} AND %s"  # noqa: S608  of constants
-KEYS_OF_ID = """
-SELECT agent, completed_at, execution_id
-FROM executions FINAL
-WHERE execution_id = {text:String} AND %s
-ORDER BY completed_at DESC
-LIMIT {limit:UInt32}
-"""
-KEYS_UPWARDS = """
-SELECT agent, completed_at, execution_id
-FROM executions FINAL
-PREWHERE %s
-WHERE (completed_at, execution_id) > ({at:DateTime64(3, 'UTC')}, {at_id:String}) AND (%s)
-ORDER BY completed_at, execution_id
-LIMIT {limit:UInt32}
-"""
-KEYS_DOWNWARDS = """
-SELECT agent, completed_at, execution_id
-FROM executions FINAL
-PREWHERE %s
-WHERE (completed_at, execution_id) < ({at:DateTime64(3, 'UTC')}, {at_id:String}) AND (%s)
-ORDER BY completed_at DESC, execution_id DESC
-LIMIT {limit:UInt32}
-"""
-LARGEST = """
-SELECT agent, completed_at, execution_id
-FROM executions FINAL
-PREWHERE %s
-WHERE %s
-ORDER BY {size:Identifier} * {sign:Int8} NULLS LAST, completed_at DESC, execution_id DESC
-LIMIT {limit:UInt32}
-"""
-COUNT = "SELECT count() FROM executions FINAL PREWHERE %s WHERE %s"
-FLOOR = """
-SELECT min(completed_at)
-FROM (SELECT completed_at FROM executions PREWHERE %s ORDER BY completed_at DESC LIMIT {within:UInt32})
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What is left out restricts nothing."""
+    """The executions that are looked for. A filter that is None restricts nothing."""
 
     agent: str | None = None
     status: str | None = None
     reason: str | None = None
     model: str | None = None
-    """The one that answered, or was asked for where none did."""
+    """The model that answered, or was asked for where none did."""
     tenant: str | None = None
     task_id: str | None = None
     plan_id: str | None = None
@@ -134,13 +81,13 @@ class Filters:
     min_cost: int | None = None
     """In nano-dollars. Those of unknown cost are left out."""
     since: datetime | None = None
-    """By when they ended; aware."""
+    """By the end of the execution; aware."""
     until: datetime | None = None
     """The first moment that is no part of it."""
     dry_runs: bool = True
 
     def span(self) -> _Span:
-        """All the time that is meant."""
+        """All the time between `since` and `until`."""
         from_ms = 0 if self.since is None else max(0, ms_from_time(self.since))
         return _Span(from_ms, _LAST_MS if self.until is None else min(_LAST_MS, ms_from_time(self.until)))
 
@@ -150,7 +97,7 @@ class Filters:
         return " AND ".join(given if self.dry_runs else [*given, "NOT dry_run"]) or "1"
 
     def matching(self, span: _Span) -> tuple[str, str]:
-        """What stands in PREWHERE and in WHERE. Long texts are read of what the rest leaves only."""
+        """The conditions in PREWHERE and in WHERE. Long texts are read only of what the rest leaves."""
         kept = f"{_WITHIN} AND {self.conditions()}"
         if span.words:
             return kept, f"{_BY_ID} OR {_BY_WORDS}"
@@ -165,12 +112,12 @@ class Filters:
 
 
 class _Span(NamedTuple):
-    """Some time, in milliseconds since the epoch; the end is no part of it."""
+    """A stretch of time, in milliseconds since the epoch; the end is no part of it."""
 
     from_ms: int
     to_ms: int
     words: bool = False
-    """Whether the texts are looked through, and not only the ids."""
+    """True if the texts are searched, and not only the ids."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -182,23 +129,19 @@ class Cursor:
 
     @property
     def text(self) -> str:
-        """As it stands in URLs, where it is to be quoted: the milliseconds of the time, a dot, and the id."""
+        """The cursor as part of a URL, yet to be quoted: the milliseconds of the time, a dot, and the id."""
         return f"{ms_from_time(self.completed_at)}.{self.execution_id}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The cursor of a text.
-
-        Raises:
-            ValueError: it is none; the message says what is wrong.
-        """
+        """The cursor of a text. Raises ValueError, which says what is wrong with the text."""
         time, dot, execution_id = text.partition(".")
         if not dot:
             raise ValueError("a page's address must look like 1795255200000.<execution id>; this one has no dot")
         if not (time.isascii() and time.isdigit() and len(time) <= _MAX_DIGITS) or int(time) > _LAST_MS:
             raise ValueError(f"a page's address begins with milliseconds since 1970, and not with {time[:40]!r}")
         if not is_identifier(execution_id):
-            raise ValueError("a page's address ends with the id of an execution, and what stands there can't be one")
+            raise ValueError("a page's address ends with the id of an execution, and its end can't be one")
         return cls(time_from_ms(int(time)), execution_id)
 
 
@@ -207,15 +150,6 @@ WORDS_WITHIN = 20_000
 
 SHORTEST_MS = 3_600_000
 GROWTH = 24
-
-
-LINES = f"""
-SELECT {", ".join(ExecutionSummary.model_fields)}
-FROM executions FINAL
-PREWHERE agent IN {{agents:Array(String)}}
-    AND completed_at IN (SELECT fromUnixTimestamp64Milli(arrayJoin({{times_ms:Array(Int64)}}), 'UTC'))
-    AND execution_id IN {{ids:Array(String)}}
-"""  # noqa: S608  of constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +163,10 @@ class Page:
     """For `after`: the page of those that ended earlier. None where this is the last."""
 
 
-_Key = tuple[str, datetime, str]
-"""The agent, when it ended, and the id: of one execution only, as an id may be used again."""
+_ExecutionKey = tuple[str, datetime, str]
+"""The agent, the end and the id: of one execution only, as an id may be used again."""
+
+_LINES = SQL["lines"] % ", ".join(ExecutionSummary.model_fields)
 
 
 async def search(
@@ -252,7 +188,6 @@ async def search(
 
     Raises:
         ValueError: both cursors are given.
-        QueryFailed, AnalyticsUnavailable: as `Analytics.query` does.
     """
     if after is not None and before is not None:
         raise ValueError("a page comes after one place or before one, not both")
@@ -269,57 +204,57 @@ async def search(
     return Page(lines, None if after is None else first, last if more else None)
 
 
-Size = Literal["total_cost", "wasted_cost", "duration_ms", "total_tokens", "attempts_count"]
-"""What executions may be sorted by, besides their end."""
+SortColumn = Literal["total_cost", "wasted_cost", "duration_ms", "total_tokens", "attempts_count"]
+"""A column that executions may be sorted by instead of their end."""
 
 
 async def largest(
-    analytics: Analytics, filters: Filters, size: Size, *, smallest: bool = False, limit: int = 50
+    analytics: Analytics, filters: Filters, size: SortColumn, *, smallest: bool = False, limit: int = 50
 ) -> tuple[ExecutionSummary, ...]:
     """Those with the largest cost, duration and so on, or with the smallest; those of unknown size come last.
 
-    All that match are read, but for their texts. Raises as `Analytics.query` does.
+    All that match are read, but for their texts.
     """
     span = (await _parts(analytics, filters, filters.span()))[-1]
     parameters = filters.parameters(span, size=size, sign=1 if smallest else -1, limit=limit)
-    return await _lines(analytics, (await analytics.query(LARGEST % filters.matching(span), parameters)).rows)
+    return await _lines(analytics, (await analytics.query(SQL["largest"] % filters.matching(span), parameters)).rows)
 
 
 async def count(analytics: Analytics, filters: Filters) -> int:
-    """How many executions there are, with the same bounds as `search` has. Raises as `Analytics.query` does."""
+    """The number of executions, with the same bounds as `search` has."""
     if of_id := await _of_id(analytics, filters, 1_000):
         return len(of_id)
     parts = await _parts(analytics, filters, filters.span())
-    asked = [(COUNT % filters.matching(part), filters.parameters(part)) for part in parts]
+    asked = [(SQL["count"] % filters.matching(part), filters.parameters(part)) for part in parts]
     return sum([(await analytics.query(*one)).rows[0][0] for one in asked])
 
 
-async def _of_id(analytics: Analytics, filters: Filters, limit: int) -> Sequence[_Key]:
+async def _of_id(analytics: Analytics, filters: Filters, limit: int) -> Sequence[_ExecutionKey]:
     if not filters.text:
         return ()
-    sql, parameters = KEYS_OF_ID % filters.conditions(), filters.parameters(filters.span(), limit=limit)
+    sql, parameters = SQL["keys_of_id"] % filters.conditions(), filters.parameters(filters.span(), limit=limit)
     return (await analytics.query(sql, parameters)).rows
 
 
 async def _keys(
     analytics: Analytics, filters: Filters, cursor: Cursor | None, limit: int, *, upwards: bool
-) -> Sequence[_Key]:
+) -> Sequence[_ExecutionKey]:
     """The keys of a page, the nearest to the cursor first, or the newest."""
     whole = filters.span()
     of_agent = "1" if filters.agent is None else _CONDITIONS["agent"]
-    newest, rows = (await analytics.query(NEWEST % of_agent, filters.parameters(whole))).rows[0]
+    newest, rows = (await analytics.query(SQL["newest"] % of_agent, filters.parameters(whole))).rows[0]
     if not rows:
         return ()
     low, high = whole.from_ms, ms_from_time(newest) + 1
     at_ms, at_id = (high, "") if cursor is None else (ms_from_time(cursor.completed_at), cursor.execution_id)
     low, high = (max(low, at_ms), high) if upwards else (low, min(high, at_ms + 1))
-    keys = list[_Key]()
+    keys = list[_ExecutionKey]()
     parts = await _parts(analytics, filters, _Span(low, high))
     for part in parts if upwards else reversed(parts):
         # Where words are looked for, whole: reading long texts takes the longer the more often it is begun.
         for span in [part] if part.words else _slices(part, upwards=upwards):
             parameters = filters.parameters(span, at=time_from_ms(at_ms), at_id=at_id, limit=limit - len(keys))
-            sql = (KEYS_UPWARDS if upwards else KEYS_DOWNWARDS) % filters.matching(span)
+            sql = SQL["keys_upwards" if upwards else "keys_downwards"] % filters.matching(span)
             keys += (await analytics.query(sql, parameters)).rows
             if len(keys) >= limit:
                 return keys
@@ -332,10 +267,8 @@ async def _parts(analytics: Analytics, filters: Filters, span: _Span) -> list[_S
         return [span]
     # Without FINAL: what is stored twice makes it a little later at most.
     parameters = filters.parameters(filters.span(), within=WORDS_WITHIN)
-    floor = ms_from_time(
-        (await analytics.query(FLOOR % f"{_WITHIN} AND {filters.conditions()}", parameters)).rows[0][0]
-    )
-    middle = min(max(span.from_ms, floor), span.to_ms)
+    ((floor,),) = (await analytics.query(SQL["floor"] % f"{_WITHIN} AND {filters.conditions()}", parameters)).rows
+    middle = min(max(span.from_ms, ms_from_time(floor)), span.to_ms)
     parts = _Span(span.from_ms, middle), _Span(middle, span.to_ms, words=True)
     return [part for part in parts if part.from_ms < part.to_ms] or [span]
 
@@ -355,13 +288,13 @@ def _slices(span: _Span, *, upwards: bool) -> Iterator[_Span]:
         length *= GROWTH
 
 
-async def _lines(analytics: Analytics, keys: Sequence[_Key]) -> tuple[ExecutionSummary, ...]:
-    """What is listed of some executions, in the order of their keys."""
+async def _lines(analytics: Analytics, keys: Sequence[_ExecutionKey]) -> tuple[ExecutionSummary, ...]:
+    """The summaries of executions, in the order of their keys."""
     if not keys:
         return ()
     agents, times, ids = (set(column) for column in zip(*keys, strict=True))
     parameters = {"agents": sorted(agents), "times_ms": sorted(map(ms_from_time, times)), "ids": sorted(ids)}
-    rows = await analytics.read(ExecutionSummary.model_construct, LINES, parameters)
+    rows = await analytics.read(ExecutionSummary.model_construct, _LINES, parameters)
     # An id that was used again may have ended when another one of the page did: only whole keys are asked for.
     lines = {(line.agent, line.completed_at, line.execution_id): line for line in rows}
     return tuple(lines[key] for key in keys if key in lines)
@@ -369,27 +302,10 @@ async def _lines(analytics: Analytics, keys: Sequence[_Key]) -> tuple[ExecutionS
 
 MAX_FACETS = 50
 
-FACETS = """
-SELECT
-    agent,
-    ifNull(chosen_model, requested_model) AS model,
-    tenant,
-    reason,
-    error_kind,
-    count() AS executions,
-    multiIf(
-        grouping(agent) = 0, 'agents', grouping(model) = 0, 'models', grouping(tenant) = 0, 'tenants',
-        grouping(reason) = 0, 'reasons', 'error_kinds'
-    ) AS facet
-FROM executions FINAL
-PREWHERE completed_at >= {start:DateTime64(3, 'UTC')} AND completed_at < {end:DateTime64(3, 'UTC')}
-GROUP BY GROUPING SETS ((agent), (model), (tenant), (reason), (error_kind))
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Facets:
-    """What can be asked for: each value with how many executions have it, the most frequent first, at most 50."""
+    """Values to filter by: each with its number of executions, the most frequent first, at most `MAX_FACETS`."""
 
     agents: tuple[tuple[str, int], ...]
     models: tuple[tuple[str, int], ...]
@@ -398,9 +314,9 @@ class Facets:
     error_kinds: tuple[tuple[str, int], ...]
 
 
-async def facets(analytics: Analytics, window: Window) -> Facets:
-    """What executions of a window have, dry runs included. Raises as `Analytics.query` does."""
-    rows = await analytics.read(dict[str, Any], FACETS, {"start": window.start, "end": window.end})
+async def facets(analytics: Analytics, window: TimeWindow) -> Facets:
+    """Values of the executions of a window, dry runs included."""
+    rows = await analytics.read(dict[str, Any], SQL["facets"], {"start": window.start, "end": window.end})
 
     def seen(facet: str) -> tuple[tuple[str, int], ...]:
         values = ((row[facet[:-1]], row["executions"]) for row in rows if row["facet"] == facet)
@@ -408,3 +324,21 @@ async def facets(analytics: Analytics, window: Window) -> Facets:
         return tuple(sorted(found, key=lambda one: (-one[1], one[0]))[:MAX_FACETS])
 
     return Facets(seen("agents"), seen("models"), seen("tenants"), seen("reasons"), seen("error_kinds"))
+
+
+_IDS_AT_ONCE = 200
+
+
+async def ended_jobs(analytics: Analytics, plan_ids: Sequence[str]) -> dict[str, list[PlanJob]]:
+    """The ended jobs of plans, by plan."""
+    found: dict[str, list[PlanJob]] = {plan_id: [] for plan_id in plan_ids}
+    for start in range(0, len(plan_ids), _IDS_AT_ONCE):
+        plans = list(plan_ids[start : start + _IDS_AT_ONCE])
+        for row in await analytics.read(dict[str, Any], SQL["plan_jobs"], {"plans": plans}):
+            found[row["plan_id"]].append(PlanJob.model_validate(row))
+    return found
+
+
+async def newest_plans(analytics: Analytics, limit: int) -> dict[str, datetime]:
+    """The plans of which a job ended last, within 30 days, and when."""
+    return dict((await analytics.query(SQL["newest_plans"], {"limit": limit})).rows)

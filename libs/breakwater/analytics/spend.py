@@ -1,4 +1,4 @@
-"""What calls add to budgets: to rebuild counters that were lost or are wrong, to draw spend, to report a month's costs.
+"""Spend of calls as budgets count it: to rebuild lost or wrong counters, to draw spend, to report a month's costs.
 
 A call counts at the moment that it is charged at, in periods of the budgets' time zone. So the last point of a burn,
 and the sums of a month, are what Redis has counted to the nano-dollar, but for what the sink has yet to store.
@@ -6,6 +6,8 @@ and the sums of a month, are what Redis has counted to the nano-dollar, but for 
 The figures that counters are rebuilt from are those of `breakwater.policy.ledger`, over the part of the record that
 ClickHouse has; the rest is read from EVENTS. Where the one ends and the other begins is a sequence of the stream as it
 is now (the log). Rows of an earlier log, which was lost, count whatever their sequence says, as nothing else has them.
+
+Statements: `spend.sql`. All functions raise as `Analytics.query` does.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from breakwater.analytics.client import Analytics
+from breakwater.analytics.client import Analytics, statements
 from breakwater.analytics.rows import budget_of
 from breakwater.analytics.schema import ATTEMPTS, BUDGET_EVENTS
 from breakwater.contracts.budgets import CostsBy
@@ -28,59 +30,21 @@ from breakwater.policy.budget import Period, period, recent_from, scope_keys
 from breakwater.policy.costs import CostSums
 from breakwater.policy.ledger import Figures, Place
 
+SQL = statements("spend")
+
 HOUR_MS = 3_600_000
 _MARGIN_MS = 2 * 24 * HOUR_MS
-"""How far apart the two times of an attempt may lie: `started_at`, by a worker's clock, which partitions the table, and
-`reserved_at`, by Redis' clock, which says in which period it counts. A call begins as soon as it is admitted, and
+"""Largest distance of an attempt's two times: `started_at`, by a worker's clock, which partitions the table, and
+`reserved_at`, by Redis' clock, which gives the period that it counts in. A call begins as soon as it is admitted, and
 clocks are not wrong by days; the bounds only keep old partitions from being read."""
 _DRAWN_MARGIN_MS = HOUR_MS
-"""The same for what is drawn and not made counters of: clocks are apart by seconds."""
-
-# The figures have other names than the columns they are made of: ClickHouse would take a column for the sum.
-SPEND = """
-WITH
-    ifNull(reserved_at, started_at) AS charged_at,
-    outcome = 'success' AND cost_basis = 'billed' AND cost IS NOT NULL AND reserved IS NOT NULL AS comparable
-SELECT
-    agent,
-    tenant,
-    sum(cost) AS spent,
-    count() AS calls,
-    countIf(cost IS NULL) AS unpriced,
-    countIf(comparable) AS gauged,
-    sumIf(reserved, comparable) AS foreseen,
-    sumIf(cost, comparable) AS measured,
-    countIf(comparable AND cost > reserved) AS exceeded
-FROM attempts FINAL
-WHERE NOT short_circuited
-    AND started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
-    AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
-    AND (stored_at < {log_created:DateTime64(3, 'UTC')} OR event_sequence <= {upto:UInt64})
-GROUP BY agent, tenant
-"""
-
-# Without FINAL: of two rows with one key the later message stays, so the highest sequence is among those that stay.
-STORED_UPTO = "SELECT max(event_sequence) FROM attempts WHERE stored_at >= {log_created:DateTime64(3, 'UTC')}"
-
-# By the executions first: there is an index of those.
-STORED_ATTEMPTS = """
-SELECT uniqExact(attempt_id)
-FROM attempts
-WHERE execution_id IN ({executions:Array(String)}) AND attempt_id IN ({attempts:Array(String)})
-"""
-
-BUDGET_NOTES = """
-SELECT *
-FROM budget_events FINAL
-WHERE (window, period) IN (SELECT arrayJoin(arrayZip({windows:Array(String)}, {names:Array(String)})))
-ORDER BY at, event_sequence
-"""
+"""The same for charts, which no counters are made of: clocks are apart by seconds."""
 
 
 async def spend(
     analytics: Analytics, periods: Sequence[Period], *, log_created: datetime, upto: int
 ) -> dict[Place, Figures]:
-    """What the stored calls add to each budget in some periods: `policy.ledger.ledger` of them.
+    """The sums of the stored calls for each budget in some periods: `policy.ledger.ledger` of them.
 
     Args:
         analytics: the database.
@@ -90,14 +54,12 @@ async def spend(
 
     Returns:
         Figures by a period's name and a scope's key; nothing for a budget without a call.
-
-    Raises as `Analytics.query` does.
     """
     sums: dict[Place, Figures] = defaultdict(Figures)
     await analytics.catch_up(ATTEMPTS)
     for one in periods:
         parameters = {**_within(one.start_ms, one.end_ms, _MARGIN_MS), "log_created": log_created, "upto": upto}
-        for row in await analytics.read(dict[str, Any], SPEND, parameters):
+        for row in await analytics.read(dict[str, Any], SQL["spend"], parameters):
             keys = scope_keys(row.pop("agent"), row.pop("tenant"))
             figures = Figures(**{name: value or 0 for name, value in row.items()})
             for key in keys:
@@ -109,50 +71,23 @@ async def stored_upto(analytics: Analytics, *, log_created: datetime) -> int:
     """The highest sequence of EVENTS, as it is now, that an attempt is stored of; 0 for none.
 
     Attempts before it may be missing: batches are stored in no fixed order, and what is unstorable never is.
-
-    Raises as `Analytics.query` does.
     """
     await analytics.catch_up(ATTEMPTS)
-    return (await analytics.query(STORED_UPTO, {"log_created": log_created})).rows[0][0]
+    return (await analytics.query(SQL["stored_upto"], {"log_created": log_created})).rows[0][0]
 
 
 async def stored_attempts(analytics: Analytics, attempt_ids: Sequence[str]) -> int:
-    """How many of some attempts are stored. Raises as `Analytics.query` does."""
+    """The number of the given attempts that are stored."""
     executions = [attempt_id.rpartition(":")[0] for attempt_id in attempt_ids]
-    found = await analytics.query(STORED_ATTEMPTS, {"executions": executions, "attempts": list(attempt_ids)})
+    found = await analytics.query(SQL["stored_attempts"], {"executions": executions, "attempts": list(attempt_ids)})
     return found.rows[0][0]
 
 
-async def budget_notes(analytics: Analytics, periods: Sequence[Period]) -> list[BudgetEvent]:
-    """What happened to the budgets of some periods, the earliest first. Raises as `Analytics.query` does."""
+async def budget_notes(analytics: Analytics, periods: Sequence[Period]) -> tuple[BudgetEvent, ...]:
+    """The budget events of some periods, the earliest first."""
     await analytics.catch_up(BUDGET_EVENTS)
     parameters = {"windows": [one.window for one in periods], "names": [one.name for one in periods]}
-    return [budget_of(row) for row in (await analytics.query(BUDGET_NOTES, parameters)).named()]
-
-
-BURN = """
-WITH ifNull(reserved_at, started_at) AS charged_at
-SELECT
-    roundDown(toUnixTimestamp64Milli(charged_at), {steps:Array(Int64)}) AS step,
-    sum(attempts.cost) AS spend,
-    countIf(attempts.cost IS NULL) AS unknown_costs
-FROM attempts FINAL
-PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
-    AND ({agent:String} = '' OR agent = {agent:String})
-WHERE NOT short_circuited
-    AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
-    AND ({tenant:String} = '' OR tenant = {tenant:String})
-GROUP BY step
-"""
-
-SPENT_SINCE = """
-WITH ifNull(reserved_at, started_at) AS charged_at
-SELECT agent, tenant, sum(attempts.cost) AS spend
-FROM attempts FINAL
-PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
-WHERE NOT short_circuited AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
-GROUP BY agent, tenant
-"""
+    return await analytics.read(budget_of, SQL["budget_notes"], parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,21 +107,19 @@ class Burn:
 
 
 async def burn(analytics: Analytics, of: Period, key: str, zone: ZoneInfo, now: datetime) -> Burn:
-    """How the spend of a budget has grown.
+    """The growth of a budget's spend.
 
     Args:
         analytics: the database.
         of: the period.
         key: the budget's scope: `global`, `agent:<name>` or `tenant:<name>`.
         zone: of the budgets: where the days of a month begin.
-        now: where the last point stands, unless the period is over.
-
-    Raises as `Analytics.query` does.
+        now: time of the last point, unless the period is over.
     """
     marks, (scope, _, name) = _marks(of, zone), key.partition(":")
     end_ms = min(max(ms_from_time(now), of.start_ms), of.end_ms)
     parameters = {**_within(of.start_ms, of.end_ms, _DRAWN_MARGIN_MS), "agent": "", "tenant": "", "steps": marks[:-1]}
-    rows = {row["step"]: row for row in await analytics.read(dict[str, Any], BURN, {**parameters, scope: name})}
+    rows = {row["step"]: row for row in await analytics.read(dict[str, Any], SQL["burn"], {**parameters, scope: name})}
     points, spent = [(time_from_ms(of.start_ms), 0)], 0
     for start, end in pairwise(marks):
         if start >= end_ms and start not in rows:
@@ -197,46 +130,15 @@ async def burn(analytics: Analytics, of: Period, key: str, zone: ZoneInfo, now: 
 
 
 async def spent_since(analytics: Analytics, since: datetime, until: datetime) -> dict[str, int]:
-    """What was spent from a moment to just before another, in nano-dollars by the keys of scopes that spent anything.
-
-    Raises as `Analytics.query` does.
-    """
+    """Spend from a moment to just before another, in nano-dollars by the keys of scopes that spent anything."""
     parameters = _within(ms_from_time(since), ms_from_time(until), _DRAWN_MARGIN_MS)
     sums: dict[str, int] = defaultdict(int)
-    for row in await analytics.read(dict[str, Any], SPENT_SINCE, parameters):
+    for row in await analytics.read(dict[str, Any], SQL["spent_since"], parameters):
         for key in scope_keys(row["agent"], row["tenant"]):
             sums[key] += row["spend"] or 0
     return dict(sums)
 
 
-# `%s` is an expression of ours, from `_NAMES`.
-MONTH = """
-WITH
-    ifNull(reserved_at, started_at) AS charged_at,
-    charged_at >= {start:DateTime64(3, 'UTC')} AS current,
-    outcome != 'success' AS failure,
-    attempts.cost IS NULL AS unpriced
-SELECT
-    %s AS name,
-    sumIf(attempts.cost, current) AS spend,
-    sumIf(attempts.cost, current AND failure) AS wasted,
-    sumIf(attempts.cost, current AND cost_basis = 'estimated') AS estimated,
-    sumIf(attempts.cost, charged_at >= {recent:DateTime64(3, 'UTC')}) AS recent,
-    sumIf(attempts.cost, NOT current) AS previous,
-    countIf(current) AS calls,
-    countIf(current AND failure) AS failed,
-    countIf(current AND unpriced) AS unknown,
-    countIf(current AND failure AND unpriced) AS unknown_wasted,
-    countIf(NOT current AND unpriced) AS unknown_previous,
-    sumIf(attempts.input_tokens, current) AS input_tokens,
-    sumIf(attempts.output_tokens, current) AS output_tokens,
-    sumIf(attempts.cached_tokens, current) AS cached_tokens
-FROM attempts FINAL
-PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
-WHERE NOT short_circuited
-    AND charged_at >= {previous:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
-GROUP BY name
-"""
 _NAMES = {
     "agent": "agent",
     "tenant": "tenant",
@@ -254,16 +156,14 @@ async def month_costs(
 
     Args:
         analytics: the database.
-        month: that is asked for.
+        month: the month in question.
         before: the month before it.
-        by: whose name.
-        tag: which tag, for `tag`.
-        now_ms: in ms since the epoch; it says which part of the month is recent.
+        by: the kind of name.
+        tag: the tag, for `tag`.
+        now_ms: in ms since the epoch; the recent part of the month depends on it.
 
     Returns:
         None among the names is for calls without one.
-
-    Raises as `Analytics.query` does.
     """
     parameters = {
         **_within(month.start_ms, month.end_ms, _MARGIN_MS),
@@ -272,7 +172,7 @@ async def month_costs(
         "recent": time_from_ms(recent_from(month, min(now_ms, month.end_ms))),
         "tag": tag or "",
     }
-    rows = await analytics.read(dict[str, Any], MONTH % _NAMES[by], parameters)
+    rows = await analytics.read(dict[str, Any], SQL["month"] % _NAMES[by], parameters)
     return {row.pop("name"): CostSums(**{name: value or 0 for name, value in row.items()}) for row in rows}
 
 
@@ -286,7 +186,7 @@ def _within(start_ms: int, end_ms: int, margin_ms: int) -> dict[str, object]:
 
 
 def _marks(of: Period, zone: ZoneInfo) -> list[int]:
-    """Where the steps of a period begin, in ms since the epoch, and its end."""
+    """The beginnings of the steps of a period, in ms since the epoch, and its end."""
     if of.window == "daily":
         return [*range(of.start_ms, of.end_ms, HOUR_MS), of.end_ms]
     marks = [of.start_ms]

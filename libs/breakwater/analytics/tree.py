@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from breakwater.analytics.client import Analytics
+from breakwater.analytics.search import SQL
 
 MAX_NODES = 1_000
 MAX_LEVELS = 50
@@ -23,10 +24,10 @@ _IDS_AT_ONCE = 200
 """In one statement: a server takes parameters of up to 128 KiB, and an id may have 512 bytes."""
 
 _Below = dict[str, list["TreeExecution"]]
-"""By the id of an execution: those that it had run."""
+"""The children of executions, by the parent's id."""
 
 Cut = Literal["ancestors", "levels", "nodes"]
-"""What a tree was too large for: its root lies further up, it goes deeper, or it has more executions."""
+"""A reason why a tree is not whole: its root lies further up, it goes deeper, or it has more executions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +51,7 @@ class TreeExecution:
 
 
 _COLUMNS = ", ".join(field.name for field in fields(TreeExecution))
-ONE = f"""
-SELECT {_COLUMNS}
-FROM executions FINAL
-WHERE execution_id = {{execution_id:String}}
-ORDER BY completed_at DESC
-LIMIT 1
-"""  # noqa: S608  made of constants
-
-CHILDREN = f"""
-SELECT {_COLUMNS}
-FROM executions FINAL
-WHERE parent_execution_id IN {{parents:Array(String)}}
-ORDER BY queued_at, execution_id, completed_at
-LIMIT {{limit:UInt32}}
-"""  # noqa: S608  made of constants
+ONE, CHILDREN = (SQL[name] % _COLUMNS for name in ("tree_node", "tree_children"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +59,7 @@ class Subtree:
     """Sums over an execution and all below it."""
 
     executions: int
-    """That are recorded."""
+    """Those that are recorded."""
     total_cost: int | None
     """In nano-dollars; None where nothing of it is known, as `wasted_cost`."""
     wasted_cost: int | None
@@ -100,25 +87,21 @@ class Tree:
     """The one asked for; it is always in the tree."""
     root: TreeNode
     cut: tuple[Cut, ...]
-    """What is missing; empty where the tree is whole."""
+    """The reasons why executions are missing; empty where the tree is whole."""
     circular: bool
     """Jobs named each other as parents: there is no root, and the tree begins at one of them."""
 
 
 async def execution_tree(analytics: Analytics, execution_id: str) -> Tree | None:
-    """Finds the tree that an execution belongs to, from its root down.
+    """Finds the tree that an execution belongs to, from its root down. Raises as `Analytics.query` does.
 
     Args:
-        analytics: where the executions are recorded.
+        analytics: the database.
         execution_id: any of the tree; also one that is not recorded yet but is named as a parent.
 
     Returns:
-        At most `MAX_NODES` executions on `MAX_LEVELS` levels, what is nearest to the root first; None where the id is
+        At most `MAX_NODES` executions on `MAX_LEVELS` levels, those nearest to the root first; None where the id is
         neither recorded nor named as a parent.
-
-    Raises:
-        AnalyticsUnavailable: ClickHouse does not answer.
-        QueryFailed: it refuses.
     """
     up = await _path_up(analytics, execution_id)
     root, top = next(reversed(up.items()))
@@ -170,7 +153,7 @@ async def _all_below(analytics: Analytics, up: dict[str, TreeExecution | None]) 
 
 
 async def _children(analytics: Analytics, parents: Sequence[str]) -> tuple[list[TreeExecution], bool]:
-    """Those below any of some executions, in the order in which they were queued; and whether there may be more.
+    """The children of executions, in the order in which they were queued; and True if there may be more.
 
     Of an id that was used again after the bus forgot it, the last record.
     """

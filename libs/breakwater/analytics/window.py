@@ -13,10 +13,10 @@ STEPS_S = (
     *(60, 120, 300, 600, 900, 1_200, 1_800, 2_700, 3_600, 5_400),
     *(7_200, 10_800, 14_400, 21_600, 28_800, 43_200, 86_400),
 )
-"""What a step may be. Each divides a day, so that days begin with one."""
+"""Steps of a window. Each divides a day, so that days begin with a step."""
 
 _SHORT_STEPS_S = (1, 2, 5, 10, 15, 30)
-"""For what somebody looks at closely."""
+"""Steps for a close look."""
 
 MAX_BUCKETS = 120
 _MAX_EXACT = 800
@@ -24,7 +24,7 @@ _MAX_EXACT = 800
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """From `start` to just before `end`, both aware, in buckets of `step_s` seconds.
 
     Raises:
@@ -91,11 +91,11 @@ class Window:
 
     @property
     def buckets(self) -> int:
-        """How many there are."""
+        """The number of buckets."""
         return (self.end_ms - self.start_ms) // (self.step_s * 1000)
 
     def at(self, bucket: int) -> datetime:
-        """When a bucket begins; the first is 0."""
+        """The beginning of a bucket; the first is 0."""
         return time_from_ms(self.start_ms + bucket * self.step_s * 1000)
 
 

@@ -112,11 +112,11 @@ def export(
         raise wrong_usage("Parquet is not for a terminal", "Name a file with --output.")
     if target != STDOUT and target.exists() and not force:
         raise wrong_usage(f"{target} exists already", "Name another one with --output, or replace it with --force.")
-    from breakwater.analytics.exports import where
+    from breakwater.analytics.rows import exported_rows
 
     begin, end = _range(since, until)
     ended = None if status is None else status.value
-    rows, parameters = where(what.value, since=begin, until=end, agent=agent, status=ended)
+    rows, parameters = exported_rows(what.value, since=begin, until=end, agent=agent, status=ended)
     url = PlaneLocation(data).clickhouse_url
     written = run(_export(_Wanted(url, what, form, rows, parameters, target)))
     if as_json:
@@ -125,7 +125,7 @@ def export(
         of_it = "" if agent is None else f" of agent {agent!r}"
         output.note(f"no {what}{of_it} to export; {'nothing' if target == STDOUT else 'no file'} is written")
         if agent is not None:
-            others = where(what.value, since=begin, until=end, agent=None, status=ended)
+            others = exported_rows(what.value, since=begin, until=end, agent=None, status=ended)
             output.note(f"(what else you asked for fits {_agents(url, *others)})")
     else:
         place = "stdout" if written.file is None else written.file
@@ -159,7 +159,7 @@ def _range(since: str | None, until: str | None) -> tuple[datetime | None, datet
 
 def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
     """The agents that have rows, those with the most first."""
-    sql = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MAX_NAMED + 1}"  # noqa: S608  of `where`
+    sql = f"SELECT agent FROM {rows} GROUP BY agent ORDER BY count() DESC, agent LIMIT {MAX_NAMED + 1}"  # noqa: S608  of `exported_rows`
     found = connect.asked(url, lambda analytics: analytics.query(sql, parameters), answer_timeout_s=SILENCE_S)
     names = [str(name) for (name,) in found.rows]
     more = " and others" if len(names) > MAX_NAMED else ""
@@ -167,7 +167,7 @@ def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
 
 
 async def _export(wanted: _Wanted) -> Written:
-    from breakwater.analytics.exports import SETTINGS, statement
+    from breakwater.analytics.rows import EXPORT_SETTINGS, export_statement
 
     async with connect.analytics(wanted.url, answer_timeout_s=SILENCE_S) as analytics:
         # As long as this user may: a reader's statements are limited, and an export of years takes longer.
@@ -186,13 +186,13 @@ async def _export(wanted: _Wanted) -> Written:
         if not total:
             return Written(0, 0, None)
         settings = {
-            **SETTINGS[wanted.form.value],
+            **EXPORT_SETTINGS[wanted.form.value],
             # Left early, the statement ends. Only for those that read.
             "cancel_http_readonly_queries_on_client_close": 1,
             "max_execution_time": longest_s,
             **({} if already else {"readonly": 2}),
         }
-        sql = statement(wanted.what.value, wanted.form.value, wanted.rows)
+        sql = export_statement(wanted.what.value, wanted.form.value, wanted.rows)
         progress = ExportProgress(wanted.what, wanted.form, total)
         chunks = analytics.raw_stream(sql, wanted.parameters, settings)
         if wanted.target == STDOUT:

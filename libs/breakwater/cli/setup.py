@@ -12,7 +12,7 @@ from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 
 if TYPE_CHECKING:
-    from breakwater.analytics.table import Layout
+    from breakwater.analytics.schema import Layout
     from breakwater.bus.topology import Plan
     from breakwater.config import Config
     from breakwater.settings import Settings
@@ -109,7 +109,7 @@ def statements(clickhouse_url: str, config: Config) -> tuple[str, ...]:
 
 def layout(config: Config) -> Layout:
     """What of the config shapes ClickHouse's tables."""
-    from breakwater.analytics.table import Layout
+    from breakwater.analytics.schema import Layout
 
     return Layout(config.clickhouse.cluster, config.clickhouse.retention_days.model_dump())
 

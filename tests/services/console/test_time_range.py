@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from breakwater.analytics.window import Window
+from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.types import time_from_ms
 from services.console.time_range import TimeRange, time_range_of
 
@@ -83,7 +83,7 @@ def test_a_window_holds_what_lies_between(one: datetime, other: datetime):
     start, end = min(one, other), max(one, other)
     if start == end:
         return
-    window = Window.between(start, end)
+    window = TimeWindow.between(start, end)
     assert window.start == start
     assert 0 <= (window.end - end).total_seconds() <= window.step_s
     assert window.buckets <= 800 or window.step_s == 86_400

@@ -13,7 +13,7 @@ from nats.js.api import ConsumerConfig
 from prometheus_client import CollectorRegistry
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.rows import Row
+from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import TABLES
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.publisher import Publisher
@@ -116,7 +116,7 @@ async def deliveries(plane: Plane, stream: str) -> list[Delivery]:
 
 async def store_once(analytics: Analytics, messages: Iterable[Delivery]) -> None:
     """Inserts what messages say, each table's in one insert, without the sink."""
-    by_table: dict[str, list[Row]] = {}
+    by_table: dict[str, list[StoredRow]] = {}
     for message in messages:
         table, row = records.read(
             message.subject, message.data, message.headers, message.sequence, message.published_at

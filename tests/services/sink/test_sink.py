@@ -121,8 +121,8 @@ async def test_raises_and_repairs_of_budgets_are_stored_whole(plane: Plane) -> N
     await plane.publish((subjects.budget(event.scope, event.window), event.json_bytes()) for event in events)
     async with plane.sink():
         await plane.until_done()
-    found = await plane.analytics.query("SELECT * FROM budget_events FINAL ORDER BY event_sequence")
-    assert list(map(budget_of, found.named())) == events
+    found = await plane.analytics.read(budget_of, "SELECT * FROM budget_events FINAL ORDER BY event_sequence")
+    assert list(found) == events
     assert await plane.dead_letters() == []
 
 

@@ -53,12 +53,10 @@ class StoredRows:
 
 async def read_stored(analytics: Analytics) -> StoredRows:
     """Reads it. Raises AnalyticsError."""
-    executions = await analytics.query("SELECT * FROM executions FINAL ORDER BY execution_id")
-    attempts = await analytics.query("SELECT * FROM attempts FINAL ORDER BY execution_id, number")
     return StoredRows(
         agents=await agent_summaries(analytics),
-        executions=tuple(execution_of(row) for row in executions.named()),
-        attempts=tuple(attempt_of(row) for row in attempts.named()),
+        executions=await analytics.read(execution_of, "SELECT * FROM executions FINAL ORDER BY execution_id"),
+        attempts=await analytics.read(attempt_of, "SELECT * FROM attempts FINAL ORDER BY execution_id, number"),
         breakers=tuple((await analytics.query(BREAKERS)).named()),
         incident_ids=frozenset(row[0] for row in (await analytics.query("SELECT incident_id FROM incidents")).rows),
     )

@@ -1,0 +1,87 @@
+-- name: spend
+-- The figures have other names than the columns they are made of: ClickHouse would take a column for the sum.
+WITH
+    ifNull(reserved_at, started_at) AS charged_at,
+    outcome = 'success' AND cost_basis = 'billed' AND cost IS NOT NULL AND reserved IS NOT NULL AS comparable
+SELECT
+    agent,
+    tenant,
+    sum(cost) AS spent,
+    count() AS calls,
+    countIf(cost IS NULL) AS unpriced,
+    countIf(comparable) AS gauged,
+    sumIf(reserved, comparable) AS foreseen,
+    sumIf(cost, comparable) AS measured,
+    countIf(comparable AND cost > reserved) AS exceeded
+FROM attempts FINAL
+WHERE NOT short_circuited
+    AND started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+    AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+    AND (stored_at < {log_created:DateTime64(3, 'UTC')} OR event_sequence <= {upto:UInt64})
+GROUP BY agent, tenant
+
+-- name: stored_upto
+-- Without FINAL: of two rows with one key the later message stays, so the highest sequence is among those that stay.
+SELECT max(event_sequence) FROM attempts WHERE stored_at >= {log_created:DateTime64(3, 'UTC')}
+
+-- name: stored_attempts
+-- By the executions first: there is an index of those.
+SELECT uniqExact(attempt_id)
+FROM attempts
+WHERE execution_id IN ({executions:Array(String)}) AND attempt_id IN ({attempts:Array(String)})
+
+-- name: budget_notes
+SELECT *
+FROM budget_events FINAL
+WHERE (window, period) IN (SELECT arrayJoin(arrayZip({windows:Array(String)}, {names:Array(String)})))
+ORDER BY at, event_sequence
+
+-- name: burn
+WITH ifNull(reserved_at, started_at) AS charged_at
+SELECT
+    roundDown(toUnixTimestamp64Milli(charged_at), {steps:Array(Int64)}) AS step,
+    sum(attempts.cost) AS spend,
+    countIf(attempts.cost IS NULL) AS unknown_costs
+FROM attempts FINAL
+PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+    AND ({agent:String} = '' OR agent = {agent:String})
+WHERE NOT short_circuited
+    AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+    AND ({tenant:String} = '' OR tenant = {tenant:String})
+GROUP BY step
+
+-- name: spent_since
+WITH ifNull(reserved_at, started_at) AS charged_at
+SELECT agent, tenant, sum(attempts.cost) AS spend
+FROM attempts FINAL
+PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+WHERE NOT short_circuited AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+GROUP BY agent, tenant
+
+-- name: month
+-- `%s` is an expression of ours, from `_NAMES`.
+WITH
+    ifNull(reserved_at, started_at) AS charged_at,
+    charged_at >= {start:DateTime64(3, 'UTC')} AS current,
+    outcome != 'success' AS failure,
+    attempts.cost IS NULL AS unpriced
+SELECT
+    %s AS name,
+    sumIf(attempts.cost, current) AS spend,
+    sumIf(attempts.cost, current AND failure) AS wasted,
+    sumIf(attempts.cost, current AND cost_basis = 'estimated') AS estimated,
+    sumIf(attempts.cost, charged_at >= {recent:DateTime64(3, 'UTC')}) AS recent,
+    sumIf(attempts.cost, NOT current) AS previous,
+    countIf(current) AS calls,
+    countIf(current AND failure) AS failed,
+    countIf(current AND unpriced) AS unknown,
+    countIf(current AND failure AND unpriced) AS unknown_wasted,
+    countIf(NOT current AND unpriced) AS unknown_previous,
+    sumIf(attempts.input_tokens, current) AS input_tokens,
+    sumIf(attempts.output_tokens, current) AS output_tokens,
+    sumIf(attempts.cached_tokens, current) AS cached_tokens
+FROM attempts FINAL
+PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+WHERE NOT short_circuited
+    AND charged_at >= {previous:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+GROUP BY name
