@@ -16,7 +16,7 @@ from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.survey import survey
 from breakwater.bus.topology import Plan
-from breakwater.cli.doctor_bus import full_finding
+from breakwater.cli.doctor_nats import full_finding
 from breakwater.contracts.execution import Progress
 from breakwater.contracts.subjects import Stream
 from tests.helpers import FIRST

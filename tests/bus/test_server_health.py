@@ -17,7 +17,7 @@ from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.server_health import unhealthy_servers
 from breakwater.bus.topology import Plan
-from breakwater.cli.doctor_bus import nats_findings
+from breakwater.cli.doctor_nats import nats_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.embedded.ports import free_port
 from tests.nats_node import start_nats

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from breakwater.cli import doctor
-from breakwater.cli.doctor_findings import Finding
+from breakwater.cli.doctor import Finding
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.plane import PlaneLocation
 from tests.cli.conftest import Run

@@ -14,9 +14,9 @@ from nats.aio.client import Client
 from breakwater.bus.provision import provision
 from breakwater.bus.survey import survey
 from breakwater.bus.topology import Plan, alert_consumer
-from breakwater.cli import doctor_bus
-from breakwater.cli.doctor_bus import channel_findings, held_back_for
-from breakwater.cli.doctor_findings import Finding
+from breakwater.cli import doctor_nats
+from breakwater.cli.doctor import Finding
+from breakwater.cli.doctor_nats import channel_findings, held_back_for
 from breakwater.config import Alerts
 from tests.helpers import until
 from tests.servers import RunningServer
@@ -73,7 +73,7 @@ async def test_what_is_held_back_for_a_while_is_meant_and_for_longer_is_not(
     await hold(client, 3)
     found = await look(client)
     assert (found.verdict, found.text) == ("ok", "alerter-channel-ops: 0 waiting, 3 held back or being sent")
-    monkeypatch.setattr(doctor_bus, "SENDING", timedelta())
+    monkeypatch.setattr(doctor_nats, "SENDING", timedelta())
     found = await look(client)
     assert found.verdict == "warn"
     assert "3 held back or being sent, the oldest for " in found.text

@@ -3,7 +3,7 @@
 import pytest
 
 from breakwater.bus.survey import ConsumerFound
-from breakwater.cli.doctor_bus import held_finding
+from breakwater.cli.doctor_nats import held_finding
 
 
 @pytest.mark.parametrize(

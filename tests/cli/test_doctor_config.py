@@ -1,4 +1,4 @@
-"""What the doctor says of the config that is in force."""
+"""The doctor reports the version of the config in each process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def found(
         return urls
 
     monkeypatch.setattr(PlaneLocation, "metrics_urls", metrics_urls)
-    monkeypatch.setattr(PlaneLocation, "config_in_force", lambda _plane: in_force)
+    monkeypatch.setattr(PlaneLocation, "effective_config", lambda _plane: in_force)
     return [(one.verdict, one.text) for one in await config_findings(PlaneLocation(None), file)]
 
 
@@ -53,7 +53,7 @@ async def test_services_that_are_behind_are_named(monkeypatch: pytest.MonkeyPatc
     async with serving(worker=NOW.version, budget="0123456789ab") as urls:
         [(verdict, text)] = await found(monkeypatch, urls, NOW)
     assert verdict == "warn"
-    assert text == f"version {NOW.version} is not in force in budget (0123456789ab)"
+    assert text == f"version {NOW.version} is not effective in budget (0123456789ab)"
 
 
 @pytest.mark.parametrize("file", [None, EDITED])
@@ -62,15 +62,15 @@ async def test_services_whose_file_cannot_be_used_are_named(
 ) -> None:
     async with serving("worker", worker=NOW.version, budget=EDITED.version) as urls:
         found_here = await found(monkeypatch, urls, file, None)
-    text = f"the config file can't be used, and the last good one stays in force in worker (version {NOW.version})"
-    behind = f"version {EDITED.version} is not in force in worker ({NOW.version})"
+    text = f"the config file can't be used, and the last good one stays effective in worker (version {NOW.version})"
+    behind = f"version {EDITED.version} is not effective in worker ({NOW.version})"
     assert found_here == [("warn", text), *([] if file is None else [("warn", behind)])]
 
 
 async def test_one_version_everywhere_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(worker=NOW.version, budget=NOW.version) as urls:
         assert await found(monkeypatch, urls, NOW, None) == [
-            ("ok", f"version {NOW.version} is in force in each of 2 processes")
+            ("ok", f"version {NOW.version} is effective in each of 2 processes")
         ]
 
 
@@ -80,7 +80,7 @@ async def test_one_version_everywhere_is_ok(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_file_that_is_not_in_force_is_reported(
     monkeypatch: pytest.MonkeyPatch, file: Config | None, why: str
 ) -> None:
-    text = f"version {NOW.version} stays in force, as the file {why}"
+    text = f"version {NOW.version} stays effective, as the file {why}"
     assert await found(monkeypatch, {}, file) == [("warn", text)]
 
 

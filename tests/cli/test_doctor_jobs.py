@@ -10,9 +10,9 @@ from nats.aio.client import Client
 
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan
-from breakwater.cli import doctor_jobs
-from breakwater.cli.doctor_findings import Finding
-from breakwater.cli.doctor_jobs import job_findings
+from breakwater.cli import doctor_nats
+from breakwater.cli.doctor import Finding
+from breakwater.cli.doctor_nats import job_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
@@ -31,7 +31,7 @@ async def client(
 ) -> AsyncGenerator[Client]:
     monkeypatch.setenv("BREAKWATER_NATS_URL", own_nats_server.url)
     monkeypatch.setenv("BREAKWATER_REDIS_URL", own_redis_server.url)
-    monkeypatch.setattr(doctor_jobs, "SETTLING", timedelta(seconds=-1))
+    monkeypatch.setattr(doctor_nats, "SETTLING", timedelta(seconds=-1))
     await provision(own_nats_server.url, Plan(agents={"writer": 1}))
     connection = await nats.connect(own_nats_server.url)
     yield connection
@@ -82,7 +82,7 @@ async def test_a_job_is_somewhere_or_has_vanished(client: Client, own_redis_serv
 async def test_too_many_waiting_jobs_are_not_read(
     client: Client, own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_jobs, "MAX_WAITING", 2)
+    monkeypatch.setattr(doctor_nats, "MAX_WAITING", 2)
     redis = Redis(own_redis_server.url)
     try:
         await accept(redis, "gone")
@@ -97,7 +97,7 @@ async def test_too_many_waiting_jobs_are_not_read(
 async def test_jobs_on_their_way_are_not_missed(
     client: Client, own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_jobs, "SETTLING", timedelta(seconds=30))
+    monkeypatch.setattr(doctor_nats, "SETTLING", timedelta(seconds=30))
     assert client.is_connected
     redis = Redis(own_redis_server.url)
     try:
@@ -110,7 +110,7 @@ async def test_jobs_on_their_way_are_not_missed(
 async def test_of_very_many_jobs_some_are_looked_at(
     client: Client, own_redis_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_jobs, "MAX_JOBS", 40)
+    monkeypatch.setattr(doctor_nats, "MAX_JOBS", 40)
     jetstream, redis = client.jetstream(), Redis(own_redis_server.url)
     jobs = [f"many-{number}" for number in range(600)]
     try:

@@ -7,8 +7,8 @@ import pytest
 from breakwater.analytics.log_comparison import LogComparison, save_comparison
 from breakwater.bus.lookup import Lookup
 from breakwater.cli import doctor_checks
+from breakwater.cli.doctor import Finding
 from breakwater.cli.doctor_checks import record_findings
-from breakwater.cli.doctor_findings import Finding
 from breakwater.cli.plane import PlaneLocation
 from breakwater.contracts.subjects import Stream
 from tests.analytics import samples

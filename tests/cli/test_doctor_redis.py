@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from breakwater.cli.doctor import Finding
 from breakwater.cli.doctor_checks import redis_findings
-from breakwater.cli.doctor_findings import Finding
 from breakwater.cli.plane import PlaneLocation
 from tests.servers import RunningServer
 

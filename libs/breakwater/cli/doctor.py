@@ -2,51 +2,107 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
+import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 
-from breakwater.cli import output
+from breakwater.cli import formats, output
 from breakwater.cli.connect import run
-from breakwater.cli.doctor_findings import Check, Finding, Verdict
 from breakwater.cli.errors import CliError, ExitCode, expected
-from breakwater.cli.formats import counted
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.errors import ConfigError
 
 if TYPE_CHECKING:
     from breakwater.config import Config
 
-TIMEOUT_S = 10.0
-"""For one check."""
+P = ParamSpec("P")
+T = TypeVar("T")
+FindingVerdict = Literal["ok", "warn", "fail"]
+
+CHECK_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 3.0
+SLOW_MS = 250.0
+CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
+SETUP = "Run `breakwater setup` (or `breakwater up`, which does it)."
 
 _LEAST_WIDTH = 30
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    area: str
+    verdict: FindingVerdict
+    text: str
+    remedy: str = ""
+
+
+Findings = AsyncGenerator[Finding]
+Check = Callable[[PlaneLocation, "Config | None"], Coroutine[Any, Any, list[Finding]]]
+
+
+def check(find: Callable[P, Findings]) -> Callable[P, Coroutine[Any, Any, list[Finding]]]:
+    """Makes a check of a function that yields findings. A check only reads, and says what to do."""
+
+    @functools.wraps(find)
+    async def found(*args: P.args, **kwargs: P.kwargs) -> list[Finding]:
+        return [finding async for finding in find(*args, **kwargs)]
+
+    return found
+
+
 def checks() -> list[tuple[str, Check]]:
-    """All checks but of the config itself, in the report's order, each with the area that its failure is shown for."""
-    # Imported once it is asked for: the rooms behind them would cost every command its fast start.
+    """All checks but those of the config file, in the report's order, each with the area of its failure."""
+    # Imported here: the rooms behind them would cost every command its fast start.
     from breakwater.cli import doctor_checks as of
-    from breakwater.cli.doctor_bus import nats_findings
-    from breakwater.cli.doctor_jobs import job_findings
-    from breakwater.cli.doctor_openid import openid_findings
+    from breakwater.cli import doctor_nats as of_nats
 
     return [
-        ("nats", nats_findings),
+        ("nats", of_nats.nats_findings),
         ("redis", of.redis_findings),
-        ("jobs", job_findings),
+        ("jobs", of_nats.job_findings),
         ("clickhouse", of.clickhouse_findings),
         ("record", of.record_findings),
         ("api", of.api_findings),
         ("console", of.console_findings),
         ("config", of.config_findings),
         ("provider", of.provider_findings),
-        ("openid", openid_findings),
+        ("openid", of.openid_findings),
         ("encryption", of.encryption_findings),
     ]
+
+
+def judged(area: str, good: str, bad: str, remedy: str, *, ok: object, verdict: FindingVerdict = "warn") -> Finding:
+    """A finding of what is either right, or wrong with a remedy."""
+    return Finding(area, "ok", good) if ok else Finding(area, verdict, bad, remedy)
+
+
+def answers(area: str, what: str, ms: float, remedy: str = "") -> Finding:
+    """A finding of what has answered, which is a warning where that took long."""
+    return Finding(area, "warn" if ms > SLOW_MS else "ok", what, remedy)
+
+
+async def timed(work: Awaitable[T]) -> tuple[T, float]:
+    """A result, and the milliseconds that it took."""
+    begun = time.perf_counter()
+    return await work, (time.perf_counter() - begun) * 1000
+
+
+def clock(area: str, ahead_s: float) -> Finding:
+    """A finding of a server's clock, `ahead_s` ahead of this machine's."""
+    off_s = abs(ahead_s)
+    if off_s < CLOCK_WARN_S:
+        return Finding(area, "ok", f"its clock is ours (within {max(off_s, 0.001):.3f} s)")
+    text = f"its clock is {formats.duration(off_s * 1000)} {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+    remedy = "Let both machines keep their time with NTP: budgets and cool-downs are counted by these clocks."
+    return Finding(area, "fail" if off_s > CLOCK_FAIL_S else "warn", text, remedy)
 
 
 def doctor(
@@ -78,10 +134,10 @@ def doctor(
         findings = [Finding("config", "fail", expected(error).message, remedy)]
     else:
         file = plane.config_file(config)
-        findings = [Finding("config", "ok", f"{file} is right, {counted(len(settings.agents), 'agent')}")]
-        findings += secret_findings(settings, running=plane.runs_with(file))
+        findings = [Finding("config", "ok", f"{file} is right, {formats.counted(len(settings.agents), 'agent')}")]
+        findings += [] if plane.runs_with(file) else secret_findings(settings)
     findings += run(all_findings(plane, settings))
-    counts: Counter[Verdict] = Counter(finding.verdict for finding in findings)
+    counts: Counter[FindingVerdict] = Counter(finding.verdict for finding in findings)
     if as_json:
         verdict = "fail" if counts["fail"] else "warn" if counts["warn"] else "ok"
         output.json_document({"verdict": verdict, "findings": findings})
@@ -92,25 +148,24 @@ def doctor(
 
 
 async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Finding]:
-    """Of all checks, which run at the same time."""
+    """The findings of all checks, which run at the same time."""
     import asyncio
 
     async def guarded(area: str, find: Check) -> list[Finding]:
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
                 return await find(plane, config)
         except TimeoutError:
-            return [Finding(area, "fail", f"no answer within {TIMEOUT_S:g} s", "See its log.")]
+            return [Finding(area, "fail", f"no answer within {CHECK_TIMEOUT_S:g} s", "See its log.")]
         except Exception as error:  # noqa: BLE001  `expected` raises a bug again
             known = expected(error)
             remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address right?"
             return [Finding(area, "fail", known.message, remedy)]
 
-    found = await asyncio.gather(*(guarded(*one) for one in checks()))
-    return [finding for findings in found for finding in findings]
+    return [finding for found in await asyncio.gather(*(guarded(*one) for one in checks())) for finding in found]
 
 
-def _show(findings: Sequence[Finding], counts: Counter[Verdict], *, verbose: bool) -> None:
+def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbose: bool) -> None:
     width = max(len(finding.area) for finding in findings)
     indent = " " * (width + 8)
     for finding in findings:

@@ -6,33 +6,27 @@ import asyncio
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 import aiohttp
+from pydantic import TypeAdapter, ValidationError
 
 from breakwater.analytics.errors import QueryFailed
 from breakwater.analytics.log_comparison import last_comparison
 from breakwater.analytics.migrations import MIGRATIONS, missing
 from breakwater.bus.lookup import Lookup
 from breakwater.cli import connect, formats
-from breakwater.cli.doctor_findings import (
-    CONNECT_TIMEOUT_S,
-    SETUP,
-    Finding,
-    Findings,
-    check,
-    clock,
-    judged,
-    slow,
-    timed,
-)
+from breakwater.cli.doctor import CONNECT_TIMEOUT_S, SETUP, Finding, Findings, answers, check, clock, judged, timed
 from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiError, ApiKeyRefused
-from breakwater.config import Config, cipher_of, named_secrets, unusable_programs
+from breakwater.config import Config, OpenId, cipher_of, named_secrets, unusable_programs
 from breakwater.contracts.subjects import Stream
 from breakwater.encryption import key_of_document
 from breakwater.errors import ConfigError
+from breakwater.guarded_http import AddressRefused, guarded_session
+from breakwater.policy.addresses import ANYWHERE
 from breakwater.providers.base import HttpSettings
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
@@ -41,90 +35,28 @@ from breakwater.state.workers import Workers
 
 COMPARED_WITHIN = timedelta(minutes=10)
 LOST_SHOWN = timedelta(days=1)
-"""How long it is warned of rows that ClickHouse had lost."""
+"""Time for which rows that ClickHouse had lost are worth a warning."""
 
 
-def secret_findings(config: Config, *, running: bool = False) -> list[Finding]:
-    """Whether the secrets that the config names can be read from here.
-
-    Args:
-        config: what names them.
-        running: whether a plane runs with it on this machine: it has read them, in whatever shell it was started.
-    """
-    if running:
-        return []
+def secret_findings(config: Config) -> list[Finding]:
+    """The secrets and programs that the config names: those that can't be read from here are warned of."""
+    remedy = "Set it where the service runs; a service that has it in its own environment is not seen from here."
     findings: list[Finding] = []
     named = list(named_secrets(config))
-    unreadable: list[str] = []
     for path, secret in named:
         try:
             secret.read()
         except ConfigError as error:
-            unreadable.append(f"{path}: {error}")
-    remedy = "Set it where the service runs; a service that has it in its own environment is not seen from here."
-    findings += [Finding("config", "warn", problem, remedy) for problem in unreadable]
+            findings.append(Finding("config", "warn", f"{path}: {error}", remedy))
     try:
-        if not any("encryption.keys" in problem for problem in unreadable):
+        if not any("encryption.keys" in one.text for one in findings):
             cipher_of(config)
     except ConfigError as error:  # they can be read, and are no keys
-        findings.append(Finding("config", "fail", str(error), "Services end at once with it: see docs/security.md."))
+        findings.append(Finding("config", "fail", str(error), "Services do not start with it: see docs/security.md."))
     if named and not findings:
         findings.append(Finding("config", "ok", f"{len(named)} secrets can be read"))
     remedy = "It must be there where the worker runs; what is there alone is not seen from here."
     return findings + [Finding("config", "warn", one.strip(), remedy) for one in unusable_programs(config)]
-
-
-@check
-async def encryption_findings(plane: PlaneLocation, config: Config | None) -> Findings:
-    """Whether the keys are there that what is stored needs: the executions in ClickHouse, and the newest result."""
-    try:
-        cipher = plane.cipher()
-    except ConfigError:
-        return  # said with the config's secrets
-    if config is None:
-        return
-    known, private, missed = cipher.key_ids, ", ".join(config.private_agents), False
-    stored = await _encrypted(plane)
-    for key, what in sorted(stored.items()):
-        if key not in known:
-            missed = True
-            text = (
-                f"{what} are encrypted with key {key}, which encryption.keys does not have: their texts can't be read"
-            )
-            remedy = (
-                "Put that key back, behind the first one, or as BREAKWATER_PLANE_KEY where it was the plane's own; "
-                "`breakwater encryption keys` lists those that are there."
-            )
-            yield Finding("encryption", "fail", text, remedy)
-    if private and not known:
-        lost = "results and dead letters are stored without texts, as the plane has no key: answers are lost"
-        remedy = (
-            "Set BREAKWATER_PLANE_KEY for the worker and request, to 32 random characters or more; a service that has "
-            "it in its own environment is not seen from here."
-        )
-        yield Finding("encryption", "warn", f"{private}: {lost}", remedy)
-    elif not missed and (cipher.on or stored or private):
-        state = "off"
-        if cipher.on:
-            state = f"on: new texts are encrypted with key {known[0]}"
-        elif private:
-            state = f"off, but for texts of {private}, which are encrypted with the plane's own key {known[-1]}"
-        yield Finding("encryption", "ok", f"{state}, and all stored can be read")
-
-
-async def _encrypted(plane: PlaneLocation) -> dict[str, str]:
-    """The keys that what is stored was encrypted with, and what that is."""
-    by_key = "SELECT encryption_key, count() FROM executions WHERE encryption_key IS NOT NULL GROUP BY encryption_key"
-    async with connect.analytics(plane.clickhouse_url) as analytics:
-        try:
-            stored = {str(key): f"{count:,} executions" for key, count in (await analytics.query(by_key)).rows}
-        except QueryFailed:
-            stored = {}  # migrations are not applied, which is said elsewhere
-    async with connect.bus(plane.admin_nats_url) as client:
-        newest = await Lookup(lambda: client).last(Stream.RESULTS, "bw.results.>")
-    if newest is not None and (key := key_of_document(newest.data)) is not None:
-        stored.setdefault(key, "the newest result")
-    return stored
 
 
 @check
@@ -136,46 +68,43 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         alive = await Breakers(redis).alive()
         filled = await Budgets(redis, ZoneInfo("UTC")).filled()
         workers = await Workers(redis).running()
-    answers = f"{connect.shown(url)} answers in {facts.ping_ms:.1f} ms ({facts.version})"
-    yield Finding("redis", slow(facts.ping_ms), answers)
+    yield answers("redis", f"{connect.shown(url)} answers in {facts.ping_ms:.1f} ms ({facts.version})", facts.ping_ms)
     yield clock("redis", facts.clock_ahead_s)
     yield judged(
         "redis",
-        not facts.vulnerabilities,
         f"{facts.version} has none of the holes that are checked for",
         f"{facts.version} has known holes: {', '.join(facts.vulnerabilities)}",
         "Upgrade to the newest release of its branch, or to Valkey 9. A distribution may have fixed them without"
         " changing the version.",
-        verdict="warn",
+        ok=not facts.vulnerabilities,
     )
     yield judged(
         "breakers",
-        alive,
         "a breaker service is alive",
         "no breaker service is alive: failures open no breaker, and the health of agents is out of date",
         "Is the service `breaker` running? See its log; after an outage it makes up for what it missed first.",
-        verdict="warn",
+        ok=alive,
     )
     yield judged(
         "budgets",
-        filled,
         "the counters are there",
         "the counters are lost, or not made yet: no call is made under a hard cap",
         "Is the service `budget` running? It rebuilds them; its log says what it waits for.",
+        ok=filled,
+        verdict="fail",
     )
     if workers:
+        unheard = sum(not heard_on for heard_on in workers.values())
         taken_over = "others take its jobs over within 5 s"
         if len(workers) == 1:
             taken_over = "it takes its jobs over within 5 s of its restart"
-        unheard = sum(not heard_on for heard_on in workers.values())
         yield judged(
             "workers",
-            not unheard,
             f"{formats.counted(len(workers), 'worker')}; if one dies, {taken_over}",
             f"NATS does not show others {unheard} of {len(workers)} workers: if one of them dies, workers on other"
             " machines miss it after 20 to 25 s only",
             "Let the NATS user `worker` publish and subscribe to `bw.workers.*`, and restart the workers.",
-            verdict="warn",
+            ok=not unheard,
         )
     if facts.appendonly is None or facts.maxmemory_policy is None:
         remedy = "Make sure of appendonly (or its like) and of noeviction where it is managed."
@@ -183,30 +112,30 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         return
     yield judged(
         "redis",
-        facts.appendonly,
         "keeps its data over a restart (appendonly yes)",
         "loses its data with a restart (appendonly no)",
         "Set `appendonly yes`: breakers and budgets would be refused until they are rebuilt.",
-        verdict="warn",
+        ok=facts.appendonly,
     )
     yield judged(
         "redis",
-        facts.maxmemory_policy == "noeviction",
         "never drops a key (noeviction)",
         f"drops keys when memory gets short (maxmemory-policy {facts.maxmemory_policy})",
         "Set `maxmemory-policy noeviction`: a dropped counter is a budget that can be overrun.",
+        ok=facts.maxmemory_policy == "noeviction",
+        verdict="fail",
     )
 
 
 @check
 async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
-    """ClickHouse itself, and whether its tables are those of this version."""
+    """ClickHouse itself, and its tables, which must be those of this version."""
     url = plane.clickhouse_url
     async with connect.analytics(url) as analytics:
         await analytics.ping()
         _, ms = await timed(analytics.ping())
         version = (await analytics.query("SELECT version()")).rows[0][0]
-        yield Finding("clickhouse", slow(ms), f"{connect.shown(url)} answers in {ms:.1f} ms (server {version})")
+        yield answers("clickhouse", f"{connect.shown(url)} answers in {ms:.1f} ms (server {version})", ms)
         try:
             rows = (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows
         except QueryFailed:
@@ -227,7 +156,7 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
 
 @check
 async def record_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
-    """How far ClickHouse was compared with EVENTS, and what it had lost."""
+    """The comparison of ClickHouse with EVENTS: how far it is, and what was lacking."""
     async with connect.bus(plane.admin_nats_url) as client, connect.analytics(plane.clickhouse_url) as analytics:
         lookup = Lookup(lambda: client)
         try:
@@ -247,13 +176,64 @@ async def record_findings(plane: PlaneLocation, _config: Config | None = None) -
     else:
         at = formats.clock(done.lost_at, now)
         text = f"{compared}; events were lacking last at {at}, {done.lost:,} in all, and stored again"
-        remedy = "Did ClickHouse lose its disk or its power, or did somebody delete rows? They are back; see its log."
+        remedy = "Did ClickHouse lose its disk or its power, or did a person delete rows? They are back; see its log."
         yield Finding("record", "warn" if now - done.lost_at < LOST_SHOWN else "ok", text, remedy)
 
 
 @check
+async def encryption_findings(plane: PlaneLocation, config: Config | None) -> Findings:
+    """The keys that stored texts need: those of the executions in ClickHouse, and of the newest result."""
+    try:
+        cipher = plane.cipher()
+    except ConfigError:
+        return  # said with the config's secrets
+    if config is None:
+        return
+    known, private, missed = cipher.key_ids, ", ".join(config.private_agents), False
+    stored = await _encrypted(plane)
+    for key, what in sorted(stored.items()):
+        if key not in known:
+            missed = True
+            unread = "which encryption.keys does not have: their texts can't be read"
+            remedy = (
+                "Put that key back, behind the first one, or as BREAKWATER_PLANE_KEY where it was the plane's own; "
+                "`breakwater encryption keys` lists those that are there."
+            )
+            yield Finding("encryption", "fail", f"{what} are encrypted with key {key}, {unread}", remedy)
+    if private and not known:
+        lost = "results and dead letters are stored without texts, as the plane has no key: answers are lost"
+        remedy = (
+            "Set BREAKWATER_PLANE_KEY for the worker and request, to 32 random characters or more; a service that has "
+            "it in its own environment is not seen from here."
+        )
+        yield Finding("encryption", "warn", f"{private}: {lost}", remedy)
+    elif not missed and (cipher.on or stored or private):
+        state = "off"
+        if cipher.on:
+            state = f"on: new texts are encrypted with key {known[0]}"
+        elif private:
+            state = f"off, but for texts of {private}, which are encrypted with the plane's own key {known[-1]}"
+        yield Finding("encryption", "ok", f"{state}, and all stored can be read")
+
+
+async def _encrypted(plane: PlaneLocation) -> dict[str, str]:
+    """The keys of all stored texts, each with the records that it encrypts."""
+    by_key = "SELECT encryption_key, count() FROM executions WHERE encryption_key IS NOT NULL GROUP BY encryption_key"
+    async with connect.analytics(plane.clickhouse_url) as analytics:
+        try:
+            stored = {str(key): f"{count:,} executions" for key, count in (await analytics.query(by_key)).rows}
+        except QueryFailed:
+            stored = {}  # migrations are not applied, which is said elsewhere
+    async with connect.bus(plane.admin_nats_url) as client:
+        newest = await Lookup(lambda: client).last(Stream.RESULTS, "bw.results.>")
+    if newest is not None and (key := key_of_document(newest.data)) is not None:
+        stored.setdefault(key, "the newest result")
+    return stored
+
+
+@check
 async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
-    """Whether the HTTP API answers, and what the key opens."""
+    """The HTTP API, and what the key opens."""
     async with plane.api_client() as api:
         try:
             ready, text = await _get(f"{api.url}/readyz")
@@ -262,7 +242,9 @@ async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> F
             yield Finding("api", "fail", f"{api.url} does not answer: {error}", remedy)
             return
         not_ready = f"{api.url} is not ready ({ready}): {text[:200]}"
-        yield judged("api", ready == 200, f"{api.url} is ready", not_ready, "See the log of `request`.")
+        yield judged(
+            "api", f"{api.url} is ready", not_ready, "See the log of `request`.", ok=ready == 200, verdict="fail"
+        )
         try:
             key = await api.get("key", timeout_s=CONNECT_TIMEOUT_S)
         except ApiKeyRefused:
@@ -279,8 +261,23 @@ async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> F
 
 
 @check
+async def console_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
+    """The console of a local stack; nothing where none is known."""
+    if (url := plane.console_url) is None:
+        return
+    try:
+        status, _ = await _get(f"{url}/healthz")
+    except OSError as error:
+        remedy = "Is the service `console` running? See its log."
+        yield Finding("console", "warn", f"{url} does not answer: {error}", remedy)
+        return
+    remedy = "Is that the console? See its log."
+    yield judged("console", f"{url} answers", f"{url} answers {status}", remedy, ok=status == 200)
+
+
+@check
 async def config_findings(plane: PlaneLocation, config: Config | None) -> Findings:
-    """Whether every service works under the config; nothing where none can be asked.
+    """The config version that each service runs under; nothing where none can be asked.
 
     Args:
         plane: the running one.
@@ -289,23 +286,23 @@ async def config_findings(plane: PlaneLocation, config: Config | None) -> Findin
     in_use, refusing = await _configs_in_use(await plane.metrics_urls(), plane.metrics_headers)
     if refusing:
         names = ", ".join(f"{name} (version {in_use[name]})" for name in sorted(refusing))
-        text = f"the config file can't be used, and the last good one stays in force in {names}"
+        text = f"the config file can't be used, and the last good one stays effective in {names}"
         remedy = "Their logs say what is wrong (`config_not_taken_over`). Correct the file, apply it, and send SIGHUP."
         yield Finding("config", "warn", text, remedy)
-    applied = plane.config_in_force() or config
+    applied = plane.effective_config() or config
     if applied is None:
         return
     version = applied.version
     if config is None or config.version != version:
         why = "is wrong" if config is None else f"is version {config.version} and not applied"
-        text = f"version {version} stays in force, as the file {why}"
+        text = f"version {version} stays effective, as the file {why}"
         yield Finding("config", "warn", text, "See what `breakwater up` says of it.")
     if in_use:
         behind = ", ".join(sorted(f"{name} ({used})" for name, used in in_use.items() if used != version))
-        good = f"version {version} is in force in each of {len(in_use)} processes"
-        bad = f"version {version} is not in force in {behind}"
+        good = f"version {version} is effective in each of {len(in_use)} processes"
+        bad = f"version {version} is not effective in {behind}"
         remedy = "Send SIGHUP to them; their logs say if they do not take it over (`config_not_taken_over`)."
-        yield judged("config", not behind, good, bad, remedy, verdict="warn")
+        yield judged("config", good, bad, remedy, ok=not behind)
 
 
 async def _configs_in_use(urls: Mapping[str, str], headers: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
@@ -323,21 +320,6 @@ async def _configs_in_use(urls: Mapping[str, str], headers: Mapping[str, str]) -
     return versions, refusing
 
 
-@check
-async def console_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
-    """Whether the console of a local stack answers; nothing where none is known."""
-    if (url := plane.console_url) is None:
-        return
-    try:
-        status, _ = await _get(f"{url}/healthz")
-    except OSError as error:
-        remedy = "Is the service `console` running? See its log."
-        yield Finding("console", "warn", f"{url} does not answer: {error}", remedy)
-        return
-    remedy = "Is that the console? See its log."
-    yield judged("console", status == 200, f"{url} answers", f"{url} answers {status}", remedy, verdict="warn")
-
-
 async def _get(url: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
     """The status and the body at a URL. Raises ConnectionError: no response came."""
     timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
@@ -350,7 +332,7 @@ async def _get(url: str, headers: Mapping[str, str] | None = None) -> tuple[int,
 
 @check
 async def provider_findings(_plane: PlaneLocation, config: Config | None) -> Findings:
-    """Whether each provider takes connections. Calls nothing."""
+    """The network address of each provider, which must take connections. Calls nothing."""
     providers = {} if config is None else config.providers
     over_http = [(name, one.base_url) for name, one in providers.items() if isinstance(one, HttpSettings)]
     for finding in await asyncio.gather(*(_provider(*one) for one in over_http)):
@@ -369,3 +351,79 @@ async def _provider(name: str, base_url: str) -> Finding:
         return Finding("provider", "fail", text, f"Check providers.{name}.base_url, name resolution and the firewall.")
     writer.close()
     return Finding("provider", "ok", f"{name}: {host}:{port} takes connections ({ms:.0f} ms; nothing was called)")
+
+
+_KEY_PARTS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
+"""The fields of each kind of a public key."""
+
+
+@check
+async def openid_findings(_plane: PlaneLocation, config: Config | None) -> Findings:
+    """The OpenID provider, as `request` would read it from this machine; nothing where the config names none."""
+    if config is not None and (openid := config.console.openid) is not None:
+        yield await _openid(openid)
+
+
+async def _openid(openid: OpenId) -> Finding:
+    url = openid.issuer.rstrip("/") + "/.well-known/openid-configuration"
+    try:
+        document, ms = await timed(_json_at(url, openid))
+    except ValueError as error:
+        remedy = (
+            "Check console.openid.issuer, name resolution and the firewall: `request` must reach it. API keys work."
+        )
+        return Finding("openid", "fail", f"{url}: {error}", remedy)
+    if (issuer := document.get("issuer")) != openid.issuer:
+        text = f"{url} is of the issuer {issuer!r}, and console.openid.issuer is {openid.issuer!r}"
+        remedy = "Write the issuer exactly as the provider names itself, with or without a slash at its end."
+        return Finding("openid", "fail", text, remedy)
+    endpoints = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+    if lacking := [name for name in endpoints if not isinstance(document.get(name), str)]:
+        remedy = "Is that an OpenID Connect provider, and the right path of it?"
+        return Finding("openid", "fail", f"{url} does not say {', '.join(lacking)}", remedy)
+    try:
+        keys = _signing_keys((await _json_at(document["jwks_uri"], openid)).get("keys"))
+    except ValueError as error:
+        remedy = (
+            "Without the provider's keys, people can't sign in. If it is at a private address, allow its network "
+            "with console.openid.allow_networks."
+        )
+        return Finding("openid", "fail", f"{document['jwks_uri']}: {error}", remedy)
+    logout = "" if document.get("backchannel_logout_supported") else "; it does not end sessions here (back-channel)"
+    text = f"{openid.issuer} answers in {ms:.0f} ms and is what it should be, with {keys} keys{logout}"
+    return answers("openid", text, ms, "Signing in takes several such requests.")
+
+
+async def _json_at(url: str, openid: OpenId) -> dict[str, Any]:
+    """A JSON object of the provider's. Raises ValueError: there is none, and why."""
+    own = urlsplit(url).hostname == urlsplit(openid.issuer).hostname
+    try:
+        allowed = ANYWHERE if own else openid.allow_networks
+        async with guarded_session(allowed, CONNECT_TIMEOUT_S) as http, http.get(url) as response:
+            status, body = response.status, await response.read()
+    except aiohttp.ClientConnectorError as error:
+        refused = isinstance(error.os_error, AddressRefused)
+        raise ValueError("it is at an address that is not public" if refused else str(error)) from error
+    except TimeoutError:
+        raise ValueError(f"no answer within {CONNECT_TIMEOUT_S:g} s") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+    if status != 200:
+        raise ValueError(f"HTTP {status}")
+    try:
+        return TypeAdapter(dict[str, Any]).validate_json(body)
+    except ValidationError:
+        raise ValueError("no JSON object") from None
+
+
+def _signing_keys(listed: object) -> int:
+    """Number of keys of a key set that ID tokens may be signed with. Raises ValueError: there is none."""
+    keys = cast(list[Any], listed) if isinstance(listed, list) else []
+    signing = [key for key in keys if isinstance(key, dict) and key.get("use", "sig") == "sig"]
+    count = 0
+    for key in cast(list[dict[str, Any]], signing):
+        parts = _KEY_PARTS.get(str(key.get("kty")), ())
+        count += bool(parts) and all(isinstance(key.get(part), str) for part in parts)
+    if not count:
+        raise ValueError("there is no key in it that ID tokens could be signed with")
+    return count

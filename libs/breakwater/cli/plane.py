@@ -135,7 +135,7 @@ class PlaneLocation:
         token = os.environ.get("BREAKWATER_METRICS_TOKEN")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
-    def config_in_force(self) -> Config | None:
+    def effective_config(self) -> Config | None:
         """What the services of a local stack work under; None where none runs. Raises ConfigError."""
         from breakwater.config import load_config
         from breakwater.embedded.stack import IN_FORCE

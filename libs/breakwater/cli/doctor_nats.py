@@ -1,4 +1,4 @@
-"""The doctor's check of NATS: does it answer, is everything there, does a service or a channel fall behind."""
+"""The doctor's checks of NATS: does it answer, is everything there, what falls behind, has an accepted job vanished."""
 
 from __future__ import annotations
 
@@ -7,42 +7,56 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 
 import nats.errors
 from nats.aio.client import Client
 
 from breakwater.bus import topology
-from breakwater.bus.lookup import Lookup
+from breakwater.bus.lookup import Lookup, last_on, scan
 from breakwater.bus.server_health import RESTART, unhealthy_servers
 from breakwater.bus.survey import ConsumerFound, StreamFound, Survey, survey
 from breakwater.cli import connect, formats
-from breakwater.cli.doctor_findings import SETUP, Finding, Findings, check, clock, slow, timed
+from breakwater.cli.doctor import SETUP, Finding, Findings, answers, check, clock, timed
 from breakwater.cli.plane import PlaneLocation
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Alerts, Config
-from breakwater.contracts.subjects import Stream
+from breakwater.contracts import subjects
+from breakwater.contracts.subjects import Header, Stream
 from breakwater.policy.alert_rules import Route
 from breakwater.settings import Settings
+from breakwater.state.accepted import RememberedJob, lately_accepted, unclaimed
 
 READER_RETRY_S = 1.0
 
 CHANNELS = "alerter-channel-"
 
 FULL = 0.98
-"""This much of a stream's limit: the last few bytes are too few for most messages."""
+"""Share of a stream's limit: the last few bytes are too few for most messages."""
 
 LAG_WARN = 1_000
-"""So many messages that wait are worth a word."""
+"""Number of waiting messages that is worth a word."""
 
 SENDING = timedelta(minutes=1)
-"""How long a message may take that nothing holds back."""
+"""Longest time that a message may take when nothing holds it back."""
 
 STALL_S = 3.0
 """Longer than any service gathers a batch, with as long again to store it."""
 
+MAX_JOBS = 20_000
+"""Number of jobs of the last day that are looked at."""
+
+MAX_WAITING = 20_000
+"""Number of messages of JOBS that are read to find what waits there."""
+
+SETTLING = timedelta(seconds=30)
+"""A job may be on its way from one place to the next."""
+
+_NAMED = 5
+
 _FALLS_BEHIND = {
-    "worker": "More jobs come than this agent may work on at once: raise its `concurrency`, or start more workers.",
+    "worker": "More jobs come than this agent's `concurrency` allows: raise it, or start more workers.",
     "alerter": "It falls behind: see in its log why. One alerter at a time does this, so more of them are no help.",
 }
 
@@ -55,7 +69,7 @@ async def nats_findings(plane: PlaneLocation, config: Config | None) -> Findings
         _, ms = await timed(client.flush(5))
         version = client.connected_server_version
         server = f"server {version.major}.{version.minor}.{version.patch}"
-        yield Finding("nats", slow(ms), f"{connect.shown(url)} answers in {ms:.1f} ms ({server})")
+        yield answers("nats", f"{connect.shown(url)} answers in {ms:.1f} ms ({server})", ms)
         if (ahead_s := await _clock_ahead_s(client)) is not None:
             yield clock("nats", ahead_s)
         for one in await unhealthy_servers(client):
@@ -69,7 +83,7 @@ async def nats_findings(plane: PlaneLocation, config: Config | None) -> Findings
 
 
 async def _clock_ahead_s(client: Client) -> float | None:
-    """How far the server's clock is ahead; None where it does not say."""
+    """Seconds by which the server's clock is ahead; None where it does not say."""
     begun = time.time()
     try:
         answer = await client.request("$JS.API.STREAM.INFO.EVENTS", b"", timeout=3)
@@ -102,7 +116,7 @@ async def _topology(client: Client, config: Config) -> Findings:
 
 
 def _differences(found: Survey) -> list[Finding]:
-    """What the server has that is not as the config asks."""
+    """The server's streams and consumers that are not as the config asks."""
     findings: list[Finding] = []
     every = (*found.streams, *found.consumers)
     for one in every:
@@ -125,7 +139,7 @@ def _differences(found: Survey) -> list[Finding]:
 
 
 def full_finding(stream: StreamFound) -> Finding | None:
-    """What a stream that is nearly full means; None where it has room."""
+    """A finding of a stream that is nearly full; None where it has room."""
     if stream.max_bytes is None or stream.bytes < topology.NEARLY_FULL * stream.max_bytes:
         return None
     share = min(stream.bytes / stream.max_bytes, 1)
@@ -145,20 +159,20 @@ async def _stuck(client: Client, consumers: Sequence[ConsumerFound], plan: topol
         return set()
     before = {one.name: one for one in (await survey(client, plan)).consumers}
     await asyncio.sleep(STALL_S)
-    after = {one.name: one for one in (await survey(client, plan)).consumers}
-    return {name for name in at_work if _stands_still(before[name], after[name])}
-
-
-def _stands_still(before: ConsumerFound, after: ConsumerFound) -> bool:
-    held, holds = before.in_progress or 0, after.in_progress or 0
-    return before.done is not None and before.done == after.done and 0 < held <= holds
+    return {
+        one.name
+        for one in (await survey(client, plan)).consumers
+        if one.name in at_work
+        and one.done is not None
+        and one.done == before[one.name].done
+        and 0 < (before[one.name].in_progress or 0) <= (one.in_progress or 0)
+    }
 
 
 def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
-    waiting, in_progress = consumer.waiting or 0, consumer.in_progress or 0
-    # What the consumer of parked jobs holds is asleep.
+    # The consumer of parked jobs holds them while they sleep.
     state = "parked" if consumer.name == topology.PARKED_CONSUMER else "in progress"
-    text = f"{consumer.name}: {waiting:,} waiting, {in_progress:,} {state}"
+    text = f"{consumer.name}: {consumer.waiting or 0:,} waiting, {consumer.in_progress or 0:,} {state}"
     service = consumer.name.partition("-")[0]
     if (unread := _unread(consumer, text, service)) is not None:
         return unread
@@ -167,7 +181,7 @@ def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
         remedy = f"See the log of `{service}` for the cause; it continues by itself once that is fixed."
         # Alerts that come late lose nothing.
         return Finding("lag", "warn" if service == "alerter" else "fail", text, remedy)
-    if waiting > LAG_WARN:
+    if (consumer.waiting or 0) > LAG_WARN:
         remedy = _FALLS_BEHIND.get(service, f"It falls behind: start one more `{service}`, or see in its log why.")
         return Finding("lag", "warn", text, remedy)
     return Finding("lag", "ok", text)
@@ -182,7 +196,7 @@ def _unread(consumer: ConsumerFound, text: str, service: str) -> Finding | None:
 
 
 def held_finding(consumer: ConsumerFound, agents: Mapping[str, int]) -> Finding | None:
-    """An agent all of whose slots are held by jobs that were delivered before; None for any other consumer."""
+    """A finding of an agent all of whose slots are held by jobs that were delivered before; else None."""
     for agent, slots in agents.items():
         if consumer.name == topology.worker_consumer(agent) and (consumer.again or 0) >= slots:
             held = f"all {slots:,} slots of agent {agent!r} are held by jobs that were delivered before"
@@ -192,16 +206,17 @@ def held_finding(consumer: ConsumerFound, agents: Mapping[str, int]) -> Finding 
 
 
 async def channel_findings(client: Client, alerts: Alerts, consumers: Sequence[ConsumerFound]) -> list[Finding]:
-    """How far each channel is. What it holds back on purpose is no finding. Raises BusUnavailable."""
+    """The progress of each channel. Holding alerts back on purpose is no finding. Raises BusUnavailable."""
     by_name = {topology.alert_consumer(name): name for name in alerts.channels}
-    named = [(one, by_name[one.name]) for one in consumers if one.name in by_name]
     return [
-        await _channel(client, one, name, held_back_for(alerts.channels[name], alerts.quiet_s)) for one, name in named
+        await _channel(client, one, name, held_back_for(alerts.channels[name], alerts.quiet_s))
+        for one in consumers
+        if (name := by_name.get(one.name)) is not None
     ]
 
 
 def held_back_for(route: Route, quiet_s: float) -> timedelta:
-    """How long a channel may hold an alert back: until a recovery has lasted, a limit has passed, the night is over."""
+    """Longest time a channel may hold an alert back: for a recovery to last, a limit to pass, the night to end."""
     limit_s = 0.0 if route.rate_limit is None else route.rate_limit.within_s
     night = timedelta() if route.quiet_hours is None else timedelta(days=1)
     return max(timedelta(seconds=quiet_s + limit_s), night)
@@ -223,8 +238,59 @@ async def _channel(client: Client, consumer: ConsumerFound, name: str, allowed: 
 
 
 async def _oldest(client: Client, durable: str) -> datetime | None:
-    """When the oldest alert was stored of those that a channel has not done with."""
+    """The time at which the oldest alert was stored that a channel has not finished."""
     lookup = Lookup(lambda: client)
     done = await lookup.acknowledged(Stream.ALERTS, durable)
     found = await lookup.next(Stream.ALERTS, "bw.alerts.>", done + 1)
     return None if found is None else found.stored_at
+
+
+@check
+async def job_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
+    """Jobs accepted over HTTP within a day: each is decided, in progress, or waits."""
+    async with connect.bus(plane.admin_nats_url) as client, connect.state(plane.redis_url) as redis:
+        jobs, left_out = await lately_accepted(redis, datetime.now(UTC) - SETTLING, MAX_JOBS)
+        count = f"{len(jobs):,}" if not left_out else f"{len(jobs):,} (of {len(jobs) + left_out:,}, chosen at random)"
+        # Twice, as a job moves on while it is looked for: what is nowhere both times has vanished.
+        lost = jobs
+        for _ in range(2):
+            lost = await unclaimed(redis, await _undecided(client, lost))
+            if lost:
+                waiting = await _waiting(client)
+                if waiting is None:
+                    text = f"more than {MAX_WAITING:,} jobs wait, too many to see whether accepted ones are missing"
+                    yield Finding("jobs", "warn", text, "Run this again once fewer wait.")
+                    return
+                lost = [job for job in lost if job.execution_id not in waiting]
+    if not lost:
+        yield Finding("jobs", "ok", f"all of {count} accepted jobs are decided, in progress, or waiting")
+        return
+    names = ", ".join(job.execution_id for job in lost[:_NAMED]) + (", …" if len(lost) > _NAMED else "")
+    text = f"{len(lost):,} of {count} accepted jobs have vanished: they have no result, and don't wait: {names}"
+    yield Finding("jobs", "fail", text, "Was a stream deleted or purged? Submit them again, with the same job ids.")
+
+
+async def _undecided(client: Client, jobs: list[RememberedJob]) -> list[RememberedJob]:
+    """The jobs that have neither a record nor a result."""
+    by_record = {subjects.execution(job.agent, job.execution_id): job for job in jobs}
+    async for found in last_on(lambda: client, Stream.EVENTS, list(by_record)):
+        by_record.pop(found.subject, None)
+    by_result = {subjects.result(job.execution_id): job for job in by_record.values()}
+    async for found in last_on(lambda: client, Stream.RESULTS, list(by_result)):
+        by_result.pop(found.subject, None)
+    return list(by_result.values())
+
+
+async def _waiting(client: Client) -> set[str] | None:
+    """The id of each job in JOBS and PARKED, as `request` writes it; None where there are too many."""
+    waiting: set[str] = set()
+    for stream, subject in ((Stream.JOBS, "bw.jobs.*"), (Stream.PARKED, "bw.parked.>")):
+        # Those of programs on NATS have another subject, and were accepted there.
+        async with aclosing(scan(lambda: client, stream, subject)) as stored:
+            async for found in stored:
+                if len(waiting) == MAX_WAITING:
+                    return None
+                token = found.headers.get(Header.EXECUTION_ID.value)
+                token = token or found.headers.get(Header.MSG_ID.value, "").rpartition("/")[2]
+                waiting.add(subjects.decode_token(token))
+    return waiting
