@@ -24,12 +24,14 @@ import os
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sized
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import wraps
 from types import MappingProxyType
-from typing import Any, Self, TypeAlias, TypeVar, Union
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, Union
 from urllib.parse import quote
 
 import aiohttp
@@ -49,8 +51,6 @@ __all__ = [
     "ApiRefused",
     "ApiUnavailable",
     "AsyncClient",
-    "AsyncJobBatch",
-    "AsyncJobStream",
     "BatchItem",
     "BatchProgress",
     "CancelledJob",
@@ -69,6 +69,7 @@ __all__ = [
     "UnexpectedResponse",
 ]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Query = Mapping[str, str | int | float | None]
 """Query parameters. Those that are None or empty are not sent."""
@@ -80,6 +81,7 @@ CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 5.0
 ACT_TIMEOUT_S = 15.0
 """For requests that change something, and for the first byte of a stream."""
+
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 STREAM_SILENCE_S = 60.0
@@ -116,7 +118,7 @@ class ApiUnavailable(ApiError):  # noqa: N818  named after the state, as BusUnav
     """No response came.
 
     Attributes:
-        connected: whether a connection was made, so that the request may have been carried out all the same.
+        connected: True if a connection was made, so that the request may have been carried out all the same.
     """
 
     def __init__(self, message: str, *, connected: bool) -> None:
@@ -183,7 +185,7 @@ class ApiClient:
         self._pools: dict[int, aiohttp.ClientSession] = {}
 
     def with_key(self, api_key: SecretStr | str) -> Self:
-        """The same API over the same connections, used with another key."""
+        """Returns the same API over the same connections, used with another key."""
         other = copy.copy(self)
         other.api_key = api_key
         return other
@@ -215,12 +217,12 @@ class ApiClient:
         return content.decode()
 
     async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> Any:
-        """Has an action carried out, and returns its result as JSON. Fields of the body that are None are not sent."""
+        """Carries out an action, and returns its result as JSON. Fields of the body that are None are not sent."""
         given = {name: value for name, value in body.items() if value is not None}
         return (await self.request("POST", path, body=given, timeout_s=timeout_s)).document
 
     async def act(self, form: Form[T], path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> T:
-        """The same, with the result as one of the messages of `contracts`."""
+        """Carries out an action, and returns its result as one of the messages of `contracts`."""
         return parse(form, await self.post(path, body, timeout_s=timeout_s))
 
     async def request(
@@ -242,14 +244,14 @@ class ApiClient:
     async def decided(
         self, method: str, path: str, body: Mapping[str, object] | None = None, *, wait_s: float
     ) -> ApiResponse:
-        """Asks what became of a job, which `body` may submit: status 202 if that is not decided within `wait_s`."""
+        """Asks for the result of a job, which `body` may submit: status 202 if it has none within `wait_s`."""
         query = {"wait_s": wait_s or None}
         return await self.request(method, path, query=query, body=body, timeout_s=wait_s + ACT_TIMEOUT_S)
 
     async def _send(
         self, method: str, path: str, *, query: Query | None, body: Mapping[str, object] | None, timeout_s: float
     ) -> tuple[int, bytes]:
-        """The status, below 400, and the body."""
+        """Returns the status, below 400, and the body."""
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -273,13 +275,13 @@ class ApiClient:
         headers: Mapping[str, str] = _NO_HEADERS,
         begins_within_s: float = ACT_TIMEOUT_S,
     ) -> AsyncGenerator[aiohttp.StreamReader]:
-        """The body of a resource that is written line by line, for as long as it lasts.
+        """Opens a resource that is written line by line, and yields its body.
 
         Args:
             path: of the resource.
-            body: posted, as JSON, where the stream is the response to that.
-            headers: of the request, too.
-            begins_within_s: bounds the time until the response begins.
+            body: posted as JSON, where the stream is the response to that.
+            headers: added to those of the request.
+            begins_within_s: time limit until the response begins.
         """
         silence = aiohttp.ClientTimeout(
             sock_connect=CONNECT_TIMEOUT_S, sock_read=max(STREAM_SILENCE_S, begins_within_s)
@@ -303,7 +305,7 @@ class ApiClient:
             raise self._unavailable(error) from error
 
     def _pool(self, limit: int) -> aiohttp.ClientSession:
-        """At most so many connections, opened when first used, and shared by all keys; 0 for no limit."""
+        """Returns a pool of at most `limit` connections (0: unlimited), opened when first used, shared by all keys."""
         if limit not in self._pools:
             self._pools[limit] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=limit),
@@ -331,7 +333,7 @@ class JobFailed(Exception):  # noqa: N818  named after what happened
     """A job ended without success.
 
     Attributes:
-        result: how it ended: `status`, `reason`, `error`, its attempts and what they cost.
+        result: its `status`, `reason` and `error`, its attempts and their cost.
     """
 
     def __init__(self, result: Result) -> None:
@@ -346,7 +348,7 @@ class BatchItem:
 
     Attributes:
         job: as it was submitted, with its id.
-        result: how it ended; None where it was not accepted, or its result could not be read.
+        result: None where it was not accepted, or its result could not be read.
         error: None where it succeeded.
     """
 
@@ -357,11 +359,11 @@ class BatchItem:
 
 @dataclass(slots=True)
 class BatchProgress:
-    """How far a batch is.
+    """Progress of a batch.
 
     Attributes:
-        total: how many jobs there are; None for jobs that come from an iterator.
-        cost_usd: what is known of the cost of those that have ended.
+        total: number of jobs; None for jobs that come from an iterator.
+        cost_usd: known cost of those that have ended.
     """
 
     total: int | None
@@ -371,7 +373,7 @@ class BatchProgress:
 
     @property
     def done(self) -> int:
-        """How many have ended."""
+        """Number of jobs that have ended."""
         return self.succeeded + self.failed
 
     def count(self, item: BatchItem) -> None:
@@ -387,9 +389,11 @@ class AsyncClient(ApiClient):
     Args:
         url: where the request service listens. [default: $BREAKWATER_URL, or that of `make up`]
         api_key: with the scope `submit`, or `read` for executions. [default: $BREAKWATER_API_KEY]
-        retry_for_s: how long a request is repeated for which there is no response, or which was not accepted for the
-            moment; 0 for not at all.
+        retry_for_s: time for which a request is repeated that got no response, or was not accepted for the moment.
     """
+
+    each: Callable[[AsyncGenerator[Any]], Generator[Any]] | None = None
+    """Reads a generator without asyncio: set by `Client`."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, retry_for_s: float = RETRY_FOR_S) -> None:
         key = api_key or os.environ.get("BREAKWATER_API_KEY")
@@ -405,7 +409,7 @@ class AsyncClient(ApiClient):
         return parse(AcceptedJob, response.document).job_id
 
     async def wait(self, job_id: str, *, timeout_s: float | None = None) -> Result:
-        """The result of a job that was accepted.
+        """Waits for the result of a job that was accepted.
 
         Raises:
             JobFailed: it ended without success.
@@ -421,7 +425,7 @@ class AsyncClient(ApiClient):
                     return _succeeded(response)
 
     async def run(self, job: Job, *, timeout_s: float | None = None) -> Result:
-        """Submits a job, and waits for its result. Raises what `submit` and `wait` do."""
+        """Submits a job, and waits for its result. Raises JobFailed, TimeoutError, ApiError."""
         named = _named(job)
         job_id = str(named.job_id)
         async with _within(timeout_s, job_id):
@@ -431,36 +435,36 @@ class AsyncClient(ApiClient):
     async def cancel(self, job_id: str, *, reason: str | None = None) -> CancelledJob:
         """Ends a job that has not ended, without another call; a call that is being made is aborted.
 
-        Who waits for it, here or elsewhere, gets JobFailed. Returns what became of it: a job that had ended before
-        stays what it is. Raises ApiError.
+        Those who wait for it, here or elsewhere, get JobFailed. A job that had ended before stays as it is. Raises
+        ApiError.
         """
         path, body = f"jobs/{quote(job_id, safe='')}/cancel", {} if reason is None else {"reason": reason}
         response = await self._repeating(lambda: self.request("POST", path, body=body, timeout_s=ACT_TIMEOUT_S))
         return parse(CancelledJob, response.document)
 
-    def stream(self, job: Job, *, timeout_s: float = 300.0) -> AsyncJobStream:
-        """A job whose text is read while it is produced. It is submitted when the stream is first read.
+    def stream(self, job: Job, *, timeout_s: float = 300.0) -> JobStream:
+        """Returns the text of a job while it is produced. The job is submitted when the stream is first read.
 
         Args:
             job: with a prompt or messages.
-            timeout_s: until the text begins.
+            timeout_s: time limit until the text begins.
         """
-        return AsyncJobStream(self, _named(job), self._retry_for_s, timeout_s)
+        return JobStream(self, _named(job), self._retry_for_s, timeout_s)
 
-    def batch(self, jobs: Iterable[Job], *, in_flight: int = IN_FLIGHT) -> AsyncJobBatch:
-        """Many jobs, each given back when it has ended. They are submitted when the batch is read.
+    def batch(self, jobs: Iterable[Job], *, in_flight: int = IN_FLIGHT) -> JobBatch:
+        """Returns many jobs, each when it has ended. They are submitted when the batch is read.
 
         Args:
-            jobs: those without an id get one. With ids of your own a batch that was interrupted can be run again.
-            in_flight: how many are submitted and have not ended, at most.
+            jobs: those without an id get one. With your own ids a batch that was interrupted can be run again.
+            in_flight: most jobs that are submitted and have not ended.
         """
-        return AsyncJobBatch(self, jobs, in_flight)
+        return JobBatch(self, jobs, in_flight)
 
     async def executions(self, query: ExecutionQuery | None = None) -> AsyncGenerator[ExecutionSummary]:
-        """The executions that match, the latest first, page by page as they are read.
+        """Yields the executions that match, the latest first, page by page as they are read.
 
         Args:
-            query: `limit` is how many are fetched at a time, and `after` where to begin. [default: all]
+            query: `limit` is the size of a page, and `after` the beginning. [default: all]
         """
         page = query or ExecutionQuery()
         while True:
@@ -473,7 +477,7 @@ class AsyncClient(ApiClient):
             page = page.model_copy(update={"after": found.older})
 
     async def execution(self, execution_id: str) -> Execution:
-        """The record of an execution, with its attempts. Raises ApiError; with status 404 it is not recorded."""
+        """Returns the record of an execution, with its attempts. Raises ApiError; status 404: it is not recorded."""
         return await self._read(Execution, f"executions/{quote(execution_id, safe='')}", {})
 
     async def submit_plan(self, plan: PlanRequest) -> AcceptedPlan:
@@ -483,7 +487,7 @@ class AsyncClient(ApiClient):
         return parse(AcceptedPlan, response.document)
 
     async def plan(self, plan_id: str) -> PlanStatus:
-        """A plan as it stands now, with its jobs. Raises ApiError."""
+        """Returns the present state of a plan, with its jobs. Raises ApiError."""
         return await self._read(PlanStatus, f"plans/{quote(plan_id, safe='')}", {})
 
     async def _read(self, form: type[T], path: str, query: dict[str, Any]) -> T:
@@ -499,24 +503,39 @@ class AsyncClient(ApiClient):
                 await retries.pause(error)
 
 
-class AsyncJobStream:
-    """A job's text, piece by piece: `async for piece in stream`.
+class _Items(ABC, Generic[T]):
+    """Items that come one by one: by `async for` with an `AsyncClient`, by `for` with a `Client`."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    @abstractmethod
+    def __aiter__(self) -> AsyncGenerator[T]: ...
+
+    def __iter__(self) -> Generator[T]:
+        if self._client.each is None:
+            raise TypeError(f"a {type(self).__name__} of an AsyncClient is read with `async for`")
+        return self._client.each(aiter(self))
+
+
+class JobStream(_Items[str]):
+    """A job's text, piece by piece.
 
     If the connection breaks, the same job is asked for again, and its text goes on where it broke off. Reading raises
     JobFailed, also after some of the text, TimeoutError and ApiError. A job whose stream is left goes on.
 
     Attributes:
         job_id: of the job.
-        text: what has come so far.
+        text: all pieces so far.
     """
 
     def __init__(self, client: AsyncClient, job: Job, retry_for_s: float, timeout_s: float) -> None:
         if job.input is not None:
             raise ValueError("a job with `input` can't be streamed; give it a prompt or messages")
+        super().__init__(client)
         self.job_id = str(job.job_id)
         self.text = ""
         self._result: Result | None = None
-        self._client = client
         self._retry_for_s = retry_for_s
         self._job = job
         self._timeout_s = timeout_s
@@ -535,30 +554,37 @@ class AsyncJobStream:
             except ApiError as error:
                 if not self.text and time.monotonic() >= begins_by:
                     raise _too_late(self.job_id, self._timeout_s) from error
-                if _has_ended(error):
-                    break
+                if isinstance(error, ApiRefused) and "x-breakwater-attempts" in error.headers:
+                    break  # the job has ended without an answer
                 await retries.pause(error)
         self._result = await self._client.wait(self.job_id)
 
     @property
     def result(self) -> Result:
-        """Of the job. Raises ValueError: the text has not been read to its end."""
+        """Result of the job. Raises ValueError: the text has not been read to its end."""
         if self._result is None:
             raise ValueError("there is no result yet: read the stream to its end first")
         return self._result
 
     async def _response(self, begins_by: float) -> AsyncGenerator[str]:
-        """What one response adds to the text. It begins with what is known already if the job was asked for again."""
+        """Yields the new text of one response, which begins with the known text if the job was asked for again."""
         known = self.text
         begins_within_s = max(begins_by - time.monotonic(), ACT_TIMEOUT_S if known else 0.0)
-        headers, body = {"Idempotency-Key": self.job_id}, _chat_request(self._job)
+        job, headers = self._job, {"Idempotency-Key": self.job_id}
+        body = {
+            **job.params,
+            "model": job.agent if job.model is None else f"{job.agent}/{job.model}",
+            "messages": job.chat_messages(),
+            "stream": True,
+            "breakwater": job.model_dump(mode="json", exclude_unset=True, include=set(CallOptions.model_fields)),
+        }
         response = self._client.open_stream(
             "/v1/chat/completions", body, headers=headers, begins_within_s=begins_within_s
         )
         async with response as content, aclosing(_events(content)) as chunks:
             async for chunk in chunks:
                 if (error := chunk.get("error")) is not None:
-                    # Anything else says why the job has ended: its result has that, too.
+                    # Any other error is the reason of the job's end, which is in its result, too.
                     if error["code"] == "unavailable":
                         raise ApiUnavailable(error["message"], connected=True)
                     return
@@ -572,21 +598,21 @@ class AsyncJobStream:
                     yield piece
 
 
-class AsyncJobBatch:
-    """Jobs as they end, in that order: `async for item in batch`.
+class JobBatch(_Items[BatchItem]):
+    """Jobs in the order in which they end.
 
-    Nothing is raised for a job that fails or is refused: its item says so. If the reading ends early, no further jobs
-    are submitted, and those that were go on.
+    Nothing is raised for a job that fails or is refused: the error is in its item. If the reading ends early, no more
+    jobs are submitted, and those that were go on.
 
     Attributes:
-        progress: how far it is.
+        progress: of the batch.
     """
 
     def __init__(self, client: AsyncClient, jobs: Iterable[Job], in_flight: int) -> None:
         if in_flight < 1:
             raise ValueError(f"in_flight must be at least 1 (found {in_flight})")
+        super().__init__(client)
         self.progress = BatchProgress(len(jobs) if isinstance(jobs, Sized) else None)
-        self._client = client
         self._jobs = iter(jobs)
         self._in_flight = in_flight
 
@@ -620,11 +646,24 @@ class AsyncJobBatch:
             return BatchItem(job, None, error)
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """Returns a method of `Client` that waits for one of `AsyncClient`."""
+
+    @wraps(method)
+    def call(self: Client, /, *args: P.args, **given: P.kwargs) -> T:
+        return self._call(method(self._client, *args, **given))  # pyright: ignore[reportPrivateUsage]
+
+    return call
+
+
 class Client:
-    """The same as `AsyncClient`, for programs without asyncio, and for notebooks. May be used by several threads."""
+    """`AsyncClient` for programs without asyncio, and for notebooks. May be used by several threads."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, retry_for_s: float = RETRY_FOR_S) -> None:
         self._client = AsyncClient(url, api_key, retry_for_s=retry_for_s)
+        self._client.each = self._each
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="breakwater-client", daemon=True)
         self._thread.start()
@@ -643,45 +682,25 @@ class Client:
             self._thread.join()
             self._loop.close()
 
-    def submit(self, job: Job) -> str:
-        """Returns the job's id once the plane holds it safely. Raises ApiError: it was not accepted."""
-        return self._call(self._client.submit(job))
-
-    def wait(self, job_id: str, *, timeout_s: float | None = None) -> Result:
-        """The result of a job that was accepted. Raises JobFailed, TimeoutError, ApiError."""
-        return self._call(self._client.wait(job_id, timeout_s=timeout_s))
-
-    def run(self, job: Job, *, timeout_s: float | None = None) -> Result:
-        """Submits a job, and waits for its result. Raises JobFailed, TimeoutError, ApiError."""
-        return self._call(self._client.run(job, timeout_s=timeout_s))
-
-    def cancel(self, job_id: str, *, reason: str | None = None) -> CancelledJob:
-        """Ends a job that has not ended, as `AsyncClient.cancel`."""
-        return self._call(self._client.cancel(job_id, reason=reason))
+    submit = _blocking(AsyncClient.submit)
+    wait = _blocking(AsyncClient.wait)
+    run = _blocking(AsyncClient.run)
+    cancel = _blocking(AsyncClient.cancel)
+    execution = _blocking(AsyncClient.execution)
+    submit_plan = _blocking(AsyncClient.submit_plan)
+    plan = _blocking(AsyncClient.plan)
 
     def stream(self, job: Job, *, timeout_s: float = 300.0) -> JobStream:
-        """A job whose text is read while it is produced, as `AsyncClient.stream`."""
-        return JobStream(self._each, self._client.stream(job, timeout_s=timeout_s))
+        """Returns the text of a job while it is produced, as `AsyncClient.stream`."""
+        return self._client.stream(job, timeout_s=timeout_s)
 
     def batch(self, jobs: Iterable[Job], *, in_flight: int = IN_FLIGHT) -> JobBatch:
-        """Many jobs, each given back when it has ended, as `AsyncClient.batch`."""
-        return JobBatch(self._each, self._client.batch(jobs, in_flight=in_flight))
+        """Returns many jobs, each when it has ended, as `AsyncClient.batch`."""
+        return self._client.batch(jobs, in_flight=in_flight)
 
     def executions(self, query: ExecutionQuery | None = None) -> Generator[ExecutionSummary]:
-        """The executions that match, the latest first, as `AsyncClient.executions`."""
+        """Yields the executions that match, the latest first, as `AsyncClient.executions`."""
         return self._each(self._client.executions(query))
-
-    def execution(self, execution_id: str) -> Execution:
-        """The record of an execution, with its attempts, as `AsyncClient.execution`."""
-        return self._call(self._client.execution(execution_id))
-
-    def submit_plan(self, plan: PlanRequest) -> AcceptedPlan:
-        """Submits the jobs of a plan, all or none, as `AsyncClient.submit_plan`."""
-        return self._call(self._client.submit_plan(plan))
-
-    def plan(self, plan_id: str) -> PlanStatus:
-        """A plan as it stands now, with its jobs. Raises ApiError."""
-        return self._call(self._client.plan(plan_id))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -703,50 +722,8 @@ class Client:
             self._call(items.aclose())
 
 
-class JobStream:
-    """A job's text, piece by piece: `for piece in stream`. All else is as of `AsyncJobStream`."""
-
-    def __init__(self, each: Callable[[AsyncGenerator[str]], Generator[str]], stream: AsyncJobStream) -> None:
-        self._each = each
-        self._stream = stream
-
-    def __iter__(self) -> Generator[str]:
-        return self._each(aiter(self._stream))
-
-    @property
-    def job_id(self) -> str:
-        """Of the job."""
-        return self._stream.job_id
-
-    @property
-    def text(self) -> str:
-        """What has come so far."""
-        return self._stream.text
-
-    @property
-    def result(self) -> Result:
-        """Of the job. Raises ValueError: the text has not been read to its end."""
-        return self._stream.result
-
-
-class JobBatch:
-    """Jobs as they end, in that order: `for item in batch`. All else is as of `AsyncJobBatch`."""
-
-    def __init__(self, each: Callable[[AsyncGenerator[BatchItem]], Generator[BatchItem]], batch: AsyncJobBatch) -> None:
-        self._each = each
-        self._batch = batch
-
-    def __iter__(self) -> Generator[BatchItem]:
-        return self._each(aiter(self._batch))
-
-    @property
-    def progress(self) -> BatchProgress:
-        """How far it is."""
-        return self._batch.progress
-
-
 class _Retries:
-    """When a request is repeated. It is the same job each time, as its id is."""
+    """Pauses between the tries of a request. It is the same job each time, as its id is."""
 
     def __init__(self, for_s: float) -> None:
         self._for_s = for_s
@@ -756,33 +733,20 @@ class _Retries:
     async def pause(self, error: ApiError) -> None:
         """Waits before the next try; raises the error where there is none."""
         pause_s = self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311  spreads clients, and is no secret
-        if isinstance(error, ApiRefused):
-            pause_s += _seconds(error.headers.get("Retry-After"))
+        may_pass = isinstance(error, ApiUnavailable) or error.code == "too_many_requests"
+        # A breaker that refuses a job (`agent_unavailable`) would refuse it again.
+        may_pass = may_pass or (error.status in _UNAVAILABLE and error.code != "agent_unavailable")
+        if isinstance(error, ApiRefused) and (asked := error.headers.get("Retry-After", "")).isdecimal():
+            pause_s += float(asked)
         self._until = self._until or time.monotonic() + self._for_s
-        if not _may_pass(error) or time.monotonic() + pause_s > self._until:
+        if not may_pass or time.monotonic() + pause_s > self._until:
             raise error
         await asyncio.sleep(pause_s)
         self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
 
-def _may_pass(error: ApiError) -> bool:
-    """Whether a request that failed may succeed in a moment. What breakers refuse would not."""
-    if isinstance(error, ApiUnavailable) or error.code == "too_many_requests":
-        return True
-    return error.status in _UNAVAILABLE and error.code != "agent_unavailable"
-
-
-def _has_ended(error: ApiError) -> bool:
-    """Whether a response says that the job has ended without an answer."""
-    return isinstance(error, ApiRefused) and "x-breakwater-attempts" in error.headers
-
-
-def _seconds(text: str | None) -> float:
-    return float(text) if text is not None and text.isdecimal() else 0.0
-
-
 def _named(job: Job) -> Job:
-    """The job with an id, by which it stays the same however often it is sent."""
+    """Returns the job with an id, by which it stays the same however often it is sent."""
     return job if job.job_id is not None else job.model_copy(update={"job_id": _new_id()})
 
 
@@ -792,13 +756,6 @@ def _new_id() -> str:
 
 def _body(form: Job | PlanRequest) -> dict[str, Any]:
     return form.model_dump(mode="json", exclude_unset=True)
-
-
-def _chat_request(job: Job) -> dict[str, Any]:
-    """The job as a chat completion that streams."""
-    options = job.model_dump(mode="json", exclude_unset=True, include=set(CallOptions.model_fields))
-    model = job.agent if job.model is None else f"{job.agent}/{job.model}"
-    return {**job.params, "model": model, "messages": job.chat_messages(), "stream": True, "breakwater": options}
 
 
 def _succeeded(response: ApiResponse) -> Result:
@@ -822,7 +779,7 @@ def _too_late(job_id: str, timeout_s: float | None) -> TimeoutError:
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:
-    """The data of server-sent events, to the last one. Raises ApiUnavailable: the stream broke off before."""
+    """Yields the data of server-sent events, to the last one. Raises ApiUnavailable: the stream broke off before."""
     rest = b""
     while True:
         async with asyncio.timeout(STREAM_SILENCE_S):
@@ -838,7 +795,7 @@ async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any
 
 
 def parse(form: Form[T], document: Any) -> T:
-    """A JSON document as one of the messages of `contracts`. Raises UnexpectedResponse."""
+    """Reads a JSON document as one of the messages of `contracts`. Raises UnexpectedResponse."""
     whole: Any = Union[form] if isinstance(form, tuple) else form  # noqa: UP007  of as many as there are
     try:
         return TypeAdapter[T](whole).validate_python(document)
