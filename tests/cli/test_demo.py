@@ -54,8 +54,8 @@ def test_the_demo_ends_with_ledgers_that_agree_and_leaves_nothing_behind(finishe
 
 def test_ctrl_c_ends_the_demo_and_whatever_it_has_started(tmp_path: Path) -> None:
     with demo(tmp_path) as process:
-        assert process.stdout is not None
-        for said in process.stdout:
+        assert process.stderr is not None
+        for said in process.stderr:
             if re.search(r"starting: .*(redis|nats|clickhouse)", said):
                 break
         children = wait_until(lambda: psutil.Process(process.pid).children(recursive=True), "a process of the stack")

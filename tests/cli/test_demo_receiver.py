@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 import aiohttp
 from standardwebhooks import Webhook
 
-from breakwater.cli.demo.receiver import Delivered, receiving
+from breakwater.cli.demo.report import Delivered
+from breakwater.cli.demo.run import receiving
 from breakwater.contracts.alerts import Alert
 from services.alerter.channel import envelope
 

@@ -10,11 +10,8 @@ import pytest
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.figures import AgentSummary
-from breakwater.cli.demo import screen
-from breakwater.cli.demo.progress import DemoRun
-from breakwater.cli.demo.receiver import Delivered
 from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
-from breakwater.cli.demo.report import Check, Report, StoredRows, checks, read_stored
+from breakwater.cli.demo.report import Check, Delivered, DemoRun, Report, StoredRows, checks, read_stored, show
 from breakwater.cli.demo.scenario import BURST
 from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.contracts.job import Job
@@ -97,7 +94,7 @@ def drawn(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> Drawn:
 
     def draw(what: Report, width: int) -> str:
         terminal(width)
-        screen.show(what)
+        show(what)
         return capsys.readouterr().out
 
     return draw
@@ -191,7 +188,7 @@ def test_the_screen_fits_the_terminal_and_shows_every_figure(drawn: Drawn, width
 
 
 def test_the_screen_in_a_pipe_has_no_blanks_at_the_end_of_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    screen.show(report())
+    show(report())
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert all(row == row.rstrip() for row in printed.splitlines())

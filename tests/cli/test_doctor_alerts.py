@@ -15,7 +15,7 @@ from breakwater.bus.provision import provision
 from breakwater.bus.survey import survey
 from breakwater.bus.topology import Plan, alert_consumer
 from breakwater.cli import doctor_nats
-from breakwater.cli.doctor import Finding
+from breakwater.cli.doctor_findings import Finding
 from breakwater.cli.doctor_nats import channel_findings, held_back_for
 from breakwater.config import Alerts
 from tests.helpers import until

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan
 from breakwater.cli import doctor_nats
-from breakwater.cli.doctor import Finding
+from breakwater.cli.doctor_findings import Finding
 from breakwater.cli.doctor_nats import job_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.contracts import subjects

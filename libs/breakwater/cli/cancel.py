@@ -77,7 +77,7 @@ def cancel(
 async def _cancel(
     client: ApiClient, ids: list[str], reason: str | None, wait_s: float
 ) -> list[tuple[CancelledJob | None, ApiError | None]]:
-    """What became of each, or why that is not known."""
+    """The outcome of each, or why it is not known."""
     import asyncio
 
     from breakwater.client import ApiError, parse

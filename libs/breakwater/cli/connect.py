@@ -1,13 +1,15 @@
-"""Connecting to the parts of a plane, with errors that say what to do."""
+"""The asynchronous side of commands: connections to the parts of a plane, with errors that say what to do; progress."""
 
 from __future__ import annotations
 
 import ssl
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from breakwater.cli import output
 from breakwater.cli.errors import CliError, ExitCode, unreachable
 
 if TYPE_CHECKING:
@@ -21,11 +23,52 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 3.0
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs the asynchronous part of a command."""
+def run(work: Coroutine[Any, Any, T], *, waiting: str = "") -> T:
+    """Runs the asynchronous part of a command; a terminal shows the text meanwhile."""
     import asyncio  # a tenth of the time that `breakwater --help` may take
 
-    return asyncio.run(work)
+    async def shown() -> T:
+        async with progress(lambda: waiting, lines_every_s=None):
+            return await work
+
+    return asyncio.run(shown() if waiting else work)
+
+
+@asynccontextmanager
+async def progress(words: Callable[[], str], *, lines_every_s: float | None) -> AsyncGenerator[None]:
+    """Shows on stderr how far the work in the block is: on a terminal always, elsewhere a line now and then.
+
+    Args:
+        words: the state of the work, in a line.
+        lines_every_s: how often a line is printed where there is no terminal; None for never.
+    """
+    import asyncio
+
+    from breakwater import background
+
+    async def draw() -> None:
+        with output.console(stderr=True).status("", spinner="line") as status:
+            while True:
+                status.update(output.text(words()))
+                await asyncio.sleep(0.125)
+
+    async def print_lines(pause_s: float) -> None:
+        before = ""
+        while True:
+            if (now := words()) != before:
+                output.write(now, stderr=True)
+                before = now
+            await asyncio.sleep(pause_s)
+
+    drawn = output.is_terminal(sys.stderr)
+    if not drawn and lines_every_s is None:
+        yield
+        return
+    showing = asyncio.create_task(draw() if drawn else print_lines(lines_every_s or 0))
+    try:
+        yield
+    finally:
+        await background.stop(showing)
 
 
 @asynccontextmanager
@@ -40,7 +83,7 @@ async def bus(
 
     Args:
         url: user and password included.
-        reconnects: whether a connection that is lost is made again, as soon as the server is back.
+        reconnects: a connection that is lost is made again, as soon as the server is back.
         on_error: gets what no call raises: denied permissions, messages that were dropped.
         on_connection: gets False when the connection is lost, True when it is there again.
 
@@ -119,7 +162,7 @@ async def analytics(url: str, *, answer_timeout_s: float | None = None) -> Async
 
 
 def asked(url: str, question: Callable[[Analytics], Awaitable[T]], *, answer_timeout_s: float | None = None) -> T:
-    """What ClickHouse answers to one question."""
+    """The answer of ClickHouse to one question."""
 
     async def ask() -> T:
         async with analytics(url, answer_timeout_s=answer_timeout_s) as client:

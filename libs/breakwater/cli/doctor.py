@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import textwrap
-import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from breakwater.cli import formats, output
 from breakwater.cli.connect import run
+from breakwater.cli.doctor_findings import Check, Finding, FindingVerdict
 from breakwater.cli.errors import CliError, ExitCode, expected
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.errors import ConfigError
@@ -21,41 +19,10 @@ from breakwater.errors import ConfigError
 if TYPE_CHECKING:
     from breakwater.config import Config
 
-P = ParamSpec("P")
-T = TypeVar("T")
-FindingVerdict = Literal["ok", "warn", "fail"]
 
 CHECK_TIMEOUT_S = 10.0
-CONNECT_TIMEOUT_S = 3.0
-SLOW_MS = 250.0
-CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 30.0
-SETUP = "Run `breakwater setup` (or `breakwater up`, which does it)."
 
 _LEAST_WIDTH = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    area: str
-    verdict: FindingVerdict
-    text: str
-    remedy: str = ""
-
-
-Findings = AsyncGenerator[Finding]
-Check = Callable[[PlaneLocation, "Config | None"], Coroutine[Any, Any, list[Finding]]]
-
-
-def check(find: Callable[P, Findings]) -> Callable[P, Coroutine[Any, Any, list[Finding]]]:
-    """Makes a check of a function that yields findings. A check only reads, and says what to do."""
-
-    @functools.wraps(find)
-    async def found(*args: P.args, **kwargs: P.kwargs) -> list[Finding]:
-        return [finding async for finding in find(*args, **kwargs)]
-
-    return found
 
 
 def checks() -> list[tuple[str, Check]]:
@@ -77,32 +44,6 @@ def checks() -> list[tuple[str, Check]]:
         ("openid", of.openid_findings),
         ("encryption", of.encryption_findings),
     ]
-
-
-def judged(area: str, good: str, bad: str, remedy: str, *, ok: object, verdict: FindingVerdict = "warn") -> Finding:
-    """A finding of what is either right, or wrong with a remedy."""
-    return Finding(area, "ok", good) if ok else Finding(area, verdict, bad, remedy)
-
-
-def answers(area: str, what: str, ms: float, remedy: str = "") -> Finding:
-    """A finding of what has answered, which is a warning where that took long."""
-    return Finding(area, "warn" if ms > SLOW_MS else "ok", what, remedy)
-
-
-async def timed(work: Awaitable[T]) -> tuple[T, float]:
-    """A result, and the milliseconds that it took."""
-    begun = time.perf_counter()
-    return await work, (time.perf_counter() - begun) * 1000
-
-
-def clock(area: str, ahead_s: float) -> Finding:
-    """A finding of a server's clock, `ahead_s` ahead of this machine's."""
-    off_s = abs(ahead_s)
-    if off_s < CLOCK_WARN_S:
-        return Finding(area, "ok", f"its clock is ours (within {max(off_s, 0.001):.3f} s)")
-    text = f"its clock is {formats.duration(off_s * 1000)} {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
-    remedy = "Let both machines keep their time with NTP: budgets and cool-downs are counted by these clocks."
-    return Finding(area, "fail" if off_s > CLOCK_FAIL_S else "warn", text, remedy)
 
 
 def doctor(

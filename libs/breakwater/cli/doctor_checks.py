@@ -18,7 +18,17 @@ from breakwater.analytics.log_comparison import last_comparison
 from breakwater.analytics.migrations import MIGRATIONS, missing
 from breakwater.bus.lookup import Lookup
 from breakwater.cli import connect, formats
-from breakwater.cli.doctor import CONNECT_TIMEOUT_S, SETUP, Finding, Findings, answers, check, clock, judged, timed
+from breakwater.cli.doctor_findings import (
+    CONNECT_TIMEOUT_S,
+    SETUP,
+    Finding,
+    Findings,
+    answers,
+    check,
+    clock,
+    judged,
+    timed,
+)
 from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiError, ApiKeyRefused
 from breakwater.config import Config, OpenId, cipher_of, named_secrets, unusable_programs

@@ -18,7 +18,7 @@ from breakwater.bus.lookup import Lookup, last_on, scan
 from breakwater.bus.server_health import RESTART, unhealthy_servers
 from breakwater.bus.survey import ConsumerFound, StreamFound, Survey, survey
 from breakwater.cli import connect, formats
-from breakwater.cli.doctor import SETUP, Finding, Findings, answers, check, clock, timed
+from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, check, clock, timed
 from breakwater.cli.plane import PlaneLocation
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Alerts, Config

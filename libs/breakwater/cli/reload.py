@@ -1,8 +1,8 @@
-"""Putting another config in force on a running plane: `up` follows its file, `config apply` is for containers.
+"""Applying another config to a running plane: `up` follows its file, `config apply` is for containers.
 
 The order is what keeps a plane at work: the file is checked, then NATS and ClickHouse get what it needs, and only then
 do services read it. Those of `up` read a copy of the last file that went through all of this, so that one that is
-started again meanwhile does not meet a file that somebody is writing.
+started again meanwhile does not meet a file that is being written.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from breakwater import background
 from breakwater.bus.errors import BusError
+from breakwater.cli import output
 from breakwater.cli.errors import CliError
 from breakwater.config import (
     Config,
@@ -37,32 +37,10 @@ if TYPE_CHECKING:
     from breakwater.embedded.datadir import DataDir
     from breakwater.embedded.simulation import Simulation
     from breakwater.embedded.stack import Stack
-    from breakwater.embedded.supervisor import Supervisor
+    from breakwater.embedded.supervisor import ProcessEvent, Supervisor
     from breakwater.settings import Settings
 
 LOOK_EVERY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """Another config is in force."""
-
-    version: str
-    before: str
-    changes: tuple[str, ...]
-    restarted: tuple[str, ...] = ()
-    """Services that had to be started again, as they need environment variables that they did not have."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotApplied:
-    """The one of before stays in force."""
-
-    version: str
-    error: str
-
-
-Report = Callable[[Applied | NotApplied], None]
 
 
 def require_usable(path: Path, config: Config, *, simulate: bool = False) -> None:
@@ -99,7 +77,7 @@ class Prepared:
     """The version that was applied before; None where none was."""
     changes: tuple[str, ...]
     done: tuple[str, ...]
-    """What was done on the servers."""
+    """The changes on the servers, a line each."""
 
 
 async def apply_to_servers(settings: Settings, config: Config, by: str) -> Prepared:
@@ -129,8 +107,44 @@ async def apply_to_servers(settings: Settings, config: Config, by: str) -> Prepa
     return Prepared(config.version, None if before is None else before.version, changed, done)
 
 
+@dataclass(frozen=True, slots=True)
+class StackEvents:
+    """Prints the events of a local stack: as JSON lines on stdout, or as sentences on stderr."""
+
+    logs: Path
+    as_json: bool
+
+    def show(self, event: str, text: str, style: str = "dim", **fields: Any) -> None:
+        """Prints an event: its name and fields for programs, the text for people."""
+        if self.as_json:
+            output.json_line({"event": event, **fields})
+        elif text:
+            output.note(text, style)
+
+    def of_process(self, event: ProcessEvent) -> None:
+        """Prints an event of a process. For people, that it has started or ended is no news."""
+        text, style = "", "dim"
+        match event.kind:
+            case "ready":
+                text = f"  {event.name} is ready{' again' if event.restarts else ''} (pid {event.pid})"
+            case "restarting_in":
+                times = f", {event.failures} times in a row" if event.failures > 1 else ""
+                log = f" (its log: {self.logs / event.name}.log)" if times else ""
+                text = f"  {event.name} {event.message}{times}; it is started again in {event.delay_s:g} s{log}"
+                style = "yellow"
+            case "gave_up":
+                text, style = f"  {event.name} can't go on: {event.message}", "red"
+            case "stopping":
+                text = f"  stopping {event.name}"
+            case _:
+                pass
+        given = {"delay_s": event.delay_s, "failures": event.failures or None, "message": event.message}
+        more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self.show(event.kind, text, style, process=event.name, pid=event.pid, code=event.code, **more)
+
+
 class ConfigFollower:
-    """Puts the config file of a local stack in force whenever it is saved."""
+    """Applies the config file of a local stack whenever it is saved."""
 
     def __init__(
         self,
@@ -138,14 +152,14 @@ class ConfigFollower:
         data: DataDir,
         stack: Stack,
         file: Path,
-        report: Report,
+        events: StackEvents,
         simulation: Simulation | None = None,
     ) -> None:
         """Follows `file`, from which the copy was made that the stack's services read."""
         self._supervisor, self._data, self._stack, self._file = supervisor, data, stack, file
-        self._report, self._simulation = report, simulation
-        self._in_force = stack.setup.config
-        self._config = load_config(self._in_force)
+        self._events, self._simulation = events, simulation
+        self._copy = stack.setup.config
+        self._config = load_config(self._copy)
         self._unannounced: list[tuple[Config, Config]] = []
 
     async def run(self) -> None:
@@ -164,17 +178,21 @@ class ConfigFollower:
                 await self._apply()
                 handled = seen
             except ConfigError as error:
-                self._report(NotApplied(self._config.version, str(error)))
+                self._refuse(str(error))
                 handled = seen
             except Exception as error:  # noqa: BLE001  mostly a server that does not answer: again at the next look
                 if reported != seen:
-                    self._report(NotApplied(self._config.version, str(error) or repr(error)))
+                    self._refuse(str(error) or repr(error))
                 reported = seen
 
     async def _announce(self) -> None:
         while self._unannounced:
             nats_url = self._stack.setup.nats_url.get_secret_value()
-            await announce(nats_url, *self._unannounced[0], _owner(self._file))
+            try:
+                by = self._file.owner()
+            except (KeyError, OSError):
+                by = "an unknown user"
+            await announce(nats_url, *self._unannounced[0], by)
             del self._unannounced[0]
 
     async def _apply(self) -> None:
@@ -191,11 +209,27 @@ class ConfigFollower:
         require_usable(self._file, config, simulate=self._simulation is not None)
         await prepare(self._stack.setup, config)
         self._provision_programs(config)
-        write_private(self._in_force, config.text)
+        write_private(self._copy, config.text)
         self._config = config
         restarted = self._signal_services(before, config)
         self._unannounced.append((before, config))
-        self._report(Applied(config.version, before.version, changes(before, config), restarted))
+        changed = changes(before, config)
+        lines = [f"  config version {config.version} is applied, in place of {before.version}:"]
+        lines += [f"    {line}" for line in changed]
+        lines += [f"  {name} is started again, with the environment variables that it needs now" for name in restarted]
+        self._events.show(
+            "config_applied",
+            "\n".join(lines),
+            version=config.version,
+            before=before.version,
+            changes=changed,
+            restarted=restarted,
+        )
+
+    def _refuse(self, error: str) -> None:
+        version = self._config.version
+        text = f"  the config is not applied, and version {version} stays effective:\n{error}"
+        self._events.show("config_not_applied", text, "red", version=version, error=error)
 
     def _provision_programs(self, config: Config) -> None:
         """Gives NATS the users of programs that are new, and takes away those that are gone."""
@@ -230,10 +264,3 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None  # being replaced, or gone: what was applied holds
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _owner(file: Path) -> str:
-    try:
-        return file.owner()
-    except (KeyError, OSError):
-        return "an unknown user"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from collections.abc import Coroutine, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -16,9 +14,8 @@ from urllib.parse import quote
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import connect, formats, output
 from breakwater.cli.api import Api, api_command, api_errors
-from breakwater.cli.connect import run
 from breakwater.cli.errors import ExitCode, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.output import Column
@@ -29,19 +26,19 @@ if TYPE_CHECKING:
 
 DEFAULT_WAIT_S = 30.0
 LONGEST_WAIT_S = 300.0
-"""What the API allows for one request."""
+"""Limit of the API for one request."""
 
 LEAST_WAIT_S = 0.1
-"""What is left of the time is no reason for another request if it is less."""
+"""Least time left that is worth another request."""
 
 UNDECIDED = 202
 
 CLOCKS_DIFFER = timedelta(seconds=1)
-"""How far the server's clock may be behind ours before a job counts as older than its submission."""
+"""Lag of the server's clock behind ours up to which a job does not count as older than its submission."""
 
 
 class Via(StrEnum):
-    """How a job is sent."""
+    """The way that a job is sent."""
 
     HTTP = "http"
     NATS = "nats"
@@ -121,33 +118,32 @@ def submit(
 
         breakwater submit --job job.json --via nats --no-wait
     """
-    job = _job(
-        job_file,
-        {
-            "agent": agent,
-            "prompt": _prompt(prompt, message_file),
-            "job_id": job_id,
-            "model": model,
-            "params": _pairs("--param", param),
-            "tenant": tenant,
-            "task_id": task_id,
-            "plan_id": plan_id,
-            "depends_on": depends_on or None,
-            "metadata": _pairs("--metadata", metadata),
-            "total_timeout_s": total_timeout,
-            "dry_run": True if dry_run else None,
-        },
-    )
+    from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
+
+    given = {
+        "agent": agent,
+        "prompt": _prompt(prompt, message_file),
+        "job_id": job_id,
+        "model": model,
+        "params": _pairs("--param", param),
+        "tenant": tenant,
+        "task_id": task_id,
+        "plan_id": plan_id,
+        "depends_on": depends_on or None,
+        "metadata": _pairs("--metadata", metadata),
+        "total_timeout_s": total_timeout,
+        "dry_run": True if dry_run else None,
+    }
+    job = _job(job_file, {name: value for name, value in given.items() if value is not None})
     breaker = {"preset": preset, "consecutive_failures": breaker_consecutive, "same_error": breaker_same_error}
     _add_rules(job, breaker, _pairs("--set", rules) or {})
     given_id = "job_id" in job
     # Made here, and not by the server: a job whose acknowledgement gets lost can then be asked for.
-    job.setdefault("job_id", _new_id())
+    job.setdefault("job_id", new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES)))
     for name, value in job.items():
         sendable(name, value)
     submitted_at = datetime.now(UTC)
     waits_s = wait_s if wait else 0.0
-    sending: Coroutine[Any, Any, dict[str, Any] | None]
     if via is Via.NATS:
         from breakwater.cli.submit_over_nats import send
 
@@ -155,8 +151,7 @@ def submit(
     else:
         sending = _send(api.client(), job, wait_s=waits_s)
     try:
-        with _spinner(f"waiting for {job['agent']}", shown=wait and not api.as_json):
-            result = run(sending)
+        result = connect.run(sending, waiting=f"waiting for {job['agent']}" if wait and not api.as_json else "")
     except KeyboardInterrupt:
         output.note(f"not waiting any longer; if the job was accepted, `breakwater executions {job['job_id']}` has it")
         raise
@@ -191,13 +186,12 @@ async def _send(client: ApiClient, job: dict[str, Any], *, wait_s: float) -> dic
 
 def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The job that is sent: the file's, overridden by the options."""
-    job = _job_in(file) if file is not None else {}
-    job |= {name: value for name, value in options.items() if value is not None}
+    job = (_job_in(file) if file is not None else {}) | options
     if "agent" not in job:
         raise wrong_usage("the agent is missing", "Write `breakwater submit AGENT PROMPT`, or name it in --job.")
     if not isinstance(job["agent"], str):
         raise wrong_usage("agent: should be a name")
-    if "job_id" in job and job["job_id"] is None:
+    if job.get("job_id", "") is None:
         del job["job_id"]
     if not any(job.get(name) is not None for name in ("prompt", "messages", "input")):
         raise wrong_usage(
@@ -207,7 +201,7 @@ def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_rules(job: dict[str, Any], breaker: dict[str, Any], rules: dict[str, Any]) -> None:
-    """Puts rules into the job, over those that its file has; breakers, guard and retry have such."""
+    """Puts rules of the breaker, the guard and retries into the job, over those that its file has."""
     given = {f"breaker.{name}": value for name, value in breaker.items() if value is not None} | rules
     for path, value in given.items():
         part, dot, name = path.partition(".")
@@ -254,21 +248,6 @@ def _pairs(option: str, given: Iterable[str] | None) -> dict[str, Any] | None:
     return pairs or None
 
 
-def _new_id() -> str:
-    from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
-
-    return new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
-
-
-@contextmanager
-def _spinner(text: str, *, shown: bool) -> Generator[None]:
-    if not shown or not output.is_terminal(sys.stderr):
-        yield
-        return
-    with output.console(stderr=True).status(text, spinner="line"):
-        yield
-
-
 def _show(result: dict[str, Any], *, as_json: bool) -> None:
     """Prints a result: the answer, then what it took. Ends the command where the job did not succeed."""
     succeeded = result["status"] == "succeeded"
@@ -296,7 +275,7 @@ def note_if_recorded(result: dict[str, Any], submitted_at: datetime) -> None:
 
 
 def _summary(result: dict[str, Any]) -> str:
-    """What an execution took, in a line: model, attempts, tokens, cost, time."""
+    """The figures of an execution in a line: model, attempts, tokens, cost, time."""
     count = result["attempts_count"]
     parts = [
         result["chosen_model"] or result["requested_model"] or "no model",
@@ -323,11 +302,11 @@ def _cost_summary(result: dict[str, Any]) -> str:
 def _answer(result: dict[str, Any]) -> None:
     answer: Any = result["output"]
     if result["dry_run"] and isinstance(answer, dict):
-        planned = cast(list[dict[str, Any]], answer["models"])
+        planned, tries = cast(list[dict[str, Any]], answer["models"]), ("max_attempts", "max_corrections")
         columns: list[Column[dict[str, Any]]] = [
             Column("model", lambda one: one["model"]),
             Column("provider", lambda one: one["provider"]),
-            Column("max attempts", _planned_attempts, right=True),
+            Column("max attempts", lambda one: " + ".join(str(one[name]) for name in tries if one[name]), right=True),
             Column("worst-case cost", lambda one: _planned_cost(one["worst_case_cost"]), right=True),
             Column("admission", lambda one: one["admission"]),
             Column("refusal", _planned_refusal),
@@ -339,17 +318,11 @@ def _answer(result: dict[str, Any]) -> None:
         output.json_document(answer)
 
 
-def _planned_attempts(model: dict[str, Any]) -> str:
-    corrections = model["max_corrections"]
-    return f"{model['max_attempts']}{f' + {corrections}' if corrections else ''}"
-
-
 def _planned_refusal(model: dict[str, Any]) -> str:
-    refusal: dict[str, Any] | None = model["refusal"]
-    if refusal is None:
+    if (refusal := model["refusal"]) is None:
         return ""
-    retry_after_s: float | None = refusal["retry_after_s"]
-    return refusal["message"] + ("" if retry_after_s is None else f" (retry after {retry_after_s:.3g} s)")
+    after_s = refusal["retry_after_s"]
+    return refusal["message"] + ("" if after_s is None else f" (retry after {after_s:.3g} s)")
 
 
 def _planned_cost(cost: str | None) -> str:

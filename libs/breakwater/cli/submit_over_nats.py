@@ -47,7 +47,7 @@ async def send(plane: PlaneLocation, job: dict[str, Any], *, wait_s: float) -> d
     try:
         cipher = plane.cipher()
     except ConfigError:
-        cipher = OFF  # whoever only submits need not have the config, nor its keys
+        cipher = OFF  # a submitter need not have the config, nor its keys
     async with connect.bus(plane.nats_url) as client:
         received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -55,8 +55,8 @@ async def send(plane: PlaneLocation, job: dict[str, Any], *, wait_s: float) -> d
             if not received.done():
                 received.set_result(message.data)
 
-        # At once where the user may subscribe to results; the look-ups below find it in any case.
-        # Of a dry run, which takes no id, the result is found by none.
+        # Received where the user may subscribe to results; the look-ups below find it in any case.
+        # A dry run takes no id, so no look-up finds its result.
         inbox = client.new_inbox() if checked.dry_run else None
         await client.subscribe(inbox or result, cb=receive)
         await _publish(Publisher(lambda: client, "cli", cipher), checked.agent, called, job, inbox)

@@ -5,28 +5,35 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import shutil
+import signal
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from breakwater import prctl
 from breakwater.cli import connect, formats, output
-from breakwater.cli.errors import wrong_usage
+from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.plane import DEFAULT_DATA
 from breakwater.files import write_private
 
 if TYPE_CHECKING:
-    from breakwater.cli.reload import Applied, NotApplied, Report
+    from breakwater.cli.reload import StackEvents
     from breakwater.config import Config
     from breakwater.embedded.datadir import DataDir
     from breakwater.embedded.process import ProcessSpec
     from breakwater.embedded.stack import Stack
-    from breakwater.embedded.supervisor import ProcessEvent, Supervisor
+    from breakwater.embedded.supervisor import Supervisor
     from breakwater.settings import Settings
+
+LOOK_AT_DISK_EVERY_S = 5.0
+
+ROOM_BYTES = 64 * 2**20
+"""With less space on the disk, NATS would soon be unable to write again."""
 
 
 def up(
@@ -34,15 +41,15 @@ def up(
         "breakwater.yaml"
     ),
     data: Annotated[
-        Path, typer.Option("--data", "-d", help="Where everything is kept: streams, state, tables, secrets, logs.")
+        Path, typer.Option("--data", "-d", help="The directory of everything: streams, state, tables, secrets, logs.")
     ] = DEFAULT_DATA,
     workers: Annotated[int, typer.Option(min=1, max=64, help="How many worker processes to run.")] = 1,
     http_port: Annotated[
-        int | None, typer.Option(min=1, max=65_535, help="Where the API listens.", show_default="8080 or a free one")
+        int | None, typer.Option(min=1, max=65_535, help="Port of the API.", show_default="8080 or a free one")
     ] = None,
     console_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65_535, help="Where the console's pages are.", show_default="8081 or a free one"),
+        typer.Option(min=1, max=65_535, help="Port of the console's pages.", show_default="8081 or a free one"),
     ] = None,
     simulate: Annotated[
         bool,
@@ -55,7 +62,7 @@ def up(
     Needs no Docker and no installed server. Everything listens on loopback only, with passwords made at the first
     start. A part that dies is started again; Ctrl-C stops everything, and the next start goes on with the same data.
 
-    When the config file is saved, it is checked and put in force without a restart; a broken one changes nothing.
+    When the config file is saved, it is checked and applied without a restart; a broken one changes nothing.
 
     A server that is already there is used instead of starting one: set BREAKWATER_NATS_URL, BREAKWATER_REDIS_URL or
     BREAKWATER_CLICKHOUSE_URL.
@@ -66,7 +73,7 @@ def up(
 
         breakwater up --config breakwater.yaml --data /var/lib/breakwater --workers 4
     """
-    from breakwater.cli.reload import require_usable
+    from breakwater.cli.reload import StackEvents, require_usable
     from breakwater.config import load_config
     from breakwater.embedded.datadir import DataDir
 
@@ -80,8 +87,9 @@ def up(
     directory = DataDir(data)
     directory.create()
     with directory.locked() as lock:
+        events = StackEvents(directory.logs, as_json)
         return connect.run(
-            _run(directory, lock, config, workers, http_port, console_port, simulate=simulate, as_json=as_json)
+            _run(directory, lock, config, events, simulate=simulate, workers=workers, ports=(http_port, console_port))
         )
 
 
@@ -89,54 +97,42 @@ async def _run(
     data: DataDir,
     lock: int,
     config_file: Path,
-    workers: int,
-    http_port: int | None,
-    console_port: int | None,
+    events: StackEvents,
     *,
     simulate: bool,
-    as_json: bool,
+    workers: int,
+    ports: tuple[int | None, int | None],
 ) -> int:
     from breakwater import background
-    from breakwater.cli.full_disk import FullDisk
     from breakwater.cli.reload import ConfigFollower
     from breakwater.config import load_config
+    from breakwater.embedded.simulation import simulated
     from breakwater.embedded.stack import plan_stack
     from breakwater.embedded.supervisor import Supervisor
 
     supervisor = Supervisor(
-        on_event=_printer(data.logs, as_json=as_json),
-        inherit=[lock],
-        stop_s=12.0,
-        fork_log=data.logs / "fork-server.log",
+        on_event=events.of_process, inherit=[lock], stop_s=12.0, fork_log=data.logs / "fork-server.log"
     )
-
     following: list[asyncio.Task[None]] = []
 
     async def stay_up() -> NoReturn:
-        effective, simulation = config_file, None
-        if simulate:
-            from breakwater.embedded.simulation import simulated
-
-            simulation = simulated(data, config_file)
-            effective = simulation.config_file
+        simulation = simulated(data, config_file) if simulate else None
+        effective = config_file if simulation is None else simulation.config_file
+        api, console = ports
         stack = plan_stack(
-            data,
-            effective,
-            workers=workers,
-            environment=os.environ,
-            http_port=http_port,
-            console_port=console_port,
+            data, effective, workers=workers, environment=os.environ, http_port=api, console_port=console
         )
         if simulation is not None:
             where = {"simulated_provider_url": simulation.control_url}
             stack = replace(stack, endpoints=stack.endpoints.model_copy(update=where))
-        key = await start_stack(supervisor, data, stack, beside=[] if simulation is None else [simulation.process])
-        agent = next(iter(load_config(stack.setup.config).agents))
-        _show_endpoints(stack, key, agent, as_json=as_json, simulate=simulate)
-        follower = ConfigFollower(supervisor, data, stack, config_file, _reporter(as_json=as_json), simulation)
+        key = await start_stack(supervisor, data, stack, also=[] if simulation is None else [simulation.process])
+        if events.as_json:
+            output.json_line({"event": "up", **stack.endpoints.model_dump(mode="json"), "first_api_key": key})
+        else:
+            _show_endpoints(stack, key, next(iter(load_config(stack.setup.config).agents)), simulate=simulate)
+        follower = ConfigFollower(supervisor, data, stack, config_file, events, simulation)
         following.append(asyncio.create_task(follower.run()))
-        full_disk = FullDisk(supervisor, data, stack, partial(_show_disk, as_json=as_json))
-        following.append(asyncio.create_task(full_disk.run()))
+        following.append(asyncio.create_task(_mend_nats(supervisor, data, stack, events)))
         while True:
             await asyncio.Event().wait()
 
@@ -145,21 +141,21 @@ async def _run(
     finally:
         await background.stop(*following)
         data.remove_endpoints()
-    if not as_json:
-        output.note("stopped; the data stays in " + str(data.path))
+    if not events.as_json:
+        output.note(f"stopped; the data stays in {data.path}")
     return code
 
 
 async def start_stack(
-    supervisor: Supervisor, data: DataDir, stack: Stack, *, beside: Sequence[ProcessSpec] = ()
+    supervisor: Supervisor, data: DataDir, stack: Stack, *, also: Sequence[ProcessSpec] = ()
 ) -> str | None:
-    """Starts all processes of a stack in their order, and writes down where it is, for other programs.
+    """Starts all processes of a stack in their order, and writes its endpoints down for other programs.
 
     Args:
-        supervisor: what keeps them alive.
+        supervisor: keeps them alive.
         data: the stack's data directory, locked.
-        stack: what to start.
-        beside: what else to start, together with the servers.
+        stack: the processes, in their order.
+        also: processes to start together with the servers.
 
     Returns:
         The first API key, the one time that it may be shown; None where there is one already.
@@ -168,6 +164,7 @@ async def start_stack(
         ProcessFailedError: a process did not come up.
         CliError: a server does not answer.
     """
+    from breakwater.api_keys import create_key, list_keys
     from breakwater.background import run_together
     from breakwater.cli.setup import prepare_clickhouse, prepare_nats
     from breakwater.config import load_config
@@ -182,56 +179,69 @@ async def start_stack(
             await supervisor.keepers[server].until_ready()
         await prepare(settings, config)
 
-    await run_together(  # NATS is there at once, and ClickHouse takes two seconds
-        supervisor.start([*beside, *stack.servers]),
+    await run_together(  # NATS is there immediately, and ClickHouse takes two seconds
+        supervisor.start([*also, *stack.servers]),
         when_ready("nats", prepare_nats),
         when_ready("clickhouse", prepare_clickhouse),
     )
-    key = _first_key(stack)
+    key = None
+    if not stack.endpoints.api_key_file.exists() or not list_keys(settings.api_keys_file):
+        key = create_key(settings.api_keys_file, "first")
+        write_private(stack.endpoints.api_key_file, key)
     await supervisor.start(stack.services)
     data.write_endpoints(stack.endpoints)
     return key
 
 
-def _first_key(stack: Stack) -> str | None:
-    from breakwater.api_keys import create_key, list_keys
+async def _mend_nats(supervisor: Supervisor, data: DataDir, stack: Stack, events: StackEvents) -> None:
+    """Starts NATS again after its disk was full, as soon as there is room: before that, its streams take nothing.
 
-    keys_file = stack.setup.api_keys_file
-    if stack.endpoints.api_key_file.exists() and list_keys(keys_file):
-        return None
-    key = create_key(keys_file, "first")
-    write_private(stack.endpoints.api_key_file, key)
-    return key
+    Looks every few seconds, until cancelled; returns immediately where NATS is not ours to start again.
+    """
+    from breakwater.bus.server_health import unhealthy_servers
+
+    nats, reported = supervisor.keepers.get("nats"), False
+    while nats is not None:
+        await asyncio.sleep(LOOK_AT_DISK_EVERY_S)
+        # It is starting, or hangs: the supervisor and the services say so.
+        with suppress(CliError):
+            async with connect.bus(stack.setup.nats_url.get_secret_value()) as client:
+                while client.is_connected:
+                    error = next((one.error for one in await unhealthy_servers(client) if one.cannot_write), None)
+                    if error is None:
+                        reported = False
+                    elif shutil.disk_usage(data.path).free >= ROOM_BYTES:
+                        why = f"it could not write ({error}); there is room, so it starts again"
+                        events.show("nats_can_write_again", f"  nats: {why}", "yellow", process="nats", message=why)
+                        nats.signal(signal.SIGTERM)
+                    elif not reported:
+                        why = f"{error}: make space; then it is started again"
+                        events.show("nats_cannot_write", f"  nats: {why}", "yellow", process="nats", message=why)
+                        reported = True
+                    await asyncio.sleep(LOOK_AT_DISK_EVERY_S)
 
 
-def _show_endpoints(stack: Stack, key: str | None, agent: str, *, as_json: bool, simulate: bool) -> None:
-    from breakwater.embedded.datadir import mask_url
+def _show_endpoints(stack: Stack, key: str | None, agent: str, *, simulate: bool) -> None:
+    endpoints, metrics = stack.endpoints, list(stack.endpoints.metrics.values())
 
-    endpoints = stack.endpoints
-    if as_json:
-        output.json_line({"event": "up", **endpoints.model_dump(mode="json"), "first_api_key": key})
-        return
+    def server(name: str, url: str) -> tuple[str, str]:
+        return name, connect.shown(url) + (" (given)" if name in stack.given else "")
 
-    def row(name: str, url: str) -> tuple[str, str]:
-        return name, mask_url(url) + (" (given)" if name in stack.given else "")
-
-    rows = [
+    output.styled(("Breakwater is up.", "bold green"))
+    for name, value in (
         ("console", f"{endpoints.console_url} (sign in with the API key)"),
         ("API", endpoints.request_url + "/docs"),
-        row("nats", endpoints.nats_url),
-        row("redis", endpoints.redis_url),
-        row("clickhouse", endpoints.clickhouse_url),
-        ("metrics", _span_of(list(endpoints.metrics.values()))),
+        server("nats", endpoints.nats_url),
+        server("redis", endpoints.redis_url),
+        server("clickhouse", endpoints.clickhouse_url),
+        ("metrics", f"{metrics[0]} ({len(metrics)} processes, listed in endpoints.json)"),
         ("data", str(endpoints.data_dir)),
         ("URLs with passwords", str(endpoints.data_dir / "endpoints.json")),
         ("API key", str(endpoints.api_key_file)),
-    ]
-    output.styled(("Breakwater is up.", "bold green"))
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        output.styled((f"  {name.ljust(width)}  ", "dim"), value)
+    ):
+        output.styled((f"  {name:<19}  ", "dim"), value)
     if key is not None:
-        output.styled(("\n  The first API key, shown once: ", ""), (key, "bold"))
+        output.styled("\n  The first API key, shown once: ", (key, "bold"))
     if simulate:
         output.styled(("\n  Every provider is simulated: nothing is called, nothing is spent.", "yellow"))
     where = "" if endpoints.data_dir == DEFAULT_DATA.absolute() else f" --data {shlex.quote(str(endpoints.data_dir))}"
@@ -239,63 +249,3 @@ def _show_endpoints(stack: Stack, key: str | None, agent: str, *, as_json: bool,
     for arguments in (f'submit {shlex.quote(agent)} "Write a haiku about harbours."', "tail --since 1h"):
         output.styled((f"    {formats.program()} {arguments}{where}", "bold"))
     output.styled(("  Ctrl-C stops everything.", "dim"))
-
-
-def _reporter(*, as_json: bool) -> Report:
-    from breakwater.cli.reload import NotApplied
-
-    def show(happened: Applied | NotApplied) -> None:
-        if as_json:
-            output.json_line(
-                {
-                    "event": "config_not_applied" if isinstance(happened, NotApplied) else "config_applied",
-                    **asdict(happened),
-                }
-            )
-        elif isinstance(happened, NotApplied):
-            output.styled((f"  the config is not applied, and version {happened.version} stays in force:", "red"))
-            output.note(happened.error)
-        else:
-            output.note(f"  config version {happened.version} is applied, in place of {happened.before}:")
-            output.note("\n".join(f"    {line}" for line in happened.changes))
-            for name in happened.restarted:
-                output.note(f"  {name} is started again, with the environment variables that it needs now")
-
-    return show
-
-
-def _show_disk(event: str, message: str, *, as_json: bool) -> None:
-    if as_json:
-        output.json_line({"event": event, "process": "nats", "message": message})
-    else:
-        output.styled((f"  nats: {message}", "yellow"))
-
-
-def _span_of(urls: list[str]) -> str:
-    return f"{urls[0]} ({len(urls)} processes, listed in endpoints.json)"
-
-
-def _printer(logs: Path, *, as_json: bool) -> Any:
-    def show(event: ProcessEvent) -> None:
-        if as_json:
-            line = {"event": event.kind, "process": event.name, "pid": event.pid, "code": event.code}
-            more = {"delay_s": event.delay_s, "failures": event.failures or None, "message": event.message}
-            output.json_line(line | {name: value for name, value in more.items() if value is not None})
-            return
-        match event.kind:
-            case "ready":
-                again = " again" if event.restarts else ""
-                output.note(f"  {event.name} is ready{again} (pid {event.pid})")
-            case "restarting_in":
-                times = f", {event.failures} times in a row" if event.failures > 1 else ""
-                log = f" (its log: {logs / event.name}.log)" if times else ""
-                text = f"  {event.name} {event.message}{times}; it is started again in {event.delay_s:g} s{log}"
-                output.styled((text, "yellow"))
-            case "gave_up":
-                output.styled((f"  {event.name} can't go on: {event.message}", "red"))
-            case "stopping":
-                output.note(f"  stopping {event.name}")
-            case _:
-                pass
-
-    return show

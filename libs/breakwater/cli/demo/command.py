@@ -65,13 +65,10 @@ def demo(
 
 
 def _run(directory: Path, jobs: int, seed: int, *, as_json: bool) -> int:
-    from breakwater.cli.demo import screen
     from breakwater.cli.demo.report import Report
     from breakwater.cli.demo.run import run_demo
     from breakwater.embedded.datadir import DataDir
 
-    if not as_json:
-        screen.announce(jobs)
     data = DataDir(directory)
     data.create()
     with data.locked() as lock:

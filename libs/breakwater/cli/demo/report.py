@@ -1,26 +1,28 @@
-"""What the demo found: the figures, and whether everything happened that the scenario provokes."""
+"""A run of the demo and its report: figures, the checks of everything that the scenario provokes, and the screen."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.figures import AgentSummary, agent_summaries
 from breakwater.analytics.rows import attempt_of, execution_of
-from breakwater.cli.demo.progress import DemoRun
-from breakwater.cli.demo.receiver import Delivered
-from breakwater.cli.demo.reconciliation import LedgerComparison
-from breakwater.cli.demo.scenario import BURST, RETRY_AFTER_S
-from breakwater.cli.formats import money
+from breakwater.cli import output
+from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
+from breakwater.cli.demo.scenario import BURST, RETRY_AFTER_S, STORY, trouble_at
+from breakwater.cli.formats import counted, duration, exact, money
+from breakwater.cli.output import Cell, Column
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.execution import Attempt, Execution
+from breakwater.contracts.job import Job
 from breakwater.contracts.types import usd_from_nano
 
 Breaker = Mapping[str, Any]
-"""How often a breaker changed its state, where it stands, and why it opened first: a row of the following."""
+"""A row of `BREAKERS`: the changes of a breaker, its state now, and why it opened first."""
 
 BREAKERS = """
 SELECT
@@ -37,12 +39,57 @@ ORDER BY agent, model
 """
 
 _EXPECTED_ALERTS = frozenset({"breaker_open", "breaker_closed", "budget_soft_cap"})
-"""Of what the scenario provokes, what people are alerted of in every run."""
+"""The alerts that the scenario provokes in every run."""
+
+
+@dataclass(slots=True)
+class Delivered:
+    """The alerts that a receiver got, in the order of their arrival."""
+
+    alerts: list[Alert] = field(default_factory=list[Alert])
+    repeated: int = 0
+    """Deliveries of an alert that had arrived before."""
+    refused: int = 0
+    """Requests whose signature was not right."""
+
+
+@dataclass(slots=True)
+class DemoRun:
+    """One run of the demo so far."""
+
+    planned: Sequence[tuple[float, Job]]
+    """All jobs, each with its time of submission: seconds since the load began."""
+    delivered: Delivered = field(default_factory=Delivered)
+    phase: Literal["starting", "running", "settling"] = "starting"
+    began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    load_began_at: datetime | None = None
+    ready: list[str] = field(default_factory=list[str])
+    """Processes that are up."""
+    results: int = 0
+    """Number of jobs that have one."""
+    failed: dict[str, str] = field(default_factory=dict[str, str])
+    """Errors of submitting jobs, by job id. A job that ended in failure is none."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the demo began."""
+        return (datetime.now(UTC) - self.began_at).total_seconds()
+
+    def words(self) -> str:
+        """The state of the run, in a line."""
+        if self.phase == "starting":
+            return f"starting: {', '.join(self.ready) or 'servers'}"
+        parts = [f"{self.phase}: {self.results}/{len(self.planned)} jobs have their results"]
+        if self.phase == "running" and self.load_began_at is not None:
+            parts += trouble_at((datetime.now(UTC) - self.load_began_at).total_seconds())
+        if alerts := self.delivered.alerts:
+            parts.append(f"{counted(len(alerts), 'alert')}, the last: {alerts[-1].title}")
+        return " | ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """What ClickHouse holds."""
+    """The rows of ClickHouse."""
 
     agents: tuple[AgentSummary, ...]
     executions: tuple[Execution, ...]
@@ -52,7 +99,7 @@ class StoredRows:
 
 
 async def read_stored(analytics: Analytics) -> StoredRows:
-    """Reads it. Raises AnalyticsError."""
+    """Reads all of them. Raises AnalyticsError."""
     return StoredRows(
         agents=await agent_summaries(analytics),
         executions=await analytics.read(execution_of, "SELECT * FROM executions FINAL ORDER BY execution_id"),
@@ -64,7 +111,7 @@ async def read_stored(analytics: Analytics) -> StoredRows:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that must have happened, and how it went."""
+    """Something that must happen, and how it went."""
 
     name: str
     ok: bool
@@ -84,7 +131,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the ledgers agree, and everything happened that had to."""
+        """True if the ledgers agree, and everything happened that had to."""
         return self.comparison.agree and all(check.ok for check in self.checks)
 
     def document(self) -> dict[str, Any]:
@@ -96,7 +143,7 @@ class Report:
             "seconds": round(self.seconds, 1),
             "agents": [
                 asdict(agent)
-                | {"success_rate": agent.success_rate, "spend": _usd(agent.spend), "wasted": _usd(agent.wasted)}
+                | {"success_rate": agent.success_rate, "spend": exact(agent.spend), "wasted": exact(agent.wasted)}
                 for agent in self.stored.agents
             ],
             "breakers": self.stored.breakers,
@@ -107,7 +154,7 @@ class Report:
 
 
 def checks(run: DemoRun, stored: StoredRows, cap: int) -> tuple[Check, ...]:
-    """Whether what the scenario provokes has happened; `cap` is that of `small-budget`, in nano-dollars. Pure."""
+    """One check for each thing that the scenario provokes; `cap` is that of `small-budget`, in nano-dollars. Pure."""
     return (
         _each_job_once(run, stored),
         _outage(stored),
@@ -202,5 +249,94 @@ def _status(attempt: Attempt) -> int | None:
     return None if attempt.error is None else attempt.error.status_code
 
 
-def _usd(nano: int | None) -> str | None:
-    return None if nano is None else usd_from_nano(nano)
+DIFFERENCES = 10
+"""Number of those shown; the document of --json has all."""
+
+_NONE = ("·", "dim")
+
+AGENTS: tuple[Column[AgentSummary], ...] = (
+    Column("agent", lambda one: (one.agent, "bold" if one.agent == "all" else "")),
+    Column("jobs", lambda one: one.executions, right=True),
+    Column("ok", lambda one: _success(one), right=True),
+    Column("tries", lambda one: one.attempts, right=True),
+    Column("retry", lambda one: one.retries or _NONE, right=True),
+    Column("fall", lambda one: one.fallbacks or _NONE, right=True),
+    Column("short", lambda one: one.short_circuits or _NONE, right=True),
+    Column("p50", lambda one: duration(one.p50_ms), right=True),
+    Column("p95", lambda one: duration(one.p95_ms), right=True),
+    Column("spend", lambda one: _dollars(one.spend), right=True),
+    Column("wasted", lambda one: _dollars(one.wasted), right=True),
+)
+CHECKS: tuple[Column[Check], ...] = (
+    Column("", lambda check: ("ok", "green") if check.ok else ("FAILED", "bold red")),
+    Column("provoked", lambda check: check.name),
+    Column("result", lambda check: check.detail),
+)
+FIGURES: tuple[Column[ComparedFigure], ...] = (
+    Column("", lambda one: one.name),
+    Column("provider", lambda one: _amount(one.provider), right=True),
+    Column("Redis", lambda one: _amount(one.redis), right=True),
+    Column("ClickHouse", lambda one: _amount(one.clickhouse), right=True),
+    Column("agree", lambda one: ("yes", "green") if one.agree else ("NO", "bold red")),
+)
+
+
+def announce(jobs: int) -> None:
+    """Prints the scenario in words."""
+    output.styled(("Breakwater demo", "bold"), f": {jobs} jobs, 6 agents, local servers, a simulated provider")
+    for sentence in STORY:
+        output.styled((f"  - {sentence}", "dim"))
+    output.write("")
+
+
+def show(report: Report) -> None:
+    """Prints the report."""
+    _heading("Agents", "read from ClickHouse; fall: fallbacks, short: calls that were refused")
+    summed = [field.name for field in fields(AgentSummary) if field.name not in ("agent", "p50_ms", "p95_ms")]
+    totals = {name: sum(getattr(agent, name) or 0 for agent in report.stored.agents) for name in summed}
+    output.table(AGENTS, [*report.stored.agents, AgentSummary(agent="all", p50_ms=None, p95_ms=None, **totals)], gap=1)
+    _heading("What was provoked, and what became of it")
+    output.table(CHECKS, report.checks)
+    _heading("Reconciliation", "the provider's own ledger, Redis' counters, ClickHouse's sums")
+    output.table(FIGURES, report.comparison.figures)
+    output.styled(("estimated: the worst case of calls whose answer never came", "dim"))
+    differences = report.comparison.differences
+    for difference in differences[:DIFFERENCES]:
+        output.styled((f"differs: {difference}", "red"))
+    if len(differences) > DIFFERENCES:
+        output.styled((f"and {len(differences) - DIFFERENCES} more; --json lists all", "red"))
+    output.write("")
+    output.styled(_verdict(report))
+
+
+def _heading(title: str, note: str = "") -> None:
+    output.write("")
+    output.styled((title, "bold cyan"), (f"  {note}" if note else "", "dim"))
+
+
+def _success(agent: AgentSummary) -> Cell:
+    rate = agent.success_rate or 0
+    return (f"{rate:.0%}", "green" if rate >= 0.99 else "yellow" if rate >= 0.5 else "red")
+
+
+def _dollars(nano: int | None) -> str:
+    """To a hundredth of a cent."""
+    if nano is None or 0 < nano < 100_000:
+        return "unknown" if nano is None else "<$0.0001"
+    return f"${usd_from_nano(nano)[:-5]}"
+
+
+def _amount(value: int | str | None) -> Cell:
+    return _NONE if value is None else f"${value}" if isinstance(value, str) else str(value)
+
+
+def _verdict(report: Report) -> Cell:
+    seconds = f"{report.seconds:.0f} s"
+    if report.ok:
+        return (
+            f"The three ledgers agree to the nano-dollar and the call: {report.jobs} jobs in {seconds}.",
+            "bold green",
+        )
+    failed = ", ".join(check.name for check in report.checks if not check.ok)
+    words = ("" if report.comparison.agree else "the ledgers differ", f"not as expected: {failed}" if failed else "")
+    return (f"FAILED after {seconds}: {'; '.join(filter(None, words))}.", "bold red")

@@ -8,29 +8,33 @@ import json
 import secrets
 import signal
 import time
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
+import nats.errors
 import yaml
+from aiohttp import web
+from nats.aio.client import Client
+from standardwebhooks import Webhook, WebhookVerificationError
 
 from breakwater.bus.survey import survey
 from breakwater.bus.topology import Plan
 from breakwater.cli import connect, output
-from breakwater.cli.demo import scenario, screen
-from breakwater.cli.demo.load import submit_all
-from breakwater.cli.demo.progress import DemoRun, shown
-from breakwater.cli.demo.receiver import receiving
+from breakwater.cli.demo import report, scenario
 from breakwater.cli.demo.reconciliation import ProviderCall, compare
-from breakwater.cli.demo.report import Check, Report, checks, read_stored
+from breakwater.cli.demo.report import Check, Delivered, DemoRun, Report
 from breakwater.cli.errors import unreachable
 from breakwater.cli.setup import bus_plan
 from breakwater.cli.up import start_stack
+from breakwater.client import ApiError, AsyncClient, JobFailed
 from breakwater.config import load_config
-from breakwater.embedded.datadir import DataDir
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.job import Job
+from breakwater.embedded.datadir import DataDir, Endpoints
 from breakwater.embedded.ports import free_port
-from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.simulation import SCRIPT, provider_process
 from breakwater.embedded.stack import Stack, plan_stack
 from breakwater.embedded.supervisor import ProcessEvent, Supervisor
@@ -39,12 +43,15 @@ from breakwater.policy.budget import periods_since
 from breakwater.state.budget_counters import BudgetCounters
 
 CONFIG = "breakwater.yaml"
+IN_FLIGHT = 32
+DEADLINE_S = 120.0
 SETTLE_S = 20.0
 LOOK_EVERY_S = 0.25
+LINE_EVERY_S = 2.0
 
 
 async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: bool) -> Report | signal.Signals:
-    """Runs the demo in a data directory, prints the report, and stops whatever it started.
+    """Runs the demo in a data directory, prints the report, and stops everything it started.
 
     Args:
         data: a fresh data directory.
@@ -76,16 +83,21 @@ async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: b
 
     supervisor = Supervisor(on_event=on_event, inherit=[lock], stop_s=12.0, fork_log=data.logs / "fork-server.log")
 
+    def line() -> str:
+        return f"{demo.elapsed_s:4.0f} s  {demo.words()}"
+
     async def play() -> Report:
-        async with nullcontext() if as_json else shown(demo):
-            report = await _play(data, supervisor, demo, seed)
+        async with nullcontext() if as_json else connect.progress(line, lines_every_s=LINE_EVERY_S):
+            found = await _play(data, supervisor, demo, seed)
         # Printed before the stack is stopped, which takes a moment.
         if as_json:
-            output.json_document(report.document())
+            output.json_document(found.document())
         else:
-            screen.show(report)
-        return report
+            report.show(found)
+        return found
 
+    if not as_json:
+        report.announce(jobs)
     try:
         return await supervisor.run(play)
     finally:
@@ -93,35 +105,107 @@ async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: b
 
 
 async def _play(data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int) -> Report:
-    """All of it, from the first process to the report."""
-    port = free_port()
+    """Everything from the first process to the report."""
+    port, jobs = free_port(), len(demo.planned)
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
     write_private(data.secret_file("webhook"), secret)
     async with (
         receiving(secret, demo.delivered) as receiver_url,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}", raise_for_status=True) as provider,
     ):
-        process = _write_files(data, receiver_url, port, len(demo.planned), seed)
+        key, _ = data.secret("provider-key"), data.secret("wrong-key")
+        directory = data.secret_file("provider-key").parent
+        config = scenario.config(f"http://127.0.0.1:{port}/v1", receiver_url, directory, jobs)
+        write_private(data.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
+        write_private(data.path / SCRIPT, json.dumps(scenario.provider_script(config, jobs, seed, key)))
         stack = plan_stack(data, data.path / CONFIG, environment={}, http_port=free_port(), console_port=free_port())
-        await start_stack(supervisor, data, stack, beside=[process])
+        await start_stack(supervisor, data, stack, also=[provider_process(data, port, data.path / SCRIPT)])
         try:
             async with provider.post("/_sim/start"):
                 demo.phase, demo.load_began_at = "running", datetime.now(UTC)
-            await submit_all(demo, stack.endpoints)
+            await _submit_all(demo, stack.endpoints)
             demo.phase = "settling"
             return await _report(demo, stack, provider)
         except aiohttp.ClientError as error:
             raise unreachable(f"the simulated provider does not answer: {error}") from error
 
 
-def _write_files(data: DataDir, receiver_url: str, port: int, jobs: int, seed: int) -> ProcessSpec:
-    """Writes the config of this run and the provider's script into the data directory; gives the provider."""
-    key, _ = data.secret("provider-key"), data.secret("wrong-key")
-    directory = data.secret_file("provider-key").parent
-    config = scenario.config(f"http://127.0.0.1:{port}/v1", receiver_url, directory, jobs)
-    write_private(data.path / CONFIG, yaml.safe_dump(config, sort_keys=False))
-    write_private(data.path / SCRIPT, json.dumps(scenario.provider_script(config, jobs, seed, key)))
-    return provider_process(data, port, data.path / SCRIPT)
+@asynccontextmanager
+async def receiving(secret: str, delivered: Delivered) -> AsyncGenerator[str]:
+    """A receiver of alerts, as a user would write one: it checks every signature with the Standard Webhooks package.
+
+    Listens on a free port of loopback while the block runs; yields the URL to post to.
+    """
+    webhook = Webhook(secret)
+
+    async def receive(request: web.Request) -> web.Response:
+        try:
+            event = webhook.verify(await request.read(), dict(request.headers))
+        except WebhookVerificationError as error:
+            delivered.refused += 1
+            return web.Response(status=401, text=str(error))
+        alert = Alert.model_validate(event["data"])
+        if any(alert.alert_id == known.alert_id for known in delivered.alerts):
+            delivered.repeated += 1
+        else:
+            delivered.alerts.append(alert)
+        return web.Response(status=204)
+
+    app = web.Application()
+    app.router.add_post("/alerts", receive)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/alerts"
+    finally:
+        await runner.cleanup()
+
+
+async def _submit_all(run: DemoRun, endpoints: Endpoints) -> None:
+    """Submits each job when its time has come, over HTTP or NATS, and waits for all results."""
+    slots = asyncio.Semaphore(IN_FLIGHT)
+
+    async def submit(job: Job) -> None:
+        try:
+            if job.metadata["way"] == "nats":
+                await _run_over_nats(bus, job)
+            else:
+                with suppress(JobFailed):
+                    await http.run(job, timeout_s=DEADLINE_S)
+            run.results += 1
+        except (ApiError, TimeoutError, nats.errors.Error) as error:
+            run.failed[str(job.job_id)] = str(error) or type(error).__name__
+        finally:
+            slots.release()
+
+    api_key = endpoints.api_key_file.read_text(encoding="utf-8").strip()
+    async with (
+        AsyncClient(endpoints.request_url, api_key) as http,
+        connect.bus(endpoints.nats_url, reconnects=True) as bus,
+    ):
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as submitting:
+                for at_s, job in run.planned:
+                    await asyncio.sleep(max(0.0, begun + at_s - time.monotonic()))
+                    await slots.acquire()
+                    submitting.create_task(submit(job))
+        except TimeoutError:
+            run.failed["load"] = f"was not done within {DEADLINE_S:g} s"
+
+
+async def _run_over_nats(client: Client, job: Job) -> None:
+    """Submits a job as programs of any language do; its result comes to the inbox that the job names."""
+    inbox = client.new_inbox()
+    body = job.model_copy(update={"reply_to": inbox}).model_dump_json(exclude_unset=True)
+    headers = {"Nats-Msg-Id": str(job.job_id)}
+    results = await client.subscribe(inbox)
+    try:
+        await client.jetstream(timeout=10).publish(f"bw.jobs.{job.agent}", body.encode(), headers=headers)
+        await results.next_msg(timeout=DEADLINE_S)
+    finally:
+        await results.unsubscribe()  # the server allows a connection only so many
 
 
 async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) -> Report:
@@ -133,13 +217,13 @@ async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) 
         connect.state(stack.endpoints.redis_url) as redis,
     ):
         left = await _unsettled(stack.setup.nats_url.get_secret_value(), bus_plan(config), provider)
-        stored = await read_stored(analytics)
+        stored = await report.read_stored(analytics)
         # A run across midnight has two days.
         days = [one for one in periods_since(demo.began_at, datetime.now(UTC), zone) if one.window == "daily"]
         redis_now = await BudgetCounters(redis, zone).snapshot(days)
         ledger = await _ledger(provider)
     calls = [ProviderCall(call["client_request_id"], call["model"], call["cost_nano"]) for call in ledger["calls"]]
-    found = checks(demo, stored, config.agents["small-budget"].budget.daily_usd or 0)
+    found = report.checks(demo, stored, config.agents["small-budget"].budget.daily_usd or 0)
     return Report(
         jobs=len(demo.planned),
         seconds=demo.elapsed_s,
@@ -151,7 +235,7 @@ async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) 
 
 
 async def _unsettled(nats_url: str, plan: Plan, provider: aiohttp.ClientSession) -> list[str]:
-    """Waits until nothing is on its way, seen so twice in a row; gives what still was at the deadline, in words.
+    """Waits until nothing is on its way, seen so twice in a row; returns what still was at the deadline, in words.
 
     Once is not enough: what has left one place may reach the next one just after that was looked at.
     """

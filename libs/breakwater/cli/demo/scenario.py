@@ -13,23 +13,23 @@ import yaml
 from breakwater.contracts.job import Job
 
 LOAD_S = 20.0
-"""Over how long the jobs are submitted."""
+"""Time over which the jobs are submitted."""
 
 OUTAGE_S = (6.0, 11.0)
-"""When gpt-4o answers 503, in seconds since the load began."""
+"""Seconds since the load began, between which gpt-4o answers 503."""
 
 HANG_S = (3.0, 12.0)
-"""When o3 takes requests and does not answer them."""
+"""Seconds between which o3 takes requests and does not answer them."""
 
 BURST = 8
-"""So many requests in a row to gpt-4o-mini are answered 429."""
+"""Number of requests in a row to gpt-4o-mini that are answered 429."""
 
 RETRY_AFTER_S = 1
 COOLDOWN_S = 3
 ALERT_CHANNEL = "demo"
 
 EXAMPLE = Path(__file__).with_name("example.yaml")
-"""A link to examples/breakwater.yaml, whose agents the demo runs beside its own; a package has the file itself."""
+"""A link to examples/breakwater.yaml, whose agents run together with the demo's own; a package has the file itself."""
 
 SHARES: Mapping[str, int] = {
     "content-writer": 30,
@@ -39,7 +39,7 @@ SHARES: Mapping[str, int] = {
     "small-budget": 12,
     "wrong-key": 8,
 }
-"""How many of a hundred jobs each agent gets."""
+"""Each agent's jobs of a hundred."""
 
 STORY: tuple[str, ...] = (
     f"gpt-4o is down from second {OUTAGE_S[0]:g} to {OUTAGE_S[1]:g}: every call is answered 503",
@@ -70,7 +70,7 @@ _TASKS = (
 
 
 def trouble_at(seconds: float) -> tuple[str, ...]:
-    """What is wrong at the provider at a time, in words; seconds since the load began."""
+    """The faults of the provider at a time, in words; seconds since the load began."""
     troubles = {"gpt-4o is down (503)": OUTAGE_S, "o3 hangs": HANG_S}
     return tuple(words for words, (begin, end) in troubles.items() if begin <= seconds < end)
 
@@ -127,7 +127,7 @@ def config(provider_url: str, receiver_url: str, secrets: Path, jobs: int) -> di
 
 
 def provider_script(config: Mapping[str, Any], jobs: int, seed: int, api_key: str) -> dict[str, Any]:
-    """How the simulated provider behaves: every model of the config at its price. Its clock is started with the load.
+    """The behaviour of the simulated provider: every model of the config at its price. Its clock starts with the load.
 
     Input tokens are left to the texts' length: a budget holds a high estimate of those, and no more.
     """
@@ -157,7 +157,7 @@ def provider_script(config: Mapping[str, Any], jobs: int, seed: int, api_key: st
 
 
 def plan_load(jobs: int, seed: int) -> list[tuple[float, Job]]:
-    """Each job with when it is submitted, in seconds since the load began; half of them over HTTP, half over NATS."""
+    """Each job with its second of submission, since the load began; half of them over HTTP, half over NATS."""
     draw = random.Random(seed)  # noqa: S311  the same seed is to give the same load
     # The agents of a hundred jobs, those of each spread evenly.
     spread = sorted(
