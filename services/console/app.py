@@ -1,4 +1,4 @@
-"""The console: web pages on the records in ClickHouse and on what the HTTP API reports and does."""
+"""The console: web pages on the records in ClickHouse and on the HTTP API."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ConsoleService:
         """Serves until SIGTERM or SIGINT.
 
         Raises:
-            SystemExit: with code 1, the port can't be had; the reason is on stderr.
+            SystemExit: with code 1, the port is not available; the reason is on stderr.
         """
         host, port = self._settings.console_host, self._settings.console_port
         try:
@@ -97,7 +97,7 @@ class ConsoleService:
             await self._server.serve([listening])
 
     async def is_alive(self) -> bool:
-        """Whether its event loop turns; it subscribes to nothing."""
+        """True while the event loop runs; the console subscribes to nothing."""
         return True
 
     async def reload(self, config: Config) -> None:
@@ -139,12 +139,8 @@ class ConsoleService:
             ],
             lifespan=self._lifespan,
         )
-        app.add_exception_handler(ApiKeyRefused, _signed_out)
-        app.add_exception_handler(ApiError, self._refused)
-        app.add_exception_handler(FormRefused, self._refused)
-        app.add_exception_handler(HTTPException, self._http_error)
-        app.add_exception_handler(ClientDisconnect, _client_disconnected)
-        app.add_exception_handler(Exception, self._bug)
+        for kind in (ApiError, FormRefused, HTTPException, ClientDisconnect, Exception):
+            app.add_exception_handler(kind, self._failed)
         return app
 
     @asynccontextmanager
@@ -156,20 +152,22 @@ class ConsoleService:
             await self._api.close()
             await self._context.analytics.close()
 
-    async def _refused(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError | FormRefused)
-        return self._page(request, error.status, "The request failed", str(error))
-
-    async def _http_error(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        if error.status_code == 404:
-            return self._page(request, 404, "Page not found", f"There is no page at {request.url.path}.")
-        return self._page(request, error.status_code, "The request failed", str(error.detail))
-
-    async def _bug(self, request: Request, error: Exception) -> Response:  # noqa: ARG002  the server logs it
-        return self._page(request, 500, "Something went wrong", "This is a bug in Breakwater; see the console's log.")
-
-    def _page(self, request: Request, status: int, title: str, text: str) -> Response:
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        """Answers a request that failed; the server logs what nothing here expects."""
+        match error:
+            case ClientDisconnect():
+                return Response(status_code=499)
+            case ApiKeyRefused():
+                return to_sign_in(request, "ended")
+            case HTTPException(status_code=404):
+                status, title, text = 404, "Page not found", f"There is no page at {request.url.path}."
+            case HTTPException():
+                status, title, text = error.status_code, "The request failed", str(error.detail)
+            case ApiError() | FormRefused():
+                status, title, text = error.status, "The request failed", str(error)
+            case _:
+                status, title = 500, "Something went wrong"
+                text = "This is a bug in Breakwater; see the console's log."
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse({"message": text}, status, HEADERS)
         return self._pages.plain(request, status, title, text)
@@ -188,11 +186,3 @@ class _Static(StaticFiles):
 
 async def _alive(_: Request) -> Response:
     return JSONResponse({"status": "alive"})
-
-
-async def _signed_out(request: Request, _error: Exception) -> Response:
-    return to_sign_in(request, "ended")
-
-
-async def _client_disconnected(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=499)

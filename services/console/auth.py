@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Literal, TypedDict
 from urllib.parse import quote, unquote, urlencode
 
 import structlog
@@ -32,7 +31,6 @@ from services.console.operator_actions import read_form
 from services.console.pages import PageRenderer
 from services.console.sessions import (
     SESSION,
-    KnownSession,
     KnownSessions,
     Session,
     csrf_of,
@@ -45,24 +43,24 @@ COOKIE = "breakwater_console"
 NOTICES = "breakwater_notices"
 NOTICES_S = 300
 FLOW = "breakwater_sign_in"
-"""The cookie of somebody who was sent to the OpenID provider: the flow, and where they want to go."""
+"""The cookie of a user who was sent to the OpenID provider: the flow, and the page that was asked for."""
 FLOW_S = 600
-"""How long they may take there."""
+"""The time that a sign-in there may take."""
 OPENID = "/sign-in/openid"
 AT_ONCE = 3
-"""Sign-ins of one address that are under way at the provider."""
+"""Concurrent sign-ins of one address at the provider."""
 FAILURES_A_MINUTE = 10
 _AT_PROVIDER = ("openid_refused", "openid_invalid")
 CHECK_EVERY_S = 10.0
-"""How soon the sessions of a revoked key, and those that were ended elsewhere, are out."""
+"""The interval at which sessions are checked: of a revoked key, or ended elsewhere, they are out after it."""
 CHECK_TIMEOUT_S = 3.0
 UNCHECKED_S = 300.0
-"""For how long sessions can go on reading what is recorded while the HTTP API is unavailable."""
+"""The time for which sessions can go on reading records while the HTTP API is unavailable."""
 
 _OPEN = ("/sign-in", OPENID, OPENID_CALLBACK, "/healthz")
 _BROUGHT = tuple(OpenIdCallback.model_fields.keys() - {"flow"})
 MAX_WANTED = 2_000
-"""Bytes of a page's path that a cookie still holds."""
+"""Bytes of the path of a page in a cookie."""
 _WHY = {
     "ended": "Your session has ended, or its key was revoked. Sign in again.",
     "expired": "Your session had expired, and nothing was done. Sign in and submit the form again.",
@@ -90,10 +88,17 @@ class RequireSignIn:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on with its session, or answers it."""
-        if scope["type"] != "http" or scope["path"] in _OPEN or scope["path"].startswith("/static/"):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
+        if request.method not in ("GET", "HEAD") and not _same_site(request):
+            refused = self._pages.plain(request, 403, "Request refused", "It was sent by another site.")
+            await refused(scope, receive, send)
+            return
+        if scope["path"] in _OPEN or scope["path"].startswith("/static/"):
+            await self._app(scope, receive, send)
+            return
         if (refusal := await self._refusal(request)) is not None:
             await refusal(scope, receive, send)
             return
@@ -109,8 +114,6 @@ class RequireSignIn:
             self._shares.release(holder)
 
     async def _refusal(self, request: Request) -> Response | None:
-        if request.method not in ("GET", "HEAD") and not _same_site(request):
-            return _from_another_site(self._pages, request)
         token = _cookie(request, COOKIE)
         if not is_session(token):
             return to_sign_in(request)
@@ -126,32 +129,22 @@ class RequireSignIn:
             except ApiError as error:
                 self._check_again_at, problem = self._clock() + CHECK_EVERY_S, error.message
             else:
-                known = self._seen(token, key, now)
+                known = self._sessions.add(token, key, now)
         if known is None or now - known.checked_at > UNCHECKED_S:
             return self._pages.plain(request, 503, "Your session can't be checked", problem)
         notices = unpack(_cookie(request, NOTICES), token)
         request.scope[SESSION] = Session(api, known, csrf_of(token), notices)
         return None
 
-    def _seen(self, token: str, key: KeyDetails, now: float) -> KnownSession:
-        known = self._sessions.find(token)
-        if known is None:
-            return self._sessions.add(token, key, now)
-        known.key, known.checked_at = key, now
-        return known
-
     def _with_notices(self, request: Request, send: Send) -> Send:
-        """Sends notices that are left for the next page along in a cookie."""
+        """Sends the notices for the next page along in a cookie."""
 
         async def sending(message: Message) -> None:
             session: Session | None = request.scope.get(SESSION)
             if message["type"] == "http.response.start" and session is not None and session.notices_changed:
                 cookie = Response()
-                if session.notices:
-                    packed = pack(session.notices, _cookie(request, COOKIE))
-                    _set_cookie(request, cookie, NOTICES, packed, NOTICES_S)
-                else:
-                    _delete_cookie(request, cookie, NOTICES)
+                packed = pack(session.notices, _cookie(request, COOKIE)) if session.notices else ""
+                _set_cookie(request, cookie, NOTICES, packed, NOTICES_S)
                 name, value = next(header for header in cookie.raw_headers if header[0] == b"set-cookie")
                 message = {**message, "headers": [*message["headers"], (name, value)]}
             await send(message)
@@ -163,11 +156,11 @@ class SignIn:
     """Signing in and out.
 
     Args:
-        sessions: that are known here.
+        sessions: the sessions that are known here.
         api: the HTTP API.
-        pages: what renders them.
-        provider: what the OpenID provider is called now; None where there is none.
-        behind_proxy: whether browsers come through a proxy, which says where from.
+        pages: the renderer.
+        provider: gives the current name of the OpenID provider; None if there is none.
+        behind_proxy: True if browsers come through a proxy, which adds their address.
     """
 
     def __init__(
@@ -192,33 +185,32 @@ class SignIn:
 
     async def sign_in(self, request: Request) -> Response:
         """POST: 303 to the page that was asked for, with a cookie; or the form again, with the problem."""
-        if not _same_site(request):
-            return _from_another_site(self._pages, request)
         fields = await read_form(request, OPEN_BODY_BYTES, OPEN_BODY_S)
-        wanted, key = fields.get("next", ""), fields.get("key", "").strip()
-        if not key:
-            return self._page(request, wanted, "Enter an API key.", 422)
-        api = self._api.with_key(SecretStr(key))
+        wanted = fields.get("next", "")
         try:
-            holder = await api.read(KeyDetails, "key") if key.isascii() and key.isprintable() else None
-        except ApiKeyRefused:
-            holder = None
+            session = await self._new_session(fields.get("key", "").strip())
         except ApiError as error:
             return self._page(request, wanted, error.message, error.status)
+        return await self._signed_in(request, session, wanted)
+
+    async def _new_session(self, key: str) -> NewSession:
+        """Begins a session with an API key. Raises ApiError, with a message for the user."""
+        if not key:
+            raise ApiError(422, "no_key", "Enter an API key.")
+        api, holder = self._api.with_key(SecretStr(key)), None
+        with suppress(ApiKeyRefused):
+            holder = await api.read(KeyDetails, "key") if key.isascii() and key.isprintable() else None
         log = structlog.get_logger()
         if holder is None:
             log.warning("sign_in_refused", why="unknown key")
-            return self._page(request, wanted, "This key is unknown. `breakwater keys create NAME` makes one.", 403)
+            raise ApiError(403, "unknown_key", "This key is unknown. `breakwater keys create NAME` makes one.")
         if "read" not in holder.scopes:
             log.warning("sign_in_refused", why="no scope to read", key_id=holder.id, name=holder.name)
-            how = "`breakwater keys create NAME --scope read` makes a key that may read"
-            return self._page(request, wanted, f"The key {holder.name!r} lacks the scope `read`; {how}.", 403)
-        try:
-            session = await api.act(NewSession, "sessions", {})
-        except ApiError as error:
-            return self._page(request, wanted, error.message, error.status)
+            advice = "`breakwater keys create NAME --scope read` makes a key that may read"
+            raise ApiError(403, "no_scope", f"The key {holder.name!r} lacks the scope `read`; {advice}.")
+        session = await api.act(NewSession, "sessions", {})
         self._sessions.add(session.token, holder, time.monotonic())
-        return await self._signed_in(request, session, wanted)
+        return session
 
     async def begin_openid(self, request: Request) -> Response:
         """GET: 303 to the OpenID provider. A link, as the content security policy lets no form end elsewhere."""
@@ -233,7 +225,7 @@ class SignIn:
         return response
 
     async def complete_openid(self, request: Request) -> Response:
-        """GET, where the provider sends people back to: 303 to the page that was asked for; or the problem."""
+        """GET, to which the provider sends users back: 303 to the page that was asked for; or the problem."""
         flow, _, wanted = _cookie(request, FLOW).partition(".")
         wanted, response = unquote(wanted), None
         brought = {name: request.query_params[name] for name in _BROUGHT if name in request.query_params}
@@ -245,7 +237,7 @@ class SignIn:
                 try:
                     session = await self._api.act(NewSession, "openid/complete", {**brought, "flow": flow})
                 except ApiError as error:
-                    # What was not sent to the provider costs nobody else anything.
+                    # A callback that did not reach the provider costs other users nothing.
                     attempt.failed = error.status == 502 or (error.status == 403 and error.code in _AT_PROVIDER)
                     raise
                 attempt.failed = False
@@ -256,16 +248,14 @@ class SignIn:
             response = self._page(request, wanted, error.message, error.status)
         else:
             response = await self._signed_in(request, session, wanted)
-        _delete_cookie(request, response, FLOW)
+        _set_cookie(request, response, FLOW)
         return response
 
     async def sign_out(self, request: Request) -> Response:
-        """POST: 303 to the sign-in page. Where the session can't be ended it says so, and the cookie stays.
+        """POST: 303 to the sign-in page. If the session can't be ended it says so, and the cookie stays.
 
-        Who signed in at an OpenID provider is led there, to sign out of it, too.
+        Users of an OpenID provider are led there, to sign out of it, too.
         """
-        if not _same_site(request):
-            return _from_another_site(self._pages, request)
         try:
             ended = await self._end(request)
         except ApiError as error:
@@ -277,11 +267,11 @@ class SignIn:
         else:
             response = RedirectResponse("/sign-in", 303)
         for name in (COOKIE, NOTICES):
-            _delete_cookie(request, response, name)
+            _set_cookie(request, response, name)
         return response
 
     def _address(self, request: Request) -> str:
-        """Where a browser is: as the proxy before the console has added it, where there is one for TLS."""
+        """The address of a browser: as added by the proxy for TLS, if there is one."""
         forwarded = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
         peer = request.client.host if request.client else ""
         return (forwarded or peer) if self._behind_proxy() else peer
@@ -308,43 +298,32 @@ class SignIn:
         return self._pages.render(request, "sign_in.html", status=status, **values)
 
 
-class _Cookie(TypedDict):
-    httponly: bool
-    samesite: Literal["lax"]
-    secure: bool
-
-
 def _cookie(request: Request, name: str) -> str:
-    """A cookie that was set here; empty where there is none."""
-    return request.cookies.get(_named(request, name), "")
+    """The value of a cookie that was set here; empty if there is none."""
+    return request.cookies.get(_cookie_name(request, name), "")
 
 
-def _set_cookie(request: Request, response: Response, name: str, value: str, lasts_s: int) -> None:
-    response.set_cookie(_named(request, name), value, max_age=lasts_s, **_cookie_for(request))
-
-
-def _delete_cookie(request: Request, response: Response, name: str) -> None:
-    response.delete_cookie(_named(request, name), **_cookie_for(request))
-
-
-def _named(request: Request, name: str) -> str:
-    """The name of a cookie; where TLS is on, with the prefix that keeps other hosts of the domain from setting it."""
+def _cookie_name(request: Request, name: str) -> str:
+    """With TLS, it has the prefix that keeps other hosts of the domain from setting the cookie."""
     return f"__Host-{name}" if _is_secure(request) else name
 
 
-def _cookie_for(request: Request) -> _Cookie:
-    """How a cookie is set, and deleted: for `/`, as `__Host-` demands."""
-    # Lax rather than strict: who follows a link in an alert is signed in.
-    return {"httponly": True, "samesite": "lax", "secure": _is_secure(request)}
+def _set_cookie(request: Request, response: Response, name: str, value: str = "", lasts_s: int = 0) -> None:
+    """Sets a cookie, or deletes it if the value is empty."""
+    # Lax rather than strict: a user who follows a link in an alert is signed in. `__Host-` demands the path `/`.
+    response.set_cookie(
+        _cookie_name(request, name),
+        value,
+        max_age=lasts_s if value else 0,
+        httponly=True,
+        samesite="lax",
+        secure=_is_secure(request),
+    )
 
 
 def _is_secure(request: Request) -> bool:
     # Of several proxies, the first one says how the browser connected.
     return request.headers.get("x-forwarded-proto", request.url.scheme).partition(",")[0].strip() == "https"
-
-
-def _from_another_site(pages: PageRenderer, request: Request) -> Response:
-    return pages.plain(request, 403, "Request refused", "It was sent by another site.")
 
 
 def to_sign_in(request: Request, why: str = "") -> Response:
@@ -353,27 +332,23 @@ def to_sign_in(request: Request, why: str = "") -> Response:
     if request.method == "GET" and request.url.path != "/":
         query["next"] = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     elif request.method == "POST":
-        query = {"expired": "", "next": _page_of_form(request)}
+        # The page with the form: only the browser knows its address.
+        origin, _, path = request.headers.get("referer", "").partition("://")[2].partition("/")
+        query = {"expired": "", "next": f"/{path}" if origin == request.headers.get("host") else "/"}
     response = RedirectResponse(f"/sign-in?{urlencode(query)}" if query else "/sign-in", 303)
     if _cookie(request, COOKIE):
-        _delete_cookie(request, response, COOKIE)
+        _set_cookie(request, response, COOKIE)
     return response
 
 
-def _page_of_form(request: Request) -> str:
-    """The page with the form, whose address only the browser knows."""
-    origin, _, path = request.headers.get("referer", "").partition("://")[2].partition("/")
-    return f"/{path}" if origin == request.headers.get("host") else "/"
-
-
 def _local(path: str) -> str:
-    """A path on this site, whatever a link says."""
+    """A path on this site; `/` for any other."""
     ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if ours else "/"
 
 
 def _same_site(request: Request) -> bool:
-    """Whether a form was sent by one of our pages, as far as the browser says."""
+    """True if a form was sent by one of our pages, as far as the browser says."""
     # No page can forge this header, and it holds behind any proxy.
     site = request.headers.get("sec-fetch-site")
     if site is not None:

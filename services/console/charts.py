@@ -1,19 +1,20 @@
 """Charts. Those over time are tables of their values, which `charts.js` draws with Chart.js; small ones are SVG.
 
-So whoever doesn't see a chart, or runs no scripts, has its values. Without scripts the table is open.
+Readers who don't see a chart, or run no scripts, thus have its values. Without scripts the table is open.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlencode
 
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from breakwater.contracts.types import ms_from_time
@@ -27,15 +28,20 @@ _LIBRARY_MAJOR = b"Chart.js v4."
 
 _DAY = timedelta(days=1)
 
+_MACROS: Any = (
+    Environment(loader=PackageLoader("services.console"), autoescape=True, trim_blocks=True)
+    .get_template("chart.html")
+    .module
+)
 Style = Literal["bars", "line", "area", "dashed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """How values are written: in full in the table, and in short on the axis."""
+    """The way values are written: in full in the table, and in short on the axis."""
 
     name: Literal["count", "money", "duration"]
-    """What `charts.js` knows it by."""
+    """Its name in `charts.js`."""
     text: Callable[[float], str]
 
 
@@ -56,14 +62,14 @@ class Series:
     """None for gaps."""
     style: Style = "line"
     filters: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Which executions it is about, of those of the chart."""
+    """Filters of its executions among those of the chart."""
 
 
 def library_version() -> str:
     """A hash of the library.
 
     Raises:
-        RuntimeError: it is not where it has to be, or not the one that `charts.js` is made for.
+        RuntimeError: it is missing, or not the version that `charts.js` is made for.
     """
     try:
         source = (files(LIBRARY_PACKAGE) / LIBRARY_FOLDER / LIBRARY).read_bytes()
@@ -86,7 +92,7 @@ def over_time(
     step: timedelta,
     executions: Mapping[str, str] | None = None,
 ) -> Markup:
-    """What happened in each step of the page's time range; a part of it can be chosen with the pointer.
+    """A chart of each step of the page's time range; a part of it can be chosen with the pointer.
 
     Args:
         label: the title.
@@ -94,7 +100,7 @@ def over_time(
         series: with one value for each step. Bars are stacked.
         unit: of the values.
         step: the duration of each.
-        executions: filters of those that it is about.
+        executions: filters of the executions that it is about.
     """
     rows = [_Row(moment + step / 2, _when(moment, step), (moment, moment + step)) for moment in moments]
     span = (moments[0], moments[-1] + step) if moments else None
@@ -111,7 +117,7 @@ def burn(
     forecast: Sequence[tuple[datetime, float]] = (),
     executions: Mapping[str, str] | None = None,
 ) -> Markup:
-    """How a sum of money grows through a period, with its cap and its forecast.
+    """A chart of a sum of money that grows through a period, with its cap and its forecast.
 
     Args:
         label: the title.
@@ -144,24 +150,21 @@ def sparkline(values: Sequence[float], bad: Sequence[float], label: str) -> Mark
 
     Args:
         values: all of each.
-        bad: how much of each is bad.
+        bad: the bad part of each.
         label: a description, for screen readers.
     """
-    top = max(max(values, default=0), 1)
-    width = 100 / max(len(values), 1)
-    parts: list[Markup] = []
-    for index, (value, wrong) in enumerate(zip(values, bad, strict=True)):
-        for colour, base, part in (("bad", 0.0, wrong), ("good", wrong, value - wrong)):
-            if part > 0:
-                height = part / top * 20
-                parts.append(_rect(colour, index * width, 20 - (base + part) / top * 20, width * 0.8, height))
-    return Markup(
-        '<svg class="sparkline" viewBox="0 0 100 20" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
-    ).format(label, Markup("").join(parts))
+    top, width = max(max(values, default=0), 1), 100 / max(len(values), 1)
+    rects = [
+        (colour, index * width, 20 - (base + part) / top * 20, width * 0.8, part / top * 20)
+        for index, (value, wrong) in enumerate(zip(values, bad, strict=True))
+        for colour, base, part in (("bad", 0.0, wrong), ("good", wrong, value - wrong))
+        if part > 0
+    ]
+    return _svg("sparkline", 100, 20, rects, label)
 
 
 def share(parts: Sequence[tuple[str, float]], label: str, *, of: float | None = None) -> Markup:
-    """One bar that shows what something consists of.
+    """One bar that shows the parts of a whole.
 
     Args:
         parts: a colour and a value each, from the left.
@@ -169,36 +172,42 @@ def share(parts: Sequence[tuple[str, float]], label: str, *, of: float | None = 
         of: the value of a full bar; the sum of the parts by default.
     """
     whole = of if of is not None else sum(value for _, value in parts)
-    drawn: list[Markup] = []
+    rects: list[_Rect] = [("rest", 0, 0, 100, 10)]
     at = 0.0
     for colour, value in parts:
         width = min(value / whole * 100, 100 - at) if whole else 0.0
         if width > 0:
-            drawn.append(_rect(colour, at, 0, width, 10))
+            rects.append((colour, at, 0, width, 10))
         at += width
-    return Markup(
-        '<svg class="share" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{}">'
-        '<rect class="rest" x="0" y="0" width="100" height="10"/>{}</svg>'
-    ).format(label, Markup("").join(drawn))
+    return _svg("share", 100, 10, rects, label)
 
 
 def waterfall_bar(row: WaterfallRow, colour: str, *, quarters: bool) -> Markup:
-    """One row of a waterfall. What it shows stands in the row's other cells, too, so screen readers leave it out.
+    """One row of a waterfall. Its figures are in the row's other cells, so screen readers leave it out.
 
     Args:
         row: a wait or a call. The part of a call in which its answer came is of the full colour, with a mark at its
             beginning.
         colour: of a call.
-        quarters: whether the quarters of the axis are marked.
+        quarters: True to mark the quarters of the axis.
     """
-    grid = Markup("").join(_rect("rest", quarter * (WIDTH - 2) / 4, 0, 2, 20) for quarter in range(5) if quarters)
-    bar = _rect(colour, row.bar.x, 4, row.bar.width, 12)
-    if row.answer is not None:
-        bar = Markup('<g class="silent">{}</g>').format(bar) + _rect(colour, row.answer.x, 4, row.answer.width, 12)
-        bar += _rect("mark", row.answer.x, 0, 4, 20)
-    return Markup(
-        '<svg class="waterfall" viewBox="0 0 {} 20" preserveAspectRatio="none" aria-hidden="true">{}{}</svg>'
-    ).format(WIDTH, grid, bar)
+    rects: list[_Rect] = [("rest", quarter * (WIDTH - 2) / 4, 0, 2, 20) for quarter in range(5) if quarters]
+    if row.answer is None:
+        rects.append((colour, row.bar.x, 4, row.bar.width, 12))
+    else:
+        rects.append((f"{colour} silent", row.bar.x, 4, row.bar.width, 12))
+        rects.append((colour, row.answer.x, 4, row.answer.width, 12))
+        rects.append(("mark", row.answer.x, 0, 4, 20))
+    return _svg("waterfall", WIDTH, 20, rects)
+
+
+_Rect = tuple[str, float, float, float, float]
+"""A colour, x, y, width and height."""
+
+
+def _svg(kind: str, width: int, height: int, rects: Iterable[_Rect], label: str = "") -> Markup:
+    written = [(colour, *(f"{one:.2f}".rstrip("0").rstrip(".") for one in sizes)) for colour, *sizes in rects]
+    return _MACROS.svg(kind, width, height, written, label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +215,10 @@ class _Row:
     """The values of one moment."""
 
     at: datetime
-    """Where they are drawn."""
+    """The place where they are drawn."""
     text: str
     span: tuple[datetime, datetime] | None
-    """When the executions ended that they are of; None if there can be none."""
+    """The time in which their executions ended; None if there can be none."""
 
 
 def _figure(
@@ -223,64 +232,17 @@ def _figure(
     zooms: bool,
 ) -> Markup:
     start, end = map(ms_from_time, span) if span else (0, 0)
-    marks = Markup("").join(
-        Markup('<span><i class="{} {}"></i>{}</span>').format(one.colour, one.style, one.name) for one in series
-    )
-    head = Markup("").join(
-        Markup('<th scope="col" class="right" data-colour="{}" data-style="{}" data-filters="{}">{}</th>').format(
-            one.colour, one.style, urlencode(one.filters), one.name
-        )
-        for one in series
-    )
-    body = Markup("").join(
-        Markup('<tr data-at="{}"><th scope="row">{}</th>{}</tr>').format(
+    table = [
+        (
             ms_from_time(row.at),
-            _linked(row, executions),
-            Markup("").join(_cell(one.values[at], unit) for one in series),
+            row.text,
+            row.span and f"/executions?{urlencode({**executions, **between(*row.span)})}",
+            [(value, "" if value is None else unit.text(value)) for value in (one.values[at] for one in series)],
         )
         for at, row in enumerate(rows)
-    )
-    return Markup(
-        '<figure class="chart" id="chart-{id}" data-unit="{unit}" data-start="{start}" data-end="{end}"{zooms}>'
-        '<figcaption><h2>{label}</h2><span class="legend">{marks}</span></figcaption>'
-        '<div class="plot"><canvas role="img" tabindex="0" aria-label="{label}: a chart. Its figures are in the table'
-        ' below."></canvas></div><button type="button" class="quiet" data-log aria-pressed="false">Log scale</button>'
-        '<details class="figures" open><summary>Figures</summary>'
-        '<div class="scroll" tabindex="0" role="region" aria-label="Figures: {label}"><table>'
-        '<thead><tr><th scope="col">UTC</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details></figure>'
-    ).format(
-        id=re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-"),
-        unit=unit.name,
-        start=start,
-        end=end,
-        zooms=Markup(" data-zooms") if zooms else "",
-        label=label,
-        marks=marks,
-        head=head,
-        body=body,
-    )
-
-
-def _linked(row: _Row, executions: Mapping[str, str]) -> Markup:
-    """The time, with a link to the executions of then."""
-    if row.span is None:
-        return Markup("{}").format(row.text)
-    return Markup('<a href="/executions?{}">{}</a>').format(urlencode({**executions, **between(*row.span)}), row.text)
-
-
-def _cell(value: float | None, unit: Unit) -> Markup:
-    if value is None:
-        return Markup("<td></td>")
-    return Markup('<td class="right" data-value="{:.12g}">{}</td>').format(value, unit.text(value))
-
-
-def _rect(colour: str, x: float, y: float, width: float, height: float) -> Markup:
-    of = colour, _n(x), _n(y), _n(width), _n(height)
-    return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(*of)
-
-
-def _n(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+    ]
+    identity = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    return _MACROS.figure(label, identity, unit.name, start, end, zooms, series, table)
 
 
 def _when(moment: datetime, step: timedelta) -> str:

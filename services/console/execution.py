@@ -1,4 +1,4 @@
-"""One execution: what happened to a job, attempt by attempt; or its progress, live, while it is running."""
+"""One execution: its record, attempt by attempt; or the live progress of a job that is running."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from breakwater.analytics.search import Cursor, Filters, find_execution, search
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
 from breakwater.client import ApiError, ApiKeyRefused, ApiRefused
 from breakwater.contracts.dead_letters import DeadLetterList, DeadLetterReplays
-from breakwater.contracts.execution import Attempt, Execution, Progress
+from breakwater.contracts.execution import Execution, Progress
 from breakwater.contracts.submission import CancelledJob
 from breakwater.encryption import Undecryptable
+from breakwater.policy.formats import counted
 from breakwater.policy.links import trace_url
 from services.console.comparison import answering, compare
 from services.console.messages import bare_json, conversation
@@ -78,19 +79,13 @@ class ExecutionPage:
         return self._context.pages.render(
             request,
             "execution.html",
-            execution=execution,
-            waterfall=waterfall(execution),
-            best=answering(execution),
+            **facts(execution, self._context.placeholder),
             trace=trace_url(self._context.trace_template, execution.trace_id),
             raw=execution.model_dump(mode="json", by_alias=True) if raw else None,
             # In a thread, as other pages can't wait for long texts.
             conversation=None if raw else await asyncio.to_thread(conversation, execution),
-            params=None if execution.params is None else bare_json(execution.params),
-            metadata=bare_json(execution.metadata),
             branches=_branches(tree.value),
             tree=tree,
-            redacted=redacted(execution, self._context.placeholder),
-            left_out=left_out(execution.attempts),
         )
 
     async def compare(self, request: Request) -> Response:
@@ -116,7 +111,7 @@ class ExecutionPage:
         )
 
     async def _find(self, execution_id: str) -> Execution | None:
-        """A record, with its texts if their key is here; the page says so if it is not."""
+        """A record, with its texts decrypted if the console has their key."""
         execution = await find_execution(self._context.analytics, execution_id) if execution_id else None
         with suppress(Undecryptable):
             return None if execution is None else self._context.cipher.decrypt_record(execution)
@@ -124,8 +119,8 @@ class ExecutionPage:
 
     async def _one_before(self, execution: Execution) -> Execution | None:
         """The execution of the same agent that ended before."""
-        place = Cursor(execution.completed_at, execution.execution_id)
-        page = await search(self._context.analytics, Filters(agent=execution.agent), after=place, limit=1)
+        place, filters = Cursor(execution.completed_at, execution.execution_id), Filters(agent=execution.agent)
+        page = await search(self._context.analytics, filters, after=place, limit=1)
         return await self._find(page.lines[0].execution_id) if page.lines else None
 
     async def watch(self, request: Request) -> Response:
@@ -183,7 +178,7 @@ class ExecutionPage:
     async def _not_recorded(self, request: Request, execution_id: str, known: Fetched[Execution | None]) -> Response:
         pages, title = self._context.pages, f"Execution {execution_id}"
         try:
-            # Closed at once: the status alone says whether the job is running.
+            # Closed immediately: the status alone says if the job is running.
             async with session_of(request).api.open_stream(_progress(execution_id)):
                 pass
         except ApiKeyRefused:
@@ -246,35 +241,44 @@ class ExecutionPage:
         return _event("stopped", "ended; its record is not in ClickHouse yet, reload the page")
 
 
+def facts(execution: Execution, placeholder: str) -> dict[str, Any]:
+    """The parts of the page that follow from the record alone. `placeholder`: the replacement of redacted text."""
+    return {
+        "execution": execution,
+        "waterfall": waterfall(execution),
+        "best": answering(execution),
+        "params": None if execution.params is None else bare_json(execution.params),
+        "metadata": bare_json(execution.metadata),
+        "redacted": redacted(execution, placeholder),
+        # Orphaned tool calls, or turns that did not fit.
+        "left_out": [
+            f"{counted(one.dropped_messages, 'message')} in attempt {one.number}"
+            for one in execution.attempts
+            if one.dropped_messages
+        ],
+    }
+
+
 def redacted(execution: Execution, placeholder: str) -> list[tuple[str, int]]:
-    """Where something was redacted, and how many times."""
+    """The places of redacted texts, and their number at each."""
     places: list[tuple[str, Any]] = [
         (f"message {number}", message) for number, message in enumerate(execution.messages or [], 1)
     ]
     places += [("input", execution.input), ("response", execution.output), ("metadata", execution.metadata)]
-    if execution.error is not None:
-        places.append(("error", execution.error.message))
+    places.append(("error", execution.error and execution.error.message))
     counts = [(name, _count(value, placeholder)) for name, value in places]
     return [(name, number) for name, number in counts if number]
 
 
 def _count(value: JsonValue, placeholder: str) -> int:
-    if isinstance(value, str):
-        return value.count(placeholder)
-    if isinstance(value, dict):
-        return sum(_count(item, placeholder) for item in value.values())
-    if isinstance(value, list):
-        return sum(_count(item, placeholder) for item in value)
-    return 0
-
-
-def left_out(attempts: tuple[Attempt, ...]) -> list[str]:
-    """What calls were made without: orphaned tool calls, or turns that did not fit."""
-    return [
-        f"{one.dropped_messages} message{'s' if one.dropped_messages > 1 else ''} in attempt {one.number}"
-        for one in attempts
-        if one.dropped_messages
-    ]
+    match value:
+        case str():
+            return value.count(placeholder)
+        case dict() | list():
+            items = value.values() if isinstance(value, dict) else value
+            return sum(_count(item, placeholder) for item in items)
+        case _:
+            return 0
 
 
 def _branches(tree: Tree | None) -> list[Branch]:

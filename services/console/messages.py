@@ -1,6 +1,6 @@
 """A job's conversation as the page shows it. Pure: from a record to parts, none of which is anything but text.
 
-Nothing is left out: what is not known here is shown as JSON. Files are named, and never loaded.
+Nothing is left out: unknown shapes are shown as JSON. Files are named, and never loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONG_CHARACTERS, LONG_LINES = 4_000, 60
 SHORT_CHARACTERS, SHORT_LINES = 1_500, 12
 """Longer JSON is folded, object by object."""
 MAX_LEVELS, MAX_ENTRIES, MAX_NODES = 5, 200, 2_000
-"""JSON that is deeper or wider is not folded further; the last is for a whole page."""
+"""Limits of folding: deeper or wider JSON is not folded further; the last is for a whole page."""
 NAMED = 6
 """Keys of a folded object that are named."""
 MAX_MARKDOWN = 60_000
@@ -44,17 +44,17 @@ class TextPart:
     html: Markup | None = None
     label: str = ""
     folded: str = ""
-    """What stands in its place until it is opened; empty for one that is open."""
+    """Summary that is shown until it is opened; empty for one that is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonPart:
-    """JSON, of which what is large can be folded.
+    """JSON, with its large parts folded.
 
     Attributes:
         label: the key, index or name of the value.
         text: the value itself; empty where it is shown by its children.
-        folded: what stands in its place until it is opened; empty for one that is open.
+        folded: the summary that is shown until it is opened; empty for one that is open.
         children: the values in it.
     """
 
@@ -67,7 +67,7 @@ class JsonPart:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A file, which is named and not loaded."""
+    """A file: named, not loaded."""
 
     kind: ClassVar[str] = "media"
     what: str
@@ -81,12 +81,12 @@ class CallPart:
     kind: ClassVar[str] = "call"
     name: str
     call_id: str
-    arguments: tuple[Part, ...]
-    result: tuple[Part, ...] | None
+    arguments: tuple[MessagePart, ...]
+    result: tuple[MessagePart, ...] | None
     result_in: int | None
     """The number of the message that the result is in."""
     awaited: bool
-    """It is in the response: its result can't be known here."""
+    """True in a response: the result is the caller's to send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class ResultPart:
 
     kind: ClassVar[str] = "result"
     call_id: str
-    parts: tuple[Part, ...]
+    parts: tuple[MessagePart, ...]
 
 
-Part: TypeAlias = TextPart | JsonPart | MediaPart | CallPart | ResultPart
+MessagePart: TypeAlias = TextPart | JsonPart | MediaPart | CallPart | ResultPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,12 @@ class MessageView:
 
     role: str
     number: int | None
-    parts: tuple[Part, ...]
+    parts: tuple[MessagePart, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was sent and what came back; None for what is not stored. A message of results alone is at its calls."""
+    """A job's input and response; None for parts that are not stored. A message of results alone is at its calls."""
 
     messages: tuple[MessageView, ...] | None
     input: JsonPart | None
@@ -153,11 +153,13 @@ class _Reader:
         }
 
     def all(self) -> tuple[MessageView, ...]:
-        views = (
-            MessageView(_role(message), index + 1, tuple(self._parts(index, message)))
-            for index, message in enumerate(self.messages)
-        )
-        return tuple(view for view in views if view.parts or not self._answers((view.number or 0) - 1))
+        views: list[MessageView] = []
+        for index, message in enumerate(self.messages):
+            parts, role, name = tuple(self._parts(index, message)), message.get("role"), message.get("name")
+            if parts or (index, 0) not in self.pairs:  # otherwise it is the result of a call, and shown there
+                title = _name(role or "message") + (f" {_name(name)}" if name and role in ("tool", "function") else "")
+                views.append(MessageView(title, index + 1, parts))
+        return tuple(views)
 
     def response(self, output: JsonValue) -> MessageView:
         if isinstance(output, dict) and (
@@ -174,11 +176,9 @@ class _Reader:
         if len(text) <= SHORT_CHARACTERS and text.count("\n") < SHORT_LINES:
             return JsonPart(text, label)
         if isinstance(value, dict):
-            entries = [(name, one) for name, one in value.items()]
-            names = ", ".join(visible(name[:40]) for name, _ in entries[:NAMED]) + (
-                ", …" if len(entries) > NAMED else ""
-            )
-            folded = f"{counted(len(entries), 'key')}: {names}"
+            entries = list(value.items())
+            names = [visible(name[:40]) for name in value][:NAMED] + ["…"] * (len(entries) > NAMED)
+            folded = f"{counted(len(entries), 'key')}: {', '.join(names)}"
         elif isinstance(value, list):
             entries = [(str(index), one) for index, one in enumerate(value)]
             folded = counted(len(entries), "item")
@@ -189,8 +189,8 @@ class _Reader:
             return JsonPart(text, label, f"{folded}, {counted(text.count(chr(10)) + 1, 'line')}")
         return JsonPart("", label, folded, tuple(self.json(one, name, level + 1) for name, one in entries))
 
-    def _parts(self, index: int | None, message: _Fields) -> Iterator[Part]:
-        """What a message says. `index`: None for the response."""
+    def _parts(self, index: int | None, message: _Fields) -> Iterator[MessagePart]:
+        """The parts of a message. `index`: None for the response."""
         role, content = message.get("role"), message.get("content")
         known = {"role", "content"}
         if role in ("tool", "function"):
@@ -205,14 +205,14 @@ class _Reader:
             yield from self._said(index, message)
         yield from self._rest(message, known)
 
-    def _rest(self, fields: _Fields, known: Collection[str]) -> Iterator[Part]:
-        """What is not shown otherwise."""
+    def _rest(self, fields: _Fields, known: Collection[str]) -> Iterator[MessagePart]:
+        """The fields that are not shown otherwise."""
         rest = {name: value for name, value in fields.items() if name not in known and value is not None}
         if rest:
             yield self.json(rest, "other fields")
 
-    def _said(self, index: int | None, message: _Fields) -> Iterator[Part]:
-        """What a model's message has beside its content."""
+    def _said(self, index: int | None, message: _Fields) -> Iterator[MessagePart]:
+        """The parts of a model's message in addition to its content."""
         for name in ("reasoning_content", "reasoning", "refusal"):
             value = message.get(name)
             if isinstance(value, str) and value:
@@ -227,7 +227,7 @@ class _Reader:
                 else:
                     yield self._call(one, index)
 
-    def _content(self, content: Any, index: int | None, message: _Fields) -> Iterator[Part]:
+    def _content(self, content: Any, index: int | None, message: _Fields) -> Iterator[MessagePart]:
         match content:
             case None | "" | []:
                 pass
@@ -239,7 +239,7 @@ class _Reader:
             case _:
                 yield self.json(content, "content")
 
-    def _block(self, block: Any, index: int | None, message: _Fields) -> Iterator[Part]:
+    def _block(self, block: Any, index: int | None, message: _Fields) -> Iterator[MessagePart]:
         """A part of a message's content."""
         if not isinstance(block, dict):
             yield self.json(block)
@@ -263,7 +263,7 @@ class _Reader:
             case _:
                 yield self.json(fields)
 
-    def _call(self, call: Any, index: int | None) -> Part:
+    def _call(self, call: Any, index: int | None) -> MessagePart:
         if not isinstance(call, dict):
             return self.json(call, "tool call")
         given = cast(dict[str, Any], call)
@@ -274,18 +274,21 @@ class _Reader:
         if holder is not None:
             arguments += self._rest(given, {*_OF_CALLS, holder})
         place = self.places.get(id(given))
-        found = None if place is None else self.pairs.get(place)
+        found, result = None if place is None else self.pairs.get(place), None
+        if found is not None:
+            answer = self.messages[found[0]]
+            result = (_results(answer) or [answer])[found[1]]
         return CallPart(
             _name(function.get("name")),
             _name(given.get("id")),
             tuple(arguments),
-            None if found is None else tuple(self._result(_result_at(self.messages[found[0]], found[1]))),
+            None if result is None else tuple(self._result(result.get("content"))),
             None if found is None else found[0] + 1,
             awaited=index is None,
         )
 
-    def _result(self, content: Any) -> Iterator[Part]:
-        """What a tool was given or has returned: data, and no Markdown."""
+    def _result(self, content: Any) -> Iterator[MessagePart]:
+        """Arguments or results of a tool: data, and no Markdown."""
         match content:
             case None | "" | []:
                 pass
@@ -302,7 +305,7 @@ class _Reader:
             case _:
                 yield self.json(content)
 
-    def _text(self, text: str, label: str = "", *, fold: bool = False) -> Part:
+    def _text(self, text: str, label: str = "", *, fold: bool = False) -> MessagePart:
         if (value := _json_in(text)) is not None:
             return self.json(value, label)
         shown, html = visible(text), None
@@ -310,10 +313,6 @@ class _Reader:
             html = markdown(shown)
             self.markdown_left -= len(shown) if html is not None else 0
         return _plain(shown, html, label, fold=fold)
-
-    def _answers(self, index: int) -> bool:
-        """Whether a message is the result of a call, and so is shown there."""
-        return (index, 0) in self.pairs
 
 
 _OF_CALLS = ("id", "type", "index")
@@ -352,11 +351,6 @@ def _results(message: _Fields) -> list[Any]:
     return _blocks(message, "tool_result") if message.get("role") == "user" else []
 
 
-def _result_at(message: _Fields, part: int) -> Any:
-    results = _results(message)
-    return (results[part] if results else message).get("content")
-
-
 def _blocks(message: _Fields, kind: str) -> list[Any]:
     return [block for block in _list(message.get("content")) if _type(block) == kind]
 
@@ -369,11 +363,6 @@ def _json_in(text: str) -> JsonValue:
         return parse_json(text)
     except NoJsonError:
         return None
-
-
-def _role(message: _Fields) -> str:
-    role, name = message.get("role"), message.get("name")
-    return _name(role or "message") + (f" {_name(name)}" if name and role in ("tool", "function") else "")
 
 
 def _type(block: Any) -> Any:

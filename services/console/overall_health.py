@@ -1,15 +1,16 @@
-"""How the plane is now, and whether all is well, in one sentence, as a person would say who has seen everything."""
+"""The state of the plane in one sentence, as a person would say it who has seen everything."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from breakwater.analytics.figures import WindowTotals
 from breakwater.client import ApiClient
-from breakwater.contracts.alerts import Alert, AlertList
+from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.contracts.http import AgentQueue, Queues, ServiceQueue
@@ -17,7 +18,7 @@ from services.console import words
 from services.console.pages import Fetched, fetched, problems_of
 
 Tone = Literal["", "good", "warn", "bad"]
-"""The empty one says neither that all is well nor that an operator must act."""
+"""The empty tone says neither that all is well nor that an operator must act."""
 
 BEHIND = 1_000
 """A service with more waiting messages than this is behind."""
@@ -30,24 +31,24 @@ MAX_INCIDENTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What the HTTP API reports of the whole plane; any part may be missing."""
+    """The HTTP API's view of the whole plane; any part may be missing."""
 
     agents: Fetched[list[AgentHealth]]
     breakers: Fetched[BreakerList]
     budgets: Fetched[BudgetList]
     incidents: Fetched[AlertList]
-    """Those that are not resolved."""
+    """The unresolved ones."""
     queues: Fetched[Queues]
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why parts are missing, each reason once."""
+        """The reasons why parts are missing, each one once."""
         return problems_of(self.agents, self.breakers, self.budgets, self.incidents, self.queues)
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something that is not as it should be."""
+    """A problem, or something to watch."""
 
     text: str
     href: str
@@ -63,7 +64,7 @@ class OverallHealth:
     remarks: tuple[Remark, ...]
     """The worst first."""
     text: str
-    """What is said if there are no remarks; empty otherwise."""
+    """The sentence if there are no remarks; empty otherwise."""
 
 
 async def live(api: ApiClient) -> Live:
@@ -80,32 +81,37 @@ async def live(api: ApiClient) -> Live:
 
 
 def overall_health(totals: WindowTotals | None, live: Live, when: str, failed: str) -> OverallHealth:
-    """Sums up how the plane is.
+    """Sums up the state of the plane.
 
     Args:
-        totals: what happened in a time range; None if unknown.
-        live: how it is now.
+        totals: the sums of a time range; None if unknown.
+        live: the state now.
         when: the time range in words, such as `in the last 24h`.
         failed: the URL of the executions that failed.
     """
-    found = [*_breakers(live), *_budgets(live), *_services(live), *_jobs(live), *_incidents(live), *_agents(live)]
-    found += _failures(totals, when, failed)
+    found = [*_remarks(live)]
+    share, wasted = shares(totals)
+    if share is not None and share >= SOME_FAIL:
+        text = f"{words.percent(share)} of executions failed {when}"
+        found.append(Remark(text, failed, "bad" if share >= MANY_FAIL else "warn"))
     remarks = tuple(sorted(found, key=lambda one: one.tone != "bad"))
     if remarks:
         return OverallHealth("bad" if remarks[0].tone == "bad" else "warn", remarks, "")
     # If a part is missing, the page says so, and does not claim that all is well.
     if totals is None or live.problems:
         return OverallHealth("warn", (), "No problems are known, but not everything could be checked.")
-    share, wasted = shares(totals)
     much = wasted is not None and wasted >= MUCH_WASTED
     if much or (share is not None and share >= FEW_FAIL):
-        text = f"No problems now; {sentence(_losses(totals, wasted if much else None))} {when}."
-        return OverallHealth("warn" if much else "", (), text)
+        failures = (
+            f"{totals.dead_lettered:,} of {totals.executions:,} executions failed" if totals.dead_lettered else ""
+        )
+        losses = " and ".join(filter(None, (failures, f"{words.percent(wasted)} of spend was wasted" if much else "")))
+        return OverallHealth("warn" if much else "", (), f"No problems now; {losses} {when}.")
     return OverallHealth("good", (), f"All is well: {_summary(totals, when)}.")
 
 
 def spent(budget: BudgetStatus) -> bool:
-    """Whether a cap is reached. A cap of zero is intentional, and does not count."""
+    """True if a cap is reached. A cap of zero is intentional, and does not count."""
     return bool(budget.limit) and (budget.reached or budget.spent + budget.reserved >= (budget.limit or 0))
 
 
@@ -134,13 +140,8 @@ def stuck(queues: Iterable[AgentQueue]) -> list[str]:
 
 
 def behind(service: ServiceQueue) -> bool:
-    """Whether too many messages wait for a service, or it has no queue at all."""
+    """True if too many messages wait for a service, or it has no queue at all."""
     return service.waiting is None or service.waiting > BEHIND
-
-
-def sentence(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
 
 
 def _summary(totals: WindowTotals, when: str) -> str:
@@ -153,85 +154,41 @@ def _summary(totals: WindowTotals, when: str) -> str:
     return f"{failed} of {totals.executions:,} executions failed {when}, and no breaker is open"
 
 
-def _losses(totals: WindowTotals, wasted: float | None) -> list[str]:
-    """What was lost although there are no problems now. `wasted`: a large share of spend, or None."""
-    found: list[str] = []
-    if totals.dead_lettered:
-        found.append(f"{totals.dead_lettered:,} of {totals.executions:,} executions failed")
-    if wasted is not None:
-        found.append(f"{words.percent(wasted)} of spend was wasted")
-    return found
+def _remarks(live: Live) -> Iterator[Remark]:
+    """Everything that is not as it should be now."""
+    if (breakers := live.breakers.value) is not None:
+        states = Counter(one.state for one in breakers.breakers)
+        yield from _are(states["open"], "breaker", "open", "/breakers", "bad")
+        yield from _are(states["isolated"], "breaker", "isolated", "/breakers", "bad")
+        yield from _are(states["half_open"], "breaker", "being probed", "/breakers", "warn")
+        if not breakers.alive:
+            yield Remark("no breaker service is running, so failures open no breaker", "/breakers", "bad")
+    if (budgets := live.budgets.value) is not None:
+        if budgets.filled:
+            yield from _are(sum(spent(one) for one in budgets.budgets), "budget", "spent", "/budgets", "bad")
+        else:
+            yield Remark("the budgets' counters are being rebuilt from the records", "/budgets", "bad")
+    if (queues := live.queues.value) is not None:
+        for one in queues.services:
+            if one.waiting is None:
+                yield Remark(f"{one.consumer} has no queue, so `breakwater setup` must run", "/#services", "bad")
+            elif behind(one):
+                yield Remark(f"{one.service} is behind by {one.waiting:,} messages", "/#services", "bad")
+        if waiting := stuck(queues.agents):
+            who = waiting[0] if len(waiting) == 1 else f"{len(waiting)} agents"
+            yield Remark(f"jobs of {who} are waiting and none is running", "/agents?sort=waiting", "warn")
+    alerts = (
+        [one for one in live.incidents.value.alerts if one.status != "acknowledged"] if live.incidents.value else []
+    )
+    critical = sum(one.severity == "critical" for one in alerts)
+    yield from _are(critical, "critical incident", "unacknowledged", "/alerts", "bad")
+    other = "other incident" if critical else "incident"
+    yield from _are(len(alerts) - critical, other, "unacknowledged", "/alerts", "warn")
+    healths = Counter(one.health for one in live.agents.value or ())
+    yield from _are(healths["unhealthy"], "agent", "unhealthy", "/agents?sort=health", "bad")
+    yield from _are(healths["degraded"], "agent", "degraded", "/agents?sort=health", "warn")
 
 
-def _breakers(live: Live) -> Iterable[Remark]:
-    breakers = live.breakers.value
-    if breakers is None:
-        return
-    states = [one.state for one in breakers.breakers]
-    if number := states.count("open"):
-        yield Remark(_are(number, "breaker", "open"), "/breakers", "bad")
-    if number := states.count("isolated"):
-        yield Remark(_are(number, "breaker", "isolated"), "/breakers", "bad")
-    if number := states.count("half_open"):
-        yield Remark(_are(number, "breaker", "being probed"), "/breakers", "warn")
-    if not breakers.alive:
-        yield Remark("no breaker service is running, so failures open no breaker", "/breakers", "bad")
-
-
-def _budgets(live: Live) -> Iterable[Remark]:
-    budgets = live.budgets.value
-    if budgets is None:
-        return
-    if not budgets.filled:
-        yield Remark("the budgets' counters are being rebuilt from the records", "/budgets", "bad")
-        return
-    if number := sum(spent(one) for one in budgets.budgets):
-        yield Remark(_are(number, "budget", "spent"), "/budgets", "bad")
-
-
-def _services(live: Live) -> Iterable[Remark]:
-    queues = live.queues.value
-    for one in () if queues is None else queues.services:
-        if one.waiting is None:
-            yield Remark(f"{one.consumer} has no queue, so `breakwater setup` must run", "/#services", "bad")
-        elif behind(one):
-            yield Remark(f"{one.service} is behind by {one.waiting:,} messages", "/#services", "bad")
-
-
-def _jobs(live: Live) -> Iterable[Remark]:
-    queues = live.queues.value
-    waiting = [] if queues is None else stuck(queues.agents)
-    if waiting:
-        who = waiting[0] if len(waiting) == 1 else f"{len(waiting)} agents"
-        yield Remark(f"jobs of {who} are waiting and none is running", "/agents?sort=waiting", "warn")
-
-
-def _incidents(live: Live) -> Iterable[Remark]:
-    incidents = live.incidents.value
-    alerts: tuple[Alert, ...] = () if incidents is None else incidents.alerts
-    critical = sum(one.severity == "critical" and one.status != "acknowledged" for one in alerts)
-    if critical:
-        yield Remark(_are(critical, "critical incident", "unacknowledged"), "/alerts", "bad")
-    others = sum(one.status != "acknowledged" for one in alerts) - critical
-    if others:
-        more = "other " if critical else ""
-        yield Remark(_are(others, f"{more}incident", "unacknowledged"), "/alerts", "warn")
-
-
-def _agents(live: Live) -> Iterable[Remark]:
-    healths = [one.health for one in live.agents.value or ()]
-    if number := healths.count("unhealthy"):
-        yield Remark(_are(number, "agent", "unhealthy"), "/agents?sort=health", "bad")
-    if number := healths.count("degraded"):
-        yield Remark(_are(number, "agent", "degraded"), "/agents?sort=health", "warn")
-
-
-def _failures(totals: WindowTotals | None, when: str, href: str) -> Iterable[Remark]:
-    failed, _ = shares(totals)
-    if failed is not None and failed >= SOME_FAIL:
-        text = f"{words.percent(failed)} of executions failed {when}"
-        yield Remark(text, href, "bad" if failed >= MANY_FAIL else "warn")
-
-
-def _are(number: int, what: str, how: str) -> str:
-    return f"{number:,} {what}{' is' if number == 1 else 's are'} {how}"
+def _are(number: int, what: str, state: str, href: str, tone: Tone) -> Iterator[Remark]:
+    if number:
+        yield Remark(f"{number:,} {what}{' is' if number == 1 else 's are'} {state}", href, tone)

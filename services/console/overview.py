@@ -1,10 +1,10 @@
-"""The first page: is all well, who spends what, what fails and why, what was wasted."""
+"""The first page: overall health, spend, failures with their causes, and waste."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -12,20 +12,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics import figures
-from breakwater.analytics.figures import Spender, SpendLine
+from breakwater.analytics.figures import History, Spender, SpendLine
 from breakwater.bus import topology
 from breakwater.contracts.http import ServiceQueue
 from breakwater.contracts.subjects import decode_token
 from services.console import tiles
 from services.console.history import history_charts
-from services.console.overall_health import behind, live, overall_health
-from services.console.pages import PageContext, fetched, follows, pending
+from services.console.overall_health import Live, behind, live, overall_health
+from services.console.pages import Fetched, PageContext, fetched, follows, pending
 from services.console.sessions import session_of
 from services.console.time_range import TimeRange, time_range_of
 from services.console.words import segment
 
 CAUSES, SHOWN = 3, 5
-"""Rows of the tables of what fails and what is wasted, and of who spends."""
+"""Rows of the tables of failures and waste, and of spenders."""
 
 _SPENDERS: tuple[Spender, ...] = get_args(Spender)
 _CHANNEL = topology.alert_consumer("x").removesuffix("x")
@@ -46,7 +46,9 @@ def routes(context: PageContext) -> list[Route]:
     """The routes of this page."""
 
     async def show(request: Request) -> Response:
-        time_range, by = time_range_of(request, context.now(), context.zone), _spender(request)
+        time_range = time_range_of(request, context.now(), context.zone)
+        wanted = request.query_params.get("by")
+        by: Spender = wanted if wanted in _SPENDERS else "agent"
         database, window = context.analytics, time_range.window
         summed = pending if follows(request, slow=time_range.is_long) else fetched
         now, held, (history, errors, waste, providers, spenders) = await asyncio.gather(
@@ -60,30 +62,22 @@ def routes(context: PageContext) -> list[Route]:
                 summed(figures.spend_by(database, window, by, limit=SHOWN)),
             ),
         )
-        totals = history.value and history.value.totals
-        failed = time_range.executions(status="dead_lettered")
+        query = dict(request.query_params)
         return context.pages.render(
             request,
             "overview.html",
-            time_range=time_range,
-            live=now,
-            health=overall_health(totals, now, time_range.words, failed),
-            past_tiles=tiles.pending() if history.pending else tiles.of_history(totals, time_range),
-            present_tiles=tiles.of_now(now),
-            history_charts=history.value and history_charts(history.value.steps, window),
+            **summary(time_range, now, history),
             history=history,
             errors=errors,
             held=held,
             waste=waste,
-            unknown_waste=totals and totals.unknown_waste,
             providers=providers,
             spenders=spenders,
             by=by,
-            tabs=[(one, _tab(request, one), one == by) for one in _SPENDERS],
+            tabs=[(one, f"/?{urlencode(query | {'by': one})}#spend", one == by) for one in _SPENDERS],
             address=partial(_address, time_range, by),
             behind=behind,
-            late=[one for one in now.queues.value.services if behind(one)] if now.queues.value else [],
-            task_of=_task_of,
+            task_of=task_of,
             causes=CAUSES,
             shown=SHOWN,
         )
@@ -91,13 +85,20 @@ def routes(context: PageContext) -> list[Route]:
     return [Route("/", show, methods=["GET"])]
 
 
-def _spender(request: Request) -> Spender:
-    wanted = request.query_params.get("by")
-    return wanted if wanted in _SPENDERS else "agent"
-
-
-def _tab(request: Request, by: Spender) -> str:
-    return f"/?{urlencode(dict(request.query_params) | {'by': by})}#spend"
+def summary(time_range: TimeRange, now: Live, history: Fetched[History]) -> dict[str, Any]:
+    """The sentence, the tiles and the charts of the page, from the state now and the history of a time range."""
+    totals = history.value and history.value.totals
+    failed = time_range.executions(status="dead_lettered")
+    return {
+        "time_range": time_range,
+        "live": now,
+        "health": overall_health(totals, now, time_range.words, failed),
+        "past_tiles": tiles.pending() if history.pending else tiles.of_history(totals, time_range),
+        "present_tiles": tiles.of_now(now),
+        "history_charts": history.value and history_charts(history.value.steps, time_range.window),
+        "unknown_waste": totals and totals.unknown_waste,
+        "late": [one for one in now.queues.value.services if behind(one)] if now.queues.value else [],
+    }
 
 
 def _address(time_range: TimeRange, by: Spender, line: SpendLine) -> str | None:
@@ -107,8 +108,8 @@ def _address(time_range: TimeRange, by: Spender, line: SpendLine) -> str | None:
     return f"/agents/{segment(line.key)}" if by == "agent" else time_range.executions(**{by: line.key})
 
 
-def _task_of(queue: ServiceQueue) -> str:
-    """What a service does with the messages of a queue."""
+def task_of(queue: ServiceQueue) -> str:
+    """The task for which a service reads a queue, in words."""
     if queue.consumer.startswith(_CHANNEL):
         return f"delivers alerts to the channel {decode_token(queue.consumer.removeprefix(_CHANNEL))}"
     return _TASKS.get(queue.consumer, f"reads {queue.stream}")

@@ -1,4 +1,4 @@
-"""What every page needs: templates, headers, and reading from several sources of which some may be unavailable."""
+"""Common to all pages: templates, headers, and reading from several sources of which some may be unavailable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from services.console.tables import PageTable
 T = TypeVar("T")
 
 PART_TIMEOUT_S = 8.0
-"""How long a page waits for any of its parts."""
+"""The time for which a page waits for any of its parts."""
 
 STATIC = files("services.console") / "static"
 
@@ -112,7 +112,7 @@ class PageRenderer:
 
 @dataclass(slots=True)
 class PageContext:
-    """What the pages are made with."""
+    """The dependencies of the pages."""
 
     analytics: Analytics
     """Only read: where it matters, its URL is that of a user without other rights."""
@@ -121,13 +121,13 @@ class PageContext:
     stopping: asyncio.Event
     """Set when the process ends, so that the pages of running jobs reconnect."""
     placeholder: str
-    """What replaces redacted text; as the config has it now."""
+    """The replacement of redacted text, as the config has it now."""
     trace_template: str | None
     """URL of a trace, as the config has it now."""
     zone: ZoneInfo
-    """Where the days and months of budgets begin."""
+    """The time zone of the days and months of budgets."""
     cipher: Cipher = OFF
-    """Of the texts that are stored."""
+    """Decrypts stored texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Fetched(Generic[T]):
 
 
 def follows(request: Request, *, slow: bool) -> bool:
-    """Whether a slow part of a page is not in its first response, but in what its script asks for at once."""
+    """True if a slow part is not in the page's first response, but in the one that its script then asks for."""
     asked_whole = "x-refresh" in request.headers or not request.query_params.keys().isdisjoint(("whole", "csv"))
     return slow and not asked_whole
 
@@ -177,5 +177,5 @@ async def fetched(asked: Awaitable[T]) -> Fetched[T]:
 
 
 def problems_of(*parts: Fetched[Any]) -> tuple[str, ...]:
-    """Why parts of a page are missing, each reason once."""
+    """The reasons why parts of a page are missing, each one once."""
     return tuple(dict.fromkeys(part.problem for part in parts if part.problem is not None))

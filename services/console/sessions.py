@@ -1,4 +1,4 @@
-"""Who is signed in, as far as this process knows: the HTTP API has all sessions, and knows them by their tokens.
+"""The sessions that this process knows: the HTTP API has all sessions, by their tokens.
 
 The token is in a cookie of the browser, and so are notices for the next page, so that a restart of the console signs
 nobody out, and any of several consoles answers.
@@ -22,15 +22,15 @@ from breakwater.client import ApiClient
 from breakwater.contracts.access import KeyDetails
 
 MOST = 1_000
-"""Beyond these, what was asked longest ago is asked of the HTTP API again."""
+"""Known sessions; beyond these, the ones that were added first are asked of the HTTP API again."""
 MAX_NOTICE = 1_000
 """Characters of a notice."""
 MAX_PACKED = 3_500
 """Bytes of all notices: cookies hold 4 KB."""
 MAX_WATCHED = 10
-"""How many jobs one session may watch at the same time."""
+"""Jobs that one session may watch at the same time."""
 SESSION = "breakwater.session"
-"""Where the session is in the scope of a request."""
+"""The key of the session in the scope of a request."""
 
 Tone = Literal["good", "bad"]
 
@@ -45,13 +45,13 @@ class Notice:
 
 @dataclass(slots=True)
 class KnownSession:
-    """What this process knows of a session."""
+    """A session as this process knows it."""
 
     key: KeyDetails
     checked_at: float
-    """When it was last seen to be valid, on the monotonic clock."""
+    """The time when it was last seen to be valid, on the monotonic clock."""
     watched: int = 0
-    """How many jobs it is watching."""
+    """The number of jobs that it is watching."""
 
 
 @dataclass(slots=True)
@@ -68,29 +68,29 @@ class Session:
 
     @property
     def name(self) -> str:
-        """Who is signed in; actions are recorded under this name."""
+        """The name of the key; actions are recorded under it."""
         return self.known.key.name
 
     @property
     def may_operate(self) -> bool:
-        """Whether they may take all actions, and not only look."""
+        """True if the user may take all actions, and not only look."""
         return "operate" in self.known.key.scopes
 
     @property
     def may_approve(self) -> bool:
-        """Whether they may decide on incidents, stopped tasks and caps."""
+        """True if the user may decide on incidents, stopped tasks and caps."""
         return self.may_operate or "approve" in self.known.key.scopes
 
     @property
     def described(self) -> str:
-        """What they may do, in a word; empty for the holder of a key who may do everything."""
+        """The user's roles or rights in a word; empty for a key that may do everything."""
         if self.known.key.roles:
             return ", ".join(self.known.key.roles)
         return "" if self.may_operate else "approver" if self.may_approve else "read-only"
 
     @property
     def may_audit(self) -> bool:
-        """Whether they may see who did what."""
+        """True if the user may see the audit log."""
         return "audit" in self.known.key.scopes
 
     def notify(self, text: str, tone: Tone = "good") -> None:
@@ -117,14 +117,15 @@ class KnownSessions:
         self._known: OrderedDict[bytes, KnownSession] = OrderedDict()
 
     def add(self, token: str, key: KeyDetails, now: float) -> KnownSession:
-        """Notes what the HTTP API said."""
-        known = self._known[_digest(token)] = KnownSession(key, now)
+        """Notes what the HTTP API said of a session, also of one that is known already."""
+        known = self._known.setdefault(_digest(token), KnownSession(key, now))
+        known.key, known.checked_at = key, now
         while len(self._known) > MOST:
             self._known.popitem(last=False)
         return known
 
     def find(self, token: str) -> KnownSession | None:
-        """What is known of a session; None where that has to be asked."""
+        """A session; None if the HTTP API has to be asked."""
         return self._known.get(_digest(token))
 
     def forget(self, token: str) -> None:
@@ -133,12 +134,12 @@ class KnownSessions:
 
 
 def csrf_of(token: str) -> str:
-    """What every form of a session sends back. It follows from the token, so that all consoles know it."""
+    """The field that every form of a session sends back. It follows from the token, so that all consoles know it."""
     return hmac.new(token.encode(), b"csrf", hashlib.sha256).hexdigest()
 
 
 def pack(notices: Iterable[Notice], token: str) -> str:
-    """Notices as the value of a cookie, signed; the newest alone where they are too long for one."""
+    """Notices as the value of a cookie, signed; the oldest are dropped until they fit."""
     listed = list(notices)
     while True:
         data = base64.urlsafe_b64encode(json.dumps([[one.text, one.tone] for one in listed]).encode()).decode()
@@ -148,7 +149,7 @@ def pack(notices: Iterable[Notice], token: str) -> str:
 
 
 def unpack(cookie: str, token: str) -> list[Notice]:
-    """The notices in a cookie; none where nobody of ours wrote it."""
+    """The notices in a cookie; none if its signature is wrong."""
     data, _, signature = cookie.partition(".")
     if not hmac.compare_digest(signature.encode(), _signature(data, token).encode()):
         return []

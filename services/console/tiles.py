@@ -48,7 +48,7 @@ def pending(labels: Iterable[str] = HISTORY) -> list[Tile]:
 
 
 def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | None = None) -> list[Tile]:
-    """Success rate, spend, waste and latency in a time range; nothing if they are unknown."""
+    """Success rate, spend, waste and latency in a time range; no tiles if they are unknown."""
     if totals is None:
         return []
     failed, wasted = shares(totals)
@@ -91,7 +91,7 @@ def unknown(label: str, href: str) -> Tile:
 
 
 def incidents(known: AlertList | None, alerts: Iterable[Alert] | None = None) -> Tile:
-    """Unresolved incidents. `alerts`: those that count, if it is not all of them."""
+    """Unresolved incidents. `alerts`: those that count; all of them by default."""
     if known is None:
         return unknown("Open incidents", "/alerts")
     counts = list(known.alerts if alerts is None else alerts)
@@ -103,7 +103,7 @@ def incidents(known: AlertList | None, alerts: Iterable[Alert] | None = None) ->
 
 
 def spent_budgets(budgets: Iterable[BudgetStatus], href: str, without: str) -> Tile:
-    """How many caps are reached. `without`: the note if there are no caps."""
+    """The number of caps that are reached. `without`: the note if there are no caps."""
     capped = [one for one in budgets if one.limit]
     reached = [one for one in capped if spent(one)]
     refuses = any(one.enforcement == "hard" for one in reached)

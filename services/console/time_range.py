@@ -32,7 +32,7 @@ Links = list[tuple[str, str, bool]]
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """A time range, and what a page needs of it."""
+    """The time range of a page, with the URLs and words for it."""
 
     name: str
     """One of WINDOWS, or of the four constants after them."""
@@ -40,16 +40,16 @@ class TimeRange:
     links: Links
     months: Links
     kept: Mapping[str, str]
-    """What else the page's URL says, and says for every time range."""
+    """The other parameters of the page's URL, which are kept for every time range."""
 
     @property
     def query(self) -> dict[str, str]:
-        """What names it in a URL."""
+        """The parameters that name it in a URL."""
         return {"window": self.name} if self.name != CUSTOM else between(self.window.start, self.window.end)
 
     @property
     def whole(self) -> dict[str, str]:
-        """The page's own query, for all of it at once."""
+        """The page's own query, for a response that has all parts."""
         return {**self.kept, **self.query, "whole": "1"}
 
     @property
@@ -57,30 +57,25 @@ class TimeRange:
         """As part of a sentence: `in the last 24h`."""
         if self.name in WINDOWS:
             return f"in the last {self.name}"
-        return f"from {self._start} to {self._end}" if self.name == CUSTOM else self.name
+        return (
+            f"from {_written(self.window.start)} to {_written(self.window.end)}" if self.name == CUSTOM else self.name
+        )
 
     @property
     def bounds(self) -> str:
         """The exact bounds: it is made of whole steps, and starts a little earlier than its name says."""
+        start = _written(self.window.start)
         until_now = self.name in WINDOWS or self.name == THIS_MONTH
-        return f"since {self._start} UTC" if until_now else f"{self._start} to {self._end} UTC"
+        return f"since {start} UTC" if until_now else f"{start} to {_written(self.window.end)} UTC"
 
     @property
     def is_long(self) -> bool:
-        """Whether its sums may take longer than somebody likes to wait for a page."""
+        """True if its sums may take longer than a page should."""
         return self.window.end - self.window.start > _LONG
 
     @property
-    def _start(self) -> str:
-        return _day_and_time(self.window.start)
-
-    @property
-    def _end(self) -> str:
-        return _day_and_time(self.window.end)
-
-    @property
     def refresh_s(self) -> int:
-        """How often the page refreshes itself. The sums of a week change slowly, and take longer to compute."""
+        """The interval at which the page refreshes itself. Sums of a week change slowly, and take longer."""
         return 5 if self.name in ("1h", "24h") else 30
 
     def executions(self, **filters: str | None) -> str:
@@ -96,7 +91,7 @@ def time_range_of(request: Request, now: datetime, zone: ZoneInfo, default: str 
         request: its `from` and `to` count before its `window`; a time without an offset is in UTC.
         now: a time range ends there at the latest, and so it does without `to`.
         zone: where days and months begin.
-        default: the name of the one without any of them.
+        default: the name of the time range of a request without these.
 
     Raises:
         HTTPException: `from` or `to` can't be used; with status 400.
@@ -117,7 +112,7 @@ def time_range_of(request: Request, now: datetime, zone: ZoneInfo, default: str 
 
 
 def between(start: datetime, end: datetime) -> dict[str, str]:
-    """What names the time between two moments in a URL."""
+    """The parameters that name the time between two moments in a URL."""
     return {"from": f"{start.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", "to": f"{end.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"}
 
 
@@ -136,7 +131,7 @@ def month(now: datetime, zone: ZoneInfo, *, last: bool) -> TimeWindow:
 
 
 def window_of(request: Request, default: str = "24h") -> str:
-    """Which of WINDOWS is in `?window=`."""
+    """The name in `?window=` if it is one of WINDOWS, otherwise the default."""
     wanted = request.query_params.get("window", default)
     return wanted if wanted in WINDOWS else default
 
@@ -168,5 +163,5 @@ def _midnight(day: date, zone: ZoneInfo) -> datetime:
     return datetime.combine(day, time.min, zone).astimezone(UTC)
 
 
-def _day_and_time(at: datetime) -> str:
+def _written(at: datetime) -> str:
     return f"{at.astimezone(UTC):%b %d %H:%M}"

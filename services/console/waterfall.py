@@ -1,7 +1,7 @@
-"""The waterfall of an execution: what followed what, how long each call took, and what the job waited for in between.
+"""The waterfall of an execution: its calls in order, with their durations, and the waits in between.
 
 Pure: from a record to rows with their places on one axis. Time on it is linear, but where a job waited for nearly all
-of its time, all its waits together get a fixed part of the axis: calls of a second beside hours of waiting are seen.
+of its time, all its waits together get a fixed part of the axis: calls of a second stay visible among hours of waiting.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from breakwater.contracts.execution import Attempt, Execution
 from breakwater.policy.retry import LONG_WAIT_S
 
 WIDTH = 1000
-"""Of the axis."""
+"""Width of the axis."""
 THINNEST = 3.0
-"""What took no time at all is seen, too."""
+"""The least width of a bar, so that calls and waits that took no time are visible."""
 MOSTLY_WAITED = 0.9
 WAITS_PART = 0.6
 """The part of the axis that waits get where they are more of the time than `MOSTLY_WAITED`."""
 NEGLIGIBLE_PART, NEGLIGIBLE_MS = 0.02, 10
-"""What nothing accounts for is named from there on: a round trip of the plane is no news."""
+"""A gap without a known reason is named from this size on: a round trip of the plane is no news."""
 PARKED = "waited: parked"
 
 
@@ -37,7 +37,7 @@ class WaitSpan:
 
     @property
     def duration_ms(self) -> float:
-        """How long."""
+        """Its length."""
         return self.end_ms - self.start_ms
 
 
@@ -53,7 +53,7 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Where something is on the axis."""
+    """A place on the axis."""
 
     x: float
     width: float
@@ -64,9 +64,9 @@ class WaterfallRow:
     """One line of the waterfall.
 
     Attributes:
-        wait: what was waited for; None for a call.
+        wait: None for a call.
         call: None for a wait.
-        bar: where it is drawn.
+        bar: its place.
         answer: the part of the bar in which the answer came; None where it did not stream.
     """
 
@@ -84,8 +84,8 @@ class Waterfall:
         rows: waits and calls.
         total_ms: from when the job was queued to its end.
         waited_ms: the part of it in which no model was called.
-        shortened: whether waits are drawn shorter than calls of the same length.
-        ticks: what is at the quarters of the axis, in milliseconds; the ends alone where waits are shortened.
+        shortened: True if waits are drawn shorter than calls of the same length.
+        ticks: the times at the quarters of the axis, in milliseconds; only at its ends if waits are shortened.
     """
 
     rows: tuple[WaterfallRow, ...]
@@ -135,7 +135,7 @@ def _with_waits(execution: Execution, calls: Iterable[CallSpan], end: float) -> 
 
 
 def _gap(following: Attempt, start: float, end: float, rest: str, whole: float) -> Iterator[WaitSpan]:
-    """What passed between two attempts: the wait that the next one has on record, and what remains."""
+    """The time between two attempts: the wait on record of the next one, and the rest."""
     waited = min(start + following.backoff_ms, end)
     if following.backoff_ms and waited > start:
         what = _reason(following)

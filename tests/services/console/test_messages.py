@@ -14,7 +14,7 @@ from services.console.messages import (
     CallPart,
     JsonPart,
     MediaPart,
-    Part,
+    MessagePart,
     ResultPart,
     TextPart,
     bare_json,
@@ -23,11 +23,11 @@ from services.console.messages import (
 from tests.analytics.samples import execution, full_execution
 
 
-def parts_of(*said: "dict[str, Any]") -> "list[tuple[str, tuple[Part, ...]]]":
+def parts_of(*said: "dict[str, Any]") -> "list[tuple[str, tuple[MessagePart, ...]]]":
     return [(view.role, view.parts) for view in conversation(execution(messages=list(said))).messages or ()]
 
 
-def words(parts: "Iterable[Part]") -> str:
+def words(parts: "Iterable[MessagePart]") -> str:
     """All that parts show."""
     found: list[str] = []
     for one in parts:

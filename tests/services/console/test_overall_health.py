@@ -10,7 +10,7 @@ from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.contracts.http import Queues
-from services.console.overall_health import Live, OverallHealth, overall_health, sentence, shares, spent
+from services.console.overall_health import Live, OverallHealth, overall_health, shares, spent
 from services.console.pages import Fetched
 from tests.services.console import answers
 from tests.services.console.answers import AT, breaker, budget, health, incident, queue, service
@@ -60,7 +60,8 @@ def live(
 
 def summary(totals: WindowTotals | None, now: Live) -> tuple[str, str]:
     found: OverallHealth = overall_health(totals, now, "in the last 24h", "/executions?status=dead_lettered")
-    return found.tone, found.text or f"{sentence([one.text for one in found.remarks])}."
+    *others, last = [one.text for one in found.remarks] or [""]
+    return found.tone, found.text or f"{' and '.join([*([', '.join(others)] if others else []), last])}."
 
 
 FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budgets=[budget("global/daily", "4.99")])
@@ -234,7 +235,3 @@ def test_shares_are_reported_where_they_mean_something(
 def test_a_budget_is_spent_when_nothing_is_left_of_its_cap(limit: str | None, amount: str, held: str, expected: bool):
     status = BudgetStatus.model_validate(answers.budget("global/daily", amount, limit) | {"reserved": held})
     assert spent(status) is expected
-
-
-def test_a_sentence_lists_as_people_do():
-    assert [sentence(list(parts)) for parts in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
