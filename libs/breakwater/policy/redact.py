@@ -1,13 +1,13 @@
 """Takes secrets and personal data out of what is stored or shown. Runs in the worker, before the first publish.
 
-What is hidden, by the names and patterns of `redact.toml`: the values of JSON fields with secret names, whatever they
-are; values that stand behind such names in texts (`password=…`, `"token": "…"`, `Authorization: …`, a line break behind
-`Password:`), or that such names stand beside (`{"name": "password", "value": …}`, lists of headers); and forms of
-secrets wherever they stand: keys of well-known services, JSON web tokens, private keys, card numbers, social security
-numbers, e-mail addresses, users in URLs. JSON in texts is parsed, and what URLs and JSON escape is looked at unescaped.
+Hidden are, by the names and patterns of `redact.toml`: the values of JSON fields with secret names, whatever they are;
+values behind such names in texts (`password=…`, `"token": "…"`, `Authorization: …`, a line break behind `Password:`) or
+next to them (`{"name": "password", "value": …}`, lists of headers); and forms of secrets anywhere: keys of well-known
+services, JSON web tokens, private keys, card numbers, social security numbers, e-mail addresses, users in URLs. JSON in
+texts is parsed, and what URLs and JSON escape is looked at unescaped.
 
-What is not: telephone numbers and IBANs unless `forms` names them, secrets in prose ("the password is …"), in Base64 or
-any other encoding, and of a text that is cut, secrets longer than 16 KiB which only their end gives away.
+Not hidden are telephone numbers and IBANs unless `forms` names them, secrets in prose ("the password is …"), in Base64
+or any other encoding, and of a text that is cut, secrets longer than 16 KiB which only their end gives away.
 
 Everything has a bound, and what is beyond it is hidden. Patterns run on RE2, in time linear in the text. In one
 document at most 20,000 places are looked at closely, and 100,000 texts, names, objects and arrays are copied. So the
@@ -32,7 +32,7 @@ from breakwater.policy.redact_scanner import (
     NameKind,
     Scanner,
     TooMuchWorkError,
-    Work,
+    WorkLimit,
     compile_user_pattern,
     squash_name,
 )
@@ -41,7 +41,7 @@ OptionalForm = Literal["iban", "phone"]
 
 
 class RedactionRules(Message):
-    """What to hide. The built-in names and forms of secrets always apply unless `built_in` is off."""
+    """Rules of what to hide. The built-in names and forms of secrets always apply unless `built_in` is off."""
 
     built_in: bool = True
     fields: tuple[str, ...] = Field(
@@ -76,8 +76,6 @@ class RedactionRules(Message):
 
 
 DEFAULT_REDACTION = RedactionRules()
-
-
 ELLIPSIS = "…"
 
 
@@ -100,43 +98,43 @@ class Redactor:
     def text(self, value: str) -> str:
         """A text without secrets, of at most `max_value_length` characters, a last placeholder and an ellipsis."""
         try:
-            return self.redacted(value, Work())
+            return self.redacted(value, WorkLimit())
         except TooMuchWorkError:
             return self.placeholder
 
     def json(self, value: JsonValue) -> JsonValue:
-        """A copy without secrets, in its texts, its keys and the JSON that stands in texts.
+        """A copy without secrets, in its texts, its keys and the JSON in its texts.
 
         Numbers and booleans stay what they are unless their field is secret or a pattern matches them as they are
         written; `null` always stays. Keys that become the same are distinguished by a number.
         """
-        return _Copy(self, Work(), 0).of(value)
+        return _Copy(self, WorkLimit(), 0).of(value)
 
-    def redacted(self, text: str, work: Work, *, is_json: bool = False) -> str:
-        """The same as part of a document.
+    def redacted(self, text: str, work: WorkLimit, *, is_json: bool = False) -> str:
+        """The text as part of a document.
 
         Args:
             text: any text. Lone surrogates pass.
-            work: what may still be looked at closely.
-            is_json: whether the text is JSON whose content was redacted before.
+            work: that may still be done.
+            is_json: true of JSON whose content was redacted before.
 
         Raises:
             TooMuchWorkError: there are too many places to look at.
         """
         shown = self._cut(text, work, is_json=is_json)
-        # A cut can make of harmless characters what looks like a secret; what is stored should stand a second look.
+        # A cut can make of harmless characters what looks like a secret; what is stored should pass a second look.
         return shown if len(text) <= self.max_length else self._cut(shown, work, is_json=False)
 
-    def _cut(self, text: str, work: Work, *, is_json: bool) -> str:
+    def _cut(self, text: str, work: WorkLimit, *, is_json: bool) -> str:
         """The beginning of the redacted text, in which a placeholder that begins is whole.
 
         As much is looked at as can be shown, and `LONGEST` characters more, of which none is shown: a secret that
         begins in what is shown and is no longer than that is recognised.
         """
-        data = text[: self.max_length + LONGEST].encode(errors="surrogatepass")
         end = self.max_length
+        data = text[: end + LONGEST].encode(errors="surrogatepass")
         if self.scanner.suspects(data):
-            limit = len(data) if len(text) <= end else len(text[:end].encode(errors="surrogatepass"))
+            limit = len(text[:end].encode(errors="surrogatepass"))
             data, limit = self.scanner.redacted((data, limit), work, is_json=is_json)
             text = data.decode(errors="surrogatepass")
             end = min(end, len(data[:limit].decode(errors="surrogatepass")))
@@ -154,39 +152,40 @@ MAX_DEPTH = 64
 MAX_NESTING = 8
 """JSON in a text in JSON in a text. What is deeper is redacted as any text."""
 
-_SEARCHED_AT_ONCE = 512
+_SEARCHED_TOGETHER = 512
 _LEAST_CARD_NUMBER = 10**12
 _LARGEST = 10**300  # Python refuses to write out integers of a few thousand digits
 _BEFORE_JSON = frozenset("{[ \t\r\n")
 _JSON_TEXT_PLACES = 3
 _NAME = object()
 
-_Place = tuple[Any, Any]
-"""An object or array of the copy, and where in it; or the name of fields, and `_NAME`."""
+_Slot = tuple[Any, Any]
+"""An object or array of the copy, and a place in it; or the name of fields, and `_NAME`."""
 
 
 class _Copy:
     """One document on its way: its objects and arrays are copied, its texts and names wait to be searched."""
 
-    def __init__(self, rules: Redactor, work: Work, nesting: int) -> None:
+    def __init__(self, rules: Redactor, work: WorkLimit, nesting: int) -> None:
         self._rules = rules
         self._names = rules.scanner.names
         self._placeholder = rules.placeholder
         self._work = work
         self._nesting = nesting
-        self._places: list[_Place] = []
+        self._slots: list[_Slot] = []
         self._texts: list[str] = []
-        self._deferred: list[tuple[_Place, str]] = []
+        self._deferred: list[tuple[_Slot, str]] = []
         self._kinds: dict[str, NameKind] = {}
         self._renamed: dict[str, str] = {}
 
     def of(self, value: JsonValue) -> JsonValue:
         """The redacted copy. What may be a secret when there is no more work to spend is hidden."""
         copy = self._array([value], 0)
-        for first in range(0, len(self._texts), _SEARCHED_AT_ONCE):
-            self._search(slice(first, first + _SEARCHED_AT_ONCE))
-        for place, text in self._deferred:
-            self._redact(place, text)
+        for first in range(0, len(self._texts), _SEARCHED_TOGETHER):
+            group = slice(first, first + _SEARCHED_TOGETHER)
+            self._search(self._texts[group], self._slots[group])
+        for slot, text in self._deferred:
+            self._redact(slot, text)
         if self._renamed:
             self._rename_keys(copy)
         return copy[0]
@@ -204,27 +203,22 @@ class _Copy:
                 self._put_text((name, _NAME), name)
             if item is None:
                 continue
-            if kind is not NameKind.HARMLESS and self._is_secret(kind, item, value):
+            if kind is NameKind.HARMLESS:
+                secret = False
+            elif kind is NameKind.PAIR_VALUE:
+                secret = self._names.names_a_secret(value)
+            else:
+                secret = kind is NameKind.SECRET or not isinstance(item, bool)
+            if secret:
                 copy[name] = self._placeholder
             else:
                 self._put(copy, name, item, depth)
         return copy
 
-    def _is_secret(self, kind: NameKind, item: JsonValue, beside: dict[str, JsonValue]) -> bool:
-        if kind is NameKind.PAIR_VALUE:
-            return self._names.names_a_secret(beside)
-        return kind is NameKind.SECRET or not isinstance(item, bool)
-
     def _array(self, value: list[JsonValue], depth: int) -> list[JsonValue]:
         copy = value.copy()
-        if value and {*map(type, value)} <= {int, float}:  # long series of numbers pass quickly
-            least, most = min(cast(list[float], value)), max(cast(list[float], value))
-            if not (self._may_be_secret(least) or self._may_be_secret(most)):
-                return copy
-            if max(-least, most) < _LARGEST:
-                self._places += zip(repeat(copy), range(len(copy)))
-                self._texts += map(str, value)
-                return copy
+        if value and {*map(type, value)} <= {int, float} and self._passes(cast(list[float], value), copy):
+            return copy
         for index, item in enumerate(value):
             if self._work.values_left <= 0:
                 # One for the rest, of the same kind: messages stay a list of objects.
@@ -238,65 +232,73 @@ class _Copy:
             self._put(copy, index, item, depth)
         return copy
 
-    def _put(self, copy: Any, slot: Any, item: JsonValue, depth: int) -> None:
+    def _passes(self, numbers: list[float], copy: list[JsonValue]) -> bool:
+        """Deals with a series of numbers, of which there may be many; False if one is too large to be written out."""
+        least, most = min(numbers), max(numbers)
+        if not (self._may_be_secret(least) or self._may_be_secret(most)):
+            return True
+        if not max(-least, most) < _LARGEST:
+            return False
+        lines, scanner = str(numbers)[1:-1].replace(", ", "\n"), self._rules.scanner
+        if scanner.any_number or scanner.suspects(lines.encode()):
+            self._slots += zip(repeat(copy), range(len(copy)))
+            self._texts += lines.split("\n")
+        return True
+
+    def _put(self, copy: Any, place: Any, item: JsonValue, depth: int) -> None:
         if isinstance(item, str):
-            self._put_text((copy, slot), item)
+            self._put_text((copy, place), item)
         elif isinstance(item, int | float):
-            if not isinstance(item, bool) and self._may_be_secret(item):
-                self._put_number((copy, slot), item)
+            if isinstance(item, bool) or not self._may_be_secret(item):
+                return
+            if -_LARGEST < item < _LARGEST:
+                self._put_text((copy, place), str(item))
+            elif isinstance(item, int):
+                copy[place] = self._placeholder
         elif item is not None:
             self._work.values_left -= 1
             if depth == MAX_DEPTH:
-                copy[slot] = self._placeholder
+                copy[place] = self._placeholder
             else:
-                copy[slot] = self._object(item, depth + 1) if isinstance(item, dict) else self._array(item, depth + 1)
+                copy[place] = self._object(item, depth + 1) if isinstance(item, dict) else self._array(item, depth + 1)
 
-    def _put_text(self, place: _Place, text: str) -> None:
+    def _put_text(self, slot: _Slot, text: str) -> None:
         self._work.values_left -= 1
         if len(text) > self._rules.max_length or ("\\" in text and _looks_like_json(text)):
-            self._deferred.append((place, text))  # it must be cut; or only a parser sees what it says
+            self._deferred.append((slot, text))  # it must be cut; or only a parser sees what it says
         else:
-            self._places.append(place)
+            self._slots.append(slot)
             self._texts.append(text)
 
     def _may_be_secret(self, number: float) -> bool:
         return self._rules.scanner.any_number or not -_LEAST_CARD_NUMBER < number < _LEAST_CARD_NUMBER
 
-    def _put_number(self, place: _Place, number: float) -> None:
-        self._work.values_left -= 1
-        if -_LARGEST < number < _LARGEST:
-            self._places.append(place)
-            self._texts.append(str(number))
-        elif isinstance(number, int):
-            self._set(place, self._placeholder)
-
     # Searching
 
-    def _search(self, group: slice) -> None:
-        texts, places = self._texts[group], self._places[group]
+    def _search(self, texts: list[str], slots: list[_Slot]) -> None:
         try:
             suspects = self._rules.scanner.suspects_among(texts, self._work)
         except TooMuchWorkError:
-            for place in places:
-                self._set(place, self._placeholder)
+            for slot in slots:
+                self._set(slot, self._placeholder)
             return
-        for number in suspects:
-            self._redact(places[number], texts[number])
+        for index in suspects:
+            self._redact(slots[index], texts[index])
 
-    def _redact(self, place: _Place, text: str) -> None:
+    def _redact(self, slot: _Slot, text: str) -> None:
         try:
             redacted = self._redacted(text)
         except TooMuchWorkError:
             redacted = self._placeholder
         if redacted != text:
-            self._set(place, redacted)
+            self._set(slot, redacted)
 
-    def _set(self, place: _Place, text: str) -> None:
-        container, slot = place
-        if slot is _NAME:
+    def _set(self, slot: _Slot, text: str) -> None:
+        container, place = slot
+        if place is _NAME:
             self._renamed[container] = text
         else:
-            container[slot] = text if isinstance(container[slot], str) else self._placeholder  # no half of a number
+            container[place] = text if isinstance(container[place], str) else self._placeholder  # no half of a number
 
     def _redacted(self, text: str) -> str:
         whole = len(text) <= self._rules.max_length + LONGEST
@@ -304,7 +306,7 @@ class _Copy:
             return self._rules.redacted(text, self._work)
         self._work.spend(_JSON_TEXT_PLACES)
         try:
-            inner = cast(JsonValue, json.loads(text, object_pairs_hook=_without_duplicates))
+            inner = cast(JsonValue, json.loads(text, object_pairs_hook=_distinct))
         except (ValueError, RecursionError):
             return self._rules.redacted(text, self._work)
         redacted = _Copy(self._rules, self._work, self._nesting + 1).of(inner)
@@ -333,23 +335,29 @@ def _looks_like_json(text: str) -> bool:
     return text[:1] in _BEFORE_JSON and text.lstrip()[:1] in {"{", "["}
 
 
-def _without_duplicates(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+def _distinct(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    """An object. Of a name that it has twice, a parser sees one of the values, and a reader both."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands twice in an object: a parser sees one of the values, a reader both")
+        raise ValueError
     return found
 
 
+# Secrets whose values are known
+
 LEAST = 8
-"""Characters; what is shorter is as likely an ordinary word, and hidden only where it is none and stands by itself."""
+"""Characters; what is shorter is as likely an ordinary word, and hidden only where it is none, and is alone."""
 _LEAST_ODD = 4
 _ESCAPED = re.compile(rb"\\[u/\\\"]|\0")
-"""What JSON may write other signs as, and what UTF-16 has in it."""
+"""Escapes of JSON, and the bytes that UTF-16 has in it."""
 _GAP = r"(?:\s|\\[nrt])+"
 
 
 class KnownSecrets:
-    """Secrets, and what stands for each in a text: for a whole one however its lines are broken, and for each line."""
+    """Takes secrets whose values are known out of texts: whole ones, however their lines are broken, and each line.
+
+    A text is cut afterwards, never before.
+    """
 
     def __init__(self, secrets: Iterable[str], placeholder: str) -> None:
         self._secrets = tuple(secrets)
@@ -360,11 +368,11 @@ class KnownSecrets:
         self._pattern = re.compile("|".join(patterns)) if patterns else None
 
     def hidden(self, text: str) -> str:
-        """The text without them."""
+        """The text without secrets."""
         return text if self._pattern is None else self._pattern.sub(lambda _: self._placeholder, text)
 
     def hidden_in(self, value: Any) -> Any:
-        """JSON without them, in names and texts."""
+        """JSON without secrets, in names and texts."""
         match value:
             case str():
                 return self.hidden(value)
@@ -377,13 +385,13 @@ class KnownSecrets:
                 return value
 
     def hidden_in_read(self, raw: bytes, value: Any) -> Any:
-        """The same of what was read from JSON, which is looked through only where they may stand in it."""
+        """JSON that was read from `raw`, without secrets. It is looked through only if one may be in it."""
         if self._pattern is None or not (any(map(raw.__contains__, self._raw)) or _ESCAPED.search(raw)):
             return value
         return self.hidden_in(value)
 
     def hidden_in_rest(self, text: str) -> str:
-        """A text without them whose beginning is missing, and with it perhaps that of a secret."""
+        """A text without secrets, whose beginning is missing, and with it perhaps that of a secret."""
         rests = (secret[begin : begin + len(text)] for secret in self._secrets for begin in range(1, len(secret)))
         cut = max((len(rest) for rest in rests if text.startswith(rest)), default=0)
         return self.hidden(text[cut:])

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from itertools import accumulate, islice
 from typing import Any, cast
@@ -23,18 +23,15 @@ from typing import Any, cast
 import re2
 
 Pattern = re.Pattern[bytes]
-"""Of RE2, whose wrapper has the interface of `re`, and no types."""
+"""A pattern of RE2, whose wrapper has the interface of `re`, and no types."""
 
-Span = tuple[int, int]
+Extent = tuple[int, int]
 """First byte, and the byte after the last. Nothing if they are one."""
 
 LONGEST = 16 * 1024
-"""How long a secret is at most taken to be, in bytes or characters."""
+"""The length that a secret is at most taken to have, in bytes or characters."""
 
 NO_KEY_IN_ID = "has the form of a known service's key or token; ids are stored and shown as they are, so choose another"
-
-
-# What may be done for one text or document
 
 MAX_PLACES = 20_000
 """Places that are looked at closely in one text or document, at some ten microseconds each."""
@@ -47,8 +44,8 @@ class TooMuchWorkError(Exception):
     """So many places may be secrets that it would take too long to look at each."""
 
 
-class Work:
-    """What may still be done for one text or document."""
+class WorkLimit:
+    """The work that may still be done for one text or document."""
 
     def __init__(self) -> None:
         self._places_left = MAX_PLACES
@@ -60,13 +57,15 @@ class Work:
         if self._places_left < 0:
             raise TooMuchWorkError
 
+    def spend_on_simulation(self, pattern: Pattern, data: bytes) -> None:
+        """Pays for a large pattern of a person at its worst, when RE2 has to follow each of its instructions."""
+        self.spend(max(0, _program_size(pattern) - _FREE_INSTRUCTIONS) * len(data) // _SIMULATED_AT_A_PLACE)
+
 
 # Patterns
 
 _RULES: dict[str, Any] = tomllib.loads(files("breakwater.policy").joinpath("redact.toml").read_text(encoding="utf-8"))
 _NAMES: dict[str, list[str]] = _RULES["names"]
-
-
 _SEPARATORS = b"-_. "
 
 
@@ -77,12 +76,12 @@ def squash_name(name: str) -> bytes:
 
 def _spellings(names: Iterable[str]) -> str:
     """All spellings of names that `squash_name` makes one, as single bytes; the pattern ignores the case of ASCII."""
-    return _any(["[-_. ]*".join(_cases(char) for char in squash_name(name).decode()) for name in names])
 
+    def cases(char: str) -> str:
+        both = {char} if char.isascii() else {char, char.upper()}
+        return _any([re.escape(case.encode().decode("latin-1")) for case in sorted(both)])
 
-def _cases(char: str) -> str:
-    cases = {char} if char.isascii() else {char, char.upper()}
-    return _any([re.escape(case.encode().decode("latin-1")) for case in sorted(cases)])
+    return _any(["[-_. ]*".join(map(cases, squash_name(name).decode())) for name in names])
 
 
 def _any(patterns: Sequence[str]) -> str:
@@ -102,19 +101,19 @@ for _name, _piece in _RULES["pieces"].items():
     _PIECES[_name] = _filled(_piece)
 
 
-def _built_in(pattern: str) -> Pattern:
-    """Compiles one of our own patterns. They work on single bytes: what is not excluded, may be any."""
-    options = _options()
-    options.encoding = re2.Options.Encoding.LATIN1
-    options.max_mem = 64 << 20
-    return cast(Pattern, re2.compile(pattern.encode("latin-1"), options))
-
-
 def _options() -> re2.Options:
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True  # only the whole match is asked for, which RE2's automata find fastest
     return options
+
+
+def _built_in(pattern: str | list[str]) -> Pattern:
+    """Compiles one of the file's patterns. They work on single bytes: what is not excluded, may be any."""
+    options = _options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.max_mem = 64 << 20
+    return cast(Pattern, re2.compile(_filled(pattern).encode("latin-1"), options))
 
 
 MAX_PROGRAM = 2_000
@@ -128,68 +127,53 @@ _SIMULATED_AT_A_PLACE = 1 << 15
 
 _PROBES_FOR_NOTHING = (b"", b"\x00", b"\x00\x00", b"\x00 \x00\n\x00", b"\x00a\x00", b"0", b"aa", b"_ _", b"\n\n")
 
+_LARGE = "lower its {{counts}}, or use + and * in their place"
+_REFUSALS = {
+    r"invalid perl operator: (\(\?[=!<].*)": "looks around, with {1}, which RE2 can't; match the surroundings, too, or "
+    "mark an edge by \\b",
+    r"invalid escape sequence: \\[1-9]|.*\(\?P": "refers back to a group, which RE2 can't; write out what is repeated",
+    r"invalid escape sequence: \\Z": "has \\Z, which is \\z in RE2",
+    r".*(?:too large|repetition size).*": "is too large ({0}); " + _LARGE,
+    ".*": "is not a regular expression of RE2's syntax: {0}",
+}
+"""RE2's words for what it does not take, and what a person is told instead."""
 
-@dataclass(frozen=True, slots=True)
-class UserPattern:
-    """A pattern that a person wrote, and the same for texts that are searched together, each on lines of its own."""
 
-    alone: Pattern
-    in_lines: Pattern
-
-
-def compile_user_pattern(pattern: str) -> UserPattern:
-    """Compiles a pattern that a person wrote.
+def compile_user_pattern(pattern: str) -> tuple[Pattern, Pattern]:
+    """Compiles a pattern that a person wrote; and the same for texts that are searched together, each on its own lines.
 
     Raises:
         ValueError: RE2 can't take it, it is too large, or it matches where there is nothing; with what to do.
     """
+    # A text's edge is a line's there. What matches more than the other is sorted out by looking at the text alone.
+    in_lines = "(?m)" + re.sub(r"(?s)\\(.)", lambda escape: {"A": "^", "z": "$"}.get(escape[1], escape[0]), pattern)
     try:
-        # A text's edge is a line's there. What matches more than the other is sorted out by looking at the text alone.
-        in_lines = "(?m)" + re.sub(r"(?s)\\(.)", lambda escape: {"A": "^", "z": "$"}.get(escape[1], escape[0]), pattern)
-        compiled = UserPattern(*(cast(Pattern, re2.compile(form.encode(), _options())) for form in (pattern, in_lines)))
+        alone, together = (cast(Pattern, re2.compile(form.encode(), _options())) for form in (pattern, in_lines))
     except UnicodeEncodeError as error:
         raise ValueError(f"{pattern!r} is not a regular expression: it has half of a character") from error
     except re2.error as error:
-        raise ValueError(
-            f"{pattern!r} {_what_is_wrong(cast(bytes, error.args[0]).decode(errors='replace'))}"
-        ) from error
-    if _program_size(compiled.alone) > MAX_PROGRAM:
-        raise ValueError(f"{pattern!r} is too large; lower its {{counts}}, or use + and * in their place")
+        said = cast(bytes, error.args[0]).decode(errors="replace")
+        found = ((re.fullmatch(words, said, re.DOTALL), refusal) for words, refusal in _REFUSALS.items())
+        match, refusal = next((match, refusal) for match, refusal in found if match is not None)
+        raise ValueError(f"{pattern!r} {refusal.format(match[0], *match.groups())}") from error
+    if _program_size(alone) > MAX_PROGRAM:
+        raise ValueError(f"{pattern!r} is too large; {_LARGE.format()}")
     if re.search(r"\(\?[a-zA-Z]*-[a-zA-Z]*m", pattern):
         raise ValueError(f"{pattern!r} switches the flag m off, which it is anyway; leave that out")
-    for probe in _PROBES_FOR_NOTHING:
-        if any(found.start() == found.end() for found in compiled.alone.finditer(probe)):
-            raise ValueError(f"{pattern!r} also matches where there is nothing to hide; write + for *, and leave out ?")
-    return compiled
+    if any(found.start() == found.end() for probe in _PROBES_FOR_NOTHING for found in alone.finditer(probe)):
+        raise ValueError(f"{pattern!r} also matches where there is nothing to hide; write + for *, and leave out ?")
+    return alone, together
 
 
 def _program_size(pattern: Pattern) -> int:
     return cast(Any, pattern).programsize
 
 
-def _spend_for_simulation(pattern: Pattern, data: bytes, work: Work) -> None:
-    """Pays for what a large pattern of a person costs at worst, when RE2 has to follow each of its instructions."""
-    work.spend(max(0, _program_size(pattern) - _FREE_INSTRUCTIONS) * len(data) // _SIMULATED_AT_A_PLACE)
-
-
-def _what_is_wrong(words: str) -> str:
-    if look_around := re.fullmatch(r"invalid perl operator: (\(\?[=!<].*)", words, re.DOTALL):
-        with_it = f"looks around, with {look_around[1]}, which RE2 can't"
-        return f"{with_it}; match the surroundings, too, or mark an edge by \\b"
-    if re.fullmatch(r"invalid escape sequence: \\[1-9]", words) or words.endswith("(?P"):
-        return "refers back to a group, which RE2 can't; write out what is repeated"
-    if words == r"invalid escape sequence: \Z":
-        return r"has \Z, which is \z in RE2"
-    if "too large" in words or "repetition size" in words:
-        return f"is too large ({words}); lower its {{counts}}, or use + and * in their place"
-    return f"is not a regular expression of RE2's syntax: {words}"
-
-
 # Names of fields
 
 
 class NameKind(Enum):
-    """What a field's name says of its value."""
+    """Meaning of a field's name for its value."""
 
     HARMLESS = auto()
     SECRET = auto()
@@ -204,7 +188,7 @@ _ENDINGS, _WORDS, _WHOLE_LINE = (
     tuple(map(squash_name, names))
     for names in (_NAMES["endings"], _NAMES["words"] + _NAMES["words_alone"], _NAMES["whole_line"])
 )
-_LAST_WORD = _built_in(_filled(r"(?:(?:^|[-_. ])(?i:<words>)|[a-z0-9](?:Pass|Pw)|^(?i:<words_alone>))[-_. 0-9]*\z"))
+_LAST_WORD = _built_in(r"(?:(?:^|[-_. ])(?i:<words>)|[a-z0-9](?:Pass|Pw)|^(?i:<words_alone>))[-_. 0-9]*\z")
 _PAIR_NAMES = (*_NAMES["pair_names"], *map(str.capitalize, _NAMES["pair_names"]))
 _LONGEST_REMEMBERED, _LONGEST_NAMED = 64, 48
 
@@ -218,15 +202,15 @@ class SecretNames:
         self._remembered = lru_cache(4096)(self._look)
 
     def kind(self, name: str) -> NameKind:
-        """What the name says."""
+        """The kind of a name."""
         return self._remembered(name) if len(name) <= _LONGEST_REMEMBERED else self._look(name)
 
     def is_secret(self, name: str) -> bool:
-        """Whether the value is secret, unless it is a boolean."""
+        """True if the value is secret, unless it is a boolean."""
         return self.kind(name) in (NameKind.SECRET, NameKind.SECRET_UNLESS_BOOLEAN)
 
     def names_a_secret(self, pair: Mapping[str, object]) -> bool:
-        """Whether a field of an object says that its value is secret: `{"name": "password", "value": 1}`."""
+        """True if a field of an object says that its value is secret: `{"name": "password", "value": 1}`."""
         for field in _PAIR_NAMES:
             named = pair.get(field)
             if isinstance(named, str) and len(named) <= _LONGEST_NAMED and self.is_secret(named):
@@ -247,19 +231,16 @@ class SecretNames:
 
 # Values behind names in texts
 
-_VALUE = _RULES["value"]
+_VALUE = _RULES["value"] | {"bare": f"(?i:{_any(_RULES['value']['bare'])})"}
 _BARE, _LINE, _OPENING_QUOTE, _LINE_BREAK, _ALONE_ON_LINE, _VALUE_OF_PAIR = (
-    _built_in(_filled(pattern))
-    for pattern in (
-        f"(?i:{_any(_VALUE['bare'])})",
-        *(_VALUE[name] for name in ("whole_line", "opening_quote", "line_break", "alone_on_line", "of_pair")),
-    )
+    _built_in(_VALUE[name])
+    for name in ("bare", "whole_line", "opening_quote", "line_break", "alone_on_line", "of_pair")
 )
 _HARMLESS = frozenset(value.encode() for value in _VALUE["harmless"])
 _NO_WORD = re.compile(rb"(?=.{4})[^0-9]*[0-9]", re.DOTALL)
 _QUOTES = (b'"', b"'", b"`")
 _BEFORE_LINE_BREAK, _BEFORE_QUOTED = frozenset(b"\r\n>|-+"), frozenset(b"bBrRuUfF\\\"'`")
-"""What the two patterns can begin with: to look for it is far cheaper."""
+"""Bytes that the two patterns can begin with: to look for them is far cheaper."""
 _UNESCAPED = {quote: _built_in(rf"(?:[^{quote.decode()}\\]|\\\C)*") for quote in _QUOTES}
 _ESCAPED = {
     (slashes, quote): _built_in(rf"[^\\]\\{{0,{slashes}}}{quote.decode()}")
@@ -271,49 +252,44 @@ _ESCAPED = {
 _JSON = json.JSONDecoder()
 
 
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """Where the values are that belong to names. Spans are empty where there is none, or nothing of interest."""
-
-    placeholder: bytes
-
-    def behind(self, data: bytes, name_start: int, start: int) -> Span:
-        """The span of the value that follows a name with its separator, which end at `start`."""
-        name = data[name_start:start].rstrip()
-        named_in_quotes = name.rstrip(b":=> \t\r\n]").endswith(_QUOTES[:2])
-        if named_in_quotes and data.startswith(self.placeholder, start):
-            return start, start + len(self.placeholder)
-        first = data[start] if start < len(data) else None
-        if first in _BEFORE_LINE_BREAK and (line_break := _LINE_BREAK.match(data, start)) is not None:
-            return _on_next_line(data, name, line_break.end())
-        if first in _BEFORE_QUOTED and (quote := _OPENING_QUOTE.match(data, start)) is not None:
-            return quote.end(), _closing_quote(data, quote.end())
-        if named_in_quotes and data.startswith((b"{", b"["), start):
-            return start, _json_end(data, start)
-        word = name.rstrip(b":=*`~ \t").lower().translate(None, _SEPARATORS)
-        value = (_LINE if word.endswith(_WHOLE_LINE) else _BARE).match(data, start)
-        bare = b"" if value is None else data[start : value.end()]
-        if not bare.startswith((b"(", b"[", b"{")):
-            bare = bare.rstrip(b",)]}")
-        in_prose = name.rstrip(b"*`~ \t").endswith(b":") and word.rstrip(b"0123456789").endswith(_WORDS)
-        harmless = bare.lower() in _HARMLESS or (in_prose and not _NO_WORD.match(bare))
-        return start, start + (0 if harmless else len(bare))
-
-    def of_pair(self, data: bytes, start: int, end: int) -> Span:
-        """The span of the value that stands behind a name that is a value itself, or else before it."""
-        if (behind := _VALUE_OF_PAIR.match(data, end)) is not None:
-            return self.behind(data, behind.start(), behind.end())
-        nearest = data.rfind(b"val", max(0, start - LONGEST), start)
-        before = None if nearest < 0 else _VALUE_OF_PAIR.match(data, nearest)
-        if before is not None and before.end() < start:
-            value_start, value_end = self.behind(data, before.start(), before.end())
-            if value_end <= start and not data[value_end:start].strip(b"\"'\\ \t\r\n,;"):
-                return value_start, value_end
-        return end, end
+def _value_behind(placeholder: bytes, data: bytes, name_start: int, start: int) -> Extent:
+    """The value that follows a name with its separator, which end at `start`; empty if it is harmless."""
+    name = data[name_start:start].rstrip()
+    named_in_quotes = name.rstrip(b":=> \t\r\n]").endswith(_QUOTES[:2])
+    if named_in_quotes and data.startswith(placeholder, start):
+        return start, start + len(placeholder)
+    first = data[start] if start < len(data) else None
+    if first in _BEFORE_LINE_BREAK and (line_break := _LINE_BREAK.match(data, start)) is not None:
+        return _on_next_line(data, name, line_break.end())
+    if first in _BEFORE_QUOTED and (quote := _OPENING_QUOTE.match(data, start)) is not None:
+        return quote.end(), _closing_quote(data, quote.end())
+    if named_in_quotes and data.startswith((b"{", b"["), start):
+        return start, _json_end(data, start)
+    word = name.rstrip(b":=*`~ \t").lower().translate(None, _SEPARATORS)
+    value = (_LINE if word.endswith(_WHOLE_LINE) else _BARE).match(data, start)
+    bare = b"" if value is None else data[start : value.end()]
+    if not bare.startswith((b"(", b"[", b"{")):
+        bare = bare.rstrip(b",)]}")
+    in_prose = name.rstrip(b"*`~ \t").endswith(b":") and word.rstrip(b"0123456789").endswith(_WORDS)
+    harmless = bare.lower() in _HARMLESS or (in_prose and not _NO_WORD.match(bare))
+    return start, start + (0 if harmless else len(bare))
 
 
-def _on_next_line(data: bytes, name: bytes, start: int) -> Span:
-    """The span of a value that has a line of its own, behind `password:`. Prose has more than one word in a line."""
+def _value_of_pair(placeholder: bytes, data: bytes, start: int, end: int) -> Extent:
+    """The value behind a name that is a value itself, or else before it; empty if there is none."""
+    if (behind := _VALUE_OF_PAIR.match(data, end)) is not None:
+        return _value_behind(placeholder, data, behind.start(), behind.end())
+    nearest = data.rfind(b"val", max(0, start - LONGEST), start)
+    before = None if nearest < 0 else _VALUE_OF_PAIR.match(data, nearest)
+    if before is not None and before.end() < start:
+        value_start, value_end = _value_behind(placeholder, data, before.start(), before.end())
+        if value_end <= start and not data[value_end:start].strip(b"\"'\\ \t\r\n,;"):
+            return value_start, value_end
+    return end, end
+
+
+def _on_next_line(data: bytes, name: bytes, start: int) -> Extent:
+    """The value that has a line of its own, behind `password:`. Prose has more than one word in a line."""
     name = name.rstrip(b"*_`~ \t")
     if not name.endswith(b":"):
         return start, start
@@ -326,7 +302,7 @@ def _on_next_line(data: bytes, name: bytes, start: int) -> Span:
 
 
 def _closing_quote(data: bytes, start: int) -> int:
-    """Where a quoted text ends. One that is cut ends with the data."""
+    """The end of a quoted text. One that is cut ends with the data."""
     quote, before = data[start - 1 : start], data[max(0, start - 9) : start - 1]
     slashes = len(before) - len(before.rstrip(b"\\"))
     if slashes == 0:
@@ -338,7 +314,7 @@ def _closing_quote(data: bytes, start: int) -> int:
 
 
 def _json_end(data: bytes, start: int) -> int:
-    """Where an object or an array ends. One that is cut, too long or no JSON ends with the data."""
+    """The end of an object or an array. One that is cut, too long or no JSON ends with the data."""
     text = data[start : start + LONGEST].decode("utf-8", "surrogateescape")
     try:
         _, end = _JSON.raw_decode(text)
@@ -350,7 +326,7 @@ def _json_end(data: bytes, start: int) -> int:
 # Forms
 
 
-def _card(data: bytes, start: int, end: int) -> Span:
+def _card(data: bytes, start: int, end: int) -> Extent:
     while not data[start : start + 1].isdigit():
         start += 1
     if not re.fullmatch(rb"[0-9][.-]", data[max(0, start - 2) : start]):  # a number's fraction, or the tail of an id
@@ -362,7 +338,7 @@ def _card(data: bytes, start: int, end: int) -> Span:
 
 
 def _is_card_number(printed: bytes) -> bool:
-    """Whether these are 13 to 19 digits, of which the last checks the others (Luhn's formula, ISO/IEC 7812-1)."""
+    """True for 13 to 19 digits, of which the last checks the others (Luhn's formula, ISO/IEC 7812-1)."""
     if not 13 <= len(printed) <= 19 + 18:
         return False
     digits = printed.translate(_DIGIT_VALUES, b" -")
@@ -373,7 +349,7 @@ _DIGIT_VALUES = bytes.maketrans(b"0123456789", bytes(range(10)))
 _DOUBLED = bytes.maketrans(bytes(range(10)), bytes(sum(divmod(2 * digit, 10)) for digit in range(10)))
 
 
-def _iban(data: bytes, start: int, end: int) -> Span:
+def _iban(data: bytes, start: int, end: int) -> Extent:
     while not data[start : start + 2].isupper():
         start += 1
     length = _IBAN_LENGTHS.get(data[start : start + 2].decode(), 0)
@@ -392,34 +368,42 @@ _IBAN_LENGTHS = {
 }
 
 
-def _phone(data: bytes, start: int, end: int) -> Span:
-    digits = sum(char in b"0123456789" for char in data[start:end])
+def _phone(data: bytes, start: int, end: int) -> Extent:
+    digits = len(data[start:end].translate(None, _NO_DIGITS))
     return (start, end) if 7 <= digits <= 15 and not data[end : end + 1].isalnum() else (start, start)
 
 
-def _user_info(_: bytes, start: int, end: int) -> Span:
-    return start + len("://"), end - len("@")
-
-
-_CHECKS = {"card": _card, "iban": _iban, "phone": _phone, "user_info": _user_info}
+_NO_DIGITS = bytes(set(range(256)) - set(b"0123456789"))
+_CHECKS: dict[str, Callable[[bytes, int, int], Extent]] = {
+    "card": _card,
+    "iban": _iban,
+    "phone": _phone,
+    "user_info": lambda _, start, end: (start + len("://"), end - len("@")),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Finder:
-    """What to search for, and what of it to hide: what matches where that begins, or all of it, if `part` says so."""
+    """A search for secrets.
+
+    Attributes:
+        search: the pattern that is looked for.
+        match: matched where that begins; None for the same.
+        part: narrows a match to what is hidden of it; None for all.
+        needs: bytes that are in any match: to look for them is far cheaper.
+        stretch: how many bytes the pattern sees at once. Stretches overlap by `LONGEST`.
+    """
 
     search: Pattern
     match: Pattern | None = None
-    part: Callable[[bytes, int, int], Span] | None = None
+    part: Callable[[bytes, int, int], Extent] | None = None
     needs: bytes = b""
-    """What is in any match: to look for it is far cheaper."""
     stretch: int = sys.maxsize
-    """How many bytes the pattern sees at once. Stretches overlap by what a secret is at most taken to be long."""
 
-    def spans(self, data: bytes, work: Work) -> Iterator[Span]:
-        """What must be hidden, from left to right."""
+    def extents(self, data: bytes, work: WorkLimit) -> Iterator[Extent]:
+        """The secrets, from left to right."""
         if self.stretch == STRETCH:
-            _spend_for_simulation(self.search, data, work)
+            work.spend_on_simulation(self.search, data)
         position = 0 if self.needs in data else len(data)
         while position < len(data):
             seen = position + self.stretch
@@ -441,18 +425,25 @@ class _Finder:
             position = max(end, begin + 1)
 
 
-_KEYS, _ALLOWED_IN_IDS = _RULES["keys"]["forms"], _RULES["keys"]["allowed_in_ids"]
-_KEY = _built_in(_filled("<form_edge>" + _any([f"(?:{start})(?:{rest})" for start, rest in _KEYS])))
+_KEYS: list[list[str]] = _RULES["keys"]["forms"]
+_BEARERS: list[list[str]] = _RULES["keys"]["allowed_in_ids"]
+
+
+def _key_pattern(forms: Iterable[Sequence[str]]) -> str:
+    return "<form_edge>" + _any([f"(?:{start})(?:{rest})" for start, rest in forms])
+
+
+_KEY = _built_in(_key_pattern(_KEYS))
 _FORMS: dict[str, Any] = _RULES["forms"] | {
     "key": {
-        "search": "<form_edge>" + _any([start for start, _ in _KEYS + _ALLOWED_IN_IDS]),
-        "match": "<form_edge>" + _any([f"(?:{start})(?:{rest})" for start, rest in _KEYS + _ALLOWED_IN_IDS]),
+        "search": "<form_edge>" + _any([start for start, _ in _KEYS + _BEARERS]),
+        "match": _key_pattern(_KEYS + _BEARERS),
     }
 }
 _FINDERS = {
     name: _Finder(
-        _built_in(_filled(form["search"])),
-        _built_in(_filled(form["match"])) if "match" in form else None,
+        _built_in(form["search"]),
+        _built_in(form["match"]) if "match" in form else None,
         _CHECKS.get(name),
         form.get("needs", "").encode(),
     )
@@ -461,7 +452,7 @@ _FINDERS = {
 
 
 def holds_key(text: str) -> bool:
-    """Whether something in the text has the form of a known service's key or token."""
+    """True if something in the text has the form of a known service's key or token."""
     return _KEY.search(text.encode(errors="surrogatepass")) is not None
 
 
@@ -490,7 +481,7 @@ class Scanner:
     """All rules, ready for use on many texts.
 
     Every rule looks at the same text, so that none hides from the next what it is recognised by; what they find is
-    merged and replaced at once.
+    merged, and replaced together.
     """
 
     def __init__(
@@ -498,49 +489,46 @@ class Scanner:
     ) -> None:
         self.names = SecretNames(fields, built_in=built_in)
         self.any_number = bool(patterns)
-        """Whether any number may be hidden; of the built-in forms only those of cards are numbers."""
+        """True if any number may be hidden; of the built-in forms only those of cards are numbers."""
         self._placeholder = placeholder.encode()
         owns = [compile_user_pattern(pattern) for pattern in patterns]
         names = [name for name, form in _FORMS.items() if name in forms or (built_in and "optional" not in form)]
-        self._forms = [_FINDERS[name] for name in names]
-        self._forms += [_Finder(pattern.alone, stretch=STRETCH) for pattern in owns]
-        suspicious = [_ESCAPE, *(_filled(_FORMS[name]["search"]) for name in names)]
+        self._forms = [_FINDERS[name] for name in names] + [_Finder(alone, stretch=STRETCH) for alone, _ in owns]
         self._all = list(self._forms)
-        values = _Values(self._placeholder)
+        suspicious = [_ESCAPE, *(_filled(_FORMS[name]["search"]) for name in names)]
         pieces = _PIECES | {"own": _spellings(fields)}
-        for place, part, needs in (("before_value", values.behind, b""), ("in_pair", values.of_pair, b"val")):
-            rules = _RULES[place]
-            if named := [*(rules["built_in"] if built_in else ()), *(rules["own"] if fields else ())]:
+        for place, part, needs in (("before_value", _value_behind, b""), ("in_pair", _value_of_pair, b"val")):
+            if named := [*(_RULES[place]["built_in"] if built_in else ()), *(_RULES[place]["own"] if fields else ())]:
                 pattern = f"(?i:{_filled(named, pieces)})"
-                self._all.append(_Finder(_built_in(pattern), part=part, needs=needs))
+                self._all.append(_Finder(_built_in(pattern), part=partial(part, self._placeholder), needs=needs))
                 suspicious.append(pattern)
-        at_once = _built_in(_any(suspicious))
-        self._suspicious = (at_once, *(pattern.alone for pattern in owns))
-        self._suspicious_in_lines = (at_once, *(pattern.in_lines for pattern in owns))
+        together = _built_in(suspicious)
+        self._suspicious = (together, *(alone for alone, _ in owns))
+        self._suspicious_in_lines = (together, *(in_lines for _, in_lines in owns))
 
     def suspects(self, data: bytes) -> bool:
-        """Whether there may be a secret: one fast look, after which most texts are done."""
+        """True if there may be a secret: one fast look, after which most texts are done."""
         return any(pattern.search(data) is not None for pattern in self._suspicious)
 
-    def suspects_among(self, texts: Sequence[str], work: Work) -> set[int]:
-        """Which of many texts may have secrets. They are searched together, as each search has its price."""
+    def suspects_among(self, texts: Sequence[str], work: WorkLimit) -> set[int]:
+        """The indexes of texts that may have secrets. They are searched together, as each search has its price."""
         joined = "\n".join(texts).encode(errors="surrogatepass")
         suspects: set[int] = set()
         starts: list[int] = []
         for pattern in self._suspicious_in_lines[1:]:
-            _spend_for_simulation(pattern, joined, work)
+            work.spend_on_simulation(pattern, joined)
         for pattern in self._suspicious_in_lines:
             position = 0
             while position < len(joined) and (found := pattern.search(joined, position)) is not None:
                 work.spend()
                 starts = starts or [0, *accumulate(len(text.encode(errors="surrogatepass")) + 1 for text in texts)]
-                number = bisect_right(starts, found.start()) - 1
-                suspects.add(number)
-                position = starts[number + 1]
+                index = bisect_right(starts, found.start()) - 1
+                suspects.add(index)
+                position = starts[index + 1]
         return suspects
 
-    def redacted(self, text: Text, work: Work, *, is_json: bool) -> Text:
-        """The text without its secrets, and where the limit is in it: behind what stood before it.
+    def redacted(self, text: Text, work: WorkLimit, *, is_json: bool) -> Text:
+        """The text without its secrets, and its limit: behind what was before it.
 
         In JSON that was parsed, names and escapes were dealt with.
 
@@ -562,42 +550,29 @@ class Scanner:
                 text = plain = uncovered  # shown unescaped only where that uncovered a secret
         return text
 
-    def _replaced(self, text: Text, finders: Iterable[_Finder], work: Work) -> Text | None:
-        """None if there is nothing to replace."""
-        data, limit = text
-        spans = self._merged(data, sorted(span for finder in finders for span in finder.spans(data, work)))
-        if not spans:
-            return None
-        pieces: list[bytes] = []
-        copied = 0
-        for start, end in spans:
-            pieces += (data[copied:start], self._placeholder)
-            copied = end
-        shown = [(start, end) for start, end in spans if start < limit]
-        limit = max([limit, *(end for _, end in shown)])
-        return b"".join(pieces) + data[copied:], limit + sum(
-            len(self._placeholder) + start - end for start, end in shown
-        )
-
-    def _merged(self, data: bytes, spans: Iterable[Span]) -> list[Span]:
-        """Spans that overlap or touch as one, and none that would put a placeholder into a placeholder."""
-        merged: list[Span] = []
-        for span in spans:
-            start, end = self._around_placeholders(data, *span)
-            while merged and start <= merged[-1][1]:
+    def _replaced(self, text: Text, finders: Iterable[_Finder], work: WorkLimit) -> Text | None:
+        """None if there is nothing to replace. Extents that overlap or touch, also a placeholder, are one."""
+        (data, limit), placeholder = text, self._placeholder
+        reach, merged = len(placeholder) - 1, list[Extent]()
+        for start, end in sorted(extent for finder in finders for extent in finder.extents(data, work)):
+            first = data.find(placeholder, max(0, start - reach), start + reach)
+            last = data.rfind(placeholder, max(0, end - reach), end + reach)
+            begin, stop = min(start, first) if first >= 0 else start, max(end, last + reach + 1) if last >= 0 else end
+            while merged and begin <= merged[-1][1]:
                 before = merged.pop()
-                start, end = min(start, before[0]), max(end, before[1])
-            merged.append((start, end))
-        return [(start, end) for start, end in merged if data[start:end] != self._placeholder]
+                begin, stop = min(begin, before[0]), max(stop, before[1])
+            merged.append((begin, stop))
+        found = [(start, end) for start, end in merged if data[start:end] != placeholder]
+        if not found:
+            return None
+        edges = [0, *(edge for extent in found for edge in extent), len(data)]
+        kept = [data[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        shown = [(start, end) for start, end in found if start < limit]
+        limit = max([limit, *(end for _, end in shown)])
+        return placeholder.join(kept), limit + sum(len(placeholder) + start - end for start, end in shown)
 
-    def _around_placeholders(self, data: bytes, start: int, end: int) -> Span:
-        reach = len(self._placeholder) - 1
-        first = data.find(self._placeholder, max(0, start - reach), start + reach)
-        last = data.rfind(self._placeholder, max(0, end - reach), end + reach)
-        return min(start, first) if first >= 0 else start, max(end, last + reach + 1) if last >= 0 else end
 
-
-def _unescaped(text: Text, work: Work) -> Text | None:
+def _unescaped(text: Text, work: WorkLimit) -> Text | None:
     """With one level of escapes undone, and the limit behind what it was behind; None where there are none."""
     data, limit = text
     most = _ESCAPES_A_PLACE * MAX_PLACES + 1
