@@ -33,7 +33,7 @@ import uvloop
 
 from bench.counting import CountingRedis
 from breakwater.policy.budget import Caps, CapTable
-from breakwater.policy.ledger import Figures
+from breakwater.policy.ledger import AttemptSums
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, Reserved, Settlement
 from tests.server_sources import EmbeddedServers
@@ -103,7 +103,7 @@ class Bench:
         [raw] = await self._redis.run([call])
         answer = self._budgets.reserved(raw, self._counters, HELD, now=now)
         assert isinstance(answer, Reserved)
-        figures = Figures(spent=COST, calls=1, gauged=1, foreseen=HELD, measured=COST)
+        figures = AttemptSums(spent=COST, calls=1, gauged=1, foreseen=HELD, measured=COST)
         self._settlements.append(Settlement(attempt_id, number + 1, "writer", self._tenant, figures, answer.at))
 
     async def _settle(self, batch: Sequence[Settlement]) -> None:

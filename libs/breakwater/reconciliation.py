@@ -28,7 +28,7 @@ from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time
 from breakwater.policy.budget import Period, scope_key, threshold
-from breakwater.policy.ledger import Figures, Ledger, Place, figures_of, places_of
+from breakwater.policy.ledger import AttemptSums, BudgetPlace, Ledger, figures_of, places_of
 from breakwater.state.budget_counters import BudgetCounters, Notes, Repair, Snapshot
 from breakwater.state.budgets import NotFilled
 
@@ -160,7 +160,7 @@ class RecordedSpend:
             counts: says of an event, by its sequence, whether it is to be counted.
         """
         wanted = {period.name for period in periods}
-        sums: dict[Place, Figures] = defaultdict(Figures)
+        sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
         upto, log = stored.upto, await self._lookup.facts(Stream.EVENTS)
         if upto >= log.last or log.first > log.last:
             return LoggedSpend(upto, {})
@@ -203,16 +203,17 @@ class BudgetComparison:
         return added(self.stored.figures, self.logged.figures)
 
     @property
-    def differences(self) -> Mapping[Place, Figures]:
+    def differences(self) -> Mapping[BudgetPlace, AttemptSums]:
         """What the counters have too much of, or too little, by period and scope."""
         counted, recorded = self.snapshot.settled, self.recorded
         differences = {
-            place: counted.get(place, Figures()) - recorded.get(place, Figures()) for place in {*counted, *recorded}
+            place: counted.get(place, AttemptSums()) - recorded.get(place, AttemptSums())
+            for place in {*counted, *recorded}
         }
-        return {place: one for place, one in sorted(differences.items()) if one != Figures()}
+        return {place: one for place, one in sorted(differences.items()) if one != AttemptSums()}
 
     @property
-    def leaks(self) -> Mapping[Place, int]:
+    def leaks(self) -> Mapping[BudgetPlace, int]:
         """What the counters say is held beyond what calls hold, in nano-dollars, by period and scope."""
         held, counted = self.snapshot.held(charged=False), self.snapshot.reserved
         # A call may hold something in a period that has begun since: it is not in the snapshot.
@@ -222,7 +223,7 @@ class BudgetComparison:
         return {place: leak for place, leak in sorted(leaks.items()) if leak}
 
     @property
-    def doubtful(self) -> frozenset[Place]:
+    def doubtful(self) -> frozenset[BudgetPlace]:
         """Where the counters have more than the record, which may have lost what it lacks.
 
         There nothing is taken away: a record that lost rows would open a cap that is spent.
@@ -261,19 +262,19 @@ class BudgetComparison:
             current = counters.period.holds(now)
             places = {place for place in {*recorded, *self.snapshot.figures} if place[0] == name}
             for place in sorted(place for place in places if current or place in differences):
-                counted = self.snapshot.figures.get(place, Figures())
+                counted = self.snapshot.figures.get(place, AttemptSums())
                 budgets.append(
                     BudgetReconciliation(
                         budget=f"{place[1]}/{counters.period.window}",
                         period=name,
                         counted=counted.spent,
-                        recorded=recorded.get(place, Figures()).spent,
-                        stored=stored.get(place, Figures()).spent,
-                        logged=logged.get(place, Figures()).spent,
+                        recorded=recorded.get(place, AttemptSums()).spent,
+                        stored=stored.get(place, AttemptSums()).spent,
+                        logged=logged.get(place, AttemptSums()).spent,
                         unrecorded=charged.get(place, 0),
-                        difference=differences.get(place, Figures()).spent,
+                        difference=differences.get(place, AttemptSums()).spent,
                         counted_calls=counted.calls,
-                        recorded_calls=recorded.get(place, Figures()).calls,
+                        recorded_calls=recorded.get(place, AttemptSums()).calls,
                     )
                 )
         return Reconciliation(
@@ -284,7 +285,7 @@ class BudgetComparison:
             at=self.at,
         )
 
-    def _reserved_globally(self, reserved: Mapping[Place, int], now_ms: int) -> int:
+    def _reserved_globally(self, reserved: Mapping[BudgetPlace, int], now_ms: int) -> int:
         months = [counters.period for counters in self.snapshot.periods if counters.period.window == "monthly"]
         return sum(reserved.get((month.name, "global"), 0) for month in months if month.holds(now_ms))
 
@@ -321,15 +322,15 @@ async def compare(
     return BudgetComparison(snapshot, stored, await record.logged(stored, periods, counts), now)
 
 
-def added(one: Ledger, other: Ledger) -> dict[Place, Figures]:
+def added(one: Ledger, other: Ledger) -> dict[BudgetPlace, AttemptSums]:
     """Both sums together."""
-    return {place: one.get(place, Figures()) + other.get(place, Figures()) for place in {*one, *other}}
+    return {place: one.get(place, AttemptSums()) + other.get(place, AttemptSums()) for place in {*one, *other}}
 
 
-def at_least(one: Ledger, other: Ledger) -> dict[Place, Figures]:
+def at_least(one: Ledger, other: Ledger) -> dict[BudgetPlace, AttemptSums]:
     """The larger of each figure."""
     places = {*one, *other}
-    return {place: one.get(place, Figures()).largest(other.get(place, Figures())) for place in places}
+    return {place: one.get(place, AttemptSums()).largest(other.get(place, AttemptSums())) for place in places}
 
 
 def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:

@@ -13,7 +13,7 @@ import structlog
 from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import ms_from_time
 from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.anomaly import Baseline, Measure, Minute, Verdict, judge, lapse, signals
+from breakwater.policy.anomaly import AnomalyChange, Baseline, Measure, Minute, judge, lapse, signals
 from breakwater.policy.signals import Firing, Signal, cut_off
 
 GRACE = timedelta(seconds=30)
@@ -196,7 +196,7 @@ class Baselines:
                 minute.pop(name, None)
 
 
-def _take(name: str, agent: _Agent, baseline: Baseline, verdicts: tuple[Verdict, ...]) -> tuple[Signal, ...]:
+def _take(name: str, agent: _Agent, baseline: Baseline, verdicts: tuple[AnomalyChange, ...]) -> tuple[Signal, ...]:
     if baseline is not agent.baseline:
         agent.baseline, agent.changed, agent.anomalies = baseline, True, baseline.anomalies()
     return signals(name, verdicts)

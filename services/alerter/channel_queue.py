@@ -17,7 +17,7 @@ from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Header
 from breakwater.policy.alert_rules import UNDELIVERABLE
-from breakwater.policy.outbox import ChannelRules, Held, Message, message_id, next_message
+from breakwater.policy.outbox import ChannelMessage, ChannelRules, Held, message_id, next_message
 from services.alerter.channel import AlertSender, SendError
 
 IDLE_S = 2.0
@@ -59,7 +59,7 @@ DEFAULT_SCHEDULE = Schedule()
 class Composed:
     """A message on its way, and the deliveries of the alerts that it covers, by their ids."""
 
-    message: Message
+    message: ChannelMessage
     deliveries: dict[str, Delivery]
     counts: bool = True
     """It counts for the channel's rate limit."""
@@ -153,7 +153,7 @@ class ChannelQueue:
         self._waiting[alert.alert_id] = (delivery, alert)
         return True
 
-    def replay(self, delivery: Delivery, message: Message) -> None:
+    def replay(self, delivery: Delivery, message: ChannelMessage) -> None:
         """Takes a message that was given up and is to be sent again."""
         identity = message_id(message)
         for composed in self._on_the_way:
@@ -206,7 +206,7 @@ class ChannelQueue:
         """The time until something is due if no alert comes before. Call it after `compose`."""
         return max(0.0, min([self._idle_s, *(one.not_before - clock for one in self._on_the_way if not one.replay)]))
 
-    def succeeded(self, composed: Composed, message: Message, now: datetime, clock: float) -> None:
+    def succeeded(self, composed: Composed, message: ChannelMessage, now: datetime, clock: float) -> None:
         """Notes that a message has arrived. `message`: as it was sent."""
         self._not_before, self._failures = clock + self._channel.interval_s, 0
         if composed.counts:

@@ -24,7 +24,7 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import ChannelMetrics
 from breakwater.outage import Outage
-from breakwater.policy.outbox import ChannelRules, Message, message_id
+from breakwater.policy.outbox import ChannelMessage, ChannelRules, message_id
 from breakwater.policy.signals import channel_works
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender, SendError
@@ -66,7 +66,7 @@ class Notifier:
         """The number of alerts that wait."""
         return self._queue.held
 
-    def replay(self, delivery: Delivery, message: Message) -> None:
+    def replay(self, delivery: Delivery, message: ChannelMessage) -> None:
         """Takes a message that was given up and is to be sent again."""
         self._queue.replay(delivery, message)
 
@@ -165,7 +165,7 @@ class Notifier:
         if dead is not None and dead.status != "resolved":
             await self._incidents.apply(works)
 
-    async def _sent_once(self, message: Message) -> None:
+    async def _sent_once(self, message: ChannelMessage) -> None:
         try:
             await self._channel.send(message)
         except (SendError, BusError):

@@ -17,7 +17,7 @@ from breakwater.errors import Unavailable
 from breakwater.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
 from breakwater.outage import Outage
 from breakwater.policy.budget import CapTable, Counter, forecast, periods_at, recent_from
-from breakwater.policy.ledger import Figures, Place
+from breakwater.policy.ledger import AttemptSums, BudgetPlace
 from breakwater.state.budget_counters import BudgetCounters, Snapshot
 
 FORECAST_EVERY_S = 300.0
@@ -50,7 +50,7 @@ class BudgetGauges:
         self._now, self._clock = now, clock
         self._outage = Outage("forecasts of budgets for metrics")
         self._forecasting: asyncio.Task[bool] | None = None
-        self._forecasts: Mapping[Place, int] = {}
+        self._forecasts: Mapping[BudgetPlace, int] = {}
         self._tried_at = self._made_at = -FORECAST_KEPT_S
 
     async def read(self) -> Readings:
@@ -71,7 +71,7 @@ class BudgetGauges:
         """Makes the forecasts that are shown next. Raises StateUnavailable, AnalyticsUnavailable, QueryFailed."""
         now, caps = self._now(), self._caps()
         snapshot, now_ms = await self._snapshot(now), ms_from_time(now)
-        made: dict[Place, int] = {}
+        made: dict[BudgetPlace, int] = {}
         for counters in snapshot.periods:
             period = counters.period
             recent = await spent_since(self._analytics, time_from_ms(recent_from(period, now_ms)), now)
@@ -79,7 +79,7 @@ class BudgetGauges:
                 expected = forecast(
                     period,
                     now_ms,
-                    spent=counters.figures.get(counter.key, Figures()).spent,
+                    spent=counters.figures.get(counter.key, AttemptSums()).spent,
                     recent=recent.get(counter.key, 0),
                     limit=counters.limit(counter),
                     hard=counter.caps.enforcement == "hard",
@@ -98,7 +98,7 @@ class BudgetGauges:
         return await self._counters.snapshot((periods.day, periods.month))
 
 
-def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[Place, int]) -> Readings:
+def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace, int]) -> Readings:
     """What budgets have spent and hold, what their caps are, and where they are going, as far as that is known.
 
     Args:
@@ -113,7 +113,7 @@ def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[Place, int])
     for counters in snapshot.periods:
         for counter in _named(caps, counters.period.window):
             labels = (counter.name, counter.scope, counter.window, counter.caps.enforcement)
-            nano = counters.figures.get(counter.key, Figures()).spent
+            nano = counters.figures.get(counter.key, AttemptSums()).spent
             spent[labels] = nano / NANO_PER_USD
             reserved[labels] = counters.reserved.get(counter.key, 0) / NANO_PER_USD
             if (limit := counters.limit(counter)) is not None:

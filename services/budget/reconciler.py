@@ -22,7 +22,7 @@ from breakwater.metrics import BudgetMetrics
 from breakwater.outage import Outage, Outages
 from breakwater.policy.budget import CapTable
 from breakwater.policy.formats import money_text
-from breakwater.policy.ledger import Figures, Place
+from breakwater.policy.ledger import AttemptSums, BudgetPlace
 from breakwater.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
 from breakwater.state.budget_counters import BudgetCounters, Filled
 from breakwater.state.budgets import NotFilled
@@ -202,11 +202,11 @@ class Reconciler:
             logger.info("budgets_filled", stored_upto=stored.upto, logged_upto=logged.upto, took_s=round(took_s, 3))
         self._log = log
 
-    async def _publish_repair(self, found: BudgetComparison, place: Place) -> None:
+    async def _publish_repair(self, found: BudgetComparison, place: BudgetPlace) -> None:
         name, key = place
         counters = next(counters for counters in found.snapshot.periods if counters.period.name == name)
         counter = self._caps().counter(key, counters.period.window)
-        was, wrong = counters.figures.get(key, Figures()), found.differences.get(place, Figures())
+        was, wrong = counters.figures.get(key, AttemptSums()), found.differences.get(place, AttemptSums())
         reasons = [f"{figure} was {value:+,} off" for figure, value in wrong.items() if value and figure != "spent"]
         if wrong.spent:
             reasons.insert(0, _off(wrong.spent, "counted"))

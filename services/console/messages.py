@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from breakwater.contracts.execution import Execution
 from breakwater.policy.chat_messages import FILES, content_of, payload_of
-from breakwater.policy.conversation import Place, tool_pairs
+from breakwater.policy.conversation import PartPlace, tool_pairs
 from breakwater.policy.formats import counted, visible
 from breakwater.policy.output import NoJsonError, parse_json
 from services.console.markdown import markdown
@@ -137,8 +137,8 @@ def bare_json(value: JsonValue, label: str = "") -> JsonPart:
 @dataclass(slots=True)
 class _Reader:
     messages: Sequence[_Fields]
-    pairs: Mapping[Place, Place] = field(init=False)
-    places: Mapping[int, Place] = field(init=False)
+    pairs: Mapping[PartPlace, PartPlace] = field(init=False)
+    places: Mapping[int, PartPlace] = field(init=False)
     """Of the calls and results, by the identity of their objects."""
     markdown_left: int = MAX_MARKDOWN
     nodes_left: int = MAX_NODES

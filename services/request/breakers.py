@@ -13,7 +13,7 @@ from breakwater.contracts.breakers import BreakerList, BreakerRequest, Unchanged
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.breaker import ALL, Breaker, BreakerKey, BreakerRules, Change, isolate, reset
+from breakwater.policy.breaker import ALL, Breaker, BreakerChange, BreakerKey, BreakerRules, isolate, reset
 from breakwater.policy.health import transition
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailable
@@ -23,7 +23,7 @@ from services.request.parsing import suggestion
 from services.request.problems import Problem, unavailable
 from services.request.routing import ApiRequest
 
-Decision = Callable[[Loaded, BreakerRules], tuple[Breaker, Change | None]]
+Decision = Callable[[Loaded, BreakerRules], tuple[Breaker, BreakerChange | None]]
 
 
 class BreakerRoutes:
@@ -62,7 +62,7 @@ class BreakerRoutes:
     async def reset(self, asked: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
         """Closes a breaker and clears its counts, and publishes that; the hold of its model ends, too."""
 
-        def decide(loaded: Loaded, rules: BreakerRules) -> tuple[Breaker, Change | None]:
+        def decide(loaded: Loaded, rules: BreakerRules) -> tuple[Breaker, BreakerChange | None]:
             if loaded.revision == UNSAVED:
                 return loaded.breaker, None
             return reset(loaded.breaker, by=asked.by, why=asked.why, rules=rules, now_ms=loaded.now_ms)

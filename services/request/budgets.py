@@ -25,7 +25,7 @@ from breakwater.contracts.validation import FieldError
 from breakwater.errors import Unavailable
 from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, periods_at, threshold
 from breakwater.policy.formats import money_text
-from breakwater.policy.ledger import Figures, is_reached
+from breakwater.policy.ledger import AttemptSums, is_reached
 from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
 from breakwater.state.budgets import NotFilled
 from services.request.parsing import suggestion
@@ -242,7 +242,7 @@ def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[B
 
 def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetStatus:
     """A budget in the contract's words."""
-    figures = period_counters.figures.get(counter.key, Figures())
+    figures = period_counters.figures.get(counter.key, AttemptSums())
     held, raised = period_counters.reserved.get(counter.key, 0), period_counters.notes.raises.get(counter.key)
     limit = period_counters.limit(counter)
     if limit == counter.limit:
@@ -273,7 +273,7 @@ def _has_refused(counter: Counter, limit: int, notes: Notes) -> bool:
     return counter.caps.enforcement == "hard" and threshold(counter.key, limit, 100) in notes.announced
 
 
-def _accuracy(figures: Figures) -> EstimateAccuracy | None:
+def _accuracy(figures: AttemptSums) -> EstimateAccuracy | None:
     if not figures.gauged:
         return None
     return EstimateAccuracy(

@@ -15,7 +15,7 @@ from breakwater.analytics.spend import budget_notes, spend, stored_upto
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.budget import Period, period, periods_since
-from breakwater.policy.ledger import Figures, Ledger, charged_at, ledger
+from breakwater.policy.ledger import AttemptSums, Ledger, charged_at, ledger
 from tests.analytics.samples import attempt, budget_event, full_budget_event, repair
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -105,7 +105,7 @@ async def test_nothing_stored_adds_nothing(analytics: Analytics) -> None:
 async def test_a_budget_whose_costs_are_all_unknown_has_its_calls(analytics: Analytics) -> None:
     day = period("daily", LOG_CREATED, BERLIN)
     await store(analytics, [(attempt(started_at=LOG_CREATED, cost=None, cost_basis="unknown"), 4, LOG_CREATED)])
-    expected = Figures(calls=1, unpriced=1)
+    expected = AttemptSums(calls=1, unpriced=1)
     found = await spend(analytics, [day], log_created=LOG_CREATED, upto=4)
     assert found == {("2026-10-28", "global"): expected, ("2026-10-28", "agent:writer"): expected}
 

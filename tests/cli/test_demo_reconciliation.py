@@ -8,7 +8,7 @@ import pytest
 
 from breakwater.cli.demo.reconciliation import LedgerComparison, ProviderCall, compare
 from breakwater.contracts.execution import Attempt, CostBasis
-from breakwater.policy.ledger import Figures
+from breakwater.policy.ledger import AttemptSums
 from tests.analytics.samples import attempt
 
 LEDGER = (
@@ -31,16 +31,16 @@ ROWS = (
     attempt("job-4", agent="writer", outcome="short_circuited", short_circuited=True, cost=None),
 )
 REDIS = {
-    "global": Figures(calls=4, spent=6_701),
-    "agent:writer": Figures(calls=3, spent=1_701),
-    "agent:researcher": Figures(calls=1, spent=5_000),
+    "global": AttemptSums(calls=4, spent=6_701),
+    "agent:writer": AttemptSums(calls=3, spent=1_701),
+    "agent:researcher": AttemptSums(calls=1, spent=5_000),
 }
 
 
 def compared(
     ledger: tuple[ProviderCall, ...] = LEDGER,
     rows: tuple[Attempt, ...] = ROWS,
-    redis: Mapping[str, Figures] = REDIS,
+    redis: Mapping[str, AttemptSums] = REDIS,
     reserved: Mapping[str, int] | None = None,
 ) -> LedgerComparison:
     day = ROWS[0].started_at.date().isoformat()
@@ -118,7 +118,7 @@ def test_the_provider_may_bill_an_unanswered_call_up_to_what_the_plane_reckons(b
 
 
 def test_redis_is_compared_for_each_agent() -> None:
-    swapped = {"agent:writer": Figures(calls=3, spent=1_700), "agent:researcher": Figures(calls=1, spent=5_001)}
+    swapped = {"agent:writer": AttemptSums(calls=3, spent=1_700), "agent:researcher": AttemptSums(calls=1, spent=5_001)}
     comparison = compared(redis={**REDIS, **swapped})
     assert wrong_lines(comparison) == []
     assert comparison.differences == (

@@ -21,7 +21,7 @@ from breakwater.analytics.migrations import migrate
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, PendingCancel
 from breakwater.contracts.types import format_time, usd_from_nano
-from breakwater.policy.ledger import Figures, ledger
+from breakwater.policy.ledger import AttemptSums, ledger
 from breakwater.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import NotFilled
@@ -237,7 +237,7 @@ async def test_all_records_of_spend_agree_to_the_nano_dollar_when_worker_budget_
         assert all(theirs.get(name, 0) <= cost for name, cost in estimated.items())
         assert {basis for _, basis in rows.values()} <= {"billed", "estimated"}
         # Redis, EVENTS and ClickHouse say the same of every budget.
-        assert {place: one.spent for place, one in compared.snapshot.figures.items() if one != Figures()} == {
+        assert {place: one.spent for place, one in compared.snapshot.figures.items() if one != AttemptSums()} == {
             place: one.spent for place, one in ledger(events, ZONE).items()
         }
         assert total.counted == sum(cost for cost, _ in rows.values())

@@ -20,11 +20,11 @@ from breakwater.policy.anomaly import (
     LAPSE,
     NEW_NORMAL,
     START,
+    AnomalyChange,
     Baseline,
     Level,
     Measure,
     Minute,
-    Verdict,
     judge,
     lapse,
     learned,
@@ -58,9 +58,9 @@ def played(
     baseline: Baseline | None = None,
     start: int = 0,
     rules: AnomalyRules = RULES,
-) -> tuple[Baseline, list[Verdict]]:
+) -> tuple[Baseline, list[AnomalyChange]]:
     """Judges one value a minute; None is a minute in which the agent did nothing."""
-    baseline, found = baseline or Baseline(), list[Verdict]()
+    baseline, found = baseline or Baseline(), list[AnomalyChange]()
     for number, value in enumerate(values, start):
         if value is not None:
             baseline, verdicts = judge(baseline, minute(number, measure, value), rules)
@@ -68,7 +68,7 @@ def played(
     return baseline, [verdict for verdict in found if verdict.measure == measure]
 
 
-def changes(verdicts: Iterable[Verdict]) -> list[tuple[str, int]]:
+def changes(verdicts: Iterable[AnomalyChange]) -> list[tuple[str, int]]:
     return [(verdict.change, verdict.minute - FIRST) for verdict in verdicts]
 
 
@@ -143,7 +143,7 @@ def test_failures_at_their_normal_rate_alarm_nobody_in_10_days_though_nights_hav
 def test_a_few_failures_among_few_calls_are_chance_where_among_many_they_are_not() -> None:
     steady, _ = played([0.05] * DAY, "error_rate")
     for calls, failures, reported in ((10, 2, False), (10, 5, True), (1000, 200, True)):
-        baseline, found = steady, list[Verdict]()
+        baseline, found = steady, list[AnomalyChange]()
         for number in range(DAY, DAY + 3):
             baseline, verdicts = judge(baseline, Minute(FIRST + number, calls, failures, None, None), RULES)
             found += verdicts
@@ -311,7 +311,7 @@ def test_an_anomaly_is_over_when_no_figures_come_and_it_makes_no_difference_who_
 
 def test_far_minutes_of_several_days_make_a_new_normal_though_nights_are_between() -> None:
     baseline, _ = played([1000.0] * (2 * DAY))
-    found = list[Verdict]()
+    found = list[AnomalyChange]()
     for day in range(2, 5):
         baseline, verdicts = played([9000.0] * 150, baseline=baseline, start=day * DAY)
         found += verdicts
@@ -328,7 +328,7 @@ def test_an_anomaly_that_comes_back_after_normal_minutes_has_its_six_hours_again
 
 def test_minutes_in_a_row_are_those_with_enough_calls() -> None:
     baseline, _ = played([1000.0] * DAY)
-    found = list[Verdict]()
+    found = list[AnomalyChange]()
     for number in range(DAY, DAY + 6):
         calls = 100 if number % 2 else RULES.minimum_calls - 1
         baseline, verdicts = judge(baseline, minute(number, "latency", 9000.0, calls), RULES)
@@ -473,7 +473,7 @@ def test_garbage_is_nothing(data: bytes) -> None:
 
 # --- Words -----------------------------------------------------------------------------------------------------------
 
-BEGAN = Verdict("error_rate", "began", FIRST + 2, FIRST, 0.425, 0.01, 0.02, 40)
+BEGAN = AnomalyChange("error_rate", "began", FIRST + 2, FIRST, 0.425, 0.01, 0.02, 40)
 SINCE = time_from_ms(FIRST * 60_000)
 
 
@@ -508,7 +508,7 @@ def test_unusual_errors_are_reported_with_figures_and_a_command_that_lists_them(
 
 
 def test_money_is_reported_in_dollars_and_stored_as_decimal_text() -> None:
-    verdict = Verdict("spend_rate", "began", FIRST, FIRST, 4.2e9, 3e8 + 0.4, 1e8, 1)
+    verdict = AnomalyChange("spend_rate", "began", FIRST, FIRST, 4.2e9, 3e8 + 0.4, 1e8, 1)
     (raised,) = signals("writer", [verdict])
     assert "writer spent $4.20 on 1 call; the baseline is $0.30, give or take $0.10." in raised.text
     assert (raised.payload["value"], raised.payload["baseline"]) == ("4.200000000", "0.300000000")
@@ -516,7 +516,7 @@ def test_money_is_reported_in_dollars_and_stored_as_decimal_text() -> None:
 
 
 def test_the_end_of_an_anomaly_says_how_it_ended() -> None:
-    slow = Verdict("latency", "recovered", FIRST + 9, FIRST, 950.0, 1000.0, 100.0, 1200)
+    slow = AnomalyChange("latency", "recovered", FIRST + 9, FIRST, 950.0, 1000.0, 100.0, 1200)
     ends = (slow, replace(slow, change="accepted", value=9500.0, baseline=9000.0))
     lapsed = replace(slow, change="lapsed", value=None, calls=0)
     recovered, accepted, gone = signals("writer", [*ends, lapsed])

@@ -19,10 +19,10 @@ from breakwater.policy.breaker import (
     MAX_KEPT,
     SLICES,
     Breaker,
+    BreakerChange,
     BreakerKey,
     BreakerRules,
-    Change,
-    Failure,
+    CountedFailure,
     Observation,
     Preset,
     calls_within,
@@ -64,8 +64,8 @@ def reported(*errors: str | None) -> list[Observation]:
 
 def fold(
     breaker: Breaker, observations: Sequence[Observation], limits: BreakerRules, now_ms: int = NOW
-) -> tuple[Breaker, list[Change]]:
-    changes: list[Change] = []
+) -> tuple[Breaker, list[BreakerChange]]:
+    changes: list[BreakerChange] = []
     for observation in observations:
         breaker, change = observe(breaker, observation, limits, now_ms)
         changes += [change] if change else []
@@ -278,7 +278,7 @@ def test_a_preset_that_is_not_known_is_reported_with_those_that_are() -> None:
 
 
 def test_the_iterations_of_the_seed_count_as_its_table_says() -> None:
-    breaker, changes, figures = Breaker(), list[Change](), list[tuple[int, int]]()
+    breaker, changes, figures = Breaker(), list[BreakerChange](), list[tuple[int, int]]()
     for outcome in reported(None, A, A, A):
         breaker, some = fold(breaker, [outcome], BreakerRules())
         changes += some
@@ -655,7 +655,7 @@ def test_failures_that_nobody_asks_for_are_forgotten() -> None:
     limits = rules(consecutive_failures=5, within_s=10)
     old = [seen(number, at_ms=NOW - 60_000) for number in range(1, 4)]
     breaker, _ = fold(Breaker(), [*old, seen(4, False), seen(5)], limits)
-    assert breaker.failures == (Failure(5, NOW),)
+    assert breaker.failures == (CountedFailure(5, NOW),)
     assert (breaker.forgotten, breaker.total_failures) == (3, 4)
     assert fold(breaker, old, limits) == (breaker, [])
 

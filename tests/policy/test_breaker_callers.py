@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.breaker import Breaker, BreakerRules, Change, Observation, caller_of, give_way, observe
+from breakwater.policy.breaker import Breaker, BreakerChange, BreakerRules, Observation, caller_of, give_way, observe
 
 NOW = 1_795_000_000_000
 OFF = dict.fromkeys(("errors", "consecutive_failures", "same_error", "failure_rate"), "off")
@@ -31,8 +31,8 @@ def outcomes(calls: str) -> list[Observation]:
 
 def after(
     seen: list[Observation], limits: BreakerRules, breaker: Breaker | None = None
-) -> tuple[Breaker, list[Change]]:
-    breaker, changes = breaker or Breaker(), list[Change]()
+) -> tuple[Breaker, list[BreakerChange]]:
+    breaker, changes = breaker or Breaker(), list[BreakerChange]()
     for one in seen:
         breaker, change = observe(breaker, replace(one, version=breaker.version), limits, NOW + 10_000)
         changes += [] if change is None else [change]

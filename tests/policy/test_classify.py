@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from breakwater.policy.classify import (
     BrokenAnswer,
-    Failure,
+    CallFailure,
     HttpFailure,
     NothingSaid,
     ProgramFailure,
@@ -19,7 +19,7 @@ from breakwater.policy.classify import (
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 EMPTY_ACCOUNT = "You exceeded your current quota, please check your plan and billing details."
 
-Row = tuple[Failure, str, str, bool, bool]
+Row = tuple[CallFailure, str, str, bool, bool]
 """A failure; its kind and class; whether it is tried again; whether the breaker counts it."""
 
 ROWS: list[Row] = [
@@ -77,7 +77,7 @@ def name_of(row: object) -> str | None:
 
 @pytest.mark.parametrize(("failure", "kind", "class_name", "retryable", "counted"), ROWS, ids=name_of)
 def test_every_failure_has_its_kind(
-    failure: Failure, kind: str, class_name: str, retryable: bool, counted: bool
+    failure: CallFailure, kind: str, class_name: str, retryable: bool, counted: bool
 ) -> None:
     verdict = classify(failure, NOW)
     assert (verdict.kind, verdict.class_name) == (kind, class_name)

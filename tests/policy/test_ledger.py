@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.ledger import FIGURES, Figures, charged_at, figures_of, is_reached, ledger, places_of
+from breakwater.policy.ledger import FIGURES, AttemptSums, charged_at, figures_of, is_reached, ledger, places_of
 from tests.contracts.test_messages import attempt
 
 BERLIN = ZoneInfo("Europe/Berlin")
 BEFORE, AFTER = datetime(2026, 10, 31, 22, 59, 59, 999_000, UTC), datetime(2026, 10, 31, 23, tzinfo=UTC)
 SMALL = st.integers(-(2**60), 2**60)
-FIGURE_SETS = st.builds(Figures, *([SMALL] * len(FIGURES)))
+FIGURE_SETS = st.builds(AttemptSums, *([SMALL] * len(FIGURES)))
 
 
 @pytest.mark.parametrize(
@@ -25,54 +25,54 @@ FIGURE_SETS = st.builds(Figures, *([SMALL] * len(FIGURES)))
     [
         pytest.param(
             {"cost": 60, "cost_basis": "billed", "reserved": 100},
-            Figures(spent=60, calls=1, gauged=1, foreseen=100, measured=60),
+            AttemptSums(spent=60, calls=1, gauged=1, foreseen=100, measured=60),
             id="a success that was billed gauges the estimate",
         ),
         pytest.param(
             {"cost": 130, "cost_basis": "billed", "reserved": 100},
-            Figures(spent=130, calls=1, gauged=1, foreseen=100, measured=130, exceeded=1),
+            AttemptSums(spent=130, calls=1, gauged=1, foreseen=100, measured=130, exceeded=1),
             id="one that cost more than was held",
         ),
         pytest.param(
             {"cost": 100, "cost_basis": "billed", "reserved": 100},
-            Figures(spent=100, calls=1, gauged=1, foreseen=100, measured=100),
+            AttemptSums(spent=100, calls=1, gauged=1, foreseen=100, measured=100),
             id="one that cost what was held did not cost more",
         ),
         pytest.param(
-            {"cost": 0, "cost_basis": "billed", "reserved": 0}, Figures(calls=1, gauged=1), id="one that is free"
+            {"cost": 0, "cost_basis": "billed", "reserved": 0}, AttemptSums(calls=1, gauged=1), id="one that is free"
         ),
         pytest.param(
-            {"cost": 60, "cost_basis": "billed"}, Figures(spent=60, calls=1), id="nothing was held: nothing gauged"
+            {"cost": 60, "cost_basis": "billed"}, AttemptSums(spent=60, calls=1), id="nothing was held: nothing gauged"
         ),
         pytest.param(
             {"cost": 60, "cost_basis": "estimated", "reserved": 100},
-            Figures(spent=60, calls=1),
+            AttemptSums(spent=60, calls=1),
             id="what is estimated itself gauges nothing",
         ),
-        pytest.param({"reserved": 100}, Figures(calls=1, unpriced=1), id="an unknown cost is not zero"),
+        pytest.param({"reserved": 100}, AttemptSums(calls=1, unpriced=1), id="an unknown cost is not zero"),
         pytest.param(
             {"outcome": "error", "cost": 40, "cost_basis": "billed", "reserved": 100},
-            Figures(spent=40, calls=1),
+            AttemptSums(spent=40, calls=1),
             id="a failure is paid for but gauges nothing",
         ),
         pytest.param(
             {"outcome": "worker_lost", "cost": 100, "cost_basis": "estimated", "reserved": 100},
-            Figures(spent=100, calls=1),
+            AttemptSums(spent=100, calls=1),
             id="of a worker that was lost",
         ),
         pytest.param(
             {"outcome": "worker_lost", "reserved": 100},
-            Figures(calls=1, unpriced=1),
+            AttemptSums(calls=1, unpriced=1),
             id="of a worker that was lost, at no known cost",
         ),
         pytest.param(
             {"outcome": "short_circuited", "short_circuited": True, "cost": 0, "cost_basis": "billed", "reserved": 9},
-            Figures(),
+            AttemptSums(),
             id="no call was made",
         ),
     ],
 )
-def test_what_an_attempt_adds(fields: dict[str, Any], expected: Figures) -> None:
+def test_what_an_attempt_adds(fields: dict[str, Any], expected: AttemptSums) -> None:
     assert figures_of(attempt(**fields)) == expected
 
 
@@ -99,12 +99,12 @@ def test_a_ledger_has_the_sums_of_each_period_and_scope() -> None:
         BERLIN,
     )
     before = {
-        "global": Figures(spent=12, calls=2),
-        "agent:a": Figures(spent=5, calls=1),
-        "agent:b": Figures(spent=7, calls=1),
-        "tenant:t": Figures(spent=12, calls=2),
+        "global": AttemptSums(spent=12, calls=2),
+        "agent:a": AttemptSums(spent=5, calls=1),
+        "agent:b": AttemptSums(spent=7, calls=1),
+        "tenant:t": AttemptSums(spent=12, calls=2),
     }
-    after = dict.fromkeys(("global", "agent:b"), Figures(calls=1, unpriced=1))
+    after = dict.fromkeys(("global", "agent:b"), AttemptSums(calls=1, unpriced=1))
     assert sums == {
         **{(name, key): one for name in ("2026-10-31", "2026-10") for key, one in before.items()},
         **{(name, key): one for name in ("2026-11-01", "2026-11") for key, one in after.items()},
@@ -112,10 +112,10 @@ def test_a_ledger_has_the_sums_of_each_period_and_scope() -> None:
 
 
 @given(FIGURE_SETS, FIGURE_SETS)
-def test_figures_are_added_and_taken_away_one_by_one(one: Figures, other: Figures) -> None:
+def test_figures_are_added_and_taken_away_one_by_one(one: AttemptSums, other: AttemptSums) -> None:
     assert astuple(one + other) == tuple(a + b for a, b in zip(astuple(one), astuple(other), strict=True))
     assert one + other - other == one
-    assert one + Figures() == one
+    assert one + AttemptSums() == one
     assert dict(one.items()) == dict(zip(FIGURES, astuple(one), strict=True))
 
 
@@ -132,5 +132,7 @@ def test_figures_are_added_and_taken_away_one_by_one(one: Figures, other: Figure
     ],
 )
 def test_a_cap_is_reached(spent: int, reserved: int, refused: bool, usual: int | None, expected: bool) -> None:
-    figures = Figures(spent=spent, calls=4) if usual is None else Figures(spent, 4, gauged=2, foreseen=2 * usual)
+    figures = (
+        AttemptSums(spent=spent, calls=4) if usual is None else AttemptSums(spent, 4, gauged=2, foreseen=2 * usual)
+    )
     assert is_reached(100, figures, reserved, refused=refused) is expected

@@ -439,7 +439,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"schema": {"allOf": [{}]}, "strict": True}, "agents.a.output.strict: does not go with `allOf` (at $)"),
         (
             {"schema": {"items": {"properties": {}, "anyOf": [{}]}}, "strict": True},
-            "agents.a.output.strict: does not go with `properties` beside `anyOf` (at $.items)",
+            "agents.a.output.strict: does not go with `properties` next to `anyOf` (at $.items)",
         ),
         ({"schema": "task_result", "max_corrections": 11}, "agents.a.output.max_corrections: "),
         ({"strict": True}, "agents.a.output.schema: is missing"),

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from breakwater.contracts.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome
 from breakwater.policy.classify import Classification, HttpFailure, classify
 from breakwater.policy.retry import (
+    AfterFailure,
     NextModel,
     Retry,
     RetryPolicy,
-    Step,
     Stop,
     after_failure,
     backoff_s,
@@ -156,7 +156,7 @@ def test_an_answer_that_died_with_its_worker_is_a_failure() -> None:
 # What follows
 
 
-def step(verdict: Classification, failures: dict[ErrorKind, int] | None = None, **more: Any) -> Step:
+def step(verdict: Classification, failures: dict[ErrorKind, int] | None = None, **more: Any) -> AfterFailure:
     defaults: dict[str, Any] = {
         "policy": RetryPolicy(),
         "failures": {verdict.kind: 1} if failures is None else failures,
@@ -193,7 +193,7 @@ def step(verdict: Classification, failures: dict[ErrorKind, int] | None = None, 
         (step(SERVER, {}), Retry(0.5)),
     ],
 )
-def test_what_follows_a_failure(got: Step, expected: Step) -> None:
+def test_what_follows_a_failure(got: AfterFailure, expected: AfterFailure) -> None:
     assert got == expected
 
 
@@ -252,7 +252,7 @@ def test_a_model_is_held_for_as_long_as_its_provider_asks_for_or_for_a_back_off(
 def test_a_kind_with_its_own_limit_is_counted_apart() -> None:
     limited = Classification("rate_limit", "RateLimitError", "no", 429, True, True)
 
-    def after(verdict: Classification, rate_limits: int, others: int) -> Step:
+    def after(verdict: Classification, rate_limits: int, others: int) -> AfterFailure:
         failures: dict[ErrorKind, int] = {"rate_limit": rate_limits, "server": others}
         return step(verdict, failures, policy=RATE_LIMITS_APART, remaining_s=1e6)
 

@@ -8,7 +8,16 @@ import pytest
 
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Change, Observation, isolate, observe, reset
+from breakwater.policy.breaker import (
+    Breaker,
+    BreakerChange,
+    BreakerKey,
+    BreakerRules,
+    Observation,
+    isolate,
+    observe,
+    reset,
+)
 from breakwater.policy.health import half_opened, recalled, transition
 
 NOW = 1_795_000_000_000
@@ -19,9 +28,9 @@ RULES = BreakerRules(cooldown_s=30)
 
 def reported(
     breaker: Breaker, *errors: str | None, attempt: str = "a", first: int = 1
-) -> tuple[Breaker, Change | None]:
+) -> tuple[Breaker, BreakerChange | None]:
     """The breaker after calls with these errors, one second apart; None succeeds. And its last change."""
-    change: Change | None = None
+    change: BreakerChange | None = None
     for number, error in enumerate(errors, first):
         seen = Observation(number, attempt, NOW + number * 1000, error is not None, error or "", breaker.version)
         breaker, change = observe(breaker, seen, RULES, NOW + number * 1000)
@@ -36,7 +45,7 @@ _, CLOSING = reported(HALF_OPEN, None, attempt="probe", first=40)
 _, REOPENING = reported(HALF_OPEN, A, attempt="probe", first=40)
 
 
-def event_of(change: Change | None, now_ms: int) -> BreakerTransition:
+def event_of(change: BreakerChange | None, now_ms: int) -> BreakerTransition:
     assert change is not None
     return transition(KEY, change, RULES, now_ms)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from breakwater.policy.vulnerabilities import Server, known_vulnerabilities, read_version
+from breakwater.policy.vulnerabilities import RedisServer, known_vulnerabilities, read_version
 
 LUA_2024, BUFFERS, LUA_2025 = "CVE-2024-46981", "CVE-2025-21605", "CVE-2025-49844"
 
@@ -28,7 +28,7 @@ LUA_2024, BUFFERS, LUA_2025 = "CVE-2024-46981", "CVE-2025-21605", "CVE-2025-4984
     ],
 )
 def test_the_holes_of_a_release_are_those_that_its_branch_has_not_fixed(
-    server: Server, version: str, holes: tuple[str, ...]
+    server: RedisServer, version: str, holes: tuple[str, ...]
 ) -> None:
     assert known_vulnerabilities(server, read_version(version)) == holes
 

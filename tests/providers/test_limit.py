@@ -15,7 +15,7 @@ import pytest
 from breakwater.policy.chat_chunks import Chunk
 from breakwater.policy.classify import TransportFailure
 from breakwater.providers import base
-from breakwater.providers.base import Limit, Streaming
+from breakwater.providers.base import AnswerTimeout, Streaming
 from breakwater.providers.local import Pieces
 from tests.providers.kit import call, failure, perform, settings
 
@@ -76,7 +76,7 @@ async def test_after_a_standstill_without_an_answer_the_time_is_over(monkeypatch
 
 async def test_a_limit_that_is_noticed_in_time_is_final_and_may_be_set_again() -> None:
     async def wait() -> None:
-        async with Limit(60) as limited:
+        async with AnswerTimeout(60) as limited:
             limited.reschedule(asyncio.get_running_loop().time() + 0.05)
             await asyncio.sleep(60)
 

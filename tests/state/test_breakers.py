@@ -10,7 +10,7 @@ from breakwater.policy.breaker import (
     Breaker,
     BreakerKey,
     BreakerRules,
-    Failure,
+    CountedFailure,
     Slice,
     consecutive_failures,
     isolate,
@@ -21,11 +21,13 @@ from breakwater.state.connection import Redis, StateUnavailable
 
 KEY = BreakerKey("an agent", "org/model:1.5")
 OTHER = BreakerKey("*", "provider/*")
-OPEN = Breaker(state="open", failures=(Failure(3, 1000, "a3f1b2c4"),), last_success=2, open_until_ms=1, version=1)
+OPEN = Breaker(
+    state="open", failures=(CountedFailure(3, 1000, "a3f1b2c4"),), last_success=2, open_until_ms=1, version=1
+)
 FULL = Breaker(
     state="half_open",
     failures=tuple(
-        Failure(number, 10 * number, f"{number:08x}", f"{number % 9:08x}", "k1a2b3c4d t0badc0de")
+        CountedFailure(number, 10 * number, f"{number:08x}", f"{number % 9:08x}", "k1a2b3c4d t0badc0de")
         for number in range(1, 1001)
     ),
     forgotten=3,

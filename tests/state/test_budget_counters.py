@@ -12,7 +12,7 @@ import pytest
 from breakwater.contracts.events import CapRaise
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import Period, periods_at
-from breakwater.policy.ledger import Figures, Place
+from breakwater.policy.ledger import AttemptSums, BudgetPlace
 from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, Repair
 from breakwater.state.budgets import BLOCK, Budgets, block_key, period_key
 from breakwater.state.connection import Redis
@@ -117,7 +117,7 @@ async def test_a_snapshot_has_figures_reservations_and_charges_by_period_and_sco
     await charge(redis, "k:1")
     await Budgets(redis, ZONE).settle([settlement("l:1", 9, None, at=at)], LOG)
     found = await counters.snapshot((day, month), LOG, 1, 9)
-    of_call, called = dict.fromkeys(("global", "agent:a", "tenant:t"), 7), Figures(calls=1, unpriced=1)
+    of_call, called = dict.fromkeys(("global", "agent:a", "tenant:t"), 7), AttemptSums(calls=1, unpriced=1)
     assert of_log(found.filled) == (LOG, "UTC", 0, True)
     assert found.reserved == {
         **{(one.name, key): held for one in (day, month) for key, held in of_call.items()},
@@ -129,9 +129,9 @@ async def test_a_snapshot_has_figures_reservations_and_charges_by_period_and_sco
         (one.name, key): figures
         for one in (day, month)
         for key, figures in {
-            "global": called + Figures(spent=5),
+            "global": called + AttemptSums(spent=5),
             **dict.fromkeys(("agent:a", "tenant:t"), called),
-            "agent:b": Figures(spent=5),
+            "agent:b": AttemptSums(spent=5),
         }.items()
     }
     assert [one.period for one in found.periods] == [day, month]
@@ -154,10 +154,10 @@ async def test_counters_become_what_the_record_says_and_what_was_there_goes(redi
     for one in (day, month):
         wrong: dict[Any, Any] = {"spent:agent:gone": "99", "calls:global": "99"}
         await cast(Any, redis.client.hset(period_key(one.window, one.name), mapping=wrong))
-    figures: dict[Place, Figures] = {
-        (day.name, "agent:a|:%"): Figures(1, 2, 3, 4, 5, 6, 7),
-        (month.name, "global"): Figures(spent=2**53),
-        ("1999-12", "global"): Figures(spent=5),
+    figures: dict[BudgetPlace, AttemptSums] = {
+        (day.name, "agent:a|:%"): AttemptSums(1, 2, 3, 4, 5, 6, 7),
+        (month.name, "global"): AttemptSums(spent=2**53),
+        ("1999-12", "global"): AttemptSums(spent=5),
     }
     assert await counters.fill(None, LOG, 17, (day, month), figures, {})
     found = await counters.snapshot((day, month), LOG, 1, 20)
@@ -178,7 +178,9 @@ async def test_filling_keeps_what_calls_under_way_hold_and_what_was_charged_for_
     await charge(redis, "k:1")
     await granted(redis, "l:1", 3, tenant=None)
     day, month = current()
-    figures = {(one.name, key): Figures(100, 1) for one in (day, month) for key in ("global", "agent:a", "tenant:t")}
+    figures = {
+        (one.name, key): AttemptSums(100, 1) for one in (day, month) for key in ("global", "agent:a", "tenant:t")
+    }
     assert await counters.fill(None, LOG, 1, (day, month), figures, {})
     expected = {**in_all("spent", 105), **in_all("calls", 1), **in_all("reserved", 10), "reserved:tenant:t": 7}
     assert await same_in_both_windows(redis) == expected
@@ -196,7 +198,7 @@ async def test_periods_that_are_not_filled_are_left_alone(redis: Redis) -> None:
     counters = BudgetCounters(redis, ZONE)
     await granted(redis, "j:1", 7)
     day, month = current()
-    assert await counters.fill(None, LOG, 0, (month,), {(day.name, "global"): Figures(spent=9)}, {})
+    assert await counters.fill(None, LOG, 0, (month,), {(day.name, "global"): AttemptSums(spent=9)}, {})
     assert await counted(redis, "daily", day.name) == in_all("reserved", 7)
     assert await counted(redis, "monthly", month.name) == in_all("reserved", 7)
 
@@ -206,7 +208,7 @@ async def test_of_many_services_that_fill_at_once_one_does(redis: Redis) -> None
     day, month = current()
 
     async def fill(spent: int) -> bool:
-        return await counters.fill(None, LOG, spent, (day, month), {(day.name, "global"): Figures(spent=spent)}, {})
+        return await counters.fill(None, LOG, spent, (day, month), {(day.name, "global"): AttemptSums(spent=spent)}, {})
 
     done = await asyncio.gather(*(fill(spent) for spent in range(1, 9)))
     assert sorted(done) == [False] * 7 + [True]
@@ -262,7 +264,7 @@ async def test_a_repair_adds_what_is_missing_and_takes_away_what_is_too_much_onc
 
 async def test_events_that_a_repair_has_counted_count_no_more_and_those_before_never_less(redis: Redis) -> None:
     day, _ = current()
-    counters = await filled(redis, upto=5, figures={(day.name, "global"): Figures(spent=30)})
+    counters = await filled(redis, upto=5, figures={(day.name, "global"): AttemptSums(spent=30)})
     for upto, counts_upto in [(9, 9), (7, 9)]:
         known = await counters.filled()
         assert known is not None

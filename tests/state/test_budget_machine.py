@@ -23,7 +23,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from breakwater.contracts.events import CapRaise, Enforcement, Window
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter, fits, periods_at, periods_since, scope_keys
-from breakwater.policy.ledger import Figures, Place, figures_of, ledger, places_of
+from breakwater.policy.ledger import AttemptSums, BudgetPlace, figures_of, ledger, places_of
 from breakwater.state.budget_counters import KEEP, BudgetCounters, Notes
 from breakwater.state.budgets import HELD, LEASES, Budgets, CountersLost, NotFilled, OverBudget, Reserved, Settlement
 from tests.contracts.test_messages import attempt
@@ -77,11 +77,11 @@ class Held:
     """It counts for the share of its caller and its tenant."""
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[BudgetPlace, ...]:
         return places_at(self.call, self.at)
 
 
-def places_at(call: Call, at: datetime) -> tuple[Place, ...]:
+def places_at(call: Call, at: datetime) -> tuple[BudgetPlace, ...]:
     periods = periods_at(at, ZONE)
     return tuple((periods.of(window).name, key) for window in WINDOWS for key in scope_keys(call.agent, call.tenant))
 
@@ -102,17 +102,17 @@ class Money(RedisMachine):
         # What Redis must have.
         self.filled = False
         self.counted: set[int] = set()
-        self.figures: dict[Place, Figures] = {}
+        self.figures: dict[BudgetPlace, AttemptSums] = {}
         self.held: dict[str, Held] = {}
-        self.raised: dict[Place, tuple[int, int]] = {}
-        self.asks: defaultdict[tuple[Place, str], list[tuple[str, int]]] = defaultdict(list)
+        self.raised: dict[BudgetPlace, tuple[int, int]] = {}
+        self.asks: defaultdict[tuple[BudgetPlace, str], list[tuple[str, int]]] = defaultdict(list)
         # What others know when Redis does not.
         self.lost: dict[str, Held] = {}
-        self.raises: dict[Place, tuple[int, int]] = {}
+        self.raises: dict[BudgetPlace, tuple[int, int]] = {}
         # Of the step before, and of this one.
-        self.committed: Mapping[Place, int] = {}
-        self.grants: set[Place] = set()
-        self.beyond: Tally[Place] = Tally()
+        self.committed: Mapping[BudgetPlace, int] = {}
+        self.grants: set[BudgetPlace] = set()
+        self.beyond: Tally[BudgetPlace] = Tally()
         self.anew = False
         self.fill(0)
 
@@ -121,13 +121,13 @@ class Money(RedisMachine):
 
     # What the model says
 
-    def sum_of(self, place: Place, *, charged: bool) -> int:
+    def sum_of(self, place: BudgetPlace, *, charged: bool) -> int:
         return sum(one.amount for one in self.held.values() if one.charged == charged and place in one.places)
 
-    def spent(self, place: Place) -> int:
-        return self.figures.get(place, Figures()).spent + self.sum_of(place, charged=True)
+    def spent(self, place: BudgetPlace) -> int:
+        return self.figures.get(place, AttemptSums()).spent + self.sum_of(place, charged=True)
 
-    def effective_limit(self, place: Place, limit: int) -> int:
+    def effective_limit(self, place: BudgetPlace, limit: int) -> int:
         """The config's cap, or what it was raised to while it was the same."""
         raised, over = self.raised.get(place, (0, 0))
         if raised and over == limit:
@@ -151,7 +151,7 @@ class Money(RedisMachine):
             if (one.call.name(of) != name) == others
         )
 
-    def is_over_share(self, place: Place, of: str, call: Call, more: int, left: int) -> bool:
+    def is_over_share(self, place: BudgetPlace, of: str, call: Call, more: int, left: int) -> bool:
         """Whether a call asks for too much while others use the budget: they hold some of it, or asked a moment ago."""
         key, name = place[1], call.name(of)
         asked = next((amount for other, amount in reversed(self.asks[place, of]) if other != name), None)
@@ -160,7 +160,7 @@ class Money(RedisMachine):
 
     def refusal(self, call: Call, amount: int, more: int) -> OverBudget | CountersLost | None:
         periods, kept_out = periods_at(self.now(), ZONE), None
-        asks: list[tuple[Place, str]] = []
+        asks: list[tuple[BudgetPlace, str]] = []
         for counter in self.counters(call):
             if counter.hard_limit is None:
                 continue
@@ -334,7 +334,7 @@ class Money(RedisMachine):
                 self.counted.add(sequence)
                 figures, frees = figures_of(event), 0 if held is None else held.amount
                 for place in places_of(event, ZONE):
-                    self.figures[place] = self.figures.get(place, Figures()) + figures
+                    self.figures[place] = self.figures.get(place, AttemptSums()) + figures
                     self.beyond[place] += max(0, figures.spent - frees)
                 self.seen["corrected"] += held is not None and held.charged
             spends = {(total.period.name, total.key): (total.spent, total.raised) for total in totals}
@@ -471,8 +471,8 @@ class Money(RedisMachine):
             place: held for place, held in reserved.items() if held
         }
         for place in {*found.figures, *self.figures, *charged}:
-            expected = self.figures.get(place, Figures()) + Figures(spent=charged.get(place, 0))
-            assert found.figures.get(place, Figures()) == expected
+            expected = self.figures.get(place, AttemptSums()) + AttemptSums(spent=charged.get(place, 0))
+            assert found.figures.get(place, AttemptSums()) == expected
         assert {
             (one.period.name, key): (raised.limit, raised.configured)
             for one in found.periods
@@ -480,10 +480,10 @@ class Money(RedisMachine):
         } == self.raised
         places = {*found.figures, *found.reserved}
         self.check_caps(
-            {place: found.figures.get(place, Figures()).spent + found.reserved.get(place, 0) for place in places}
+            {place: found.figures.get(place, AttemptSums()).spent + found.reserved.get(place, 0) for place in places}
         )
 
-    def check_caps(self, committed: Mapping[Place, int]) -> None:
+    def check_caps(self, committed: Mapping[BudgetPlace, int]) -> None:
         for period in self.periods:
             for key, caps in self.caps.items():
                 place, limit = (period.name, key), caps.limit(period.window)
@@ -510,8 +510,8 @@ class Money(RedisMachine):
         assert not any(found.reserved.values())
         assert not self.run(cast(Any, self.redis.client.exists(HELD)))
         charged, record = found.held(charged=True), ledger(self.log, ZONE)
-        sums = {place: one - Figures(spent=charged.get(place, 0)) for place, one in found.figures.items()}
-        none = Figures()
+        sums = {place: one - AttemptSums(spent=charged.get(place, 0)) for place, one in found.figures.items()}
+        none = AttemptSums()
         assert {place: one for place, one in sums.items() if one != none} == record
         assert self.run(cast(Any, self.redis.client.zcard(LEASES))) == len(found.reservations)
 

@@ -11,7 +11,7 @@ import pytest
 
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, Period, Periods, periods_since
-from breakwater.policy.ledger import Figures, Place, ledger
+from breakwater.policy.ledger import AttemptSums, BudgetPlace, ledger
 from breakwater.state import budget_counters, budgets
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, OverBudget, PeriodChanged, Reserved, Settlement
@@ -51,20 +51,20 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "KEEP_MS", 100 * 365 * 24 * 3_600_000)
 
 
-async def sums(redis: Redis) -> tuple[dict[Place, int], dict[Place, Figures]]:
+async def sums(redis: Redis) -> tuple[dict[BudgetPlace, int], dict[BudgetPlace, AttemptSums]]:
     """What is held, and what was spent, wherever there is any."""
     first, last = (datetime.fromisoformat(moment) for moment, _, _ in (MOMENTS[0], MOMENTS[-1]))
     periods = periods_since(first - timedelta(days=2), last + timedelta(days=2), BERLIN)
     found = await BudgetCounters(redis, BERLIN).snapshot(periods)
-    none = Figures()
+    none = AttemptSums()
     return (
         {place: held for place, held in found.reserved.items() if held},
         {place: figures for place, figures in found.figures.items() if figures != none},
     )
 
 
-def expected(amounts: list[int]) -> dict[Place, int]:
-    found: dict[Place, int] = defaultdict(int)
+def expected(amounts: list[int]) -> dict[BudgetPlace, int]:
+    found: dict[BudgetPlace, int] = defaultdict(int)
     for amount, (_, *names) in zip(amounts, MOMENTS, strict=True):
         for name in names:
             for key in KEYS:
@@ -137,7 +137,7 @@ async def test_a_call_whose_worker_saw_another_day_counts_in_the_day_of_its_rese
         ledger([attempt(tenant="t", cost=cost, started_at=at)], BERLIN) for cost, at in ((3, before), (40, after))
     )
     assert figures == {
-        place: one.get(place, Figures()) + other.get(place, Figures()) for place in {*one, *other}
+        place: one.get(place, AttemptSums()) + other.get(place, AttemptSums()) for place in {*one, *other}
     }  # fmt: skip
 
 
@@ -211,4 +211,4 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
         spent = sum(1 + costs[attempt_id] % 1_000_003 for attempt_id in by_day[day])
         for name in (day, month):
             for key in KEYS:
-                assert snapshot.figures[name, key] == Figures(spent=spent, calls=room)
+                assert snapshot.figures[name, key] == AttemptSums(spent=spent, calls=room)

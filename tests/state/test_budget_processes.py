@@ -22,7 +22,7 @@ import pytest
 from breakwater.background import stop
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter
-from breakwater.policy.ledger import Figures, ledger
+from breakwater.policy.ledger import AttemptSums, ledger
 from breakwater.state.budget_counters import BudgetCounters, Snapshot
 from breakwater.state.budgets import Budgets, PeriodChanged, Reserved, Settlement
 from breakwater.state.connection import Redis, ScriptCall
@@ -134,7 +134,7 @@ class Worker:
 
 
 def settlement(sequence: int, event: dict[str, Any]) -> Settlement:
-    figures, at = Figures(spent=event["cost"], calls=1), time_from_ms(event["at"])
+    figures, at = AttemptSums(spent=event["cost"], calls=1), time_from_ms(event["at"])
     return Settlement(event["id"], sequence, event["agent"], event["tenant"], figures, at)
 
 
@@ -273,5 +273,5 @@ async def test_processes_that_are_killed_at_any_moment_overrun_no_cap_and_leave_
     ]
     record = ledger(attempts, ZONE)
     for place in {*record, *snapshot.figures, *charged}:
-        expected = record.get(place, Figures()) + Figures(spent=charged.get(place, 0))
-        assert snapshot.figures.get(place, Figures()) == expected, place
+        expected = record.get(place, AttemptSums()) + AttemptSums(spent=charged.get(place, 0))
+        assert snapshot.figures.get(place, AttemptSums()) == expected, place

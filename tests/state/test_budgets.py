@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 from breakwater.contracts.events import CapRaise, Enforcement, Window
 from breakwater.contracts.types import ms_from_time
 from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter, period
-from breakwater.policy.ledger import Figures, Ledger
+from breakwater.policy.ledger import AttemptSums, Ledger
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import (
     LEASES,
@@ -107,7 +107,7 @@ def settlement(
     tenant: str | None = "t",
     at: datetime | None = None,
 ) -> Settlement:
-    figures = Figures(spent=cost or 0, calls=1, unpriced=int(cost is None))
+    figures = AttemptSums(spent=cost or 0, calls=1, unpriced=int(cost is None))
     return Settlement(attempt_id, sequence, agent, tenant, figures, at or now())
 
 
@@ -439,7 +439,7 @@ async def test_nothing_is_counted_until_the_counters_are_those_of_the_log(redis:
 async def test_a_new_log_begins_to_count_again(redis: Redis) -> None:
     await filled(redis, log="yesterday's")
     await Budgets(redis, ZONE).settle([settlement("j:1", 1, 4)], "yesterday's")
-    await filled(redis, log="today's", figures={(f"{now():%Y-%m}", "global"): Figures(spent=4, calls=1)})
+    await filled(redis, log="today's", figures={(f"{now():%Y-%m}", "global"): AttemptSums(spent=4, calls=1)})
     await Budgets(redis, ZONE).settle([settlement("k:1", 1, 5)], "today's")
     assert (await counted(redis, "monthly"))["spent:global"] == 9
 

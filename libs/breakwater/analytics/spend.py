@@ -28,7 +28,7 @@ from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import Period, period, recent_from, scope_keys
 from breakwater.policy.costs import CostSums
-from breakwater.policy.ledger import Figures, Place
+from breakwater.policy.ledger import AttemptSums, BudgetPlace
 
 SQL = statements("spend")
 
@@ -43,7 +43,7 @@ _DRAWN_MARGIN_MS = HOUR_MS
 
 async def spend(
     analytics: Analytics, periods: Sequence[Period], *, log_created: datetime, upto: int
-) -> dict[Place, Figures]:
+) -> dict[BudgetPlace, AttemptSums]:
     """The sums of the stored calls for each budget in some periods: `policy.ledger.ledger` of them.
 
     Args:
@@ -53,15 +53,15 @@ async def spend(
         upto: rows of that log with a higher sequence are left out, as those are read from the log itself.
 
     Returns:
-        Figures by a period's name and a scope's key; nothing for a budget without a call.
+        AttemptSums by a period's name and a scope's key; nothing for a budget without a call.
     """
-    sums: dict[Place, Figures] = defaultdict(Figures)
+    sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
     await analytics.catch_up(ATTEMPTS)
     for one in periods:
         parameters = {**_within(one.start_ms, one.end_ms, _MARGIN_MS), "log_created": log_created, "upto": upto}
         for row in await analytics.read(dict[str, Any], SQL["spend"], parameters):
             keys = scope_keys(row.pop("agent"), row.pop("tenant"))
-            figures = Figures(**{name: value or 0 for name, value in row.items()})
+            figures = AttemptSums(**{name: value or 0 for name, value in row.items()})
             for key in keys:
                 sums[one.name, key] += figures
     return dict(sums)

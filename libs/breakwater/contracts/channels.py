@@ -21,7 +21,7 @@ EXECUTION = "The execution's id, which is the job's."
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Subjects of one form. A parameter stands in the subject encoded as a token."""
+    """Subjects of one form. A subject has its parameters encoded as tokens."""
 
     name: str
     address: str
@@ -30,7 +30,7 @@ class Channel:
     stream: Stream | None
     """None for core NATS: received by current subscribers only, and not stored."""
     action: Literal["receive", "send"]
-    """What Breakwater does there."""
+    """Breakwater's side of it."""
     summary: str
 
 
@@ -43,7 +43,7 @@ CHANNELS = (
         Stream.JOBS,
         "receive",
         "Publish jobs here. A job is accepted once JetStream acknowledges it; an agent that is not in the config has "
-        "no subject, and the publish fails at once. An invalid job is dead-lettered; its reply_to gets the result.",
+        "no subject, and the publish fails immediately. An invalid job is dead-lettered; its reply_to gets the result.",
     ),
     Channel(
         "cancel",

@@ -43,7 +43,7 @@ class BreakerTransition(Event):
     error_hash: str | None = Field(default=None, description="The repeated error (`same_error`).")
     alone: str | None = Field(
         default=None,
-        description="Hashes of the key and the tenant whose failures opened it as nobody else called, or of the one "
+        description="Hashes of the key and the tenant whose failures opened it as no other called, or of the one "
         "that all calls had in common; it gives way to another.",
     )
     within_s: float | None = None
@@ -98,9 +98,7 @@ class BudgetEvent(Event):
     reserved: Money | None = Field(
         default=None, description="Held by calls in flight at that time. For `soft_cap` and `hard_cap`."
     )
-    previous: Money | None = Field(
-        default=None, description="The cap before that, or what stood for `total` before the repair."
-    )
+    previous: Money | None = Field(default=None, description="The cap before that, or `total` before the repair.")
     configured: Money | None = Field(
         default=None, description="Of a raise: the config's cap. Another one ends the raise."
     )
@@ -139,7 +137,7 @@ class BudgetReconciliation(Event):
 
 
 class Reconciliation(Event):
-    """The budgets' counters beside the record of attempts, as of one moment."""
+    """The budgets' counters and the record of attempts, as of one moment."""
 
     equal: bool
     budgets: tuple[BudgetReconciliation, ...]
@@ -166,14 +164,14 @@ class DeadLetter(Event):
     omitted_sha256: str | None = Field(default=None, description="The SHA-256 of the same, in hex.")
     encrypted: Encrypted = None
     withheld: bool = Field(
-        default=False, description="Whether nobody may be shown the original, as its agent keeps no prompts."
+        default=False, description="True if the original may not be shown, as its agent keeps no prompts."
     )
     execution_id: str | None = None
     at: Timestamp
 
 
 class ReplayNote(Event):
-    """Kept beside a dead letter: that it was replayed."""
+    """Record of a replay, kept with its dead letter."""
 
     dead_letter_id: Count
     execution_id: FullId = Field(description="Of the new execution.")
@@ -184,10 +182,10 @@ class ReplayNote(Event):
 
 
 ActorKind = Literal["key", "person", "link"]
-"""Who acts: the holder of an API key, somebody who signed in, or somebody with a signed link in an alert."""
+"""An actor: the holder of an API key, a person who signed in, or the holder of a signed link in an alert."""
 
 AuditOutcome = Literal["begun", "done", "refused", "failed"]
-"""`begun` stays where nobody knows how the action ended, as its process crashed."""
+"""`begun` stays where it is not known how the action ended, as its process crashed."""
 
 
 class AuditEvent(Event):

@@ -1,4 +1,4 @@
-"""What happened to a job: attempts, the terminal execution record, and the result for its submitter."""
+"""Records of a job: its attempts, the terminal execution record, and the result for its submitter."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ Cause = Literal[
     "parameter",
     "probe",
 ]
-"""Why an attempt was made. Those from `orphan_recovery` on are not counted as tries of their model."""
+"""Reason for an attempt. Those from `orphan_recovery` on are not counted as tries of their model."""
 Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
-"""Why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
+"""Reason why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
 CostBasis = Literal["billed", "estimated", "unknown"]
 Status = Literal["succeeded", "dead_lettered", "cancelled"]
 FinishReason = Annotated[
@@ -90,7 +90,7 @@ Encrypted = Annotated[
 
 
 class ErrorInfo(Event):
-    """Why an attempt or an execution failed, after redaction."""
+    """Reason why an attempt or an execution failed, after redaction."""
 
     kind: ErrorKind
     class_: str = Field(
@@ -115,7 +115,7 @@ class ErrorInfo(Event):
 
 
 class FailureStatistics(Event):
-    """How a task or a model fared that a guard or a breaker stopped. It names no limit and no threshold."""
+    """Figures of a task or a model that a guard or a breaker stopped. They name no limit and no threshold."""
 
     consecutive_failures: Count
     total_failures: Count
@@ -211,7 +211,7 @@ class Attempt(Event):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """How fast a streamed answer came: output tokens after the first, by the time from then to the call's end.
+        """Speed of a streamed answer: output tokens after the first, by the time from then to the call's end.
 
         None where that says nothing: the call failed, or its answer was not streamed, or it came in one piece, or the
         number of its tokens is unknown.
@@ -223,7 +223,7 @@ class Attempt(Event):
 
 
 class Cancellation(Event):
-    """Who cancelled a job, and why."""
+    """A job's cancellation: by whom, and why."""
 
     by: Literal["api_key", "person", "program", "client_disconnect"] = Field(
         description="`client_disconnect`: the client of a streamed answer went away."

@@ -26,7 +26,7 @@ OwnRules = Annotated[
     ),
 ]
 
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+MessageRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class ChatMessage(Message):
@@ -34,7 +34,7 @@ class ChatMessage(Message):
 
     model_config = ConfigDict(frozen=True, extra="allow", hide_input_in_errors=True)
 
-    role: Role
+    role: MessageRole
     content: str | list[dict[str, JsonValue]] | None = None
     name: str | None = None
     tool_calls: list[dict[str, JsonValue]] | None = None
@@ -42,7 +42,7 @@ class ChatMessage(Message):
 
     @property
     def says_something(self) -> bool:
-        """Whether a model has anything to answer in it."""
+        """True if a model has anything to answer in it."""
         content = self.content.strip() if isinstance(self.content, str) else self.content
         return bool(content or self.tool_calls)
 

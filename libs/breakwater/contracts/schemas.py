@@ -15,7 +15,7 @@ from breakwater.contracts.subjects import Header
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 ON_WEBHOOKS: tuple[type[BaseModel], ...] = (AlertDigest, WebhookEnvelope)
-"""Messages that stand on no subject: webhooks carry them."""
+"""Messages without a subject: webhooks carry them."""
 
 
 def message_schemas() -> dict[str, dict[str, Any]]:

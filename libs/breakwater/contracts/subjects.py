@@ -17,14 +17,14 @@ _ENCODED = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in ran
 
 
 DUPLICATE_WINDOW_S = 600.0
-"""How long JetStream knows the ids of jobs and results again."""
+"""Time for which JetStream knows the ids of jobs and results again."""
 
 
 REPLIES = "bw.replies."
-"""What the subjects begin with that programs choose for answers, beside their inboxes."""
+"""Prefix of the subjects that programs choose for answers, apart from their inboxes."""
 
 PROGRAM = "program-"
-"""What the NATS users of programs begin with that the config names."""
+"""Prefix of the NATS users of programs that the config names."""
 
 
 class Stream(StrEnum):
@@ -54,7 +54,7 @@ class Header(StrEnum):
     CE_SPECVERSION = "ce-specversion"
     TRACEPARENT = "traceparent"
     CHANNEL = "Breakwater-Channel"
-    """Which channel an alert did not reach, on its dead letter; and where it is to be tried again."""
+    """The channel that an alert did not reach, on its dead letter; and the one where it is to be tried again."""
     INCIDENT = "Breakwater-Incident"
     """The key of the incident of which an alert did not arrive, on its dead letter."""
     UNIQUE_ID = "Breakwater-Unique-Id"
@@ -68,15 +68,15 @@ class Header(StrEnum):
     SCOPED_IDS = "Breakwater-Scoped-Ids"
     """Set by `request` on a job whose ids are called already what they are inside the plane."""
     DUE = "Breakwater-Due"
-    """When a parked job goes back to its queue: RFC 3339, UTC, milliseconds."""
+    """Time at which a parked job goes back to its queue: RFC 3339, UTC, milliseconds."""
     EXECUTION_ID = "Breakwater-Execution-Id"
-    """Which execution a job is that was parked, encoded as a token."""
+    """The execution that a parked job is, encoded as a token."""
     QUEUED_AT = "Breakwater-Queued-At"
-    """When a job that was parked was accepted first: RFC 3339, UTC, milliseconds."""
+    """Time at which a parked job was accepted first: RFC 3339, UTC, milliseconds."""
 
 
 OURS = "breakwater-"
-"""What the headers begin with that only the plane sets, in lower case."""
+"""Prefix of the headers that only the plane sets, in lower case."""
 
 
 @lru_cache(maxsize=4096)
@@ -97,7 +97,7 @@ def decode_token(token: str) -> str:
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Whether all that matches `subject`, which may have wildcards itself, matches `pattern`."""
+    """True if all that matches `subject`, which may have wildcards itself, matches `pattern`."""
     wanted, tokens = pattern.split("."), subject.split(".")
     if wanted[-1] == ">" and len(tokens) >= len(wanted):
         wanted.pop()
@@ -110,21 +110,21 @@ def _subject(kind: str, *names: str) -> str:
 
 
 def job(agent: str) -> str:
-    """Where jobs for an agent are published (JOBS)."""
+    """Subject of jobs for an agent (JOBS)."""
     return _subject("jobs", agent)
 
 
 NOTHING = "bw.nothing"
-"""A subject that nobody publishes to."""
+"""A subject without publishers."""
 
 
 def jobs_of(agent: str) -> list[str]:
-    """All subjects that an agent's jobs stand on: the plane's own, and that of each user of a program."""
+    """All subjects of an agent's jobs: the plane's own, and that of each user of a program."""
     return [job(agent), f"{job(agent)}.*"]
 
 
 def job_by(agent: str, user: str) -> str:
-    """What `job` becomes for a program: who publishes stands in the subject, where the program can't change it."""
+    """Subject that `job` becomes for a program: it names the publisher, where the program can't change it."""
     return _subject("jobs", agent, user)
 
 
@@ -134,47 +134,47 @@ def jobs_by(user: str) -> str:
 
 
 def parked(agent: str, execution_id: str) -> str:
-    """Where a job sleeps that has to wait for long (PARKED). Internal: programs have nothing to do there."""
+    """Subject of a job that has to wait for long (PARKED). Internal: programs have nothing to do there."""
     return _subject("parked", agent, execution_id)
 
 
 def parked_anywhere(execution_id: str) -> str:
-    """Where a job sleeps, of whichever agent: with a wildcard."""
+    """Subjects of a parked job, of any agent: with a wildcard."""
     return f"bw.parked.*.{encode_token(execution_id)}"
 
 
 def attempt(agent: str, execution_id: str, number: int | str) -> str:
-    """Where attempt `number` (from 1; or `*`) of an execution is recorded (EVENTS)."""
+    """Subject of attempt `number` (from 1; or `*`) of an execution (EVENTS)."""
     return f"{_subject('attempts', agent, execution_id)}.{number}"
 
 
 def execution(agent: str, execution_id: str) -> str:
-    """Where the one terminal record of an execution stands (EVENTS)."""
+    """Subject of the one terminal record of an execution (EVENTS)."""
     return _subject("executions", agent, execution_id)
 
 
 def breaker(agent: str, model: str) -> str:
-    """Where transitions of a breaker are published (EVENTS)."""
+    """Subject of transitions of a breaker (EVENTS)."""
     return _subject("breakers", agent, model)
 
 
 def guard(agent: str) -> str:
-    """Where trips and resets of task guards are published (EVENTS)."""
+    """Subject of trips and resets of task guards (EVENTS)."""
     return _subject("guards", agent)
 
 
 def budget(scope: str, window: str) -> str:
-    """Where threshold crossings of a budget are published (EVENTS)."""
+    """Subject of threshold crossings of a budget (EVENTS)."""
     return _subject("budgets", scope, window)
 
 
 def alert(event: str) -> str:
-    """Where alerts of a kind are published (ALERTS)."""
+    """Subject of alerts of a kind (ALERTS)."""
     return _subject("alerts", event)
 
 
 def audit(action: str) -> str:
-    """Where actions of people are recorded (AUDIT)."""
+    """Subject of actions of people (AUDIT)."""
     return _subject("audit", action)
 
 
@@ -183,46 +183,46 @@ ALERTER_LEADER = "bw.alerter.leader"
 
 
 CHANNEL_TESTS = "bw.alerter.test.*"
-"""Where test messages to channels are asked for; core NATS, not stored."""
+"""Subjects of requests for test messages to channels; core NATS, not stored."""
 
 
 def sent_message(channel: str, incident_id: str) -> str:
-    """Where the message that a channel has of an incident is recorded, to be updated later (ALERTER)."""
+    """Subject of the message that a channel has of an incident, to be updated later (ALERTER)."""
     return _subject("alerter.sent", channel, incident_id)
 
 
 def disabled_channel(channel: str) -> str:
-    """Where it is recorded that a channel's receiver wants no more alerts (ALERTER)."""
+    """Subject of the record that a channel's receiver wants no more alerts (ALERTER)."""
     return _subject("alerter.disabled", channel)
 
 
 def baseline(agent: str) -> str:
-    """Where the baseline of an agent's figures is saved (ALERTER)."""
+    """Subject of the baseline of an agent's figures (ALERTER)."""
     return _subject("alerter.baselines", agent)
 
 
 def alert_replay(channel: str, dead_letter_id: int) -> str:
-    """Where an alert is put that a channel is to send once more (ALERTER). `dead_letter_id`: its sequence in DLQ."""
+    """Subject of an alert that a channel is to send again (ALERTER). `dead_letter_id`: its sequence in DLQ."""
     return f"{_subject('alerter.replays', channel)}.{dead_letter_id}"
 
 
 def channel_test(channel: str) -> str:
-    """Where an alerter is asked to send a test message; core NATS, not stored."""
+    """Subject of a request for a test message to a channel; core NATS, not stored."""
     return _subject("alerter.test", channel)
 
 
 def result(job_id: str) -> str:
-    """Where the answer to a job is published, unredacted (RESULTS)."""
+    """Subject of the answer to a job, unredacted (RESULTS)."""
     return _subject("results", job_id)
 
 
 def dead_letter(reason: str, agent: str) -> str:
-    """Where what could not be handled is kept (DLQ). An unknown agent is `unknown`."""
+    """Subject of what could not be handled (DLQ). An unknown agent is `unknown`."""
     return _subject("dlq", reason, agent or "unknown")
 
 
 def replayed(dead_letter_id: int) -> str:
-    """Where a replay of a dead letter's job is recorded (DLQ). Internal. `dead_letter_id`: its sequence in DLQ."""
+    """Subject of the replay of a dead letter's job (DLQ). Internal. `dead_letter_id`: its sequence in DLQ."""
     return f"bw.replayed.{dead_letter_id}"
 
 
@@ -232,31 +232,31 @@ def progress(agent: str, execution_id: str) -> str:
 
 
 def chunks(agent: str, execution_id: str) -> str:
-    """Where an answer is published in pieces while it is produced, unredacted; core NATS, not stored."""
+    """Subject of the pieces of an answer while it is produced, unredacted; core NATS, not stored."""
     return _subject("chunks", agent, execution_id)
 
 
 def cancel(job_id: str) -> str:
-    """Where programs ask for a job to be cancelled; core NATS, a request."""
+    """Subject of programs' requests to cancel a job; core NATS, a request."""
     return _subject("cancel", job_id)
 
 
 def cancel_request(job_id: str) -> str:
-    """Where workers hear at once that a job is to be cancelled; core NATS, not stored. Internal."""
+    """Subject of notices to workers that a job is to be cancelled; core NATS, not stored. Internal."""
     return _subject("cancel-requests", job_id)
 
 
 CANCEL_REQUESTS = "bw.cancel-requests.*"
 
 CANCELS = "bw.cancel.*"
-"""What programs ask for."""
+"""Subjects of programs' requests."""
 
 CANCELS_BY_USER = "bw.cancel-by.*.*"
 """The same, with who asks."""
 
 
 def worker(worker_id: str) -> str:
-    """Where a worker listens as long as NATS has its connection; core NATS, and nothing is said there. Internal."""
+    """Subject that a worker listens on while NATS has its connection; core NATS, nothing is sent there. Internal."""
     return _subject("workers", worker_id)
 
 
@@ -264,7 +264,7 @@ WORKERS = "bw.workers.*"
 
 
 def cancels_by(user: str) -> str:
-    """What `CANCELS` of one user's own account become: who asks stands in the subject, where nobody can change it."""
+    """Subjects that `CANCELS` of a user's own account become: they name the user, who can't change that."""
     return f"bw.cancel-by.{encode_token(user)}.*"
 
 
@@ -304,7 +304,7 @@ def names_of_parked(subject: str) -> tuple[str, str]:
 
 
 def is_reply_subject(subject: str) -> bool:
-    """Whether an answer may be sent there: an inbox of a program, or a subject of its own below `bw.replies`."""
+    """True if an answer may be sent there: an inbox of a program, or a subject of its own below `bw.replies`."""
     return subject.startswith(("_INBOX.", REPLIES)) and _CONCRETE.fullmatch(subject) is not None
 
 

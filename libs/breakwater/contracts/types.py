@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 NANO_PER_USD = 1_000_000_000
 MAX_NANO = 10**18 - 1
-"""What ClickHouse's Decimal(18, 9) holds: just under a billion dollars."""
+"""The most that ClickHouse's Decimal(18, 9) holds: just under a billion dollars."""
 
 MAX_COUNTED = 2**53
 """Nine million dollars: above it the scripts on Redis could no longer count to the nano-dollar."""
@@ -128,7 +128,7 @@ _IDENTIFIER, _FULL_ID = TypeAdapter(Identifier), TypeAdapter(FullId)
 
 
 def is_identifier(text: str) -> bool:
-    """Whether a text may be an id or a name: it then fits into a subject, and into every record."""
+    """True if a text may be an id or a name: it then fits into a subject, and into every record."""
     return _is(_IDENTIFIER, text)
 
 
@@ -150,7 +150,7 @@ ModelId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern
 Count = Annotated[int, Field(ge=0)]
 
 
-class _Off:
+class _SwitchedOff:
     """Reads `off` as None, and says so in the JSON schema."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -167,7 +167,7 @@ def _none_for_off(value: object) -> object:
     return None if value is False or value == "off" else value
 
 
-Off = _Off()
+Off = _SwitchedOff()
 """Lets a setting that may be None be switched off in words: `off`."""
 
 

@@ -49,7 +49,7 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None, docume
 
 
 def ambiguity(document: bytes) -> str | None:
-    """Why JSON that was parsed is refused all the same; None where all readers take it alike.
+    """Reason why JSON that was parsed is refused all the same; None where all readers take it alike.
 
     A second value of the same key, or a number that no double holds, is one thing to this reader and another to the
     next: what is checked would not be what a provider gets.
@@ -82,7 +82,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def about_controls(detail: Any) -> str | None:
-    """What is wrong with a text that is refused for a control character; None for other mistakes."""
+    """Words for a text that is refused for a control character; None for other mistakes."""
     if detail["type"] == "string_pattern_mismatch" and detail["ctx"]["pattern"] in {NO_CONTROLS, NO_CONTROLS_OR_EMPTY}:
         return "must have no control characters, line breaks, or characters that turn the direction of writing"
     return None

@@ -1,7 +1,8 @@
-"""Which addresses the plane may send messages to: public ones, and those that the operator allows.
+"""Addresses that the plane may send messages to: public ones, and those that the operator allows.
 
-Whoever may write a URL into a config, or answer a DNS question, could else reach what only this machine can reach: its
-own ports, the private network, and the metadata service that hands out the cloud account's credentials.
+A person who may write a URL into a config, or a server that answers a DNS question, could otherwise reach what only
+this machine can reach: its own ports, the private network, and the metadata service that hands out the cloud account's
+credentials.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 ANYWHERE: tuple[Network, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
-"""Where something may be that the operator has named by its host."""
+"""Networks of a host that the operator has named."""
 
 # Of IANA's special-purpose registries. `is_private` and `is_global` differ between patch versions of Python, so they
 # are only asked at last. Where networks overlap, the narrower one comes first.
@@ -64,16 +65,16 @@ _REFUSED_6: tuple[tuple[IPv6Network, str], ...] = tuple(
     )
 )
 _PUBLIC_6 = IPv6Network("2000::/3")
-"""All that is given to anybody; the rest is reserved."""
+"""All that is assigned; the rest is reserved."""
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def refusal(address: Address, allowed: Sequence[Network]) -> str | None:
-    """Why nothing is sent to an address, as what it is: `loopback`, `private`, `cloud metadata`; None where it may be.
+    """Reason why nothing is sent to an address: `loopback`, `private`, `cloud metadata`; None where it may be.
 
     Args:
         address: that is about to be connected to.
-        allowed: networks of the operator's that win over any refusal. An IPv4 network stands for its mapped form
+        allowed: networks of the operator's that win over any refusal. An IPv4 network covers its mapped form
             (`::ffff:10.1.2.3`) too, and an IPv6 network for no IPv4 address.
     """
     if isinstance(address, IPv6Address):

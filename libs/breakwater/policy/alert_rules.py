@@ -28,28 +28,28 @@ SEVERITY_OF: Mapping[str, Severity] = {
     "job_dead_lettered": "warning",
     "config_applied": "info",
 }
-"""How bad an incident is, by what it began with. That a breaker closed is `info`."""
+"""Severity of an incident, by what it began with. That a breaker closed is `info`."""
 
 UNDELIVERABLE = "job_dead_lettered//undeliverable/"
-"""How the keys of incidents begin that are of a channel that is dead; no agent's begins so."""
+"""Prefix of the keys of incidents of a dead channel; no agent's begins so."""
 
 
 def severity_of(key: str) -> Severity:
-    """How bad an incident is, by its key. A channel that can't deliver is as severe as any incident."""
+    """Severity of an incident, by its key. A channel that can't deliver is as severe as any incident."""
     return "critical" if key.startswith(UNDELIVERABLE) else SEVERITY_OF[key.partition("/")[0]]
 
 
 ENDS: Mapping[str, AlertEvent] = {"breaker_open": "breaker_closed"}
-"""What the end of an incident is called, where it has a name of its own."""
+"""Name of the end of an incident, where it has one of its own."""
 
 
 def began_with(alert: Alert) -> str:
-    """What the incident began with: of a breaker that closed, `breaker_open`."""
+    """The event that the incident began with: of a breaker that closed, `breaker_open`."""
     return alert.first_event or alert.key.partition("/")[0]
 
 
 def highest_severity(alert: Alert) -> Severity:
-    """How bad the incident was at its worst: a breaker that has closed was critical."""
+    """Severity of the incident at its worst: a breaker that has closed was critical."""
     return alert.highest_severity or severity_of(alert.key)
 
 
@@ -66,7 +66,7 @@ class Reminders(Message):
 
 
 class AnomalyRules(Message):
-    """When a minute of an agent, or a single execution, is an anomaly."""
+    """Rules for a minute of an agent, or a single execution, to be an anomaly."""
 
     deviations: Annotated[Annotated[float, Field(ge=3, le=100)] | None, Off] = Field(
         default=6.0, description="How many typical deviations above the baseline are an anomaly; or `off`."
@@ -97,7 +97,9 @@ class QuietHours(Message):
     start: time = Field(description="Such as `22:00`.")
     end: time = Field(description="Such as `07:00`; if earlier than `start`, on the next day.")
     timezone: str = "UTC"
-    but: Severity | None = Field(default="critical", description="Alerts of at least this severity are sent at once.")
+    but: Severity | None = Field(
+        default="critical", description="Alerts of at least this severity are sent immediately."
+    )
 
     @field_validator("start", "end", mode="before")
     @classmethod
@@ -124,14 +126,14 @@ class QuietHours(Message):
 
 
 class MessageLimit(Message):
-    """How many messages are sent to a channel; further ones become one digest."""
+    """Limit on the messages to a channel; further ones become one digest."""
 
     messages: int = Field(default=10, ge=1, le=10_000)
     within_s: float = Field(default=300, gt=0, le=86_400)
 
 
 class Route(Message):
-    """Which alerts a channel is for, and when. What is left out restricts nothing."""
+    """Alerts that a channel is for, and times. What is left out restricts nothing."""
 
     events: tuple[AlertEvent, ...] | None = None
     agents: tuple[Identifier, ...] | None = Field(
@@ -146,7 +148,7 @@ class Route(Message):
     )
 
     def takes(self, alert: Alert) -> bool:
-        """Whether the incident of an alert belongs here, whatever has just changed of it.
+        """True if the incident of an alert belongs here, whatever has just changed of it.
 
         That alerts do not arrive elsewhere belongs on every channel.
         """
@@ -162,7 +164,7 @@ class Route(Message):
 
 
 Demanding = Literal["guard_tripped", "budget_hard_cap"]
-"""What can demand a person."""
+"""Events that can demand a person."""
 
 
 _VALUES: Mapping[str, Callable[[Alert], str]] = {
@@ -184,7 +186,7 @@ _VALUES: Mapping[str, Callable[[Alert], str]] = {
 }
 
 PLACEHOLDERS = (*_VALUES, "link")
-"""What `${…}` may name in a template. What an alert has not is empty."""
+"""Names for `${…}` in a template. What an alert has not is empty."""
 
 
 def fill(template: str, alert: Alert, link: str) -> str:

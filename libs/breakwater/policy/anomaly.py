@@ -1,4 +1,4 @@
-"""When an agent's errors, spending, latency or time to first token are far from its own, minute by minute.
+"""Finds minutes in which an agent's errors, spending, latency or time to first token are far from its own.
 
 A minute is far when its value is more than `deviations` expected deviations above the baseline, and calm within half of
 that. Only upwards: fewer errors, less spending and faster answers need no operator. An anomaly begins after a number of
@@ -72,8 +72,8 @@ ABSOLUTE_FLOOR: Mapping[Measure, float] = {
 }
 """The least deviation: 2 % of calls, one cent per minute, 50 ms. Less is not worth a person's time."""
 
-Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Number = Annotated[int, Field(ge=0, le=4_000_000_000)]
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+WholeNumber = Annotated[int, Field(ge=0, le=4_000_000_000)]
 """A count, or a minute since the epoch, as far as times can be written."""
 
 
@@ -81,12 +81,12 @@ Number = Annotated[int, Field(ge=0, le=4_000_000_000)]
 class Level:
     """The learned baseline of one measure."""
 
-    baseline: Figure = 0.0
-    spread: Figure = 0.0
+    baseline: Positive = 0.0
+    spread: Positive = 0.0
     """Mean distance from the baseline, without floors. Of normal noise it is 0.8 of the standard deviation."""
-    learned: Number = 0
+    learned: WholeNumber = 0
     """Of how many minutes."""
-    first: Annotated[tuple[Figure, ...], Field(max_length=START)] = ()
+    first: Annotated[tuple[Positive, ...], Field(max_length=START)] = ()
     """Those minutes, while there are fewer than START."""
 
 
@@ -136,7 +136,7 @@ LONGER = 2
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """What an agent did in one minute."""
+    """Figures of an agent in one minute."""
 
     number: int
     """Of minutes since the epoch."""
@@ -157,10 +157,10 @@ class Minute:
 class Peak:
     """Minutes that were far, one after the other, until they passed."""
 
-    since: Number = 0
-    minutes: Number = 0
+    since: WholeNumber = 0
+    minutes: WholeNumber = 0
     """Of the clock."""
-    height: Figure = 0.0
+    height: Positive = 0.0
     """The highest value."""
 
 
@@ -177,8 +177,8 @@ class Track:
     """The latest that passed, the oldest first."""
     anomalous: bool = False
     announced: bool = False
-    """Whether the anomaly was a verdict, and its end has to be one."""
-    in_a_row: Number = 0
+    """True if the anomaly was announced, and its end has to be."""
+    in_a_row: WholeNumber = 0
     """Minutes that were far; while it is anomalous, those that were calm."""
     minute: Annotated[int, Field(ge=-1, le=4_000_000_000)] = -1
     """The latest that was judged."""
@@ -219,13 +219,13 @@ _STORED = TypeAdapter(Baseline)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AnomalyChange:
     """An anomaly began; or it is over: it recovered, is accepted as the new baseline, or there are no more figures."""
 
     measure: Measure
     change: Literal["began", "recovered", "accepted", "lapsed"]
     minute: int
-    """Which one decided it."""
+    """The minute that decided it."""
     since: int
     """The first minute that was far."""
     value: float | None
@@ -238,7 +238,7 @@ class Verdict:
     """Of time to first token: the streams."""
 
 
-def judge(baseline: Baseline, minute: Minute, rules: AnomalyRules) -> tuple[Baseline, tuple[Verdict, ...]]:
+def judge(baseline: Baseline, minute: Minute, rules: AnomalyRules) -> tuple[Baseline, tuple[AnomalyChange, ...]]:
     """Takes a minute into account, and says what changed with it.
 
     Args:
@@ -262,9 +262,9 @@ def judge(baseline: Baseline, minute: Minute, rules: AnomalyRules) -> tuple[Base
     return Baseline(baseline.version, **tracks) if changed else baseline, tuple(verdicts)
 
 
-def lapse(baseline: Baseline, number: int) -> tuple[Baseline, tuple[Verdict, ...]]:
+def lapse(baseline: Baseline, number: int) -> tuple[Baseline, tuple[AnomalyChange, ...]]:
     """Ends the anomalies of which there have been no figures for long, as of the minute with this number."""
-    verdicts: list[Verdict] = []
+    verdicts: list[AnomalyChange] = []
     changed: dict[Measure, Track] = {}
     for measure in MEASURES:
         track = baseline.of(measure)
@@ -274,7 +274,9 @@ def lapse(baseline: Baseline, number: int) -> tuple[Baseline, tuple[Verdict, ...
         if track.announced:
             # As of when it lapsed, and not of when that was seen: so every reader gets the same.
             level, deviation = track.level, deviation_of(track.level, measure, 0)
-            verdicts.append(Verdict(measure, "lapsed", over, track.peak.since, None, level.baseline, deviation, 0))
+            verdicts.append(
+                AnomalyChange(measure, "lapsed", over, track.peak.since, None, level.baseline, deviation, 0)
+            )
         changed[measure] = replace(_passed(track, track.minute), candidate=track.candidate)
     return replace(baseline, **changed) if changed else baseline, tuple(verdicts)
 
@@ -295,7 +297,7 @@ def _calls(minute: Minute, measure: Measure) -> int:
 
 def _observe(
     track: Track, measure: Measure, value: float, minute: Minute, rules: AnomalyRules
-) -> tuple[Track, Verdict | None]:
+) -> tuple[Track, AnomalyChange | None]:
     limit = math.inf if rules.deviations is None else rules.deviations
     deviation = deviation_of(track.level, measure, minute.calls)
     above = (value - track.level.baseline) / deviation
@@ -309,15 +311,17 @@ def _observe(
     # An anomaly that ended is reported as it was; an accepted one with its new baseline.
     baseline = after.level.baseline if change == "accepted" else track.level.baseline
     since = after.peak.since if change == "began" else track.peak.since
-    return after, Verdict(measure, change, minute.number, since, value, baseline, deviation, _calls(minute, measure))
+    return after, AnomalyChange(
+        measure, change, minute.number, since, value, baseline, deviation, _calls(minute, measure)
+    )
 
 
-_Change = Literal["began", "recovered", "accepted"]
+_ChangeKind = Literal["began", "recovered", "accepted"]
 
 
 def _before(
     track: Track, measure: Measure, value: float, minute: Minute, far: bool, rules: AnomalyRules
-) -> tuple[Track, _Change | None]:
+) -> tuple[Track, _ChangeKind | None]:
     level = learned(track.level, measure, value, minute.calls)
     if not far:
         return Track(level, UNKNOWN, track.peak, track.peaks, minute=minute.number), None
@@ -332,7 +336,7 @@ def _before(
 
 def _during(
     track: Track, measure: Measure, value: float, minute: Minute, calm: bool, rules: AnomalyRules
-) -> tuple[Track, _Change | None]:
+) -> tuple[Track, _ChangeKind | None]:
     in_a_row = track.in_a_row + 1 if calm else 0
     if in_a_row >= rules.sustained_minutes:
         return _passed(track, minute.number), "recovered" if track.announced else None
@@ -373,7 +377,7 @@ def _is_habit(peak: Peak, track: Track, measure: Measure) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """How one measure is put in texts and figures.
+    """Words for one measure in texts and figures.
 
     Attributes:
         name: of the measure.
@@ -431,12 +435,12 @@ _WORDS: Mapping[Measure, _Words] = {
 _OVER = {"recovered": "back to normal", "accepted": "accepted as the new baseline", "lapsed": "unknown, no calls"}
 
 
-def signals(agent: str, verdicts: Iterable[Verdict]) -> tuple[Signal, ...]:
+def signals(agent: str, verdicts: Iterable[AnomalyChange]) -> tuple[Signal, ...]:
     """The incidents that begin or end with these verdicts. The same verdicts give the same incidents."""
     return tuple(_signal(agent, verdict) for verdict in verdicts)
 
 
-def _signal(agent: str, verdict: Verdict) -> Signal:
+def _signal(agent: str, verdict: AnomalyChange) -> Signal:
     key, words = key_of("agent_anomaly", agent, verdict.measure), _WORDS[verdict.measure]
     source_id = f"{encode_token(agent)}/{verdict.measure}/{verdict.minute}"
     at, since = time_from_ms((verdict.minute + 1) * 60_000), time_from_ms(verdict.since * 60_000)
@@ -461,7 +465,7 @@ def _signal(agent: str, verdict: Verdict) -> Signal:
     return Resolved(key, "agent_anomaly", f"{words.name} {_OVER[change]}: {agent}", text, source_id, at, figures)
 
 
-def _text(agent: str, verdict: Verdict, words: _Words) -> str:
+def _text(agent: str, verdict: AnomalyChange, words: _Words) -> str:
     when, since = (time_from_ms(minute * 60_000) for minute in (verdict.minute, verdict.since))
     baseline, deviation = words.shown(verdict.baseline), words.shown(verdict.deviation)
     now = words.now.format(

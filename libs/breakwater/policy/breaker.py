@@ -1,4 +1,4 @@
-"""When a breaker opens and closes. Its state is a value; every function returns the next one.
+"""Opens and closes breakers. The state is a value; every function returns the next one.
 
     closed ──a rule fires──► open ──cool-down over──► half-open ──probe succeeds──► closed
                                ▲                          └──────probe fails──────► open
@@ -32,7 +32,7 @@ from breakwater.contracts.types import Message, Off
 from breakwater.policy.formats import counted
 
 ALL = "*"
-"""Stands for the agent in the name of a breaker that all agents share."""
+"""The agent in the name of a breaker that all agents share."""
 
 MAX_KEPT = 1000
 """Outcomes that are remembered one by one, the newest; no rule can ask for more."""
@@ -67,7 +67,7 @@ def take_preset(data: Any) -> Any:
 
 
 class BreakerRules(Message):
-    """When to open, and for how long. At least one rule must be set; each can be `off`."""
+    """Rules for opening, and for how long. At least one rule must be set; each can be `off`."""
 
     preset: Preset | None = Field(default=None, description="A named set of rules; settings next to it override it.")
     scope: BreakerScope = Field(
@@ -147,7 +147,7 @@ class BreakerKey:
 
 
 def short_hash(text: str) -> str:
-    """What distinguishes a job or a caller from others in a breaker; nothing can be read from it."""
+    """A hash that distinguishes a job or a caller from others in a breaker; nothing can be read from it."""
     return blake2b(text.encode(), digest_size=4).hexdigest()
 
 
@@ -170,7 +170,7 @@ CALLERS_OF_SLICE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CountedFailure:
     """A counted failure: its sequence in the event log, when it was stored there (ms since the epoch), its error."""
 
     sequence: int
@@ -197,7 +197,7 @@ class Breaker:
     """The state of one breaker."""
 
     state: BreakerState = "closed"
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[CountedFailure, ...] = ()
     """The latest, ordered by sequence: those in the window and those in a row; no more than `MAX_KEPT`."""
     forgotten: int = 0
     """Failures up to this sequence were counted, and are no longer kept."""
@@ -205,7 +205,7 @@ class Breaker:
     """Sequence of the latest success."""
     open_until_ms: int = 0
     openings: int = 0
-    """How often it has opened since it was closed last."""
+    """Number of times it has opened since it was closed last."""
     probe: str | None = None
     """The attempt that holds the half-open probe; its lease ends at `probe_until_ms`."""
     probe_until_ms: int = 0
@@ -226,16 +226,16 @@ class Breaker:
     limited_since_ms: int = 0
     """The first rate limit since the last success; 0 where there is none."""
     changed_ms: int = 0
-    """When it came into this state; 0 where it never left the first."""
+    """Time of its latest change of state; 0 where it never left the first."""
     reason: str = ""
-    """Why, in words; a half-open one keeps why it opened."""
+    """Reason for that, in words; a half-open one keeps why it opened."""
     callers: tuple[tuple[str, int], ...] = ()
-    """Who called last, and when a call of theirs ended: the latest two keys or programs, and the latest two tenants."""
+    """The latest two keys or programs that called, and the latest two tenants, with the times their calls ended."""
     alone: str = ""
-    """Whose failures opened it as nobody else called, or what all callers had in common: one key or one tenant. It
+    """The caller whose failures opened it as no other called, or what all had in common: one key or one tenant. It
     gives way to another (`give_way`)."""
     probed_by: str = ""
-    """Whose probe has failed. Another caller may probe at once, without a cool-down; after that nobody."""
+    """The caller whose probe has failed. One other may probe immediately, without a cool-down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Observation:
     sequence: int
     attempt_id: str
     at_ms: int
-    """When the event was stored, by the log's clock: workers' clocks differ."""
+    """Time at which the event was stored, by the log's clock: workers' clocks differ."""
     failed: bool | None
     error: str = ""
     version: int | None = None
@@ -259,7 +259,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class BreakerChange:
     """A transition, with the figures that explain it."""
 
     before: Breaker
@@ -274,7 +274,7 @@ class Change:
 
 def observe(
     breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int, jitter: float = 0.0
-) -> tuple[Breaker, Change | None]:
+) -> tuple[Breaker, BreakerChange | None]:
     """Takes one outcome into account.
 
     While the breaker is open nothing changes: calls that were under way when it opened must not lengthen its
@@ -313,7 +313,7 @@ def observe(
     return _open_if_due(_with_failure(counted, seen, rules, now_ms), seen, rules, now_ms, jitter)
 
 
-def give_way(breaker: Breaker, caller: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change | None]:
+def give_way(breaker: Breaker, caller: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, BreakerChange | None]:
     """Closes one that the failures of another caller have opened, as that one called alone.
 
     What was counted stays: where the model fails for this caller, too, it opens as soon as a rule is due for both.
@@ -339,7 +339,9 @@ def give_way(breaker: Breaker, caller: str, rules: BreakerRules, now_ms: int) ->
     return after, _change(breaker, after, None, reason, rules, now_ms)
 
 
-def isolate(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change | None]:
+def isolate(
+    breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int
+) -> tuple[Breaker, BreakerChange | None]:
     """Forces it open until an operator resets it. Nothing changes where it is isolated already."""
     if breaker.state == "isolated":
         return breaker, None
@@ -359,7 +361,7 @@ def isolate(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms:
     return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
 
 
-def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, Change]:
+def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: int) -> tuple[Breaker, BreakerChange]:
     """Closes it and forgets all that was counted; of a closed one, too."""
     reason = _operator_reason("reset", by, why)
     after = Breaker(
@@ -380,11 +382,11 @@ def _operator_reason(what: str, by: str, why: str) -> str:
 
 def _after_probe(
     breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int, jitter: float
-) -> tuple[Breaker, Change | None]:
+) -> tuple[Breaker, BreakerChange | None]:
     if seen.attempt_id != breaker.probe:
         return breaker, None
     if seen.failed is None:
-        # The probe says nothing about the model's health: the next call may probe at once.
+        # The probe says nothing about the model's health: the next call may probe.
         return replace(breaker, probe=None, probe_until_ms=0), None
     if seen.failed:
         failed, reason = _with_failure(breaker, seen, rules, now_ms), "the half-open probe failed"
@@ -409,7 +411,7 @@ def _after_probe(
 
 def _open_if_due(
     breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int, jitter: float
-) -> tuple[Breaker, Change | None]:
+) -> tuple[Breaker, BreakerChange | None]:
     several = _several(breaker, rules, now_ms)
     due = _rule_that_fires(breaker, seen.error, several, rules, now_ms)
     if due is None:
@@ -428,7 +430,7 @@ def _open_if_due(
 
 def _rule_that_fires(
     breaker: Breaker, error: str, several: Sequence[str], rules: BreakerRules, now_ms: int
-) -> tuple[BreakerRule, str, Sequence[Failure]] | None:
+) -> tuple[BreakerRule, str, Sequence[CountedFailure]] | None:
     """The rule, the reason in words, and the failures that it counts."""
     in_a_row = [failure for failure in breaker.failures if failure.sequence > breaker.last_success]
     if _reaches(in_a_row, rules.consecutive_failures, several):
@@ -460,7 +462,7 @@ def _several(breaker: Breaker, rules: BreakerRules, now_ms: int) -> list[str]:
 
 
 def _heard(callers: tuple[tuple[str, int], ...], seen: Observation) -> tuple[tuple[str, int], ...]:
-    """Who called last, with one more call: two of a kind are kept, as they are enough to know that several call."""
+    """The latest callers, with one more call: two of a kind are kept, enough to know that several call."""
     latest = dict(callers)
     for name in seen.caller.split():
         latest[name] = max(seen.at_ms, latest.get(name, 0))
@@ -472,13 +474,13 @@ def _named(caller: str, kind: str) -> str:
     return next((name for name in caller.split() if name[0] == kind), "")
 
 
-def _of_jobs(failures: Sequence[Failure]) -> Sequence[Failure]:
+def _of_jobs(failures: Sequence[CountedFailure]) -> Sequence[CountedFailure]:
     """The last failure of each job."""
     return tuple({failure.job or failure.sequence: failure for failure in failures}.values())
 
 
-def _reaches(failures: Sequence[Failure], threshold: int | None, several: Sequence[str]) -> bool:
-    """Whether failures are so many; where several call, of different jobs, and at most half of them of one caller."""
+def _reaches(failures: Sequence[CountedFailure], threshold: int | None, several: Sequence[str]) -> bool:
+    """True if there are so many failures; where several call, of different jobs, at most half of them of one caller."""
     if threshold is None or len(failures) < threshold or not several:
         return threshold is not None and len(failures) >= threshold
     needed = max(threshold, 2)
@@ -490,7 +492,7 @@ def _reaches(failures: Sequence[Failure], threshold: int | None, several: Sequen
 
 
 def _fails_at_rate(breaker: Breaker, several: Sequence[str], rules: BreakerRules, now_ms: int) -> bool:
-    """Whether the share of calls is reached that may fail; where several call, also without each one of them."""
+    """True if the share of calls that may fail is reached; where several call, also without each one of them."""
     if rules.failure_rate is None:
         return False
     live = _live(breaker.slices, rules, now_ms)
@@ -522,14 +524,14 @@ def _change(
     *,
     error_hash: str | None = None,
     by: str | None = None,
-) -> Change:
+) -> BreakerChange:
     figures = after if after.failures else before
     in_a_row, errors = consecutive_failures(figures), errors_within(figures, rules, now_ms)
-    return Change(before, after, rule, reason, in_a_row, errors, error_hash, by)
+    return BreakerChange(before, after, rule, reason, in_a_row, errors, error_hash, by)
 
 
 def cooldown_ms(rules: BreakerRules, openings: int, jitter: float) -> int:
-    """How long it stays open.
+    """Time for which it stays open.
 
     Args:
         rules: the settings.
@@ -566,14 +568,14 @@ def _sequences(breaker: Breaker) -> list[int]:
 
 
 def _knows(breaker: Breaker, failure: int) -> bool:
-    """Whether a failure, by its sequence, has been counted."""
+    """True if a failure, by its sequence, has been counted."""
     return failure <= breaker.forgotten or failure in _sequences(breaker)
 
 
 def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
     """Counts a failure that is not known yet."""
     place = bisect_left(_sequences(breaker), seen.sequence)
-    failure = Failure(seen.sequence, seen.at_ms, seen.error, seen.job, seen.caller)
+    failure = CountedFailure(seen.sequence, seen.at_ms, seen.error, seen.job, seen.caller)
     failures = (*breaker.failures[:place], failure, *breaker.failures[place:])
     kept = _needed(failures, breaker.last_success, rules, now_ms)
     dropped = failures[: len(failures) - len(kept)]
@@ -590,7 +592,9 @@ def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_
     )
 
 
-def _needed(failures: Sequence[Failure], last_success: int, rules: BreakerRules, now_ms: int) -> tuple[Failure, ...]:
+def _needed(
+    failures: Sequence[CountedFailure], last_success: int, rules: BreakerRules, now_ms: int
+) -> tuple[CountedFailure, ...]:
     """The newest, from the first on that is in a row or in the window.
 
     Also where no rule asks for these: transitions report how many there are.
@@ -659,6 +663,6 @@ def errors_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> int:
     return len(_within(breaker.failures, rules, now_ms))
 
 
-def _within(failures: Sequence[Failure], rules: BreakerRules, now_ms: int) -> list[Failure]:
+def _within(failures: Sequence[CountedFailure], rules: BreakerRules, now_ms: int) -> list[CountedFailure]:
     since = now_ms - _window_ms(rules)
     return [failure for failure in failures if failure.at_ms > since]

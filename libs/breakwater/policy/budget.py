@@ -33,7 +33,7 @@ class Period:
     """The first moment that is no longer part of it."""
 
     def holds(self, moment_ms: int) -> bool:
-        """Whether a moment lies in it."""
+        """True if a moment lies in it."""
         return self.start_ms <= moment_ms < self.end_ms
 
 
@@ -109,7 +109,7 @@ class Caps(Message):
 
     @property
     def is_hard(self) -> bool:
-        """Whether a cap must hold."""
+        """True if a cap must hold."""
         return self.enforcement == "hard" and (self.daily_usd, self.monthly_usd) != (None, None)
 
     def limit(self, window: Window) -> int | None:
@@ -202,7 +202,7 @@ class CapTable:
 
     @property
     def any_hard(self) -> bool:
-        """Whether any cap must hold."""
+        """True if any cap must hold."""
         every = (self.total, *self.agents.values(), *self.tenants.values())
         return any(caps.is_hard for caps in every)
 
@@ -268,7 +268,7 @@ OWN_CAP = "execution"
 
 
 def fits(amount: int, *, limit: int | None, spent: int, reserved: int = 0) -> bool:
-    """Whether an amount may be held under a cap. To reach it is to be within it.
+    """True if an amount may be held under a cap. To reach it is to be within it.
 
     Args:
         amount: the most that a call can cost.
@@ -280,7 +280,7 @@ def fits(amount: int, *, limit: int | None, spent: int, reserved: int = 0) -> bo
 
 
 def spent_by(attempts: Iterable[Attempt]) -> int:
-    """What the attempts of a job have cost so far. One whose cost is unknown counts as what was held for it."""
+    """Cost of a job's attempts so far. One whose cost is unknown counts as what was held for it."""
     return sum((attempt.reserved or 0) if attempt.cost is None else attempt.cost for attempt in attempts)
 
 
@@ -293,12 +293,12 @@ LEAST_PARTS = 24
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What comes of a period at its present pace."""
+    """Outlook of a period at its present pace."""
 
     total: int
     """Nano-dollars at its end; at least what is spent, and no more than a hard cap lets be spent."""
     reaches_ms: int | None
-    """When its cap is reached, in ms since the epoch; None where that is not within the period, or is so already."""
+    """Time at which its cap is reached, in ms since the epoch; None where that is not within the period, or is past."""
 
 
 def recent_from(period: Period, now_ms: int) -> int:

@@ -23,7 +23,7 @@ from breakwater.contracts.types import Identifier, Message, Timestamp, is_identi
 
 PREFIX = "bw"
 SESSION_PREFIX = "bws"
-"""What the tokens of sessions begin with, which stand for a key or a person."""
+"""Prefix of the tokens of sessions, which belong to a key or a person."""
 ID_BYTES = 6
 SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
@@ -40,9 +40,9 @@ _OPENID = "/api/v1/openid"
 _APPROVALS = frozenset(
     {"/api/v1/alerts/ack", "/api/v1/alerts/resolve", "/api/v1/guards/reset", "/api/v1/budgets/raise"}
 )
-"""What decides on something that a limit has stopped, or a person was called to."""
+"""Paths that decide on what a limit has stopped, or a person was called to."""
 OPEN_TO_ALL = frozenset({f"{_OPENID}/begin", f"{_OPENID}/complete", f"{_OPENID}/backchannel-logout"})
-"""What takes no key, as neither who signs in nor the OpenID provider has one."""
+"""Paths that take no key, as neither a person who signs in nor the OpenID provider has one."""
 
 
 def _in_order(scopes: tuple[KeyScope, ...]) -> tuple[KeyScope, ...]:
@@ -50,7 +50,7 @@ def _in_order(scopes: tuple[KeyScope, ...]) -> tuple[KeyScope, ...]:
 
 
 class ApiKey(Message):
-    """What is kept of a key."""
+    """Record of a key."""
 
     id: str = Field(pattern=r"^[0-9a-f]{12}$", description="Public: names the key in lists and logs.")
     name: Identifier = Field(description="Who or what uses the key.")
@@ -106,12 +106,12 @@ def split(text: str) -> tuple[str, str] | None:
 
 
 def is_session(text: str) -> bool:
-    """Whether a text has the form of a session's token."""
+    """True if a text has the form of a session's token."""
     return text.startswith(f"{SESSION_PREFIX}_") and text.isascii() and text.isprintable()
 
 
 def opens(key: ApiKey, secret: str) -> bool:
-    """Whether the secret is the key's, compared in constant time."""
+    """True if the secret is the key's, compared in constant time."""
     return hmac.compare_digest(key.sha256, _digest(secret))
 
 
@@ -165,23 +165,23 @@ SCOPES: Mapping[Role, tuple[KeyScope, ...]] = MappingProxyType(
         "admin": KEY_SCOPES,
     }
 )
-"""What each role may do. `scopes_for` says what each scope opens."""
+"""Scopes of each role. `scopes_for` says what each scope opens."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request."""
+    """The sender of a request."""
 
     kind: CallerKind
     id: str
     """Of the API key; of a person the provider's `sub`."""
     name: str
-    """What they do is recorded under it."""
+    """The name that their actions are recorded under."""
     scopes: tuple[KeyScope, ...]
     created_at: datetime
-    """When the key was made, or the person signed in."""
+    """Time at which the key was made, or the person signed in."""
     tenants: tuple[str, ...] = ()
     """In whose name they submit; empty: in anyone's."""
     agents: tuple[str, ...] = ()
@@ -190,17 +190,17 @@ class Caller:
     """Of a person."""
 
     def may(self, needed: Collection[KeyScope]) -> bool:
-        """Whether they have one of the scopes at least."""
+        """True if they have one of the scopes at least."""
         return any(scope in needed for scope in self.scopes)
 
 
 def holder_of_key(key: ApiKey) -> Caller:
-    """Whoever has a key."""
+    """The holder of a key."""
     return Caller("key", key.id, key.name, key.scopes, key.created_at, key.tenants, key.agents)
 
 
 def person(subject: str, name: str, roles: tuple[Role, ...], signed_in_at: datetime) -> Caller:
-    """Somebody who has signed in, with the scopes of all of their roles."""
+    """A person who has signed in, with the scopes of all of their roles."""
     scopes: tuple[KeyScope, ...] = tuple(scope for scope in KEY_SCOPES if any(scope in SCOPES[role] for role in roles))
     return Caller("person", subject, name, scopes, signed_in_at, roles=roles)
 
@@ -242,9 +242,9 @@ def claim_values(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def name_of(claims: Mapping[str, Any], name_claim: str) -> str:
-    """Under which name a person acts: a claim; their `sub` where that is missing or can't name anybody.
+    """The name that a person acts under: a claim; their `sub` where that is missing or no name.
 
-    An address that the provider has not verified is not used: whoever may register there could take a colleague's.
+    An address that the provider has not verified is not used: anyone who can register there could take a colleague's.
     """
     value = claims.get(name_claim)
     verified = name_claim != "email" or claims.get("email_verified") is not False

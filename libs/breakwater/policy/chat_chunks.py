@@ -49,7 +49,7 @@ class Assembly:
         self.length = 0
         self._seed = seed
         self._head: dict[str, Any] = {}
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _ChoiceSoFar] = {}
 
     def add(self, chunk: Chunk) -> Chunk:
         """Takes the next chunk. Returns it as a client is sent it: itself, where nothing is odd about it.
@@ -73,7 +73,7 @@ class Assembly:
             number: int = index if isinstance(index, int) else 0
             choice = choices.get(number)
             if choice is None:
-                choice = choices[number] = _Choice(self._seed, number)
+                choice = choices[number] = _ChoiceSoFar(self._seed, number)
             said = choice.length
             shown = choice.add(part)
             self.length += choice.length - said
@@ -84,12 +84,12 @@ class Assembly:
 
     @property
     def finished(self) -> bool:
-        """Whether each choice has said why it ended."""
+        """True if each choice has said why it ended."""
         return bool(self._choices) and all(choice.finish_reason is not None for choice in self._choices.values())
 
     @property
     def head(self) -> Mapping[str, Any]:
-        """What a chunk says beside its choices: id, model and more."""
+        """Fields of a chunk other than its choices: id, model and more."""
         return self._head
 
     @property
@@ -111,11 +111,11 @@ class Assembly:
         return {**self._head, "object": "chat.completion", "choices": choices}
 
     def finish_reason(self, index: int) -> str | None:
-        """Why a choice ended."""
+        """The reason why a choice ended."""
         return self._choices[index].finish_reason if index in self._choices else None
 
 
-class _Choice:
+class _ChoiceSoFar:
     def __init__(self, seed: str, index: int) -> None:
         self.finish_reason: str | None = None
         self.more: dict[str, Any] = {}
@@ -124,8 +124,8 @@ class _Choice:
         self._index = index
         self._texts: dict[str, list[str]] = {}
         self._fields: dict[str, Any] = {}
-        self._calls: list[_Call] = []
-        self._known: dict[Any, _Call] = {}
+        self._calls: list[_ToolCall] = []
+        self._known: dict[Any, _ToolCall] = {}
         """The latest call at each index; and each by its index, or none, and its ids."""
         self._ids: set[str] = set()
 
@@ -218,7 +218,7 @@ class _Choice:
         self.length += len(text) + len(said.get("name", "")) + bool(more)
         return shown
 
-    def _call_of(self, position: int, given: dict[str, Any], name: str | None, text: str) -> _Call | None:
+    def _call_of(self, position: int, given: dict[str, Any], name: str | None, text: str) -> _ToolCall | None:
         """The call that a piece is of; None for one that begins.
 
         Some makers number all parallel calls 0, some repeat a call's name with each piece, some change its id.
@@ -241,18 +241,18 @@ class _Choice:
             self._known[index, own] = self._known[None, own] = call
         return call
 
-    def _begin(self, position: int, given: dict[str, Any]) -> _Call:
+    def _begin(self, position: int, given: dict[str, Any]) -> _ToolCall:
         index, own = given.get("index"), call_id(given.get("id"))
         index = index if isinstance(index, int) else None
         kind = given.get("type")
-        call = _Call(len(self._calls), given.get("id"), kind if isinstance(kind, str) and kind else "function")
+        call = _ToolCall(len(self._calls), given.get("id"), kind if isinstance(kind, str) and kind else "function")
         self._calls.append(call)
         self._known[position if index is None else index] = call
         if own is not None:
             self._known[index, own] = self._known[None, own] = call
         return call
 
-    def _own_id(self, call: _Call) -> str:
+    def _own_id(self, call: _ToolCall) -> str:
         own = call_id(call.id)
         if own is None or own in self._ids:
             own = made_call_id(self._seed, self._index, call.number)
@@ -269,7 +269,7 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class _Call:
+class _ToolCall:
     number: int
     id: Any
     type: str
@@ -279,7 +279,7 @@ class _Call:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its arguments are an object already. A text in them may have `}{`, too."""
+        """True if its arguments are an object already. A text in them may have `}{`, too."""
         text = "".join(map(arguments_text, self.arguments))
         try:
             return isinstance(orjson.loads(text), dict)
@@ -334,7 +334,7 @@ def rest_of(completion: Mapping[str, Any], sent: Assembly) -> list[dict[str, Any
 
 
 def _missing(whole: Mapping[str, Any], said: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What of a message is not said yet, as a delta; None where another one was begun."""
+    """The part of a message that is not said yet, as a delta; None where another one was begun."""
     if said is None:
         calls = _numbered(whole.get("tool_calls") or (), 0)
         return {**whole, **({"tool_calls": calls} if calls else {})}
@@ -406,7 +406,7 @@ class Join:
         return self.end()
 
     def end(self) -> str:
-        """What was held and is new, once nothing more comes or it is clear."""
+        """The held text that is new, once nothing more comes or it is clear."""
         held, self._held = self._held or "", None
         longest = min(len(held), len(self._said))
         overlap = next((n for n in range(longest, MIN_OVERLAP - 1, -1) if self._said.endswith(held[:n])), 0)

@@ -18,7 +18,7 @@ from breakwater.policy.ownership import shown
 
 @dataclass(frozen=True, slots=True)
 class ChatError:
-    """Why there is no chat completion.
+    """An error in place of a chat completion.
 
     Attributes:
         status: HTTP's.
@@ -60,7 +60,7 @@ _ERRORS: Mapping[str, tuple[int, str]] = {
 """By why a job ended; where that is `error`, by the kind of the error that explains it."""
 
 _OF_THE_PLANE = frozenset({401, 402, 403, 407})
-"""What a provider says of the plane's own key: the client's is not the one at fault."""
+"""Statuses about the plane's own key: the client's is not the one at fault."""
 _OVERLOADED = frozenset({503, 529})
 
 

@@ -12,10 +12,10 @@ import orjson
 
 _THINKING = ("thinking", "reasoning")
 THOUGHT = "reasoning_content"
-"""The field beside the content that makers of thinking models use, and that clients know."""
+"""The field in addition to the content that makers of thinking models use, and that clients know."""
 
 OTHERS = "content_parts"
-"""What a content has beside text and thinking."""
+"""Parts of a content other than text and thinking."""
 
 
 def fields(value: Any) -> Mapping[str, Any]:
@@ -24,7 +24,7 @@ def fields(value: Any) -> Mapping[str, Any]:
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list, or the one that stands in its place."""
+    """The objects of a list, or the one in its place."""
     return [one for one in cast(list[Any], value if isinstance(value, list) else [value]) if isinstance(one, dict)]
 
 
@@ -167,7 +167,7 @@ KNOWN_REASONS = INTERRUPTED | _STANDARD.keys() | _SYNONYMS.keys() | {"pause_turn
 
 
 def finish_reason(given: Any) -> str | None:
-    """Why a model stopped: `stop`, `length`, `tool_calls` or `content_filter`; else the provider's own word.
+    """Reason why a model stopped: `stop`, `length`, `tool_calls` or `content_filter`; else the provider's own word.
 
     Args:
         given: what the provider says. Gemini adds a detail: `content_filter: RECITATION`, and gateways write the names
@@ -183,7 +183,7 @@ def finish_reason(given: Any) -> str | None:
 
 
 def is_end(given: Any) -> bool:
-    """Whether a finish reason says that the model has stopped: some write "" or "null" where it goes on."""
+    """True if a finish reason says that the model has stopped: some write "" or "null" where it goes on."""
     return isinstance(given, str) and given.strip().lower() not in {"", "null", "none"}
 
 
@@ -201,7 +201,7 @@ _LINKS = ("http:", "https:", "gs:", "s3:", "file:")
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """What is in such a part, or where it is.
+    """Content of such a part, or its place.
 
     Attributes:
         media_type: such as `image/png`; empty if it is not said.
@@ -228,7 +228,7 @@ def payload_of(part: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def content_of(payload: Mapping[str, Any]) -> FileContent:
-    """What a part's payload holds."""
+    """The content of a part's payload."""
     data = next((found for name in _DATA if isinstance(found := payload.get(name), str)), None)
     media_type = next((found for name in _MEDIA_TYPE if isinstance(found := payload.get(name), str)), "")
     if data is None or data.startswith(_LINKS):

@@ -1,4 +1,4 @@
-"""What a failed call means: its kind, whether trying again can help, and whether the breaker counts it."""
+"""Classifies failed calls: their kind, whether trying again can help, and whether the breaker counts them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_END = 16_000
 """Characters that are read from each end of a longer text.
 
 Most languages put the error before its stack, Python puts it after, so both ends count. The middle is taken for stack:
-a cause that stands there, as Java has them, says nothing.
+a cause in it, as Java has them, says nothing.
 """
 
 _LONG_LINE = 1_000
@@ -117,7 +117,7 @@ def normalised(text: str) -> str:
         text = frame.sub("STACK", text)
     text = " ".join(text.split())
     text = _ADJACENT_FRAMES.sub("STACK", text)
-    # A query that stands alone leaves a blank on either side.
+    # A query by itself leaves a blank on either side.
     text = " ".join(_QUERY_OF_PATH.sub("", _URL.sub(r"\1", text)).split())
     text = _HEX_WORD.sub(_hex_word, _HEX.sub("HEX", text))
     text = _DURATION.sub("N", _NUMBER.sub("N", text))
@@ -206,14 +206,14 @@ _WIDE_OVERFLOW = re.compile(
     r"|\btoken limit exceeded|\bprompt exceeds\b",
     re.I,
 )
-"""What was sent, that it is more, and than what: the grammar of words that nobody has seen yet."""
+"""Grammar of words that are not known yet: what was sent, that it is more, and than what."""
 _OTHER_LIMITS = re.compile(
     r"max_(?:completion_|output_|new_)?tokens|maximum tokens you requested|(?:output|completion|thinking|reasoning)[ _]"
     r"tokens|budget|\b(?:image|audio|video|file|page|pdf|document|metadata|logit_bias)s?\b|"
     r"per (?:second|minute|hour|day)",
     re.I,
 )
-"""What else may be too long or too many, of which a shorter conversation has no less."""
+"""Other things that may be too long or too many, of which a shorter conversation has no less."""
 _BEFORE = 40
 """Characters before an overflow's words that say what it is of."""
 
@@ -322,7 +322,7 @@ _SHORT_WINDOW = re.compile(
 )
 
 FAR_S = 3_600.0
-"""A limit that is reset later than this is no rate limit: nobody waits for it."""
+"""A limit that is reset later than this is no rate limit: it is not waited for."""
 
 ADDED = re.compile(r"\b(?:max_(?:completion_)?tokens|stream_options|response[ _]format|output_config)\b", re.I)
 """Parameters that the plane itself gives a request, or names as a model's maker does."""
@@ -335,7 +335,7 @@ _INSTEAD = re.compile(r"\b(?:use|requires?|in favou?r of|replaced (?:by|with))\b
 
 
 def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
-    """Whether the conversation did not fit into the model's context window."""
+    """True if the conversation did not fit into the model's context window."""
     if code in _OVERFLOW_CODES or type_ in _OVERFLOW_CODES:
         return True
     if _OVERFLOW.search(text):
@@ -347,12 +347,12 @@ def is_context_overflow(code: str | None, type_: str | None, text: str) -> bool:
 
 
 def has_orphan_tool_calls(text: str) -> bool:
-    """Whether a tool call had no result, or a result no call."""
+    """True if a tool call had no result, or a result no call."""
     return bool(_ORPHANS.search(text))
 
 
 def refused_parameter(code: str | None, param: str | None, text: str) -> str | None:
-    """Which of the parameters in `ADDED` a model does not know; not one whose value it refuses."""
+    """The parameter of `ADDED` that a model does not know; not one whose value it refuses."""
     if param is None:
         # It names another one, too, that is to be used instead.
         found = ADDED.search(_INSTEAD.sub("", text))
@@ -394,7 +394,7 @@ class HttpFailure:
     limits: tuple[str, ...] = ()
     """The names of the limits that were reached, where the body has them."""
     resets_at: datetime | None = None
-    """When a limit is reset, as the body says."""
+    """Time at which a limit is reset, as the body says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,12 +440,12 @@ class ProgramFailure:
     kind: Literal["client", "server", "timeout", "network"]
 
 
-Failure = HttpFailure | TransportFailure | BrokenAnswer | NothingSaid | ProgramFailure
+CallFailure = HttpFailure | TransportFailure | BrokenAnswer | NothingSaid | ProgramFailure
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a failure means for the job and for the breaker."""
+    """Meaning of a failure for the job and for the breaker."""
 
     kind: ErrorKind
     class_name: str
@@ -457,11 +457,11 @@ class Classification:
     param: str | None = None
 
     def error_info(self, said: str | None = None, names: Collection[str] = ()) -> ErrorInfo:
-        """The verdict as it stands in records.
+        """The verdict as records have it.
 
         Args:
             said: the provider's own words, redacted, where they may be kept: the harmless ones are for the caller, too.
-            names: what these may name besides plain words.
+            names: what these may name in addition to plain words.
         """
         return ErrorInfo(
             kind=self.kind,
@@ -488,7 +488,7 @@ WORKER_LOST = Classification(
     retryable=True,
     counts_for_breaker=False,
 )
-"""What a call came to whose worker died before it could record it."""
+"""Outcome of a call whose worker died before it could record it."""
 
 UNFAMILIAR = "BadRequestError"
 """The class of a 400 whose words say nothing that is known here."""
@@ -559,7 +559,7 @@ RETRYABLE_CLASSES = frozenset(
 _MAY_BE_OF_THE_CONVERSATION = frozenset({400, 413, 422})
 
 
-def classify(failure: Failure, now: datetime) -> Classification:
+def classify(failure: CallFailure, now: datetime) -> Classification:
     """Decides what a failure means. The table of design section 5, row by row.
 
     Args:
@@ -592,7 +592,7 @@ def classify(failure: Failure, now: datetime) -> Classification:
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
-def without_text(verdict: Classification, failure: Failure) -> Classification:
+def without_text(verdict: Classification, failure: CallFailure) -> Classification:
     """The same without the provider's words: class, status, and of its code and the place at fault what is known."""
     class_name = verdict.class_name if _NAME.fullmatch(verdict.class_name) else "ProviderError"
     status = "" if verdict.status_code is None else f", HTTP {verdict.status_code}"
@@ -651,12 +651,12 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
             return fails("logic", MALFORMED)
         if (refused := refused_parameter(failure.code, failure.param, message)) is not None:
             return replace(fails("client", UNSUPPORTED), param=refused)
-    # An unknown status is handled as the caller's mistake: repeating what nobody understands helps nobody.
+    # An unknown status is handled as the caller's mistake: repeating what is not understood does not help.
     return fails("client", _CLIENT_CLASSES.get(status, "ClientError"))
 
 
 def _is_spent(failure: HttpFailure, latest_s: float, *, throttled: bool) -> bool:
-    """Whether an account or a quota is used up for long. What details say counts before words do."""
+    """True if an account or a quota is used up for long. What details say counts before words do."""
     message = failure.message
     if failure.status == 402 or _names(failure.code, failure.type) & _SPENT:
         return True

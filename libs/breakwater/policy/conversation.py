@@ -15,11 +15,11 @@ from pydantic import JsonValue
 
 from breakwater.policy.chat_messages import fields
 
-Message = Mapping[str, JsonValue]
+ChatMessage = Mapping[str, JsonValue]
 
 _Key = tuple[str, str] | None
-"""Which result belongs to which call: the form and the id. None belongs to nothing."""
-Place = tuple[int, int]
+"""The form and the id that a call and its result have in common. None belongs to nothing."""
+PartPlace = tuple[int, int]
 """A call or a result: the message's index, and the how-manieth one in it.
 
 A message's calls are those of `tool_calls`, then its `tool_use` blocks, then its `function_call`; its results are
@@ -27,7 +27,7 @@ itself, or its `tool_result` blocks.
 """
 
 
-def prune_orphans(messages: Sequence[Message]) -> tuple[list[Message], int]:
+def prune_orphans(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], int]:
     """Takes out tool calls that have no result and results that have no call.
 
     A result counts if it follows its call with nothing but other results in between, as providers demand; of several
@@ -37,7 +37,7 @@ def prune_orphans(messages: Sequence[Message]) -> tuple[list[Message], int]:
         The conversation, and how many calls and results were taken out. Nothing that was given is changed.
     """
     paired = tool_pairs(messages)
-    kept: list[Message] = []
+    kept: list[ChatMessage] = []
     count = 0
     for index, message in enumerate(messages):
         parts = len(_calls(message)) + len(_results(message))
@@ -49,10 +49,10 @@ def prune_orphans(messages: Sequence[Message]) -> tuple[list[Message], int]:
     return kept, count
 
 
-def tool_pairs(messages: Sequence[Message]) -> dict[Place, Place]:
+def tool_pairs(messages: Sequence[ChatMessage]) -> dict[PartPlace, PartPlace]:
     """The calls that have a result and the results that have a call, each to its other; by `prune_orphans`'s rule."""
-    paired: dict[Place, Place] = {}
-    waiting: dict[_Key, list[Place]] = {}
+    paired: dict[PartPlace, PartPlace] = {}
+    waiting: dict[_Key, list[PartPlace]] = {}
     for index, message in enumerate(messages):
         answered = False
         results = _results(message)
@@ -69,7 +69,7 @@ def tool_pairs(messages: Sequence[Message]) -> dict[Place, Place]:
     return paired
 
 
-def _calls(message: Message) -> list[_Key]:
+def _calls(message: ChatMessage) -> list[_Key]:
     if message.get("role") != "assistant":
         return []
     calls = [_key("call", fields(call).get("id")) for call in _list(message.get("tool_calls"))]
@@ -79,7 +79,7 @@ def _calls(message: Message) -> list[_Key]:
     return calls
 
 
-def _results(message: Message) -> list[_Key]:
+def _results(message: ChatMessage) -> list[_Key]:
     match message.get("role"):
         case "tool":
             return [_key("call", message.get("tool_call_id"))]
@@ -95,11 +95,11 @@ def _key(form: str, name: JsonValue) -> _Key:
     return (form, name) if isinstance(name, str) else None
 
 
-def _is_only_results(message: Message) -> bool:
+def _is_only_results(message: ChatMessage) -> bool:
     return message.get("role") != "user" or len(_results(message)) == len(_list(message.get("content")))
 
 
-def _without(message: Message, is_lost: Callable[[int], bool]) -> Message | None:
+def _without(message: ChatMessage, is_lost: Callable[[int], bool]) -> ChatMessage | None:
     """The message without its lost calls and results; None where it then says nothing."""
     if message.get("role") in {"tool", "function"}:
         return None
@@ -117,7 +117,7 @@ def _without(message: Message, is_lost: Callable[[int], bool]) -> Message | None
     return rest if _says_something(rest) else None
 
 
-def _says_something(message: Message) -> bool:
+def _says_something(message: ChatMessage) -> bool:
     content = message.get("content")
     if isinstance(content, list):
         # A model's thoughts alone are no message: Anthropic refuses them without what they led to.
@@ -125,7 +125,7 @@ def _says_something(message: Message) -> bool:
     return any((content, *(message.get(name) for name in ("tool_calls", "function_call", "refusal", "audio"))))
 
 
-def trim(messages: Sequence[Message], keep_ratio: float) -> tuple[list[Message], int]:
+def trim(messages: Sequence[ChatMessage], keep_ratio: float) -> tuple[list[ChatMessage], int]:
     """Drops the oldest turns until no more than a part of the conversation is left.
 
     A turn is a user's message and all up to the next one. System messages stay, and so does the last turn; where that
@@ -149,8 +149,8 @@ def trim(messages: Sequence[Message], keep_ratio: float) -> tuple[list[Message],
     return [message for index, message in enumerate(messages) if index not in dropped], len(dropped)
 
 
-def _droppable(messages: Sequence[Message]) -> Iterator[list[int]]:
-    """What may be dropped together, the first to go first: indexes of messages."""
+def _droppable(messages: Sequence[ChatMessage]) -> Iterator[list[int]]:
+    """Indexes of messages that may be dropped together, the first to go first."""
     indexes = [index for index, message in enumerate(messages) if not _is_system(message)]
     starts = [
         place
@@ -177,16 +177,16 @@ def _droppable(messages: Sequence[Message]) -> Iterator[list[int]]:
             yield exchange
 
 
-def _is_system(message: Message) -> bool:
+def _is_system(message: ChatMessage) -> bool:
     return message.get("role") in {"system", "developer"}
 
 
-def _size(message: Message) -> int:
+def _size(message: ChatMessage) -> int:
     text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
     return len(text.encode(errors="surrogatepass"))
 
 
-def _blocks(message: Message, kind: str) -> list[JsonValue]:
+def _blocks(message: ChatMessage, kind: str) -> list[JsonValue]:
     return [block for block in _list(message.get("content")) if fields(block).get("type") == kind]
 
 
@@ -243,7 +243,7 @@ _OVERFLOWS = tuple(
 
 
 def keep_ratio_from(message: str) -> float | None:
-    """How much of a conversation fits, going by the limit and the tokens that a provider's refusal names.
+    """The part of a conversation that fits, going by the limit and the tokens that a provider's refusal names.
 
     Returns:
         A part for `trim`, from 0.1 to 0.9 and with something to spare; None where the text has no such numbers.
@@ -260,7 +260,7 @@ LEAST_OUTPUT = 16
 
 
 def output_limit_from(message: str) -> int | None:
-    """The output limit for which a provider's refusal leaves room beside the conversation.
+    """The output limit for which a provider's refusal leaves room after the conversation.
 
     Returns:
         Tokens; None where the text has no such numbers, or the conversation fits not even alone.

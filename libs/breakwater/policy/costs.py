@@ -1,4 +1,4 @@
-"""A month's costs: which month is meant, and what is said of each line beside its sums.
+"""A month's costs: the month that is meant, and the lines with their sums, caps and forecasts.
 
 Months are those of budgets: calendar months of their time zone, in which a call counts at the moment that it is charged
 at. So a line of an agent or a tenant says what its budget says.
@@ -106,7 +106,7 @@ def scope_of(by: CostsBy, name: str | None) -> str | None:
 
 
 def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms: int) -> CostLine:
-    """What is said of a line.
+    """A line of the costs.
 
     Args:
         name: of the agent, tenant, …; None for calls that have none.

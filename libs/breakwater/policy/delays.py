@@ -1,4 +1,4 @@
-"""How long a provider asks to be left alone: read from the headers and the body of its error."""
+"""Reads how long a provider asks to be left alone, from the headers and the body of its error."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def spoken_delay_s(text: str) -> float | None:
 
 
 def moment_in(said: Any, zone: tzinfo = UTC) -> datetime | None:
-    """When a limit is reset: seconds or milliseconds since the epoch, or a sentence that names a moment; else None.
+    """Time at which a limit is reset: from seconds or milliseconds since the epoch, or a sentence; else None.
 
     Args:
         said: such as 1772180859, or `You will regain access on 2026-04-01 at 00:00 UTC.`
@@ -141,7 +141,7 @@ def _retry_after(text: str, now: datetime) -> float | None:
 
 
 def _resets(headers: Mapping[str, str], now: datetime) -> list[float]:
-    """When each limit that is used up is reset. The others are not what the call was refused for."""
+    """Seconds until each limit that is used up is reset. The others are not what the call was refused for."""
     delays: list[float | None] = []
     for limit in _OPENAI_LIMITS:
         if _number(headers.get(f"x-ratelimit-remaining-{limit}", "")) == 0:

@@ -51,7 +51,7 @@ def sentence(words: str) -> str:
 
 
 def failures_in_words(statistics: FailureStatistics) -> str:
-    """Why something was stopped, and for which failures: `3 consecutive failures (5 in all, 2 different errors)`."""
+    """The reason for a stop, and its failures: `3 consecutive failures (5 in all, 2 different errors)`."""
     total, different = statistics.total_failures, counted(statistics.unique_errors, "different error")
     return f"{statistics.reason} ({f'{total:,} in all, {different}' if total else 'no failures'})"
 
@@ -79,7 +79,7 @@ def duration(ms: float | None) -> str:
 _CONTROLS = re.compile(
     "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""What a terminal obeys instead of showing it, what turns the direction of writing, and what UTF-8 can't write."""
+"""Characters that terminals obey, that turn the direction of writing, or that UTF-8 can't write."""
 
 
 def visible(text: str) -> str:
@@ -88,7 +88,7 @@ def visible(text: str) -> str:
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What a spreadsheet takes for the beginning of a formula, and would carry out; also in full width, as in Japanese."""
+"""Beginnings that spreadsheets take for a formula, and would carry out; also in full width, as in Japanese."""
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | int | None]]) -> str:

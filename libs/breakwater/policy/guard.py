@@ -1,4 +1,4 @@
-"""When a task is stopped: it loops, burns money, fails over and over, or grows unsure of itself.
+"""Stops tasks that loop, burn money, fail over and over, or grow unsure of themselves.
 
 A task is the run of an agent that calls many times: jobs with one `task_id`, or a job with its children. Each is one
 iteration. A job that belongs to no other is a task of its own. What a task used and how it fared is counted elsewhere
@@ -42,7 +42,7 @@ class ConfidenceRules(Message):
 
 
 class GuardRules(Message):
-    """What one task may use before it is stopped. Each rule can be `off`."""
+    """Limits of one task. Each rule can be `off`."""
 
     preset: Preset | None = Field(
         default=None, description="A name for consecutive_failures and same_error; settings next to it override it."
@@ -106,7 +106,7 @@ class TaskCounts(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is known of a task.
+    """The known state of a task.
 
     Attributes:
         iterations: jobs that were let in, those under way included.
@@ -128,7 +128,7 @@ class Task:
 
     @property
     def counts(self) -> TaskCounts:
-        """What an event of its guard says of it."""
+        """Figures for an event of its guard."""
         return {
             "iterations": self.iterations,
             "tokens": self.tokens,
@@ -141,12 +141,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """What a concluded job used, over all its attempts, and how it ended.
+    """Usage of a concluded job, over all its attempts, and its end.
 
     Attributes:
         tokens: input and output.
         cost: in nano-dollars.
-        failed: whether it counts as a failure, or as a success; None where it was refused at once, which is neither.
+        failed: true if it counts as a failure, false as a success; None where it was refused without a call.
         called: whether any call was made. A job that was refused without one is no iteration.
         error_hash: the identity of its error, 8 hex digits; counted where it failed.
         confidence: how sure its answer says it is, 0..1; None where it does not say.
@@ -166,7 +166,7 @@ _REFUSALS: frozenset[Reason] = frozenset({"breaker_open", "budget_exceeded", "ra
 
 
 def outcome_of(record: Execution, rules: GuardRules) -> JobOutcome:
-    """What a concluded job adds to its task.
+    """The outcome that a concluded job adds to its task.
 
     Args:
         record: of the job, or its result.
@@ -188,7 +188,7 @@ def outcome_of(record: Execution, rules: GuardRules) -> JobOutcome:
 def before_call(
     task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int, worst_case: int | None = None, held: int = 0
 ) -> Trip | TaskBudgetHeld | None:
-    """Whether a job of the task must not call any more, as a cap is reached or the call might pass it.
+    """A trip if a job of the task must not call any more, as a cap is reached or the call might pass it.
 
     Args:
         task: with its concluded jobs.
@@ -197,7 +197,7 @@ def before_call(
         tokens: what the job itself has used so far, by its earlier attempts.
         cost: what those cost, in nano-dollars.
         worst_case: the most that the call can cost, in nano-dollars. None, where its model has no price, counts as
-            nothing: a cap that nobody set must not refuse such models.
+            nothing: a cap that was not set must not refuse such models.
         held: for the other jobs of the task that are under way, in nano-dollars.
     """
     used, spent, limit = task.tokens + tokens, task.cost + cost, rules.max_cost_usd
@@ -217,9 +217,9 @@ def before_call(
 
 
 def after_job(task: Task, rules: GuardRules) -> Trip | None:
-    """Whether the task must stop now that a job of it is concluded and counted.
+    """A trip if the task must stop now that a job of it is concluded and counted.
 
-    Caps are no matter here: a task that has just finished within them needs nobody.
+    Caps are no matter here: a task that has just finished within them needs no operator.
     """
     in_a_row, most = task.consecutive_failures, max(task.errors.values(), default=0)
     if rules.consecutive_failures is not None and in_a_row >= rules.consecutive_failures:
@@ -232,7 +232,7 @@ def after_job(task: Task, rules: GuardRules) -> Trip | None:
 
 
 def confidence_of(output: JsonValue, rules: GuardRules) -> float | None:
-    """How sure an answer says it is, 0..1.
+    """Confidence that an answer states, 0..1.
 
     Args:
         output: an object, or a text that is nothing but the JSON of one, in a fenced block or not.

@@ -8,12 +8,19 @@ from dataclasses import replace
 from breakwater.contracts.events import BreakerState, BreakerTransition, GuardRule, Health
 from breakwater.contracts.execution import Attempt, ErrorKind, FailureStatistics
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Change, consecutive_failures, errors_within
+from breakwater.policy.breaker import (
+    Breaker,
+    BreakerChange,
+    BreakerKey,
+    BreakerRules,
+    consecutive_failures,
+    errors_within,
+)
 from breakwater.policy.budget import NEVER_FITS
 from breakwater.policy.guard import Task, Trip
 
 _SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls", "rate_limit"})
-"""What was sent or answered was wrong, and is mended or sent back, or the model was busy: it serves."""
+"""Kinds that say nothing of health: a message was wrong and is mended or sent back, or the model was busy."""
 
 
 NONE_SUCCEEDS = 10
@@ -21,7 +28,7 @@ NONE_SUCCEEDS = 10
 
 
 def failed(attempt: Attempt) -> bool | None:
-    """Whether a call speaks against its model's health; None where it says nothing of it.
+    """True if a call speaks against its model's health; None where it says nothing of it.
 
     Wider than what a breaker counts: a refused key opens no breaker, and yet no call succeeds; nor does one that a cap
     never has room for.
@@ -84,7 +91,7 @@ def _without_threshold(reason: str) -> str:
     return reason.partition(" (threshold: ")[0]
 
 
-def transition(key: BreakerKey, change: Change, rules: BreakerRules, now_ms: int) -> BreakerTransition:
+def transition(key: BreakerKey, change: BreakerChange, rules: BreakerRules, now_ms: int) -> BreakerTransition:
     """The event of a change that was decided at `now_ms` (ms since the epoch)."""
     after = change.after
     # What was counted before a reset is published with it; from then on it is forgotten.
@@ -121,7 +128,7 @@ def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms
     before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
     in_a_row, errors = consecutive_failures(before), errors_within(before, rules, now_ms)
     why = "the failed probe was another caller's" if half_open.probed_by else "the cool-down has ended"
-    change = Change(before, half_open, None, f"{why}; one probe is admitted", in_a_row, errors)
+    change = BreakerChange(before, half_open, None, f"{why}; one probe is admitted", in_a_row, errors)
     event = transition(key, change, rules, now_ms)
     return event.model_copy(update={"transition_id": f"{key.name}#{half_open.version}@{half_open.open_until_ms}"})
 

@@ -1,4 +1,4 @@
-"""What becomes of an incident: opened once, repeated, acknowledged, reminded of, resolved.
+"""Changes of an incident: opened once, repeated, acknowledged, reminded of, resolved.
 
 An incident is the newest alert that has its id. Every decision takes that and returns the next one; or None, where
 nothing changes. So a reader of ALERTS from its beginning knows every incident. Of two concurrent decisions, the stream
@@ -20,7 +20,7 @@ from breakwater.policy.signals import Firing, Resolved, Signal
 
 @dataclass(frozen=True, slots=True)
 class IncidentRules:
-    """What becomes an incident, and when it is escalated or reminded of."""
+    """Rules for what becomes an incident, its escalation and its reminders."""
 
     on_events: Collection[AlertEvent]
     quiet_s: float
@@ -30,12 +30,12 @@ class IncidentRules:
 
     @property
     def quiet(self) -> timedelta:
-        """How soon something must come back to be the same incident."""
+        """Time within which something must come back to be the same incident."""
         return timedelta(seconds=self.quiet_s)
 
 
 def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert | None:
-    """What an event makes of the incident that it is of.
+    """The next alert of the incident that an event is of.
 
     Args:
         signal: what the event says.
@@ -109,7 +109,7 @@ def resolve(current: Alert, by: str, reason: str | None, at: datetime) -> Alert 
 
 
 def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
-    """What becomes of an incident by the passing of time: it resolves by itself, or people are reminded of it.
+    """The change of an incident by the passing of time: it resolves by itself, or people are reminded of it.
 
     An incident that is pending resolves only once an operator has acknowledged it.
     """
@@ -136,7 +136,7 @@ def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
 
 
 def due_at(current: Alert) -> datetime | None:
-    """When `due` has something to say of it, at the earliest."""
+    """The earliest time at which `due` returns a change of it."""
     if current.status == "resolved":
         return None
     return current.remind_at if current.status == "pending" else current.ends_at

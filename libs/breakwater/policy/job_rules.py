@@ -48,7 +48,7 @@ ALLOWED: Mapping[str, Allowed] = {
     "retry.on": "among",
     "retry.per_kind": "only",
 }
-"""What a job may set each rule to, by what its agent has. A rule that the agent has off is not a bound."""
+"""Bounds of each rule of a job, by its agent's. A rule that the agent has off is not a bound."""
 
 _MODELS: Mapping[str, type[Rules]] = {"breaker": BreakerRules, "guard": GuardRules, "retry": RetryPolicy}
 
@@ -56,7 +56,7 @@ _OFF: Mapping[str, Mapping[str, Any]] = {
     "breaker": dict.fromkeys(("consecutive_failures", "same_error")),
     "guard": dict.fromkeys(set(GuardRules.model_fields) - {"preset"}),
 }
-"""What a job's rules are written over where its agent has none."""
+"""Base of a job's rules where its agent has none."""
 
 _BESIDE_NONE: Mapping[str, object] = {"breaker.scope": "agent_model"}
 """Bounds where the agent has no such rules; all else is free then."""
@@ -64,10 +64,10 @@ _BESIDE_NONE: Mapping[str, object] = {"breaker.scope": "agent_model"}
 
 @dataclass(frozen=True, slots=True)
 class JobRules:
-    """What holds for a job instead of its agent's rules; None where it brings none.
+    """Rules of a job instead of its agent's; None where it brings none.
 
     Attributes:
-        breaker: of the breaker of its task, which holds beside the agent's own.
+        breaker: of the breaker of its task, which holds in addition to the agent's own.
         guard: for the checks of its task.
         retry: for its attempts.
     """
@@ -88,7 +88,7 @@ def job_rules(
     """The rules that hold for a job, or why it can't bring these.
 
     Args:
-        given: what it brings. A preset comes first, and what stands next to it wins.
+        given: what it brings. A preset comes first, and settings next to it win.
         own: of its agent; None for those that are off.
         overridable: of the agent: rules, such as `guard.max_iterations`, and how far a job may go.
     """
@@ -104,7 +104,7 @@ def job_rules(
 
 
 def bound_problem(path: str, value: JsonValue) -> str | None:
-    """What is wrong with an entry of `overridable`; None where it is right."""
+    """The problem of an entry of `overridable`; None where it is right."""
     if path not in ALLOWED:
         close = get_close_matches(path, ALLOWED, n=1)
         return f"{path!r} is no rule that a job can bring; " + (

@@ -16,7 +16,7 @@ from breakwater.policy.budget import periods_at, scope_keys
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class AttemptSums:
     """Sums over attempts, all integers; money in nano-dollars.
 
     Attributes:
@@ -37,31 +37,31 @@ class Figures:
     measured: int = 0
     exceeded: int = 0
 
-    def __add__(self, other: Figures) -> Figures:
-        return Figures(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: AttemptSums) -> AttemptSums:
+        return AttemptSums(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
-    def __sub__(self, other: Figures) -> Figures:
-        return Figures(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+    def __sub__(self, other: AttemptSums) -> AttemptSums:
+        return AttemptSums(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
-    def largest(self, other: Figures) -> Figures:
+    def largest(self, other: AttemptSums) -> AttemptSums:
         """The larger of each."""
-        return Figures(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
+        return AttemptSums(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
     def items(self) -> Iterable[tuple[str, int]]:
         """Names and values."""
         return ((name, getattr(self, name)) for name in FIGURES)
 
 
-FIGURES = tuple(one.name for one in fields(Figures))
+FIGURES = tuple(one.name for one in fields(AttemptSums))
 
-Place = tuple[str, str]
+BudgetPlace = tuple[str, str]
 """A period's name and a scope's key: `("2026-11", "agent:writer")`."""
 
-Ledger = Mapping[Place, Figures]
+Ledger = Mapping[BudgetPlace, AttemptSums]
 
 
-def is_reached(limit: int, figures: Figures, reserved: int, *, refused: bool) -> bool:
-    """Whether a cap is reached. A hard one hardly ever is to the cent: it refuses the call that could exceed it.
+def is_reached(limit: int, figures: AttemptSums, reserved: int, *, refused: bool) -> bool:
+    """True if a cap is reached. A hard one hardly ever is to the cent: it refuses the call that could exceed it.
 
     Args:
         limit: the cap, in nano-dollars.
@@ -73,13 +73,13 @@ def is_reached(limit: int, figures: Figures, reserved: int, *, refused: bool) ->
     return figures.spent + reserved >= limit or (refused and no_call_fits)
 
 
-def figures_of(attempt: Attempt) -> Figures:
-    """What one attempt adds. Nothing where no call was made."""
+def figures_of(attempt: Attempt) -> AttemptSums:
+    """Sums of one attempt. Nothing where no call was made."""
     if attempt.short_circuited:
-        return Figures()
+        return AttemptSums()
     cost, held = attempt.cost, attempt.reserved
     gauged = attempt.outcome == "success" and attempt.cost_basis == "billed" and cost is not None and held is not None
-    return Figures(
+    return AttemptSums(
         spent=cost or 0,
         calls=1,
         unpriced=int(cost is None),
@@ -95,16 +95,16 @@ def charged_at(attempt: Attempt) -> datetime:
     return attempt.reserved_at or attempt.started_at
 
 
-def places_of(attempt: Attempt, zone: ZoneInfo) -> tuple[Place, ...]:
+def places_of(attempt: Attempt, zone: ZoneInfo) -> tuple[BudgetPlace, ...]:
     """The budgets that an attempt counts in, in their periods: the day's first."""
     periods = periods_at(charged_at(attempt), zone)
     keys = scope_keys(attempt.agent, attempt.tenant)
     return tuple((period.name, key) for period in (periods.day, periods.month) for key in keys)
 
 
-def ledger(attempts: Iterable[Attempt], zone: ZoneInfo) -> dict[Place, Figures]:
+def ledger(attempts: Iterable[Attempt], zone: ZoneInfo) -> dict[BudgetPlace, AttemptSums]:
     """The sums over attempts, by period and scope."""
-    sums: dict[Place, Figures] = defaultdict(Figures)
+    sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
     for attempt in attempts:
         if not attempt.short_circuited:
             for place in places_of(attempt, zone):

@@ -20,7 +20,7 @@ def incident_link(base_url: str, secret: str, incident_id: str, valid: timedelta
 
 
 def link_objection(secret: str, incident_id: str, expires: str, signature: str, now: datetime) -> str | None:
-    """Why a link is not to be followed, in words for who has it; None where it is good."""
+    """Reason why a link is not to be followed, in words for its holder; None where it is good."""
     if not expires.isascii() or not expires.isdigit() or len(expires) > 15:
         return "this link is not whole; copy it again from the message"
     if not hmac.compare_digest(_signature(secret, incident_id, int(expires)).encode(), signature.encode()):
@@ -36,7 +36,7 @@ def _signature(secret: str, incident_id: str, expires: int) -> str:
 
 
 TRACE_ID = "{trace_id}"
-"""Where the id belongs in a template."""
+"""Place of the id in a template."""
 
 
 def trace_url(template: str | None, trace_id: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Which message a channel is sent next, of all the alerts that wait for it.
+"""Decides what a channel is sent next, of all the alerts that wait for it.
 
 Notifications are per incident, not per change: of the alerts that wait, the newest of an incident replaces the older
 ones. A recovery waits until it has lasted, unless the channel can update its messages. What comes in quiet hours, or
@@ -19,13 +19,13 @@ from zoneinfo import ZoneInfo
 from breakwater.contracts.alerts import Alert, AlertDigest, HeldBack
 from breakwater.policy.alert_rules import SEVERITIES, UNDELIVERABLE, QuietHours, Route, began_with, severity_of
 
-Message = Alert | AlertDigest
+ChannelMessage = Alert | AlertDigest
 
 _NEWS = frozenset({"reopened", "acknowledged", "reminded", "resolved"})
 """Changes that are worth a message where `opened` has been sent."""
 
 UPDATE_EVERY = timedelta(seconds=60)
-"""How often a message is updated if nothing but its count has changed."""
+"""Least time between updates of a message of which nothing but its count has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Held:
     """Of the message in ALERTS; unique among them."""
     alert: Alert
     stored_at: datetime
-    """When ALERTS took it: long after it happened, where alerters were away."""
+    """Time at which ALERTS took it: long after it happened, where alerters were away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +45,30 @@ class ChannelRules:
 
     route: Route
     quiet_s: float
-    """How long a recovery must last before it is sent."""
+    """Time that a recovery must last before it is sent."""
     on_events: Collection[str] | None = None
     """The events that become notifications; None for all."""
     every_change: bool = False
-    """Whether the channel is sent every change."""
+    """True if the channel is sent every change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What to do with what waits."""
+    """What becomes of the alerts that wait."""
 
     skip: tuple[int, ...] = ()
     """Sequences of alerts that need no message."""
-    message: Message | None = None
-    """What to send now."""
+    message: ChannelMessage | None = None
+    """The message to send now."""
     covers: tuple[int, ...] = ()
     """Sequences of the alerts that `message` covers."""
     counts: bool = True
-    """Whether `message` counts for the rate limit: an update does not."""
+    """True if `message` counts for the rate limit: an update does not."""
     at: datetime | None = None
-    """Where nothing is to be sent now: when something will be, if no other alert comes before."""
+    """If nothing is to be sent now, the time when something will be, unless another alert comes before."""
 
 
-def message_id(message: Message) -> str:
+def message_id(message: ChannelMessage) -> str:
     """The unique id of a message, the same for every try."""
     return message.alert_id if isinstance(message, Alert) else message.digest_id
 
@@ -135,7 +135,7 @@ def next_message(
 
 
 def quiet_until(hours: QuietHours | None, alert: Alert, at: datetime) -> datetime | None:
-    """When the quiet hours end that hold back an alert at this time; None where it is sent at once."""
+    """End of the quiet hours that hold back an alert at this time; None where it is sent immediately."""
     if hours is None or (hours.but is not None and _severity(alert) >= SEVERITIES.index(hours.but)):
         return None
     local = at.astimezone(ZoneInfo(hours.timezone))
@@ -154,7 +154,7 @@ def quiet_until(hours: QuietHours | None, alert: Alert, at: datetime) -> datetim
 
 
 class _Candidate:
-    """What waits of one incident."""
+    """The waiting alerts of one incident."""
 
     def __init__(self, changes: Sequence[Held]) -> None:
         newest = max(changes, key=lambda one: one.alert.version)
@@ -169,17 +169,17 @@ class _Candidate:
 
     @property
     def unannounced(self) -> bool:
-        """Whether nothing was sent of the incident yet."""
+        """True if nothing was sent of the incident yet."""
         return "opened" in self._changes
 
     @property
     def news(self) -> bool:
-        """Whether it is worth a message. One that was resolved and reopened before either was sent is not."""
+        """True if it is worth a message. One that was resolved and reopened before either was sent is not."""
         came_back = {"resolved", "reopened"} <= self._changes and self.newest.status != "resolved"
         return self.unannounced or bool(self._changes & (_NEWS - {"resolved", "reopened"} if came_back else _NEWS))
 
     def wanted(self, rules: ChannelRules) -> bool:
-        """Whether the channel takes its current event, or the one it began with where nothing was sent yet."""
+        """True if the channel takes its current event, or the one it began with where nothing was sent yet."""
         if self.newest.key.startswith(UNDELIVERABLE):
             return True
         events = {self.newest.event, *((began_with(self.newest),) if self.unannounced else ())}
@@ -227,7 +227,7 @@ def _chosen(
     rules: ChannelRules,
     now: datetime,
     sent: Sequence[datetime],
-) -> tuple[Message, tuple[int, ...]] | datetime | None:
+) -> tuple[ChannelMessage, tuple[int, ...]] | datetime | None:
     """The message, and what it covers; or when the rate limit lets one pass; or None where nothing waits."""
     limit = rules.route.rate_limit
     candidates = quiet + now_due
@@ -250,7 +250,7 @@ def _chosen(
 
 def _digest(
     candidates: Sequence[_Candidate], why: Literal["rate_limit", "quiet_hours"], now: datetime
-) -> tuple[Message, tuple[int, ...]]:
+) -> tuple[ChannelMessage, tuple[int, ...]]:
     alerts = [one.newest for one in sorted(candidates, key=lambda one: one.sequences[0])]
     names = "\n".join(alert.alert_id for alert in alerts)
     digest = AlertDigest(

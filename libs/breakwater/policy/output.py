@@ -29,12 +29,12 @@ _Schema = dict[str, JsonValue]
 
 
 def ready_schemas() -> Mapping[str, dict[str, JsonValue]]:
-    """The schemas by name. The data of a task are anybody's, and so are an action's arguments: `strict` leaves them."""
+    """The schemas by name. Programs define the data of a task, and an action's arguments: `strict` leaves them open."""
     return json.loads(files("breakwater.policy").joinpath("output_schemas.json").read_text(encoding="utf-8"))
 
 
 class OutputRules(Message):
-    """What answers must look like.
+    """Rules for the form of answers.
 
     Raw JSON is accepted, and JSON in a fenced block. Where `strict`, the answer must be nothing but that, and objects
     may have no properties that the schema does not name; otherwise the first JSON value in the text counts.
@@ -78,7 +78,7 @@ class Invalid:
     """An answer that does not satisfy the schema."""
 
     problems: tuple[str, ...]
-    """What is wrong, each with its path and what would be right. Hardly anything of the answer is repeated."""
+    """The mistakes, each with its path and what would be right. Hardly anything of the answer is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class OutputGuard:
 
 
 def correction_message(problems: Iterable[str]) -> dict[str, JsonValue]:
-    """What goes back to the model after an answer that was not valid."""
+    """The message to the model after an answer that was not valid."""
     listed = "\n".join(f"- {problem}" for problem in problems)
     text = (
         "Your answer does not satisfy the JSON schema that it must satisfy:\n"
@@ -203,7 +203,7 @@ def find_json(text: str, *, strict: bool, openers: str = "{[") -> JsonValue:
 
     Args:
         text: of the answer.
-        strict: whether nothing may stand around it; otherwise the first fenced block that is JSON counts, or the first
+        strict: true if nothing may be around it; otherwise the first fenced block that is JSON counts, or the first
             object or array in the text.
         openers: what an object or array in the text may begin with.
 
@@ -251,7 +251,7 @@ TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 
 
 def flaw_of(value: object) -> str | None:
-    """Why a value can't be written as JSON, or shouldn't be; None where it can."""
+    """Reason why a value can't be written as JSON, or shouldn't be; None where it can."""
     for depth, level in enumerate(levels(value)):
         if depth > MAX_DEPTH:
             return TOO_DEEP
@@ -264,14 +264,14 @@ def flaw_of(value: object) -> str | None:
 
 
 def is_too_deep(value: object) -> bool:
-    """Whether a value is nested deeper than all who read it on the way take, with what holds it."""
+    """True if a value is nested deeper than all who read it on the way take, with what holds it."""
     if not isinstance(value, dict | list | tuple):
         return False
     return any(depth > MAX_DEPTH for depth, _ in enumerate(levels(cast(object, value))))
 
 
 def levels(value: object) -> Iterator[list[Any]]:
-    """What is in a JSON value, by how deep it is: first itself, then its keys and items, then theirs."""
+    """The content of a JSON value, level by level: first itself, then its keys and items, then theirs."""
     level: list[Any] = [value]
     while level:
         yield level
@@ -328,7 +328,7 @@ _LANGUAGE = re.compile(r"[A-Za-z][\w+-]*(?=[\s{\[\"])")
 
 
 def _inside(block: str) -> str:
-    """What a fenced block holds, without the name of its language."""
+    """The content of a fenced block, without the name of its language."""
     language = _LANGUAGE.match(block)
     return block[language.end() :] if language is not None else block
 
@@ -346,12 +346,12 @@ def _balanced(text: str, openers: str) -> Iterator[str]:
 
 
 _BEGINNINGS = {"{": r'\{\s*["}]', "[": r"\[\s*[\[{\]\"\-0-9tfn]"}
-"""What prose does not begin with by chance."""
+"""Beginnings that prose does not have by chance."""
 _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.S)
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where what begins at `start` ends; None where it does not."""
+    """The end of what begins at `start`; None where there is none."""
     depth = 0
     for token in _STRUCTURE.finditer(text, start):
         if token[0] in "{[":
@@ -466,7 +466,7 @@ def _shown(text: str, length: int) -> str:
 
 MAX_PROBLEMS = 10
 MIN_STEPS, STEPS_PER_VALUE = 2_000, 10
-"""How many references one check may follow. Alternatives that refer to themselves could take for ever on a tree."""
+"""Number of references that one check may follow. Alternatives that refer to themselves could take for ever."""
 
 _INTRICATE = "$: is too deep or too intricate to be checked"
 
@@ -494,7 +494,7 @@ class _SchemaCheck:
             raise RecursionError
 
     def problems(self, value: JsonValue) -> tuple[str, ...]:
-        """What is wrong with a value, each with its path; empty where it satisfies the schema."""
+        """The mistakes of a value, each with its path; empty where it satisfies the schema."""
         self._steps = MIN_STEPS + STEPS_PER_VALUE * sum(map(len, levels(value)))
         try:
             found = islice(self._validator.iter_errors(value), MAX_PROBLEMS)
@@ -558,7 +558,7 @@ def _compiled(pattern: str) -> Any:
 
 
 def _identity(value: Any) -> Any:
-    """What two values have in common exactly if they are equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    """An identity that two values share exactly if they are equal as JSON: 1 and 1.0 are, 1 and true are not."""
     match value:
         case dict():
             pairs = cast(dict[str, Any], value).items()
@@ -669,7 +669,7 @@ def closed(schema: _Schema) -> _Schema:
         for keyword in ("anyOf", "oneOf", "$ref"):
             if keyword in place and "properties" in place:
                 raise ValueError(
-                    f"does not go with `properties` beside `{keyword}` (at {path}): name them in one place"
+                    f"does not go with `properties` next to `{keyword}` (at {path}): name them in one place"
                 )
     copy = json.loads(json.dumps(schema))
     for _, place in subschemas(copy, but="not"):  # what is closed within `not` would forbid less
@@ -696,7 +696,7 @@ _MEANING = frozenset({"type", "anyOf", "$ref", "enum", "const"})
 
 
 def fits_strict_mode(schema: _Schema) -> bool:
-    """Whether OpenAI's strict mode takes a schema; it answers 400 to others.
+    """True if OpenAI's strict mode takes a schema; it answers 400 to others.
 
     Source: the subset of JSON schema that OpenAI documents for structured outputs: an object at the root, every object
     closed and all of its properties required, every schema with a type, and only some of the keywords.

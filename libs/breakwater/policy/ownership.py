@@ -1,4 +1,4 @@
-"""Whose a job is, which question an id stands for, and what ids are called inside the plane.
+"""Owners of jobs, identities of questions, and the names of ids inside the plane.
 
 Callers choose ids without knowing of one another, so each has names of its own: `order-1` of the key `shop` is the
 execution `order-1@shop`, wherever it is stored or published. Its owner reads and writes `order-1`.
@@ -28,7 +28,7 @@ _IDS = ("job_id", "execution_id", "task_id", "parent_execution_id", "plan_id", "
 
 
 def job_digest(job: Job | bytes, owner: str | None) -> str:
-    """Which question a job asks and for whom: 32 hex digits, the same however the same job is written as JSON.
+    """Digest of a job's question and its owner: 32 hex digits, the same however the same job is written as JSON.
 
     Args:
         job: the job; or the message, where it is no valid job.
@@ -48,7 +48,7 @@ def owner_of(caller: Caller) -> str | None:
 
 
 class Bound(Protocol):
-    """Who sends jobs: the holder of a key, a person, or a named program."""
+    """A sender of jobs: the holder of a key, a person, or a named program."""
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def for_own_tenant(sender: Bound, job: Job) -> Job:
 
 
 def outside(sender: Bound, agent: str, tenant: str | None) -> tuple[Literal["agent", "tenant"], str] | None:
-    """What of a job its sender may not name, and which ones alone it may; None where it may send the job."""
+    """The part of a job that its sender may not name, and the allowed ones; None where it may send the job."""
     if sender.agents and agent not in sender.agents:
         return "agent", f"for agent {' or '.join(map(repr, sender.agents))} alone"
     if sender.tenants and tenant not in sender.tenants:
@@ -78,7 +78,7 @@ def outside(sender: Bound, agent: str, tenant: str | None) -> tuple[Literal["age
 
 
 def may_be_answered_at(subject: str, sender: str | None) -> bool:
-    """Whether the answer to a job may go to a reply subject: none but a named program has answers below its prefixes.
+    """True if the answer may go to a reply subject: only a named program has answers below its prefixes.
 
     Args:
         subject: an inbox, or below `bw.replies`.
@@ -92,7 +92,7 @@ def may_be_answered_at(subject: str, sender: str | None) -> bool:
 
 
 def may_see(caller: Caller, *, agent: str | None, tenant: str | None, owner: str | None) -> bool:
-    """Whether a job belongs to a caller: operators see all, a tenant's keys the tenant's, any other key its own.
+    """True if a job belongs to a caller: operators see all, a tenant's keys the tenant's, any other key its own.
 
     Args:
         caller: with the scope `submit`.
@@ -131,19 +131,19 @@ def scope_in(name: str, tenant: str | None) -> str:
 
 
 def scoped(chosen: str, scope: str | None) -> str:
-    """What an id is called inside the plane: no two pairs of an id and a scope have a name in common."""
+    """An id as it is called inside the plane: no two pairs of an id and a scope have a name in common."""
     if scope is not None:
         return f"{chosen}@{scope}"
     return f"{chosen}@" if "@" in chosen else chosen
 
 
 def scoped_execution(chosen: str, scope: str | None) -> str:
-    """The same of an execution. One with the form of the ids that are made here, which nobody can guess, stays so."""
+    """The same of an execution. An id with the form of those made here, which can't be guessed, stays as it is."""
     return chosen if is_made(chosen) else scoped(chosen, scope)
 
 
 def is_made(execution_id: str) -> bool:
-    """Whether an id has the form of those that are made for jobs without one: of `new_job_id`, or a plan's job."""
+    """True if an id has the form of those made for jobs without one: of `new_job_id`, or a plan's job."""
     return _MADE.fullmatch(execution_id) is not None
 
 
@@ -153,14 +153,14 @@ def shown(full: str) -> str:
 
 
 def shown_to(caller: Caller, full: str) -> str:
-    """An id as a caller writes it: whose another's is stands in it."""
+    """An id as a caller writes it: another's has its scope in it."""
     scope = full.rpartition("@")[2]
     own = {scope_of(caller, tenant) or "" for tenant in caller.tenants or (None,)}
     return shown(full) if scope in own or is_made(scope) else full
 
 
 def names_of(caller: Caller, given: str, *, made_first: bool = True) -> tuple[str, ...]:
-    """What an execution or a plan may be called that a caller names by the id it chose, or by the full one."""
+    """Possible names of an execution or a plan that a caller names by the id it chose, or by the full one."""
     if scope_of(caller, None) is None:
         names = [scoped(given, None)]
     else:
@@ -171,7 +171,7 @@ def names_of(caller: Caller, given: str, *, made_first: bool = True) -> tuple[st
 
 
 def longest_job(limit: int, *, scoped_ids: bool) -> int:
-    """How many bytes a job may have inside the plane.
+    """Bytes that a job may have inside the plane.
 
     Args:
         limit: of the body that `request` accepts, in bytes. It then puts the job's id in, or all of its ids.
@@ -181,7 +181,7 @@ def longest_job(limit: int, *, scoped_ids: bool) -> int:
 
 
 def has_scoped_ids(job: Job) -> bool:
-    """Whether an id of a job is not called as it was chosen."""
+    """True if an id of a job is not called as it was chosen."""
     return any("@" in one for one in (job.job_id, job.task_id, job.parent_execution_id, job.plan_id) if one) or any(
         "@" in one for one in job.depends_on
     )
@@ -252,7 +252,7 @@ def cache_key(
         "schema": schema,
     }
     if owner is not None:
-        # Whoever can ask for an answer that is another's learns what that one has asked.
+        # A caller who can ask for the answer of another learns what that one has asked.
         parts["owner"] = owner
     # One document, so that no two parts run into each other; escaped, so that any text has bytes.
     document = json.dumps(parts, sort_keys=True, separators=(",", ":"))

@@ -1,8 +1,8 @@
-"""Which params of a job go to its provider.
+"""Decides which params of a job go to its provider.
 
-What a call is admitted, priced and limited by must be what is sent. Those that are known to break that are always
-refused. Where a cap has to hold, or models are chosen from a list, nobody may guess: only those pass that are known to
-cost tokens alone.
+A call is sent as it was admitted, priced and limited. Params that are known to break that are always refused. Where a
+cap has to hold, or models are chosen from a list, nothing is guessed: only those pass that are known to cost tokens
+alone.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _OF_THE_CONNECTION = words(
     extra_query headers max_retries organization proxies proxy timeout
     """
 )
-"""What clients and gateways take for where a request goes, as whom, and with what beside the body."""
+"""Params of clients and gateways for a request's address, identity and connection."""
 
 _RUN_BY_PROVIDER = ("code_", "file_search", "google_", "image_generation", "mcp", "web_", "x_search")
-"""What the types of tools begin with that the provider runs itself, and charges beside the tokens."""
+"""Prefixes of tools that the provider runs itself, and charges in addition to the tokens."""
 
 _COMMON = words(
     """
@@ -82,7 +82,7 @@ _BY_KIND: Mapping[str, frozenset[str]] = {
     "azure": _COMMON,
     "anthropic": _COMMON | _OF_ANTHROPIC,
 }
-"""What costs tokens alone, as all that is estimated and billed does."""
+"""Params that cost tokens alone, as all that is estimated and billed does."""
 KNOWN_PARAMS = (
     _COMMON | _OF_SERVERS | _OF_ANTHROPIC | RESERVED_PARAMS.keys() | _PRICED_APART.keys() | _OF_THE_CONNECTION
 )
@@ -93,11 +93,11 @@ _OF_FUNCTION = words(
     """
 )
 _RUN_BY_CLIENT = ("bash_", "computer_", "memory_", "text_editor_")
-"""What the types of Anthropic's tools begin with that the client runs."""
+"""Prefixes of Anthropic's tools that the client runs."""
 
 
 def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
-    """Why params can't go to any provider as they are; None where they can."""
+    """Reason why params can't go to any provider as they are; None where they can."""
     for name in params:
         if name in RESERVED_PARAMS:
             return FieldError(name, RESERVED_PARAMS[name])
@@ -128,7 +128,7 @@ def unknown_objection(params: Mapping[str, JsonValue], kind: str, allowed: Colle
     Args:
         params: of a job.
         kind: of the provider.
-        allowed: what the config allows beside.
+        allowed: what the config allows in addition.
     """
     for name in params:
         if name not in _BY_KIND[kind] and name not in _PRICED_APART and name not in allowed:

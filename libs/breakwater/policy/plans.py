@@ -1,6 +1,6 @@
 """Plans: the state of one, and whether a job of it may start.
 
-Both follow from how the jobs stand, and are stored nowhere.
+Both follow from the states of the jobs, and are stored nowhere.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from breakwater.contracts.submission import PlanJob, PlanJobStatus, PlanState, P
 from breakwater.policy.record import sum_of_known, weakest_basis
 
 Dependency = Literal["succeeded", "dead_lettered", "cancelled", "undecided", "unknown"]
-"""How a job stands that another one depends on. `unknown`: none of the same owner is known."""
+"""State of a job that another one depends on. `unknown`: none of the same owner is known."""
 
 
 def plan_state(jobs: Collection[PlanJobStatus], *, refused: bool = False) -> PlanState:
     """The state of a plan.
 
     Args:
-        jobs: how each of its jobs stands that was accepted.
+        jobs: the states of its jobs that were accepted.
         refused: whether the plan was refused as a whole, and not sent again since.
     """
     if not jobs:
@@ -34,24 +34,24 @@ def plan_state(jobs: Collection[PlanJobStatus], *, refused: bool = False) -> Pla
 
 
 def dependency_failure(jobs: Mapping[str, Dependency], waited_s: float, at_most_s: float) -> str | None:
-    """Why a job can't start any more, in words; None while it may.
+    """Reason why a job can't start any more, in words; None while it may.
 
     Args:
         jobs: those that it depends on, by id.
         waited_s: since it was accepted.
         at_most_s: how long it waits for jobs that are not known.
     """
-    for job_id, stands in jobs.items():
-        if stands in ("dead_lettered", "cancelled"):
-            return f"the job {job_id!r}, which this one depends on, ended {stands}"
-    for job_id, stands in jobs.items():
-        if stands == "unknown" and waited_s >= at_most_s:
+    for job_id, state in jobs.items():
+        if state in ("dead_lettered", "cancelled"):
+            return f"the job {job_id!r}, which this one depends on, ended {state}"
+    for job_id, state in jobs.items():
+        if state == "unknown" and waited_s >= at_most_s:
             return f"the job {job_id!r}, which this one depends on, did not come within {at_most_s:g} s"
     return None
 
 
 def look_again_in(waited_s: float) -> float:
-    """How long a job waits before it looks by itself whether it may start, in seconds. It is woken when it may."""
+    """Seconds that a job waits before it looks by itself whether it may start. It is woken when it may."""
     return min(max(waited_s / 2, 1.0), 30.0)
 
 

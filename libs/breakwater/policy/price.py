@@ -1,4 +1,4 @@
-"""What a call costs, in integer nano-dollars, and a high estimate of the input tokens of one that is not yet made.
+"""Costs of calls in integer nano-dollars, and high estimates of the input tokens of calls that are not yet made.
 
 The estimate is what a hard budget must have room for. What is sent is first measured by what tokenizers distinguish
 (`InputSize`), and then counted by the rules of a provider. An estimate must not be below what the provider will count,
@@ -30,7 +30,7 @@ TOKENS_PER_PRICE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TokenKind:
     """Tokens that may have a price of their own.
 
     Attributes:
@@ -44,20 +44,20 @@ class Kind:
     certain: bool = True
 
 
-KINDS: Mapping[str, Kind] = {
-    "cached": Kind("input"),
-    "cache_write": Kind("input", 125, certain=False),
-    "cache_write_1h": Kind("input", 200, certain=False),
-    "input_audio": Kind("input", 1600, certain=False),
-    "input_image": Kind("input"),
-    "input_video": Kind("input"),
-    "input_other": Kind("input", 500, certain=False),
-    "reasoning": Kind("output"),
-    "citation": Kind("output"),
-    "output_audio": Kind("output", 1000, certain=False),
-    "output_image": Kind("output", 2000, certain=False),
-    "output_video": Kind("output", 200, certain=False),
-    "output_other": Kind("output", 500, certain=False),
+KINDS: Mapping[str, TokenKind] = {
+    "cached": TokenKind("input"),
+    "cache_write": TokenKind("input", 125, certain=False),
+    "cache_write_1h": TokenKind("input", 200, certain=False),
+    "input_audio": TokenKind("input", 1600, certain=False),
+    "input_image": TokenKind("input"),
+    "input_video": TokenKind("input"),
+    "input_other": TokenKind("input", 500, certain=False),
+    "reasoning": TokenKind("output"),
+    "citation": TokenKind("output"),
+    "output_audio": TokenKind("output", 1000, certain=False),
+    "output_image": TokenKind("output", 2000, certain=False),
+    "output_video": TokenKind("output", 200, certain=False),
+    "output_other": TokenKind("output", 500, certain=False),
 }
 """Makers count images and film that they are sent as any input. The percentages are about the highest that the price
 list has of chat models, of caches Anthropic's."""
@@ -82,7 +82,7 @@ KNOWN_TERMS = STANDARD_TERMS | _TERMS.keys() | {"priority", "performance", "prem
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a call costs.
+    """Cost of a call.
 
     Attributes:
         nano: nano-dollars.
@@ -100,7 +100,7 @@ class Rates:
     Attributes:
         steps: by kind, `input` and `output` among them, the price above so many tokens of input, the lowest first.
             None where none is known.
-        per_call: nano-dollars beside the tokens.
+        per_call: nano-dollars in addition to the tokens.
     """
 
     steps: Mapping[str, Sequence[tuple[int, int | None]]]
@@ -119,7 +119,7 @@ class Rates:
         return -(-whole * rule.percent // 100), rule.certain
 
     def cost(self, usage: Usage, terms: Sequence[str] = ()) -> Cost | None:
-        """What a call costs, rounded half up once to whole nano-dollars. None where its usage is unknown.
+        """Cost of a call, rounded half up once to whole nano-dollars. None where its usage is unknown.
 
         Args:
             usage: of the call. Parts that are more than the whole count from the dearest on.
@@ -171,13 +171,13 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """What a model costs: its standard rates, and those on other terms that are known."""
+    """Prices of a model: its standard rates, and those on other terms that are known."""
 
     standard: Rates
     on_terms: Mapping[str, Rates] = field(default_factory=dict[str, Rates])
 
     def cost(self, usage: Usage) -> Cost | None:
-        """What a call costs. None where its usage is unknown."""
+        """Cost of a call. None where its usage is unknown."""
         known = next((term for term in usage.terms if term in self.on_terms), None)
         rates = self.standard if known is None else self.on_terms[known]
         return rates.cost(usage, [term for term in usage.terms if term != known])
@@ -255,7 +255,7 @@ MAX_CHOICES = 128
 
 
 def choices_of(params: Mapping[str, JsonValue]) -> int:
-    """How many answers a request has made: those that it asks for, or of which it asks for the best."""
+    """Number of answers a request has made: those that it asks for, or of which it asks for the best."""
     return max(_positive(params.get(name)) or 1 for name in CHOICES)
 
 
@@ -332,7 +332,7 @@ _IN_PLAIN_TEXT = ("text/", "application/json", "application/xml")
 
 @dataclass(frozen=True, slots=True)
 class InputSize:
-    """What a call sends, to be added up.
+    """Size of what a call sends, to be added up.
 
     Attributes:
         lowercase: bytes of small Latin letters and spaces, of which a token holds several.
@@ -362,7 +362,7 @@ class InputSize:
 
     @property
     def sound_tokens(self) -> int:
-        """How many of its tokens may be sound; that of a file which is only named is not known."""
+        """Number of its tokens that may be sound; that of a file which is only named is not known."""
         return math.ceil(self.media_bytes / BYTES_PER_MEDIA_TOKEN) + self.linked_files * LINKED_FILE_TOKENS
 
     def __add__(self, other: InputSize) -> InputSize:
@@ -387,10 +387,10 @@ def size_of_params(
     schema: Mapping[str, Any] | None = None,
     input: JsonValue = None,  # noqa: A002  the job's word for it
 ) -> InputSize:
-    """What a call sends beside its conversation: its tools and other params, and the schema of its answer.
+    """Size of what a call sends apart from its conversation: tools, other params, and the schema of its answer.
 
     Args:
-        params: what goes to the provider beside the messages.
+        params: what goes to the provider with the messages.
         schema: what the provider is to hold the answer to.
         input: of a job that has no messages.
     """
@@ -400,7 +400,7 @@ def size_of_params(
 
 
 def size_of_messages(messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:
-    """What a conversation sends. Only what is known to be an image or a file is not counted as text.
+    """Size of a conversation. Only what is known to be an image or a file is not counted as text.
 
     OpenAI's parts are understood and Anthropic's blocks, also within a tool's result.
     """
@@ -492,9 +492,9 @@ def _decoded(data: str) -> bytes:
 
 
 BASE_TOKENS = 32
-"""What a call has around its messages."""
+"""Tokens of a call around its messages."""
 PAGE_TEXT_TOKENS = 3_000
-"""Of a page of a PDF, beside its picture: Anthropic documents 1,500 to 3,000."""
+"""Of a page of a PDF, in addition to its picture: Anthropic documents 1,500 to 3,000."""
 BYTES_PER_DOCUMENT_TOKEN = 2
 """Of PDFs. Their text is compressed, and each page is seen as a picture as well; scans come to far less."""
 BYTES_PER_MEDIA_TOKEN = 32
@@ -503,19 +503,19 @@ LINKED_FILE_TOKENS = 200_000
 """Of a file whose size is not known: all that fits in the context of most models."""
 
 MAX_INPUT_TOKENS = 100_000_000
-"""More than any model takes: such a call is refused by its provider, whatever it was estimated to cost."""
+"""More than any model takes: the provider refuses such a call, at any estimated cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """How a provider counts. A sign of ASCII other than a small letter may be a token of its own with all of them.
+    """A provider's way to count. A sign of ASCII other than a small letter may be a token with all of them.
 
     Attributes:
         lowercase_bytes: bytes of small Latin letters and spaces for a token.
         foreign_bytes: bytes of other scripts for a token. Byte-level tokenizers make no more than one of each.
         image_tokens: for the largest image at the highest resolution.
         tool_tokens: of the instructions that a provider adds where there are tools or a schema.
-        message_tokens: of what stands between two messages.
+        message_tokens: of the separator of two messages.
     """
 
     lowercase_bytes: float

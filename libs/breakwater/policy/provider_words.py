@@ -117,7 +117,7 @@ _QUANTISED = re.compile(r"(?:fp|bf|int|w)\d+(?:a\d+)?|awq|gptq|gguf|mlx|\d+bit|q
 
 @lru_cache(maxsize=4096)
 def is_same_model(answered: str, asked: tuple[str, ...]) -> bool:
-    """Whether an answer's model is one of those asked for, or of its family where one of the two has no date.
+    """True if an answer's model is one of those asked for, or of its family where one of the two has no date.
 
     Args:
         answered: the name in the answer.
@@ -130,7 +130,7 @@ def is_same_model(answered: str, asked: tuple[str, ...]) -> bool:
 
 
 def is_placeholder(answered: str) -> bool:
-    """Whether a name that no price list knows is too short to be a model's: `m`, `gpt`."""
+    """True if a name that no price list knows is too short to be a model's: `m`, `gpt`."""
     return _TOO_SHORT.fullmatch(answered.strip().lower()) is not None
 
 

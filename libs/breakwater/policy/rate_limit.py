@@ -1,4 +1,4 @@
-"""Limits on how much an agent or a model may be asked, beside its breakers: an outage is one thing, haste another."""
+"""Limits on the calls of an agent or a model. Breakers are for outages, these for haste."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 
 from breakwater.contracts.types import Message
 
-Period = Literal["minute", "hour", "day"]
+LimitPeriod = Literal["minute", "hour", "day"]
 WINDOW_MS = 60_000
 """Requests and tokens are counted in the minute that ends now, or in the hour or the day."""
-MINUTES: Mapping[Period, int] = {"minute": 1, "hour": 60, "day": 1440}
+MINUTES: Mapping[LimitPeriod, int] = {"minute": 1, "hour": 60, "day": 1440}
 
 HELD = "ModelHeldError"
 """The class of a call that is not made as the model is held."""
@@ -24,12 +24,12 @@ _SPREAD = 0.1
 
 
 def waits_for_hold(wait_s: float) -> bool:
-    """Whether a job that has another model waits for one that is held, or calls the other at once."""
+    """True if a job that has another model waits for one that is held; else it calls the other immediately."""
     return wait_s <= MAX_HELD_S
 
 
 def after_hold_s(rest_s: float, jitter: float) -> float:
-    """When whoever waits for the end of a hold asks again: not all at the same moment.
+    """Seconds after which a job that waits for the end of a hold asks again: not all at the same moment.
 
     Args:
         rest_s: until it ends.
@@ -48,7 +48,9 @@ class RateLimit(Message):
         le=10_000_000_000,
         description="Input and output tokens; a call counts with its worst case until its usage is known.",
     )
-    concurrent_calls: int | None = Field(default=None, ge=1, le=100_000, description="Calls in flight at once.")
+    concurrent_calls: int | None = Field(
+        default=None, ge=1, le=100_000, description="Calls in flight at the same time."
+    )
     requests: int | None = Field(
         default=None, ge=1, le=10_000_000, description="Requests in the last hour or 24 hours, as `per` says."
     )
@@ -58,7 +60,7 @@ class RateLimit(Message):
     per: Literal["hour", "day"] | None = None
     on_exceeded: Literal["wait", "fail"] = Field(
         default="wait",
-        description="wait: the job waits, and survives restarts; fail: the next model is tried at once.",
+        description="wait: the job waits, and survives restarts; fail: the next model is tried immediately.",
     )
 
     @model_validator(mode="after")
@@ -73,12 +75,12 @@ class RateLimit(Message):
         return self
 
     @property
-    def periods(self) -> tuple[Period, ...]:
+    def periods(self) -> tuple[LimitPeriod, ...]:
         """Those that something is limited in; concurrent calls are counted with the minute."""
         of_minute = (self.requests_per_minute, self.tokens_per_minute, self.concurrent_calls)
         return (*(() if of_minute == (None, None, None) else ("minute",)), *(() if self.per is None else (self.per,)))
 
-    def most(self, period: Period) -> tuple[int | None, int | None, int | None]:
+    def most(self, period: LimitPeriod) -> tuple[int | None, int | None, int | None]:
         """The limits on requests, tokens and concurrent calls."""
         if period == "minute":
             return self.requests_per_minute, self.tokens_per_minute, self.concurrent_calls

@@ -37,12 +37,12 @@ class ExecutionTotals:
 
 
 def status_of(reason: Reason | None) -> Status:
-    """How a job ended, by why it has no answer; None where it has one."""
+    """A job's status, by the reason why it has no answer; None where it has one."""
     return "succeeded" if reason is None else "cancelled" if reason == "cancelled" else "dead_lettered"
 
 
 def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, ErrorInfo]:
-    """Why a job ends without an answer, with the error that says so: those of its last attempt, call or refusal.
+    """Reason why a job ends without an answer, and its error: those of its last attempt, call or refusal.
 
     But a retry that is refused because of the failures before it says no more than they do: by the breaker of a model
     that the job has called itself, or by the retry budget. The reason is the failure then.
@@ -106,7 +106,7 @@ def _wasted_by_cause(called: Sequence[Attempt], useful: Attempt | None) -> dict[
 
 
 def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
-    """What made an attempt useless, or else what was done about its failure."""
+    """The cause that made an attempt useless, or else what was done about its failure."""
     if attempt.outcome in {"worker_lost", "success"}:
         return "worker_lost"  # a success that is not the answer is one whose answer was lost with its worker
     if attempt.outcome == "cancelled":
@@ -129,7 +129,7 @@ def sum_of_known(costs: Iterable[int | None]) -> int | None:
 
 
 def weakest_basis(parts: Iterable[CostBasis | None]) -> CostBasis:
-    """What a sum of costs is based on."""
+    """Basis of a sum of costs."""
     bases = set(parts)
     return "unknown" if "unknown" in bases else "estimated" if "estimated" in bases else "billed"
 
@@ -152,7 +152,7 @@ _WHO = {
 def cancelled_by(
     cancels: Iterable[PendingCancel], agent: str, owner: str | None = None, tenant: str | None = None
 ) -> Cancellation | None:
-    """The first cancellation that was asked for by somebody who may cancel the job; None where nobody did.
+    """The first cancellation that a caller who may cancel the job asked for; None where there is none.
 
     Args:
         cancels: for one job, in any cancel.
@@ -171,7 +171,7 @@ def cancelled_by(
 
 
 def ends_with_client(on_disconnect: Literal["finish", "cancel"] | None, *, has_key: bool) -> bool:
-    """Whether the job of a stream is cancelled when its client leaves.
+    """True if the job of a stream is cancelled when its client leaves.
 
     Args:
         on_disconnect: the agent's setting.
@@ -195,7 +195,7 @@ _REFUSALS: Mapping[Reason | None, Notification] = {
 
 
 def steps_of(attempt: Attempt, parent_execution_id: str | None = None) -> tuple[Progress, ...]:
-    """How an attempt ended; before that, of one that a breaker or a budget refused, the refusal by its own name.
+    """Steps of an attempt: its end, and before it, if a breaker or a budget refused it, the refusal by its own name.
 
     What a cap is, and what is spent of it, is for operators, who find it in the attempt's `error.figures`.
     """

@@ -398,7 +398,7 @@ class KnownSecrets:
 
 
 def cut(text: str, length: int) -> str:
-    """The beginning of a text; one that is too long ends between two words, as nobody knows a part of a key for one."""
+    """The beginning of a text; one that is too long ends between two words, as a part of a key is not recognised."""
     return text if len(text) <= length else "".join((text[:length] + "…").rsplit(None, 1)[:-1])
 
 

@@ -136,7 +136,7 @@ _REFUSALS = {
     r".*(?:too large|repetition size).*": "is too large ({0}); " + _LARGE,
     ".*": "is not a regular expression of RE2's syntax: {0}",
 }
-"""RE2's words for what it does not take, and what a person is told instead."""
+"""RE2's words for what it does not take, and the words for people."""
 
 
 def compile_user_pattern(pattern: str) -> tuple[Pattern, Pattern]:
@@ -391,7 +391,7 @@ class _Finder:
         match: matched where that begins; None for the same.
         part: narrows a match to what is hidden of it; None for all.
         needs: bytes that are in any match: to look for them is far cheaper.
-        stretch: how many bytes the pattern sees at once. Stretches overlap by `LONGEST`.
+        stretch: how many bytes the pattern sees together. Stretches overlap by `LONGEST`.
     """
 
     search: Pattern
@@ -459,13 +459,13 @@ def holds_key(text: str) -> bool:
 # The scanner
 
 UNESCAPED_TIMES = 2
-"""How often a text may have been escaped: `%2540` is an @, escaped twice."""
+"""Number of times that a text may have been escaped: `%2540` is an @, escaped twice."""
 
 MAX_ROUNDS = 3
-"""How often a text is searched: a placeholder is an edge, behind which more may show."""
+"""Number of searches of a text: a placeholder is an edge, behind which more may show."""
 
 STRETCH = 4 * LONGEST
-"""How many bytes a pattern of a person sees at once: such as `a(.*z)?` look from each of many matches to their end."""
+"""Bytes that a pattern of a person sees together: such as `a(.*z)?` look from each of many matches to their end."""
 
 _ESCAPE = r"%[2-7][0-9A-Fa-f]|\\(?:u00|x)[2-7][0-9A-Fa-f]"
 """ASCII as URLs and JSON escape it."""

@@ -1,4 +1,4 @@
-"""What to do after a failed attempt: wait and try again, go to the next model, or stop."""
+"""Decides what follows a failed attempt: wait and try again, go to the next model, or stop."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LONG_WAIT_S = 10.0
 """A longer wait is given to the bus, so that it holds no slot of the worker and survives a restart."""
 
 LONG_WAIT_SLACK_S = 1.0
-"""What must be left after a long wait: it ends a little late, and then there is to be time for a call."""
+"""Seconds that must be left after a long wait: it ends a little late, and then needs time for a call."""
 
 
 class KindPolicy(Message):
-    """How failures of one kind are retried; the rest is as for all kinds."""
+    """Retries of failures of one kind; the rest is as for all kinds."""
 
     max: int | None = Field(
         default=None,
@@ -56,8 +56,8 @@ class RetryPolicy(Message):
     )
     on: tuple[int | str, ...] = Field(
         default=(),
-        description="What is retried besides rate limits, transient and server errors, timeouts and network errors: "
-        "status codes (404), kinds (client) or error classes (NotFoundError).",
+        description="Failures to retry in addition to rate limits, transient and server errors, timeouts and network "
+        "errors: status codes (404), kinds (client) or error classes (NotFoundError).",
     )
     per_kind: dict[RetryableKind, KindPolicy] = Field(
         default_factory=dict, description="Other settings for one kind of failure: `rate_limit: {max: 5, base_s: 60}`."
@@ -107,7 +107,7 @@ class RetryPolicy(Message):
         return self.model_copy(update=update)
 
     def max_retries(self, kind: ErrorKind) -> int | None:
-        """How many retries a kind of failure has for itself; None where it shares `max_attempts` with the others."""
+        """Retries that a kind of failure has for itself; None where it shares `max_attempts` with the others."""
         own = self._own(kind)
         return None if own is None else own.max
 
@@ -116,7 +116,7 @@ class RetryPolicy(Message):
 
 
 class RetryBudgetRules(Message):
-    """How many retries of a model the whole fleet may make, so that retries do not amplify an outage."""
+    """Limit on the whole fleet's retries of a model, so that retries do not amplify an outage."""
 
     ratio: float = Field(default=0.2, ge=0, le=10, description="Retries per first attempt, within the window.")
     floor: int = Field(default=10, ge=0, description="Retries within the window that are always allowed.")
@@ -147,7 +147,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class NextModel:
-    """Go to the next model of the chain, at once."""
+    """Go to the next model of the chain, without a wait."""
 
     exhausted: bool = False
     """A failure that could be retried had used up its tries."""
@@ -162,7 +162,7 @@ class Stop:
     """A failure that could be retried had used up its tries."""
 
 
-Step = Retry | NextModel | Stop
+AfterFailure = Retry | NextModel | Stop
 
 
 def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, int]:
@@ -204,7 +204,7 @@ def _kind_of(attempt: Attempt) -> ErrorKind | None:
 
 
 def is_retryable(verdict: Classification, policy: RetryPolicy) -> bool:
-    """Whether a failure is one that the same model is tried again for: by its nature, or because `on` names it."""
+    """True if the same model is tried again for a failure: by its nature, or because `on` names it."""
     if verdict.kind in _RECOVERED_FROM:
         return False
     # By its status only what is final by that: not a spent quota, nor what the provider says not to repeat.
@@ -227,7 +227,7 @@ def after_failure(
     remaining_s: float,
     jitter: float,
     busy: bool = False,
-) -> Step:
+) -> AfterFailure:
     """Decides what follows a failed attempt.
 
     A model that is busy and answers others uses up no tries of a job that has no other: it is waited for.
@@ -283,7 +283,7 @@ def _retries(kind: ErrorKind, policy: RetryPolicy, failures: Mapping[ErrorKind, 
 
 
 def is_known(name: str) -> bool:
-    """Whether something that `on` names is a kind or a class of failures that calls end with, callables aside."""
+    """True if a name in `on` is a kind or a class of failures that calls end with, callables aside."""
     return name in get_args(RetryableKind) or f"{name.removesuffix('Error')}Error" in RETRYABLE_CLASSES
 
 

@@ -17,7 +17,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Self
 
 LASTS_S = 600
-"""How long somebody may take at the provider."""
+"""Time that a person may take at the provider."""
 ENTROPY_BYTES = 20
 _TIME_BYTES = 4
 _SIGNATURE_BYTES = 24
@@ -25,7 +25,7 @@ _SIGNATURE_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class SignInFlow:
-    """What one sign-in is known by."""
+    """The identity of one sign-in."""
 
     secret: str
     """Random, and kept by the browser in a cookie."""
@@ -37,7 +37,7 @@ class SignInFlow:
         return cls(_text(begun + _signature(key, begun)))
 
     def is_begun(self, key: bytes, now_s: int) -> bool:
-        """Whether it was begun on this plane, in the last ten minutes."""
+        """True if it was begun on this plane, in the last ten minutes."""
         try:
             given = urlsafe_b64decode(self.secret)
         except ValueError:
@@ -54,7 +54,7 @@ class SignInFlow:
 
     @property
     def nonce(self) -> str:
-        """Stands in the ID token, and shows that it was issued for this sign-in."""
+        """Part of the ID token; shows that it was issued for this sign-in."""
         return self._derived("nonce")
 
     @property
@@ -68,7 +68,7 @@ class SignInFlow:
         return _text(hashlib.sha256(self.verifier.encode()).digest())
 
     def is_state(self, state: str) -> bool:
-        """Whether an answer belongs to this sign-in, compared in constant time."""
+        """True if an answer belongs to this sign-in, compared in constant time."""
         return hmac.compare_digest(self.state.encode(), state.encode("utf-8", "surrogateescape"))
 
     def _derived(self, what: str) -> str:
@@ -85,7 +85,7 @@ def _text(digest: bytes) -> str:
 
 
 MAX_ADDRESSES = 10_000
-"""That are remembered; beyond, the one that was first seen is forgotten."""
+"""Number that is remembered; beyond, the one that was first seen is forgotten."""
 
 
 class TooManySignIns(Exception):  # noqa: N818  named after what happened
@@ -100,7 +100,7 @@ class SignInTry:
 
 
 @dataclass(slots=True)
-class _Address:
+class _KnownAddress:
     at: float
     under_way: int = 0
     failures: float = 0.0
@@ -111,7 +111,7 @@ class SignInLimits:
 
     Args:
         at_once: how many of an address may be under way.
-        failures_a_minute: how many may fail, at once or one by one.
+        failures_a_minute: how many may fail, together or one by one.
         clock: in seconds.
     """
 
@@ -119,7 +119,7 @@ class SignInLimits:
         self._at_once = at_once
         self._most = failures_a_minute
         self._clock = clock
-        self._known: dict[str, _Address] = {}
+        self._known: dict[str, _KnownAddress] = {}
 
     @contextmanager
     def of(self, address: str) -> Generator[SignInTry]:
@@ -138,17 +138,17 @@ class SignInLimits:
             known.under_way -= 1
             known.failures += attempt.failed
 
-    def _address(self, address: str) -> _Address:
+    def _address(self, address: str) -> _KnownAddress:
         found = self._known.get(address)
         if found is None:
             if len(self._known) >= MAX_ADDRESSES:
                 del self._known[next(iter(self._known))]
-            found = self._known[address] = _Address(self._clock())
+            found = self._known[address] = _KnownAddress(self._clock())
         return found
 
 
 def _network(address: str) -> str:
-    """What one client is known by: an address, or the network of 64 bits that it may choose addresses from."""
+    """The identity of a client: an address, or the network of 64 bits that it may choose addresses from."""
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an event says of an incident: that it begins or goes on, or that it is over; and in which words.
+"""Events as signals of incidents: that one begins or goes on, or is over; and their words.
 
 A breaker's incident begins when it opens, by a rule or an operator, and ends when it closes; what happens in between
 (half-open, a probe that fails, an operator who isolates it) is the same incident and says nothing new. A task's
@@ -39,14 +39,14 @@ _CHANGES_IN_TEXT = 5
 _ALERTED_BY_OTHERS = frozenset(
     {"breaker_open", "budget_exceeded", "guard_tripped", "rate_limited", "dependency_failed"}
 )
-"""Why jobs end without an answer that are no news: what caused it is an incident of its own, or meant."""
+"""Reasons for ends without an answer that are no news: their cause is an incident of its own, or meant."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Signal:
+class _SignalFields:
     key: str
     event: AlertEvent
-    """What the next alert of the incident is called."""
+    """Name of the next alert of the incident."""
     title: str
     text: str
     source_id: str
@@ -55,20 +55,20 @@ class _Signal:
 
 
 @dataclass(frozen=True, slots=True)
-class Firing(_Signal):
+class Firing(_SignalFields):
     """Something happened that operators must know: it opens an incident, or repeats the one that is open."""
 
     agent: str | None = None
     model: str | None = None
     tenant: str | None = None
     times: int = 1
-    """How often it happened."""
+    """Number of times it happened."""
     ends_at: datetime | None = None
-    """When it is over by itself."""
+    """Time at which it is over by itself."""
     fades: bool = False
-    """Whether it is over when it has not happened again for the quiet time."""
+    """True if it is over when it has not happened again for the quiet time."""
     done_by: str | None = None
-    """Who did it, where it is over at once: people are notified, and nothing is left to do."""
+    """Person who did it, where it is over immediately: people are notified, and nothing is left to do."""
 
     def after(self, before: Firing) -> Firing:
         """This and an earlier signal of the same incident as one."""
@@ -76,17 +76,17 @@ class Firing(_Signal):
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved(_Signal):
+class Resolved(_SignalFields):
     """The opposite of what began an incident."""
 
     by: str | None = None
     """The person who ended it, where one did."""
     reason: str | None = None
     above: int | None = None
-    """Where a cap was raised: the key is that of all its incidents, and over are those of higher percentages."""
+    """Of a cap that was raised: the key is that of all its incidents, and over are those of higher percentages."""
 
     def ends(self, key: str) -> bool:
-        """Whether it is the end of an incident with this key."""
+        """True if it is the end of an incident with this key."""
         if self.above is None:
             return key == self.key
         begin, _, percent = key.rpartition("/")
@@ -97,12 +97,12 @@ Signal = Firing | Resolved
 
 
 def key_of(event: AlertEvent, *names: str | None) -> str:
-    """What an incident is of; at most one is open at a time. A name that is missing is an empty token."""
+    """Key of an incident; at most one with it is open. A name that is missing is an empty token."""
     return "/".join([event, *("" if name is None else encode_token(name) for name in names)])
 
 
 def signals_of(event: BreakerTransition | GuardEvent | BudgetEvent) -> tuple[Signal, ...]:
-    """What an event says of incidents; nothing, where it says nothing new."""
+    """Signals of an event; none, where it says nothing new of incidents."""
     match event:
         case BreakerTransition():
             return _of_breaker(event)
@@ -262,7 +262,7 @@ def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
 
 
 def of_quotas(execution: Execution, newest: Callable[[str], Alert | None]) -> tuple[Signal, ...]:
-    """What a job's calls say of the accounts at providers: one has nothing left, or serves the same model again.
+    """Signals of a job's calls on the accounts at providers: one has nothing left, or serves the same model again.
 
     Args:
         execution: its record.
@@ -313,9 +313,9 @@ def _quota_exhausted(key: str, attempt: Attempt, error: ErrorInfo) -> Firing:
 
 
 def of_execution(execution: Execution, costly: int | None, long_ms: int | None) -> tuple[Firing, ...]:
-    """What the end of a job says: that it got no answer, or that its cost or duration is above the limit.
+    """Signals of a job's end: it got no answer, or its cost or duration is above the limit.
 
-    One that was cancelled says nothing: somebody has looked at it.
+    One that was cancelled says nothing: a person has looked at it.
 
     Args:
         execution: its record.
@@ -343,7 +343,7 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
 
 
 def cut_off(execution: Execution, cut: int, answers: int) -> Firing:
-    """That many of an agent's latest answers were cut off, the one of this execution included."""
+    """Signal that so many of an agent's latest answers were cut off, the one of this execution included."""
     what = (
         f" was cut off by its output limit, as were {cut} of the agent's last {answers} answers: raise the agent's "
         "`max_tokens`, or ask for less"
@@ -435,7 +435,7 @@ def _undeliverable(dead_letter: DeadLetter, source_id: str, channel: str) -> tup
 
 
 def config_applied(version: str, before: str, by: str, changes: tuple[str, ...], at: datetime) -> Firing:
-    """That another config is in force, and what it changes."""
+    """Signal that another config was applied, and of its changes."""
     listed = [
         *changes[:_CHANGES_IN_TEXT],
         *([f"and {more} more"] if (more := len(changes) - _CHANGES_IN_TEXT) > 0 else []),
@@ -453,7 +453,7 @@ def config_applied(version: str, before: str, by: str, changes: tuple[str, ...],
 
 
 def channel_works(channel: str, source_id: str, at: datetime) -> Resolved:
-    """What a message that arrived says of its channel."""
+    """Signal that a channel delivers again, as a message arrived."""
     return Resolved(
         key=f"{UNDELIVERABLE}{encode_token(channel)}",
         event="job_dead_lettered",

@@ -1,7 +1,8 @@
-"""What a call has used, as its provider reports it.
+"""Usage of a call, as its provider reports it.
 
 Providers share two dialects and not one way to fill them in: `docs/costs.md` has a table of who counts what where. What
-can't be true as it stands is read at the highest that it can mean, and says so (`Usage.problem`): the bill may differ.
+can't be true as it is written is read at the highest that it can mean, and says so (`Usage.problem`): the bill may
+differ.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Usage:
             written to a cache, `input_…` of the input, others of the output.
         terms: on which the call was served, in the provider's words; none for its standard ones.
         problem: what can't be true of what was reported.
-        fees: nano-dollars at their makers' prices, of what was done beside the tokens.
+        fees: nano-dollars at their makers' prices, of what was done in addition to the tokens.
         model: that answered, in the provider's words.
     """
 
@@ -53,7 +54,7 @@ _COUNTS = ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "input_tok
 
 
 def credible(usage: Usage) -> Usage:
-    """What was reported; nothing but the problem where it can't be what a call used."""
+    """The reported usage; nothing but the problem where it can't be what a call used."""
     named = {name: tokens for name in _COUNTS if (tokens := getattr(usage, name)) is not None}
     if usage.parts:
         named |= {f"{kind} tokens": tokens for kind, tokens in usage.parts.items()}
@@ -83,7 +84,7 @@ def figure(value: Any) -> int | None:
 
 
 def highest(known: Any, given: Any) -> Any:
-    """What two events of a stream report together: the higher one of each figure, and of all else the later."""
+    """Usage that two events of a stream report together: the higher one of each figure, and of all else the later."""
     if isinstance(known, dict) and isinstance(given, dict):
         before, more = cast(dict[str, Any], known), cast(dict[str, Any], given)
         return {**before, **{name: highest(before.get(name), value) for name, value in more.items()}}
@@ -129,7 +130,7 @@ _PLACES = {
     ),
     "citation": ("citation_tokens",),
 }
-"""Where figures of the same tokens may stand."""
+"""Places of figures of the same tokens."""
 _FEES = {
     "server_tool_use.web_search_requests": 10_000_000,  # Anthropic: $10 for a thousand
     "num_sources_used": 25_000_000,  # xAI
@@ -156,17 +157,17 @@ STANDARD_TERMS = frozenset({"", "auto", "default", "standard", "standard_only", 
 _MAX_TERM = 40
 
 
-def of_completion(answer: Mapping[str, Any], *, thinks_beside: bool = False) -> Usage | None:
+def of_completion(answer: Mapping[str, Any], *, thinks_apart: bool = False) -> Usage | None:
     """The usage of a chat completion in OpenAI's dialect; None where none is reported.
 
     Args:
         answer: the whole completion.
-        thinks_beside: the provider counts reasoning neither into the output nor into the total.
+        thinks_apart: the provider counts reasoning neither into the output nor into the total.
     """
     reported = next((one for one in _reports(answer) if one), None)
     if reported is None:
         return None
-    figures = _Figures(reported)
+    figures = _ReportedFigures(reported)
     tokens, cached, written = figures.most("input"), figures.least("cached"), figures.most("written")
     missed = figures.most("missed")
     if missed is not None and (seen := missed + (cached or 0)) > (tokens or 0):
@@ -178,11 +179,11 @@ def of_completion(answer: Mapping[str, Any], *, thinks_beside: bool = False) -> 
     if tokens is not None and aside > tokens:
         figures.doubt(f"{aside} tokens from and to a cache are more than {tokens} of input")
         tokens += aside
-    return figures.usage(answer, tokens, cached, written, hour, thinks_beside=thinks_beside)
+    return figures.usage(answer, tokens, cached, written, hour, thinks_apart=thinks_apart)
 
 
 def of_message(answer: Mapping[str, Any]) -> Usage | None:
-    """The usage of a message in Anthropic's dialect, which counts tokens from and to the cache beside the input."""
+    """The usage of a message in Anthropic's dialect, which counts tokens from and to the cache apart from the input."""
     reported = answer.get("usage")
     if not reported:
         return None
@@ -190,7 +191,7 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
     steps = fields(reported).get("iterations")
     if isinstance(steps, list) and steps:
         reported = highest(reported, reduce(_added, map(fields, cast(list[Any], steps))))
-    figures = _Figures(reported)
+    figures = _ReportedFigures(reported)
     tokens, cached = figures.most("input"), figures.least("cached")
     written, hour = figures.written(figures.most("written"))
     if tokens is not None:
@@ -199,13 +200,13 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
 
 
 def model_of(answer: Mapping[str, Any]) -> str | None:
-    """Which model answered, where the answer says so."""
+    """The model that answered, where the answer says so."""
     model = answer.get("model")
     return model if isinstance(model, str) and model else None
 
 
 def _reports(answer: Mapping[str, Any]) -> Iterator[Any]:
-    """Where usage may stand: Groq's streams have it in a field of their own, Moonshot's in the last choice."""
+    """Possible places of usage: Groq's streams have it in a field of their own, Moonshot's in the last choice."""
     yield answer.get("usage")
     yield fields(answer.get("x_groq")).get("usage")
     choices = answer.get("choices")
@@ -222,7 +223,7 @@ def _added(one: Any, other: Any) -> Any:
 
 
 def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    """What is reported, by its place: `prompt_tokens_details.cached_tokens`."""
+    """Reported values, by their place: `prompt_tokens_details.cached_tokens`."""
     for name, value in reported.items():
         if isinstance(value, dict):
             yield from _leaves(cast(dict[str, Any], value), f"{outer}{name}.")
@@ -231,11 +232,11 @@ def _leaves(reported: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str,
 
 
 def _named(what: str | tuple[str, str]) -> str:
-    """What figures mean, in words of ours: a provider may name anything."""
+    """Meaning of figures, in words of ours: a provider may name anything."""
     return what if isinstance(what, str) else what[1] if what[1] in _MODALITIES else f"other {what[0]} tokens"
 
 
-class _Figures:
+class _ReportedFigures:
     def __init__(self, reported: Any) -> None:
         self._reported = fields(reported)
         self._problems: list[str] = []
@@ -267,7 +268,7 @@ class _Figures:
         return max(self._found.get(what, ()), default=None)
 
     def least(self, what: str) -> int | None:
-        """The lowest, of tokens that cost less than others; a zero beside another figure says nothing."""
+        """The lowest, of tokens that cost less than others; a zero says nothing where there is another figure."""
         found = self._found.get(what, ())
         return min(filter(None, found), default=max(found, default=None))
 
@@ -303,7 +304,7 @@ class _Figures:
         written: int | None,
         hour: int,
         *,
-        thinks_beside: bool = False,
+        thinks_apart: bool = False,
     ) -> Usage:
         """All of it, from what is known of the input."""
         heard, said = self._parts("input"), self._parts("output")
@@ -311,7 +312,7 @@ class _Figures:
         if tokens == 0:
             self.doubt("0 input tokens were reported")
             tokens = None
-        output = self._output(tokens, self._whole(self.most("output"), said, "output"), thinks_beside=thinks_beside)
+        output = self._output(tokens, self._whole(self.most("output"), said, "output"), thinks_apart=thinks_apart)
         if cited := self.most("citation"):
             output, said["citation"] = (output or 0) + cited, cited
         words = (answer.get("service_tier"), *map(self._reported.get, ("service_tier", "speed", "inference_geo")))
@@ -329,17 +330,17 @@ class _Figures:
             model_of(answer),
         )
 
-    def _output(self, tokens: int | None, output: int | None, *, thinks_beside: bool) -> int | None:
+    def _output(self, tokens: int | None, output: int | None, *, thinks_apart: bool) -> int | None:
         """All output: what the total has beyond the input, and reasoning, wherever it is counted."""
         said, thought = output or 0, self.most("reasoning") or 0
-        beside = thinks_beside or thought > said
-        most = said + thought if beside else said
+        apart = thinks_apart or thought > said
+        most = said + thought if apart else said
         total = self.most("total")
         if total and tokens is not None and (rest := total - tokens) != most:
             if rest > most:
                 most = rest
-            elif not (thinks_beside and rest == said):
+            elif not (thinks_apart and rest == said):
                 self.doubt(f"the parts are {tokens + most} tokens, and the total is {total}")
-        elif beside and thought and not total and not thinks_beside:
+        elif apart and thought and not total and not thinks_apart:
             self.doubt(f"{thought} tokens of reasoning are more than {said} of output")
         return most if most or output is not None else None

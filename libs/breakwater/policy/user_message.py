@@ -85,14 +85,14 @@ _NAMED = re.compile(
     r"deployment|directory|folder|file|path|key)s?|token)\b(?=(?P<next>[:=]?(?:\s+\S+){0,2}))",
     re.I,
 )
-"""What may have a name that looks like any other word: a customer, a machine, a key."""
+"""Things that may have a name that looks like any other word: a customer, a machine, a key."""
 _NEVER = re.compile(
     r"(?:^|[\s(:])['\"`\u2018\u201c]\w+\s|\b(?:prompt|bearer|said|says|connection|hundred|thousand|million|"
     r"billion|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|"
     r"thirty|forty|fifty|sixty|seventy|eighty|ninety|you gave)\b",
     re.I,
 )
-"""What quotes the request, names a machine or a key, or says a limit in words."""
+"""Signs of a quotation of the request, the name of a machine or a key, or a limit in words."""
 
 _IS_NO_NAME = re.compile(
     r"(?:\s+(?:and|billing|but|can|cannot|could|did|do|does|has|have|if|lacks|may|must|needs|or|provided|quota|should|"
@@ -103,11 +103,11 @@ _IS_NO_NAME = re.compile(
 
 
 def shown(said: str, names: Collection[str] = ()) -> str | None:
-    """What may be shown of a provider's words: the sentences that hold nothing but harmless words; None for nothing.
+    """The sentences of a provider's words that hold nothing but harmless words; None for nothing.
 
     Args:
         said: its message, redacted.
-        names: what may be named besides, as it is known here: the model.
+        names: what else may be named, as it is known here: the model.
     """
     said = said.strip()
     if "\n" in said or _TRACE.search(said):

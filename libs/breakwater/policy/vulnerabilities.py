@@ -3,10 +3,10 @@
 import re
 from typing import Literal
 
-Server = Literal["redis", "valkey"]
+RedisServer = Literal["redis", "valkey"]
 Version = tuple[int, ...]
 
-_FIXED: dict[str, dict[Server, tuple[Version, ...]]] = {
+_FIXED: dict[str, dict[RedisServer, tuple[Version, ...]]] = {
     # Lua scripts that run code in the server.
     "CVE-2024-46981": {
         "redis": ((6, 2, 17), (7, 2, 7), (7, 4, 2)),
@@ -32,7 +32,7 @@ def read_version(text: str) -> Version:
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
-def known_vulnerabilities(server: Server, version: Version) -> tuple[str, ...]:
+def known_vulnerabilities(server: RedisServer, version: Version) -> tuple[str, ...]:
     """List the CVE ids of the known holes in a release, oldest first.
 
     Distributions fix holes without changing the version; what this says of their builds can be out of date.

@@ -8,31 +8,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MISSED_S = 3.0
-"""How long a worker may take to come back."""
+"""Time that a worker may take to come back."""
 
 LATEST_S = 8.0
-"""When a missing connection is no evidence any more. From 10 s on, a NATS server closes that of a process that stands
-still, too, if it can't write to it; later, each side closes one on which nothing comes."""
+"""Time after which a missing connection is no evidence any more.
+
+From 10 s on, a NATS server also closes that of a process that is stopped, if it can't write to it; later, each side
+closes one on which nothing comes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """What another worker knows of one whose heartbeat is late."""
+    """Knowledge of another worker whose heartbeat is late."""
 
     silent_s: float
     """Since its last heartbeat."""
     runs: bool | None
-    """Whether its process runs; None where it is one of another machine."""
+    """True if its process runs; None where it is one of another machine."""
     connected: bool | None
-    """Whether NATS has its connection; None where it had none at its last heartbeat, either."""
+    """True if NATS has its connection; None where it had none at its last heartbeat, either."""
     same_nats: bool
-    """Whether NATS knows what became of the connection that it had then: one that was started again does not."""
+    """True if NATS knows what became of the connection that it had then: one that was started again does not."""
     watched_s: float
-    """For how long whoever looks has had its own heartbeat answered. Before, Redis may have been away for everybody."""
+    """Time for which the observer's own heartbeat was answered. Before, Redis may have been away for all."""
 
 
 def is_dead(silence: Silence) -> bool:
-    """Whether a worker is dead for sure, and NATS sends it nothing more."""
+    """True if a worker is dead for sure, and NATS sends it nothing more."""
     if silence.runs is not None:
         # NATS closes its connection a moment later, and may send jobs there until then.
         return not silence.runs and (not silence.connected or silence.silent_s > LATEST_S)
@@ -45,9 +48,9 @@ def is_dead(silence: Silence) -> bool:
 
 
 def may_take(slots: int, own: int, others: int) -> bool:
-    """Whether a caller may take one more slot.
+    """True if a caller may take one more slot.
 
-    It leaves as many free as the others needed lately, and one more, up to half of all. Where nobody else calls, it may
+    It leaves as many free as the others needed lately, and one more, up to half of all. Where no other calls, it may
     take all.
 
     Args:

@@ -1,1 +1,1 @@
-"""Who performs an attempt. Each provider makes one call for one attempt, and never retries by itself."""
+"""Performers of attempts. Each provider makes one call for one attempt, and never retries by itself."""

@@ -98,7 +98,7 @@ def _typed(here: Mapping[str, Any], root: Mapping[str, Any], within: tuple[str, 
 
 
 def _at(root: Mapping[str, Any], ref: str) -> Any:
-    """What a reference inside the same document means."""
+    """The target of a reference inside the same document."""
     found: Any = root
     for step in ref.removeprefix("#").split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
@@ -108,7 +108,7 @@ def _at(root: Mapping[str, Any], ref: str) -> Any:
     return found
 
 
-Block = dict[str, Any]
+ContentBlock = dict[str, Any]
 DEFAULT_MAX_TOKENS = 4096
 """Anthropic requires a limit; the worker always gives one."""
 
@@ -191,8 +191,8 @@ def request_body(call: Call) -> dict[str, Any]:
     return body | {"output_config": output} if output else body
 
 
-def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Block], list[dict[str, Any]]]:
-    system: list[Block] = []
+def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[ContentBlock], list[dict[str, Any]]]:
+    system: list[ContentBlock] = []
     turns: list[dict[str, Any]] = []
     for message in messages:
         match message.get("role"):
@@ -215,13 +215,13 @@ def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Block], l
     return system, turns
 
 
-def _marked(blocks: list[Block], message: Mapping[str, Any]) -> list[Block]:
+def _marked(blocks: list[ContentBlock], message: Mapping[str, Any]) -> list[ContentBlock]:
     """With the message's own cache mark on its last block: up to there the prompt is cached."""
     mark = message.get("cache_control")
     return [*blocks[:-1], {**blocks[-1], "cache_control": mark}] if mark and blocks else blocks
 
 
-def _blocks(content: Any) -> list[Block]:
+def _blocks(content: Any) -> list[ContentBlock]:
     """The blocks of a message's content; empty texts, which Anthropic refuses, are left out."""
     if not isinstance(content, list):
         return [{"type": "text", "text": content}] if isinstance(content, str) and content else []
@@ -229,7 +229,7 @@ def _blocks(content: Any) -> list[Block]:
     return [block for block in found if block.get("type") != "text" or block.get("text")]
 
 
-def _block(part: Mapping[str, Any]) -> Block:
+def _block(part: Mapping[str, Any]) -> ContentBlock:
     match part.get("type"):
         case "image_url":
             image = part.get("image_url")
@@ -253,7 +253,7 @@ def _image_source(url: str) -> dict[str, str]:
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
-def _said(message: Mapping[str, Any]) -> list[Block]:
+def _said(message: Mapping[str, Any]) -> list[ContentBlock]:
     calls = [fields(call) for call in _list(message.get("tool_calls"))]
     return [
         *(dict(fields(block)) for block in _list(message.get("thinking_blocks"))),
@@ -272,8 +272,8 @@ def _called(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": function.get("name"), "input": arguments if isinstance(arguments, dict) else {}}
 
 
-def _tool_result(message: Mapping[str, Any]) -> Block:
-    result: Block = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
+def _tool_result(message: Mapping[str, Any]) -> ContentBlock:
+    result: ContentBlock = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
     content = _blocks(message.get("content"))
     return result | {"content": content} if content else result
 
@@ -336,7 +336,7 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def dropped_params(params: Mapping[str, JsonValue]) -> list[str]:
-    """Which params of a call are left out: the same question is asked without them.
+    """Params of a call that are left out: the same question is asked without them.
 
     Of `metadata`, that is all but the `user_id` that Anthropic knows.
     """
@@ -367,7 +367,7 @@ class AnthropicSettings(HttpSettings):
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """`<base_url>/messages`. What is translated, and what is refused, stands in `anthropic_request`."""
+    """`<base_url>/messages`. `request_body` says what is translated, and what is refused."""
 
     base_url: str
     version: str

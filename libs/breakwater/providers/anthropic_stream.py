@@ -31,15 +31,15 @@ class MessageEvents:
         self._message: dict[str, Any] = {}
         self._begun: Mapping[str, Any] = {}
         self._usage: dict[str, Any] = {}
-        self._blocks: list[_Block] = []
-        self._latest: dict[int, _Block] = {}
+        self._blocks: list[_BlockSoFar] = []
+        self._latest: dict[int, _BlockSoFar] = {}
         """At each index: some gateways number all blocks 0."""
         self._calls = 0
         self._created = int(time.time())
 
     @property
     def whole(self) -> bool:
-        """Whether it has ended, or said why it will."""
+        """True if it has ended, or said why it will."""
         return self.done or is_end(self._message.get("stop_reason"))
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
@@ -74,7 +74,7 @@ class MessageEvents:
                 return ()
 
     def _begin(self, index: int, given: dict[str, Any]) -> Iterable[Chunk]:
-        block = self._latest[index] = _Block(given)
+        block = self._latest[index] = _BlockSoFar(given)
         self._blocks.append(block)
         if given.get("type") == "tool_use":
             block.call = self._calls
@@ -119,7 +119,7 @@ class MessageEvents:
     def _chunk_of_text(self, text: str) -> Iterable[Chunk]:
         return (self._chunk({"content": text}),)
 
-    def _call_chunk(self, block: _Block, call: dict[str, Any]) -> Chunk:
+    def _call_chunk(self, block: _BlockSoFar, call: dict[str, Any]) -> Chunk:
         return self._chunk({"tool_calls": [{"index": block.call, **call}]})
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> Chunk:
@@ -148,7 +148,7 @@ class MessageEvents:
 
 
 @dataclass(slots=True)
-class _Block:
+class _BlockSoFar:
     given: dict[str, Any]
     call: int | None = None
     """Its number among the calls, where it is one."""

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.types import Message, UsdAmount
 from breakwater.policy.chat_chunks import Assembly, Chunk
-from breakwater.policy.classify import Failure, HttpFailure
+from breakwater.policy.classify import CallFailure, HttpFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage
 from breakwater.secret_refs import Secret, SecretRef
@@ -24,10 +24,10 @@ STALL_S = 1.0
 """A limit that is noticed so late is noticed after a stall, of this process or of its machine."""
 
 READ_S = 1.0
-"""How long what came during a stall is then read."""
+"""Time for which an answer that came during a stall is then read."""
 
 
-class Limit:
+class AnswerTimeout:
     """A limit of time as `asyncio.timeout` sets it; but an answer that came during a stall is no late one.
 
     After a stall the time is over before anything is read, though the answer may have come long ago: it would be
@@ -40,7 +40,7 @@ class Limit:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def __aenter__(self) -> Limit:
+    async def __aenter__(self) -> AnswerTimeout:
         await self._timeout.__aenter__()
         self.reschedule(self._loop.time() + self._limit_s)
         return self
@@ -69,10 +69,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """That an answer is wanted while it is produced. A provider that can't do so answers whole.
+    """A wish for the answer while it is produced. A provider that can't do so answers whole.
 
     Attributes:
-        take: is given chunks as soon as they have come, in OpenAI's form, all that have come at once together.
+        take: is given chunks as soon as they have come, in OpenAI's form, all that have come at the same time together.
         idle_timeout_s: how long nothing may come once the answer has begun. Until then the call's timeout holds.
         total_timeout_s: how long the whole may take.
         answer: what has come.
@@ -96,7 +96,7 @@ class Call:
         attempt_id: `<execution>:<number>`; providers that know idempotency keys are given it.
         model: the model's name as the provider knows it.
         messages: the conversation in OpenAI's chat format; empty for a job with `input`.
-        params: what goes to the provider beside model and messages.
+        params: what goes to the provider with model and messages.
         timeout_s: after which the call must have been given up.
         traceparent: W3C trace context of the attempt.
         agent: who calls.
@@ -130,7 +130,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said.
+    """The model's answer.
 
     Attributes:
         output: its text, or the whole assistant message where it calls tools, or any JSON of a process or callable.
@@ -163,7 +163,7 @@ class CallFailed(Exception):  # noqa: N818  what happened, in the field's words
 
     def __init__(
         self,
-        failure: Failure,
+        failure: CallFailure,
         *,
         maybe_billed: bool,
         usage: Usage | None = None,
@@ -204,7 +204,7 @@ class Provider(Protocol):
 
 
 class ProviderSettings(Message):
-    """What the config says of a provider. Each kind has a `kind`, and knows how to open itself."""
+    """Settings of a provider. Each kind has a `kind`, and knows how to open itself."""
 
     local: ClassVar[bool] = False
     """A program or a callable: it needs no model, and takes any JSON as input."""
@@ -213,7 +213,7 @@ class ProviderSettings(Message):
         """Makes the provider; nothing is connected yet.
 
         Args:
-            redaction: what is hidden in its errors, beside its own secrets.
+            redaction: what is hidden in its errors, in addition to its own secrets.
 
         Raises:
             ConfigError: a secret is missing, or what is named is not there.
@@ -225,7 +225,7 @@ class ProviderSettings(Message):
         return {}
 
     def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:  # noqa: ARG002  most drop nothing
-        """Which of these params are left out of a call, as the provider has nothing like them."""
+        """Params that are left out of a call, as the provider has nothing like them."""
         return ()
 
 
@@ -258,7 +258,7 @@ def _sendable(headers: dict[str, str]) -> dict[str, str]:
 
 
 HttpUrl = Annotated[str, Field(pattern=URL), BeforeValidator(_without_user)]
-"""Where requests are sent to."""
+"""Address that requests are sent to."""
 
 
 class HttpSettings(ProviderSettings):
@@ -299,7 +299,7 @@ class StreamReader(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether all of the answer has come."""
+        """True if all of the answer has come."""
         ...
 
     def read(self, event: Mapping[str, Any] | None) -> Iterable[Chunk]:
@@ -307,7 +307,7 @@ class StreamReader(Protocol):
         ...
 
     def answer(self) -> dict[str, Any]:
-        """What has come, as the API would have sent it whole."""
+        """The answer so far, as the API would have sent it whole."""
         ...
 
 
@@ -319,11 +319,11 @@ class Wire(Protocol):
         ...
 
     def url(self, model: str) -> str:
-        """Where a call for a model goes, percent-encoded."""
+        """Address of a call for a model, percent-encoded."""
         ...
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """What shows who calls."""
+        """Headers that identify the caller."""
         ...
 
     def body(self, call: Call) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ import structlog
 
 STDERR_KEPT = 4 * 1024
 GRACE_S = 0.2
-"""How long what a program has left behind may hold its output open after the program itself has ended."""
+"""Time that what a program has left behind may hold its output open after the program itself has ended."""
 _REAP_S = 1.0
 _POLL_S = 0.01
 _CHUNK = 64 * 1024
@@ -66,7 +66,7 @@ class Child:
         self.stderr = bytearray()
         self.flooded = False
         self._max_output_bytes = max_output_bytes
-        self._ends: list[_Reader | _Writer] = []
+        self._ends: list[_OutputPipe | _InputPipe] = []
         self._opens_gate = b"\n" if limits else b""
         if limits:
             command, program = (*_GATE, str(program), *command[1:]), Path("/bin/sh")
@@ -106,11 +106,11 @@ class Child:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        outputs = (_Reader(process.stdout, self._take_stdout), _Reader(process.stderr, self._take_stderr))
+        outputs = (_OutputPipe(process.stdout, self._take_stdout), _OutputPipe(process.stderr, self._take_stderr))
         self._ends += outputs
         for output in outputs:
             output.start()
-        writer = _Writer(process.stdin, self._opens_gate + request)
+        writer = _InputPipe(process.stdin, self._opens_gate + request)
         self._ends.append(writer)
         writer.start()
         await _until_ended(process)
@@ -164,7 +164,7 @@ class Child:
         del self.stderr[:-STDERR_KEPT]
 
 
-class _Reader:
+class _OutputPipe:
     """Our end of a pipe that a child writes to."""
 
     # asyncio's transports for pipes are not used: uvloop's close their descriptor twice, and between the two another
@@ -190,7 +190,7 @@ class _Reader:
             self.close()
 
     def read_rest(self) -> None:
-        """What is in the pipe already: a loop that was held up may come here before it has read it."""
+        """Reads what is in the pipe already: a loop that was held up may come here before it has read it."""
         for _ in range(_CHUNKS_IN_A_PIPE):
             if self._pipe.closed:
                 return
@@ -204,7 +204,7 @@ class _Reader:
             self.closed.set_result(None)
 
 
-class _Writer:
+class _InputPipe:
     """Our end of a pipe that a child reads from. A child need not read what it is asked."""
 
     def __init__(self, pipe: IO[bytes], data: bytes) -> None:

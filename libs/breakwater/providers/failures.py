@@ -120,9 +120,9 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], sil
 
 
 def carries_error(body: Mapping[str, Any]) -> bool:
-    """Whether the body of a 2xx, or an event of it, is an error."""
+    """True if the body of a 2xx, or an event of it, is an error."""
     error, answered = body.get("error"), bool(body.get("choices") or body.get("content"))
-    # Some gateways write all fields of an error beside an answer, with nothing in them.
+    # Some gateways write all fields of an error next to an answer, with nothing in them.
     if error and not (answered and isinstance(error, dict) and not any(cast(dict[str, Any], error).values())):
         return True
     if body.get("type") == "error" or body.get("object") in ("error", "Error"):
@@ -136,7 +136,7 @@ def carries_error(body: Mapping[str, Any]) -> bool:
 
 
 def says_why(body: dict[str, Any]) -> bool:
-    """Whether the body of a 2xx without an answer says in words what went wrong, in whatever shape."""
+    """True if the body of a 2xx without an answer says in words what went wrong, in whatever shape."""
     return bool(_text((_error_of(body) or {}).get("message")))
 
 
@@ -182,7 +182,7 @@ def read_json(payload: bytes) -> Any:
 
 
 def first_of(found: Any) -> Any:
-    """What was read itself, or the first of a list: Gemini wraps an error into one."""
+    """The document itself, or the first of a list: Gemini wraps an error into one."""
     return cast(list[Any], found)[0] if isinstance(found, list) and found else found
 
 
@@ -225,7 +225,7 @@ def _error_of(body: Any) -> dict[str, Any] | None:
 
 
 def _upstream(error: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What OpenRouter was answered itself, where it says no more of it than that."""
+    """The error that OpenRouter was answered itself, where it says no more of it than that."""
     raw = fields(error.get("metadata")).get("raw")
     found = _error_of(_parsed(raw.encode(errors="replace"))) if isinstance(raw, str) else None
     return found or ({"message": raw} if isinstance(raw, str) and raw else None)
@@ -251,7 +251,7 @@ def _first(values: Mapping[str, Any], *names: str) -> Any:
 
 
 def _text(value: Any, depth: int = 4) -> str:
-    """What a message says that may be nested, as FastAPI's list of what is wrong is."""
+    """The text of a message that may be nested, as FastAPI's list of what is wrong is."""
     if isinstance(value, str):
         return cut(value.strip(), MAX_ERROR_TEXT)
     if isinstance(value, bool) or value is None or depth == 0:
@@ -357,15 +357,15 @@ _CERTIFICATES = {
     9: "is not valid yet: check the clock",
     10: "has expired",
     18: "is signed by itself: have the system trust it",
-    19: "is signed by somebody whom the system does not trust",
-    20: "is signed by somebody whom the system does not trust",
+    19: "is signed by an authority that the system does not trust",
+    20: "is signed by an authority that the system does not trust",
     62: "is for another host than base_url names",
 }
 """By OpenSSL's number of what is wrong with one."""
 
 
 def transport_failure(error: BaseException) -> TransportFailure:
-    """What an error means that came instead of an answer: a timeout, or a failure of the network, named by its cause.
+    """Meaning of an error in place of an answer: a timeout, or a failure of the network, named by its cause.
 
     Args:
         error: of the operating system or of aiohttp, which is recognized by name: it is not imported here.

@@ -20,16 +20,16 @@ from yarl import URL
 from breakwater.errors import ConfigError
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.chat_messages import INTERRUPTED, fields
-from breakwater.policy.classify import BrokenAnswer, Failure, NothingSaid, TransportFailure
+from breakwater.policy.classify import BrokenAnswer, CallFailure, NothingSaid, TransportFailure
 from breakwater.policy.redact import KnownSecrets, RedactionRules
 from breakwater.policy.usage import Usage, model_of
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     Answer,
+    AnswerTimeout,
     Call,
     CallFailed,
     HttpSettings,
-    Limit,
     Streaming,
     StreamReader,
     UnusableAnswerError,
@@ -55,7 +55,7 @@ class Credential:
         ref: where it is found; None for a provider that needs none.
 
     Attributes:
-        value: the key. It stands in no log, no error and no repr.
+        value: the key. It is in no log, no error and no repr.
         version: 1 for the first reading; each one that brought another value counts one up.
 
     Raises:
@@ -127,19 +127,19 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class _Reply:
+class _HttpReply:
     status: int
     headers: Mapping[str, str]
     payload: bytes
     whole: bool
 
 
-_Request = AbstractAsyncContextManager[aiohttp.ClientResponse]
+_Requesting = AbstractAsyncContextManager[aiohttp.ClientResponse]
 
 
 @dataclass(slots=True)
 class _RequestState:
-    """How far a request came."""
+    """Progress of a request."""
 
     sent: bool = False
 
@@ -150,7 +150,7 @@ class HttpProvider:
     Args:
         wire: the API that is spoken there.
         settings: whose key is read now, and whose headers go with every call.
-        redaction: says what stands for the key in errors.
+        redaction: says what replaces the key in errors.
 
     Raises:
         ConfigError: the URL or a header can't be used, or the key can't be read.
@@ -163,7 +163,7 @@ class HttpProvider:
         self._headers = {"Content-Type": "application/json", **_checked_headers(settings.headers)}
         self._credential = Credential(settings.api_key)
         self._secrets = KnownSecrets([], self._placeholder)
-        """What no answer may say: the key, which a provider was sent, and may quote."""
+        """Secrets that no answer may repeat: the key, which a provider was sent, and may quote."""
         self._secrets_version = 0
         self._session: aiohttp.ClientSession | None = None
 
@@ -199,10 +199,10 @@ class HttpProvider:
             await self._session.close()
             self._session = None
 
-    async def _post(self, call: Call, key: str | None) -> _Reply:
+    async def _post(self, call: Call, key: str | None) -> _HttpReply:
         course = _RequestState()
         try:
-            async with Limit(call.timeout_s), self._request(call, key, course) as response:
+            async with AnswerTimeout(call.timeout_s), self._request(call, key, course) as response:
                 return await _reply(response)
         except TimeoutError as error:
             text = f"no answer within {call.timeout_s:g} s"
@@ -213,11 +213,11 @@ class HttpProvider:
 
     async def _stream(self, call: Call, key: str | None, streaming: Streaming) -> Answer:
         course, reader = _RequestState(), self._wire.stream_reader(streaming.answer)
-        failure: Failure | None = None
+        failure: CallFailure | None = None
         maybe_billed, cause, status = True, None, 200
         try:
             async with (
-                Limit(min(call.timeout_s, streaming.total_timeout_s)) as limit,
+                AnswerTimeout(min(call.timeout_s, streaming.total_timeout_s)) as limit,
                 self._request(call, key, course) as response,
             ):
                 if response.content_type != "text/event-stream" or not 200 <= response.status <= 299:
@@ -244,7 +244,7 @@ class HttpProvider:
                 failure, cause = BrokenAnswer(str(error), status), error
         raise CallFailed(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
-    def _request(self, call: Call, key: str | None, course: _RequestState) -> _Request:
+    def _request(self, call: Call, key: str | None, course: _RequestState) -> _Requesting:
         body = _encode(self._wire.body(call))
         headers = {"X-Client-Request-Id": call.attempt_id, **self._wire.headers(key)}
         if call.traceparent:
@@ -257,7 +257,7 @@ class HttpProvider:
             trace = aiohttp.TraceConfig()
             trace.on_request_headers_sent.append(_note_sent)
             self._session = aiohttp.ClientSession(
-                # How many calls run at once is bounded by the agents' concurrency; a second limit would hide it.
+                # The number of concurrent calls is bounded by the agents' concurrency; a second limit would hide it.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers=self._headers,
@@ -266,7 +266,7 @@ class HttpProvider:
             )
         return self._session
 
-    def _read(self, reply: _Reply) -> Answer:
+    def _read(self, reply: _HttpReply) -> Answer:
         status = reply.status
         if not 200 <= status <= 299:
             raise CallFailed(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
@@ -285,7 +285,7 @@ class HttpProvider:
                 raise CallFailed(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
             raise _broken(status, str(error), usage) from error
 
-    def _assembled(self, reply: _Reply) -> dict[str, Any]:
+    def _assembled(self, reply: _HttpReply) -> dict[str, Any]:
         answer = Assembly()
         reader = self._wire.stream_reader(answer)
         try:
@@ -302,7 +302,7 @@ class HttpProvider:
         return CallFailed(broken.failure, maybe_billed=begun, usage=self._wire.usage(said))
 
     def _begun(self, body: dict[str, Any]) -> bool:
-        """Whether a model has said something before it failed: only then its provider may bill for it."""
+        """True if a model has said something before it failed: only then its provider may bill for it."""
         blocks = body.get("content")
         if isinstance(blocks, list):  # of Anthropic, perhaps of thinking alone
             said = (
@@ -320,7 +320,7 @@ class HttpProvider:
         good = (one for one in choices if one.output is not None and one.finish_reason not in INTERRUPTED)
         chosen = next(good, choices[0])
         reason = chosen.finish_reason
-        failure: Failure | None = None
+        failure: CallFailure | None = None
         if reason in INTERRUPTED:
             failure = BrokenAnswer(f"the provider broke the answer off (finish_reason: {reason})", status)
         elif chosen.output is None:
@@ -339,18 +339,18 @@ async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: obj
     cast(_RequestState, context.trace_request_ctx).sent = True
 
 
-async def _reply(response: aiohttp.ClientResponse) -> _Reply:
+async def _reply(response: aiohttp.ClientResponse) -> _HttpReply:
     payload, whole = await _payload(response)
-    return _Reply(response.status, response.headers, payload, whole)
+    return _HttpReply(response.status, response.headers, payload, whole)
 
 
 def _release(error: BaseException) -> None:
-    """Lets what came of an answer be freed at once: aiohttp keeps its error, which keeps the frames that read it."""
+    """Frees what came of an answer: aiohttp keeps its error, which keeps the frames that read it."""
     error.__traceback__ = None
 
 
 async def _payload(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
-    """What came of the body, and whether that is all of it (or more than is taken)."""
+    """The body as far as it came, and true if that is all of it (or more than is taken)."""
     payload = bytearray()
     try:
         while len(payload) <= MAX_ANSWER_BYTES and not response.content.at_eof():
@@ -362,7 +362,7 @@ async def _payload(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
     return bytes(payload), True
 
 
-def _parsed(reply: _Reply) -> dict[str, Any]:
+def _parsed(reply: _HttpReply) -> dict[str, Any]:
     status, payload = reply.status, reply.payload
     if not reply.whole:
         raise _broken(status, f"the answer was truncated after {len(payload)} bytes")
@@ -384,7 +384,7 @@ def _broken(status: int, text: str, usage: Usage | None = None) -> CallFailed:
     return CallFailed(BrokenAnswer(text, status), maybe_billed=True, usage=usage)
 
 
-def _without(key: KnownSecrets, failure: Failure) -> Failure:
+def _without(key: KnownSecrets, failure: CallFailure) -> CallFailure:
     """The failure without the key, which a provider may repeat when it complains of it."""
     return replace(failure, **{item.name: key.hidden_in(getattr(failure, item.name)) for item in fields_of(failure)})
 

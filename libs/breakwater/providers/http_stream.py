@@ -10,17 +10,24 @@ from typing import Any, cast
 import aiohttp
 
 from breakwater.policy.chat_chunks import Assembly, Chunk
-from breakwater.policy.classify import BrokenAnswer, Failure, TransportFailure
+from breakwater.policy.classify import BrokenAnswer, CallFailure, TransportFailure
 from breakwater.policy.redact import KnownSecrets
-from breakwater.providers.base import MAX_ANSWER_BYTES, Call, Limit, Streaming, StreamReader, UnusableAnswerError
+from breakwater.providers.base import (
+    MAX_ANSWER_BYTES,
+    AnswerTimeout,
+    Call,
+    Streaming,
+    StreamReader,
+    UnusableAnswerError,
+)
 from breakwater.providers.failures import carries_error, error_in_answer, first_of, read_json
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
 _LAST_BYTES_S = 0.05
-"""How long the end of a body is waited for after its last event, so that the connection can be used again."""
+"""Time for which the end of a body is awaited after its last event, so that the connection can be used again."""
 
 GATHER_S = 0.1
-"""How long more of an answer is gathered after some of it, at most. Ten messages a second look smooth; each costs a
+"""The most time for which more of an answer is gathered. Ten messages a second look smooth; each costs a
 turn of four processes, however little is in it."""
 
 _ALIVE = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat"})
@@ -33,13 +40,17 @@ _LIMIT_EVERY = 0.05
 class StreamBroken(Exception):  # noqa: N818  what happened, in the field's words
     """The stream itself says what went wrong."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: CallFailure) -> None:
         super().__init__(str(failure))
         self.failure = failure
 
 
 async def receive(
-    response: aiohttp.ClientResponse, reader: StreamReader, streaming: Streaming, limit: Limit, secrets: KnownSecrets
+    response: aiohttp.ClientResponse,
+    reader: StreamReader,
+    streaming: Streaming,
+    limit: AnswerTimeout,
+    secrets: KnownSecrets,
 ) -> None:
     """Passes on a stream until its end.
 
@@ -86,7 +97,7 @@ async def receive(
 
 
 def is_of_events(body: bytes) -> bool:
-    """Whether a body is a stream, whatever its type says, as some servers stream unasked or name another type."""
+    """True if a body is a stream, whatever its type says, as some servers stream unasked or name another type."""
     return body[:64].lstrip().startswith((b"data:", b"event:"))
 
 
@@ -115,8 +126,8 @@ async def _gather(response: aiohttp.ClientResponse) -> None:
 
 
 async def _piece(content: aiohttp.StreamReader) -> bytes:
-    """What has come. Raises aiohttp.ClientError once there is nothing left of what came before the connection broke."""
-    # aiohttp raises at once, and would lose what it has received and not handed out yet.
+    """The bytes that came. Raises aiohttp.ClientError once nothing is left of what came before the connection broke."""
+    # aiohttp raises immediately, and would lose what it has received and not handed out yet.
     if content.exception() is not None and (rest := cast(Any, content)._read_nowait(-1)):
         return rest
     return await content.readany()

@@ -1,4 +1,4 @@
-"""What programs and callables have in common: what they are asked, and how they report what it took."""
+"""Common parts of programs and callables: their requests, and their reports of usage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from breakwater.policy.classify import ProgramFailure
 from breakwater.policy.ownership import shown
 from breakwater.policy.redact import KnownSecrets, RedactionRules, Redactor, cut
 from breakwater.policy.usage import Usage
-from breakwater.providers.base import Answer, Call, Limit, Streaming
+from breakwater.providers.base import Answer, AnswerTimeout, Call, Streaming
 
 MAX_SHOWN = 500
 """Characters of a program's own text in an error."""
@@ -28,7 +28,7 @@ _NANO_USD = Decimal("1e-9")
 
 
 def request_of(call: Call) -> dict[str, JsonValue]:
-    """What a program reads on its stdin, and what a callable is given: its own copy.
+    """The request that a program reads on its stdin, and a callable is given: its own copy.
 
     Every key is always there, save that a job has either `input` or `messages`. One with `input` has `messages` as well
     where its answer is to be corrected: they hold that answer, and what was wrong with it.
@@ -78,7 +78,7 @@ class Pieces:
         ended.add_done_callback(lambda _: self._stirred.set())
         while True:
             try:
-                async with Limit(min(ends_at - loop.time(), limit)):
+                async with AnswerTimeout(min(ends_at - loop.time(), limit)):
                     await self._stirred.wait()
             except TimeoutError:
                 return words
@@ -111,7 +111,7 @@ def _nano(value: object) -> int:
 
 ReportedCost = Annotated[int, BeforeValidator(_nano), Field(ge=0, le=MAX_COUNTED)]
 """Nano-dollars, from what a program reports in USD; rounded half up to whole ones."""
-Tokens = Annotated[int, Field(strict=True, ge=0)]
+TokenCount = Annotated[int, Field(strict=True, ge=0)]
 
 
 class Reported(BaseModel):
@@ -123,14 +123,14 @@ class Reported(BaseModel):
 class ReportedUsage(Reported):
     """Tokens; those that are absent are unknown."""
 
-    input_tokens: Tokens | None = None
-    output_tokens: Tokens | None = None
-    cached_tokens: Tokens | None = None
-    reasoning_tokens: Tokens | None = None
+    input_tokens: TokenCount | None = None
+    output_tokens: TokenCount | None = None
+    cached_tokens: TokenCount | None = None
+    reasoning_tokens: TokenCount | None = None
 
 
 class Spent(Reported):
-    """What a call has used."""
+    """Usage of a call."""
 
     usage: ReportedUsage | None = None
     cost_usd: ReportedCost | None = None
@@ -151,7 +151,7 @@ class Spent(Reported):
 
 
 def failure_of_code(code: int, message: str) -> ProgramFailure:
-    """What a code that a program answers with means: the same as in HTTP, so that no other list has to be learned."""
+    """Meaning of a code that a program answers with: the same as in HTTP, so that no other list has to be learned."""
     status = code if 400 <= code < 600 else None
     if 400 <= code < 500:
         return ProgramFailure("InvalidRequestError", message, status, "client")
@@ -163,11 +163,11 @@ def failure_of_code(code: int, message: str) -> ProgramFailure:
 
 
 class Shown:
-    """What may stand in an error of the texts of a program or a callable: redacted as a whole, and cut then.
+    """Texts of a program or a callable as errors may show them: redacted as a whole, and cut then.
 
     Args:
         redaction: what is hidden.
-        secrets: what is hidden, too, wherever it stands.
+        secrets: what is hidden, too, anywhere.
     """
 
     def __init__(self, redaction: RedactionRules, secrets: Iterable[str] = ()) -> None:
@@ -193,7 +193,7 @@ def _beginning(text: str) -> str:
 
 
 def first_problem(error: ValidationError) -> str:
-    """What is wrong with what was reported, without the values."""
+    """The first problem of a report, without the values."""
     problem = error.errors(include_input=False, include_url=False, include_context=False)[0]
     place = ".".join(str(part) for part in problem["loc"])
     return f"{place}: {problem['msg']}" if place else problem["msg"]

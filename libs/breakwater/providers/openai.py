@@ -81,7 +81,7 @@ class ChatCompletions:
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
         """Its tokens."""
-        return of_completion(answer, thinks_beside=self._host.endswith("perplexity.ai"))
+        return of_completion(answer, thinks_apart=self._host.endswith("perplexity.ai"))
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
         """All of them. Raises UnusableAnswerError."""
@@ -92,7 +92,7 @@ class ChatCompletions:
 
 
 _BESIDE_TEXT = ("tool_calls", "function_call", "refusal", "audio", "images", OTHERS)
-"""What a message may say without a text, or beside it."""
+"""Fields of a message that say something without a text, or in addition to it."""
 
 
 def _choice(index: int, choice: Mapping[str, Any]) -> Choice:

@@ -1,6 +1,6 @@
 """Kills the child programs of a worker that was itself killed, and so could not.
 
-A small process beside the worker, started with its first child. It reads on its stdin which process groups run; when
+A small process next to the worker, started with its first child. It reads on its stdin which process groups run; when
 the worker ends, however it ends, the kernel closes that pipe, and what then still runs is killed. One such process for
 all of a worker's children costs a child nothing; a parent-death signal would need an interpreter started before each
 program (25 ms and more), and would miss what the program has started itself.
@@ -71,8 +71,8 @@ class OrphanGuard:
 
     @staticmethod
     def _spawn() -> subprocess.Popen[bytes]:
-        # A service manager may ask all processes of a service at once to end; the worker, which then takes its time,
-        # needs the guard till last. What is blocked here stays so in the guard, from its first moment.
+        # A service manager may ask all processes of a service to end at the same time; the worker, which then takes its
+        # time, needs the guard till last. What is blocked here stays so in the guard, from its first moment.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED_TO_END)
         try:
             process = subprocess.Popen(  # noqa: S603  this file

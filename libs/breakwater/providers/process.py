@@ -22,7 +22,7 @@ from breakwater.contracts.types import Message
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
-from breakwater.providers.base import Answer, Call, CallFailed, Limit, LocalSettings, Provider, Streaming
+from breakwater.providers.base import Answer, AnswerTimeout, Call, CallFailed, LocalSettings, Provider, Streaming
 from breakwater.providers.child import STDERR_KEPT, Child
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 from breakwater.providers.orphans import OrphanGuard
@@ -47,7 +47,7 @@ EnvValue = Annotated[SecretRef | Annotated[str, NoNul], BeforeValidator(_text_or
 
 
 class ProcessLimits(Message):
-    """What the kernel limits a program to, and each process that it starts. Linux only.
+    """Limits that the kernel sets a program, and each process that it starts. Linux only.
 
     A wrapper that starts the program elsewhere, as `docker run` does, has options of its own for this.
     """
@@ -98,7 +98,7 @@ class ProcessSettings(LocalSettings):
     )
     env: dict[EnvName, EnvValue] = Field(
         default_factory=dict,
-        description="Its environment, as texts or as {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}, beside "
+        description="Its environment, as texts or as {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}, with "
         f"{', '.join(INHERITED)}. It inherits nothing else of the worker's.",
     )
     max_output_bytes: int = Field(
@@ -145,7 +145,7 @@ def _find(name: str, cwd: Path, path: str | None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run, and how.
+    """A program to run.
 
     Attributes:
         command: as it sees itself in its argument list.
@@ -169,7 +169,7 @@ class Program:
 
 
 class Response(Spent):
-    """What a program prints. Only `status` "success" with `code` 0 is one: where they differ, it failed."""
+    """The output of a program. Only `status` "success" with `code` 0 is one: where they differ, it failed."""
 
     status: str
     code: StrictInt
@@ -243,7 +243,7 @@ class ProcessProvider:
         try:
             self._guard.watch(child.pid)
             if call.streaming is None:
-                async with Limit(call.timeout_s):
+                async with AnswerTimeout(call.timeout_s):
                     await child.talk(request)
             else:
                 await self._stream(child.talk(request), lines.pieces, call, call.streaming)

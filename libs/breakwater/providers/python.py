@@ -22,14 +22,14 @@ from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, P
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 
 GRACE_S = 0.05
-"""How long a cancelled callable may take to end before it is left to itself."""
+"""Time that a cancelled callable may take to end before it is abandoned."""
 
 AgentCallable = Callable[[dict[str, JsonValue]], Coroutine[Any, Any, Any] | AsyncIterator[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a callable returns instead of its result alone, to say what it took.
+    """Return value of a callable that reports its usage with the result.
 
     Attributes:
         result: any JSON.
@@ -44,7 +44,7 @@ class Reply:
 
 
 class NonRetryableError(Exception):
-    """What a callable raises when no further try could help: the request is wrong, or not for it.
+    """Raised by a callable when no further try could help: the request is wrong, or not for it.
 
     Args:
         message: why.
@@ -68,7 +68,7 @@ class PythonSettings(LocalSettings):
 
     It is given a dict (`execution_id`, `attempt_id`, `agent`, `model`, `tenant`, `task_id`, `timeout_s`, `traceparent`,
     `stream`, `params`, and `input` or `messages`) and returns any JSON, or a `Reply`; a generator yields texts, and may
-    end with a `Reply` whose `result`, unless None, stands for them all. Any exception is a failure that is tried
+    end with a `Reply` whose `result`, unless None, is the whole answer. Any exception is a failure that is tried
     again, except `NonRetryableError`. It shares the worker's event loop: one that blocks it stops all calls of the
     worker, and no timeout can end it. Such code belongs in a program of its own (`kind: process`).
     """
@@ -183,7 +183,7 @@ class PythonProvider:
 
 
 async def _gathered(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
-    """What a generator has yielded."""
+    """The texts that a generator has yielded, joined."""
     reply: Reply | None = None
     async for piece in running:
         if reply is not None or not isinstance(piece, str | Reply):

@@ -1,4 +1,4 @@
-"""The kinds of providers there are. A new one is a file beside this one, and its settings' name here."""
+"""The kinds of providers. A new one is a file next to this one, and its settings' name here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _kind(settings: type[ProviderSettings]) -> str:
 
 _ALL: tuple[type[ProviderSettings], ...] = get_args(get_args(AnyProvider)[0])
 KINDS = {_kind(settings): settings for settings in _ALL}
-"""What can be set for each kind."""
+"""Settings of each kind."""
 LOCAL_KINDS = tuple(kind for kind, settings in KINDS.items() if settings.local)
 """Programs and callables, which have no models to choose from."""
 

@@ -12,7 +12,7 @@ from typing import cast
 from breakwater.contracts.events import BreakerState
 from breakwater.contracts.execution import FailureStatistics
 from breakwater.contracts.subjects import decode_token
-from breakwater.policy.breaker import Breaker, BreakerKey, Failure, Slice, consecutive_failures
+from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.policy.health import of_breaker
 from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable, translated
 
@@ -289,7 +289,7 @@ def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:
         state=cast(BreakerState, fields.get("state", "closed")),
         probe=fields.get("probe") or None,
         reason=fields.get("reason", ""),
-        failures=tuple(Failure(*one) for one in json.loads(fields.get("failures", "[]"))),
+        failures=tuple(CountedFailure(*one) for one in json.loads(fields.get("failures", "[]"))),
         errors_seen=tuple(errors_seen.split(",")) if errors_seen else (),
         slices=tuple(Slice(*one) for one in json.loads(fields.get("slices", "[]"))),
         counted=tuple(json.loads(fields.get("counted", "[]"))),

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from breakwater.contracts.events import CapRaise
 from breakwater.policy.budget import Counter, Period, effective_limit, periods_since, scope_keys
-from breakwater.policy.ledger import FIGURES, Figures, Ledger, Place
+from breakwater.policy.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
 from breakwater.state.budgets import (
     BLOCK,
     FILLED,
@@ -64,7 +64,7 @@ class PeriodCounters:
     """The counters of one period, by the scope's key."""
 
     period: Period
-    figures: Mapping[str, Figures]
+    figures: Mapping[str, AttemptSums]
     reserved: Mapping[str, int]
     notes: Notes
 
@@ -100,16 +100,16 @@ class Snapshot:
     def settled(self) -> Ledger:
         """The same, without what was charged for calls of which nothing is recorded."""
         charged = self.held(charged=True)
-        return {place: sums - Figures(spent=charged.get(place, 0)) for place, sums in self.figures.items()}
+        return {place: sums - AttemptSums(spent=charged.get(place, 0)) for place, sums in self.figures.items()}
 
     @property
-    def reserved(self) -> Mapping[Place, int]:
+    def reserved(self) -> Mapping[BudgetPlace, int]:
         """What the counters say is held, by period and scope."""
         return {(one.period.name, key): held for one in self.periods for key, held in one.reserved.items()}
 
-    def held(self, *, charged: bool) -> Mapping[Place, int]:
+    def held(self, *, charged: bool) -> Mapping[BudgetPlace, int]:
         """What the reservations themselves say is held; or was charged when their leases ended, as nobody settled."""
-        sums: dict[Place, int] = defaultdict(int)
+        sums: dict[BudgetPlace, int] = defaultdict(int)
         for one in self.reservations:
             if one.charged == charged:
                 for name in (one.day, one.month):
@@ -301,7 +301,7 @@ def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounter
             raises[key] = CapRaise.model_validate_json(value)
         elif what == "announced":
             announced.add(key)
-    sums = {key: Figures(**known) for key, known in figures.items()}
+    sums = {key: AttemptSums(**known) for key, known in figures.items()}
     return PeriodCounters(period, sums, reserved, Notes(raises, frozenset(announced)))
 
 

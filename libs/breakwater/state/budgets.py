@@ -20,7 +20,7 @@ from breakwater.contracts.events import Window
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, Counter, Period, Periods, fits, period, periods_at, scope_keys
-from breakwater.policy.ledger import Figures, charged_at, figures_of
+from breakwater.policy.ledger import AttemptSums, charged_at, figures_of
 from breakwater.state.connection import Argument, Redis, Script, ScriptCall, translated
 
 KEEP_MS = 3 * 24 * 3_600_000
@@ -139,7 +139,7 @@ class Settlement:
     sequence: int
     agent: str
     tenant: str | None
-    figures: Figures
+    figures: AttemptSums
     charged_at: datetime
 
     @classmethod

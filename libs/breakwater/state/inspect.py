@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from breakwater.policy.vulnerabilities import Server, known_vulnerabilities, read_version
+from breakwater.policy.vulnerabilities import RedisServer, known_vulnerabilities, read_version
 from breakwater.state.connection import Redis, translated
 
 
@@ -42,7 +42,7 @@ async def inspect(redis: Redis) -> RedisFacts:
         info = await client.info("server")
         settings = await _settings(client)
     # Valkey also names the version of Redis that it is compatible with.
-    server: Server = "valkey" if "valkey_version" in info else "redis"
+    server: RedisServer = "valkey" if "valkey_version" in info else "redis"
     version = str(info.get(f"{server}_version", "of unknown version"))
     appendonly = settings.get("appendonly")
     return RedisFacts(

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from breakwater.contracts.subjects import encode_token
-from breakwater.policy.rate_limit import MINUTES, WINDOW_MS, Period, RateLimit
+from breakwater.policy.rate_limit import MINUTES, WINDOW_MS, LimitPeriod, RateLimit
 from breakwater.state.connection import Script, ScriptCall
 
 SLICES = 100
@@ -33,7 +33,7 @@ class Limited:
 
     name: str
     rule: RateLimit
-    period: Period = "minute"
+    period: LimitPeriod = "minute"
     most: tuple[int | None, int | None, int | None] = field(init=False)
     """The limits on requests, tokens and concurrent calls."""
 
@@ -126,7 +126,7 @@ def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
-def _counts_and_calls(name: str, period: Period) -> tuple[str, str]:
+def _counts_and_calls(name: str, period: LimitPeriod) -> tuple[str, str]:
     token = encode_token(name)
     window = "" if period == "minute" else f":{period}"
     return f"bw:{{rate}}:counts:{token}{window}", f"bw:{{rate}}:calls:{token}"

@@ -26,7 +26,7 @@ from breakwater.metrics import AlerterMetrics
 from breakwater.policy import outbox
 from breakwater.policy.alert_rules import Route
 from breakwater.policy.incidents import IncidentRules
-from breakwater.policy.outbox import ChannelRules, Message, message_id
+from breakwater.policy.outbox import ChannelMessage, ChannelRules, message_id
 from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import of_dead_letter
 from services.alerter import notifier as notifier_module
@@ -55,13 +55,13 @@ class Recorder:
         self.failures = list(failures)
         self.always: SendError | None = None
         self.tried: list[str] = []
-        self.sent: list[Message] = []
+        self.sent: list[ChannelMessage] = []
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: ChannelMessage) -> None:
         self.tried.append(message_id(message))
         failure = self.failures.pop(0) if self.failures else self.always
         if failure is not None:
@@ -362,7 +362,7 @@ async def test_a_second_try_reaches_a_receiver_that_was_gone_and_ends_that(bus: 
 
 async def test_what_nobody_foresaw_of_one_message_holds_up_no_other(bus: Bus) -> None:
     class Odd(Recorder):
-        async def send(self, message: Message) -> None:
+        async def send(self, message: ChannelMessage) -> None:
             if message_id(message) == "alert_odd_1":
                 raise RecursionError("nobody foresaw this")
             await super().send(message)
@@ -416,7 +416,7 @@ async def test_a_stream_that_was_made_again_begins_again_at_one_and_loses_no_ale
 
 async def test_what_is_being_sent_arrives_before_the_process_stops_and_is_not_sent_again(bus: Bus) -> None:
     class Slow(Recorder):
-        async def send(self, message: Message) -> None:
+        async def send(self, message: ChannelMessage) -> None:
             self.tried.append(message_id(message))
             await asyncio.sleep(1.5)
             self.sent.append(message)

@@ -14,7 +14,7 @@ from breakwater.contracts.events import CapRaise
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, PlaneGauge, Readings
 from breakwater.policy.budget import Caps, CapTable, Period
-from breakwater.policy.ledger import Figures
+from breakwater.policy.ledger import AttemptSums
 from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
 from services.budget.gauges import FORECAST_EVERY_S, FORECAST_KEPT_S, BudgetGauges
 from tests.helpers import until
@@ -40,7 +40,7 @@ class Counters:
 
     async def snapshot(self, periods: Sequence[Period]) -> Snapshot:
         keys = ("global", "agent:writer", "tenant:nobody")
-        figures = {key: Figures(spent=self.spent, calls=1) for key in keys}
+        figures = {key: AttemptSums(spent=self.spent, calls=1) for key in keys}
         held = {"agent:writer": USD // 2}
         return Snapshot(self.filled, tuple(PeriodCounters(one, figures, held, self.notes) for one in periods), (), {})
 

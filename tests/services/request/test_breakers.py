@@ -7,7 +7,7 @@ import structlog.testing
 from breakwater.api_keys import create_key
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
-from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Failure
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, CountedFailure
 from breakwater.policy.health import half_opened
 from breakwater.state.breakers import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
@@ -69,7 +69,7 @@ async def test_one_that_is_forced_open_already_stays_as_it_is_and_nothing_is_pub
 
 async def test_a_reset_closes_it_and_forgets_what_was_counted(governed: HttpApi, redis: Redis) -> None:
     now = await redis_ms(redis)
-    failures = tuple(Failure(number, now - 1000, "aaaaaaaa") for number in (1, 2, 3))
+    failures = tuple(CountedFailure(number, now - 1000, "aaaaaaaa") for number in (1, 2, 3))
     opened = Breaker(state="open", failures=failures, open_until_ms=now + 60_000, version=4, total_failures=3)
     await put_breaker(redis, "writer", "m", opened)
     answer = await governed.act("breakers/reset", **WRITER_M, reason="deployed a fix")

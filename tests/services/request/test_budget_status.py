@@ -10,7 +10,7 @@ from breakwater.contracts.budgets import BudgetStatus, EstimateAccuracy
 from breakwater.contracts.events import CapRaise
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.policy.budget import CapTable, periods_at
-from breakwater.policy.ledger import Figures, Ledger
+from breakwater.policy.ledger import AttemptSums, Ledger
 from breakwater.state.budget_counters import BudgetCounters, Notes
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
@@ -74,7 +74,7 @@ async def test_every_budget_that_the_config_names_is_reported_before_anything_is
 async def test_whoever_has_called_is_reported_after_those_of_the_config(redis: Redis) -> None:
     now = datetime.now(UTC)
     month = periods_at(now, ZONE).month.name
-    ledger = {(month, key): Figures(spent=5, calls=1) for key in ("tenant:beta", "tenant:alpha", "agent:gone")}
+    ledger = {(month, key): AttemptSums(spent=5, calls=1) for key in ("tenant:beta", "tenant:alpha", "agent:gone")}
     budgets = await reported(redis, ledger, now=now)
     keys = [name.removesuffix("/daily") for name in budgets if name.endswith("/daily")]
     assert keys == [
@@ -94,7 +94,7 @@ async def test_whoever_has_called_is_reported_after_those_of_the_config(redis: R
 async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below_nothing(redis: Redis) -> None:
     now = datetime.now(UTC)
     day = periods_at(now, ZONE).day.name
-    spent = Figures(spent=9 * NANO_PER_USD, calls=7, unpriced=2)
+    spent = AttemptSums(spent=9 * NANO_PER_USD, calls=7, unpriced=2)
     assert (await reported(redis, {(day, "agent:writer"): spent}, now=now))[
         "agent:writer/daily"
     ].remaining == NANO_PER_USD
@@ -108,7 +108,7 @@ async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below
     ]
     assert (writer.spent, writer.reserved, writer.remaining) == (9 * NANO_PER_USD, held, NANO_PER_USD - held)
     assert (writer.calls, writer.calls_of_unknown_cost) == (7, 2)
-    too_much = Figures(spent=11 * NANO_PER_USD)
+    too_much = AttemptSums(spent=11 * NANO_PER_USD)
     assert (await reported(redis, {(day, "agent:writer"): too_much}, now=now))["agent:writer/daily"].remaining == 0
 
 
@@ -137,9 +137,9 @@ async def test_how_good_the_estimates_are_is_reported_where_any_call_shows_it(re
     now = datetime.now(UTC)
     day = periods_at(now, ZONE).day.name
     ledger = {
-        (day, "global"): Figures(calls=4, gauged=3, foreseen=3000, measured=631, exceeded=1),
-        (day, "agent:writer"): Figures(calls=1, gauged=1, foreseen=0, measured=0),
-        (day, "agent:reader"): Figures(calls=5),
+        (day, "global"): AttemptSums(calls=4, gauged=3, foreseen=3000, measured=631, exceeded=1),
+        (day, "agent:writer"): AttemptSums(calls=1, gauged=1, foreseen=0, measured=0),
+        (day, "agent:reader"): AttemptSums(calls=5),
     }
     budgets = await reported(redis, ledger, now=now)
     assert budgets["global/daily"].estimate == EstimateAccuracy(
@@ -154,7 +154,7 @@ async def test_how_good_the_estimates_are_is_reported_where_any_call_shows_it(re
 async def test_a_hard_cap_that_refused_a_call_is_reached_though_the_spend_stays_below_it(redis: Redis) -> None:
     now = datetime.now(UTC)
     day = periods_at(now, ZONE).day.name
-    spent = Figures(spent=9_990_000_000, calls=100, gauged=100, foreseen=100 * 20_000_000, measured=9_990_000_000)
+    spent = AttemptSums(spent=9_990_000_000, calls=100, gauged=100, foreseen=100 * 20_000_000, measured=9_990_000_000)
     announced = frozenset({f"agent:writer@{10 * NANO_PER_USD}@100"})
     for known, expected in ((frozenset[str](), False), (announced, True)):
         budgets = await reported(redis, {(day, "agent:writer"): spent}, now=now, announced=known)

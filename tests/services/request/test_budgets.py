@@ -18,7 +18,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.policy.budget import Periods, periods_at
-from breakwater.policy.ledger import Figures, Ledger
+from breakwater.policy.ledger import AttemptSums, Ledger
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import FILLED, NotFilled
 from breakwater.state.connection import Redis, StateUnavailable
@@ -76,7 +76,7 @@ async def noted(redis: Redis, key: str = "agent:writer") -> CapRaise | None:
 async def test_budgets_are_listed_with_whether_their_counters_are_there(capped: HttpApi, redis: Redis) -> None:
     answer = await capped.ask("GET", "/api/v1/budgets")
     assert (answer.status, answer.json["filled"]) == (200, False)
-    await fill(redis, {(periods().day.name, "agent:writer"): Figures(spent=4 * NANO_PER_USD, calls=3)})
+    await fill(redis, {(periods().day.name, "agent:writer"): AttemptSums(spent=4 * NANO_PER_USD, calls=3)})
     answer = await capped.ask("GET", "/api/v1/budgets")
     assert (answer.status, answer.headers["Content-Type"], answer.json["filled"]) == (200, "application/json", True)
     names = [one["budget"] for one in answer.json["budgets"]]
@@ -96,7 +96,7 @@ async def test_budgets_are_listed_with_whether_their_counters_are_there(capped: 
 
 
 async def test_what_a_call_is_held_against_can_be_asked_for(capped: HttpApi, redis: Redis) -> None:
-    await fill(redis, {(periods().month.name, "agent:gone"): Figures(calls=1)})
+    await fill(redis, {(periods().month.name, "agent:gone"): AttemptSums(calls=1)})
     for query, keys in [
         ("agent=writer", ["global", "agent:writer"]),
         ("agent=gone", ["global", "agent:gone"]),
@@ -125,7 +125,7 @@ async def test_a_name_that_nobody_has_is_no_filter(capped: HttpApi) -> None:
 
 
 async def test_a_cap_is_raised_until_its_day_ends_with_who_and_why_on_record(capped: HttpApi, redis: Redis) -> None:
-    await fill(redis, {(periods().day.name, "agent:writer"): Figures(spent=NANO_PER_USD * 9, calls=3)})
+    await fill(redis, {(periods().day.name, "agent:writer"): AttemptSums(spent=NANO_PER_USD * 9, calls=3)})
     day, key_id = periods().day, str(capped.http.headers["Authorization"]).split("_")[1]
     with structlog.testing.capture_logs() as logs:
         answer = await capped.act("budgets/raise", **RAISE)
@@ -251,7 +251,7 @@ async def test_a_budget_that_is_not_there_is_answered_with_what_may_be_meant(
 
 
 async def test_what_can_not_be_raised_is_refused_and_nothing_is_reported(capped: HttpApi, redis: Redis) -> None:
-    await fill(redis, {(periods().day.name, "agent:gone"): Figures(calls=1)})
+    await fill(redis, {(periods().day.name, "agent:gone"): AttemptSums(calls=1)})
     for budget, where in [
         ("agent:reader/daily", "agents.reader.budget.daily_usd"),
         ("agent:gone/daily", "agents.gone.budget.daily_usd"),

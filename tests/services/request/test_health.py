@@ -9,7 +9,7 @@ import pytest
 from breakwater.config import Config, breakers_of, parse_config
 from breakwater.contracts.breakers import AgentHealth
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.breaker import Breaker, BreakerKey, Failure
+from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
 from breakwater.state.deployments import Deployments
@@ -154,7 +154,7 @@ async def test_agents_take_two_round_trips_however_many_there_are(redis: Redis) 
 
 
 async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redis: Redis) -> None:
-    failures = (Failure(1, NOW, "aaaaaaaa"), Failure(2, NOW + 7, "bbbbbbbb"))
+    failures = (CountedFailure(1, NOW, "aaaaaaaa"), CountedFailure(2, NOW + 7, "bbbbbbbb"))
     opened = Breaker(
         state="open",
         failures=failures,

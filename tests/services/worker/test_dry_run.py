@@ -11,7 +11,7 @@ import pytest
 from breakwater.contracts.subjects import Header
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
-from breakwater.policy.ledger import Figures
+from breakwater.policy.ledger import AttemptSums
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.tasks import TaskKey
@@ -137,7 +137,7 @@ async def test_what_is_left_of_caps_and_limits_is_told_to_operators_alone(
             answers = [await admission(f"{agent}-{n}", agent, n) for n in (100, 16_000, 21_000, 10_000_000)]
             assert answers[:2] == ["admitted"] * 2
             assert set(answers[2:]) == ({"refused"} if operator else {"admitted"}), agent
-        spent = {(one.name, "agent:writer"): Figures(spent=10_000_000) for one in periods}
+        spent = {(one.name, "agent:writer"): AttemptSums(spent=10_000_000) for one in periods}
         await counters.fill(await counters.filled(), "log", 0, periods, spent, {})
         assert await admission("spent", "writer", 1) == "refused"
 

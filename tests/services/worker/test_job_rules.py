@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from breakwater.contracts import subjects
-from breakwater.policy.breaker import BreakerKey, Failure
+from breakwater.policy.breaker import BreakerKey, CountedFailure
 from breakwater.state.breakers import Saving
 from tests.flow.kit import Plane, model
 from tests.services.worker.conftest import StartWorker
@@ -106,7 +106,7 @@ async def test_a_result_that_ended_by_a_breaker_has_the_statistics_and_no_thresh
             before.breaker,
             state="open",
             open_until_ms=10**13,
-            failures=tuple(Failure(number, 1, "a3f1b2c4") for number in range(1, 4)),
+            failures=tuple(CountedFailure(number, 1, "a3f1b2c4") for number in range(1, 4)),
             total_failures=5,
             errors_seen=("0badc0de", "a3f1b2c4"),
             reason="3 consecutive failures (threshold: 3)",

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from breakwater.policy.budget import Caps, CapTable
-from breakwater.policy.ledger import Figures
+from breakwater.policy.ledger import AttemptSums
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import RESERVATIONS, Budgets, LiveReservation, Reservation, Reserved, Settlement
 from breakwater.state.connection import Redis
@@ -44,7 +44,7 @@ class Worker:
         return LiveReservation(attempt_id, "a", "t", amount, granted.at, granted.at + timedelta(minutes=1))
 
     async def settle(self, call: LiveReservation, cost: int) -> None:
-        event = Settlement(call.attempt_id, 1, "a", "t", Figures(spent=cost, calls=1), call.at)
+        event = Settlement(call.attempt_id, 1, "a", "t", AttemptSums(spent=cost, calls=1), call.at)
         await self.budgets.settle([event], LOG)
 
     async def held(self) -> list[Reservation]:

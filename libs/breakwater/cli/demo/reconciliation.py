@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 from breakwater.cli.formats import money
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import usd_from_nano
-from breakwater.policy.ledger import Figures, Ledger, Place, ledger
+from breakwater.policy.ledger import AttemptSums, BudgetPlace, Ledger, ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class LedgerComparison:
 def compare(
     provider: Sequence[ProviderCall],
     counted: Ledger,
-    reserved: Mapping[Place, int],
+    reserved: Mapping[BudgetPlace, int],
     attempts: Iterable[Attempt],
     zone: ZoneInfo,
 ) -> LedgerComparison:
@@ -74,7 +74,7 @@ def compare(
     paid_unanswered = sum(call.cost for call in provider if call.attempt_id in unanswered)
     estimated = sum(calls[name].cost or 0 for name in unanswered)
     billed = sum(call.cost or 0 for call in calls.values()) - estimated
-    total = sum((sums for (_, scope), sums in counted.items() if scope == "global"), Figures())
+    total = sum((sums for (_, scope), sums in counted.items() if scope == "global"), AttemptSums())
     held = sum(amount for (_, scope), amount in reserved.items() if scope == "global")
     same = len(provider) == total.calls == len(calls)
     usd = usd_from_nano
@@ -108,11 +108,11 @@ def _of_calls(provider: Sequence[ProviderCall], calls: Mapping[str, Attempt]) ->
                 yield f"{ours.attempt_id}: the provider billed {money(theirs.cost)}, ClickHouse says {says}"
 
 
-def _of_scopes(counted: Ledger, reserved: Mapping[Place, int], recorded: Ledger) -> Iterable[str]:
+def _of_scopes(counted: Ledger, reserved: Mapping[BudgetPlace, int], recorded: Ledger) -> Iterable[str]:
     """Redis against ClickHouse, scope by scope."""
     days = {day for day, _ in counted}
     for place in sorted({*counted, *(place for place in recorded if place[0] in days)}):
-        redis, clickhouse = counted.get(place, Figures()), recorded.get(place, Figures())
+        redis, clickhouse = counted.get(place, AttemptSums()), recorded.get(place, AttemptSums())
         if (redis.calls, redis.spent) != (clickhouse.calls, clickhouse.spent):
             yield (
                 f"{place[1]}: {redis.calls} calls and {money(redis.spent)} in Redis, "
