@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from breakwater.embedded.ports import free_port
-from breakwater.http_server import MAX_CONNECTIONS, Server, Shares, listen, vouch
+from breakwater.http_server import MAX_CONNECTIONS, HttpServer, Shares, listen, vouch
 from tests.helpers import until
 
 KNOWN = b"GET /slow?known HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -74,7 +74,7 @@ async def local(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LocalServer]:
     monkeypatch.setattr("breakwater.http_server.MAX_CONNECTIONS", 3)
     local = LocalServer()
     routes = [Route("/{path:path}", local.respond, methods=["GET", "POST"])]
-    server = Server(Starlette(routes=routes), drain_s=1.0, release=local.released.set)
+    server = HttpServer(Starlette(routes=routes), drain_s=1.0, release=local.released.set)
     with closing(listen("127.0.0.1", local.port)) as listening:
         serving = asyncio.create_task(server.serve([listening]))
         yield local

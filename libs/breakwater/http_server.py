@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import signal
 import socket
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
-import structlog
 import uvicorn
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -20,32 +20,28 @@ from breakwater.files import raise_file_limit
 
 BACKLOG = 2048
 _WRITE_S = 2.0
-"""Seconds for the last responses to be sent, once all waiting requests were released."""
+"""Time for the last responses to be sent, once all waiting requests were released."""
 
 
 class PortTakenError(Exception):
-    """The service can't listen on its port; the text says why and what to do."""
+    """The service can't listen on its port."""
 
 
 def listen(host: str, port: int, *, variables: str = "BREAKWATER_HTTP_HOST and BREAKWATER_HTTP_PORT") -> socket.socket:
-    """Binds the port, before anything else is started. `variables` are those that choose it, for the error.
+    """Binds the port, before anything else is started. The error names `variables` as those that choose the port.
 
     Raises:
-        PortTakenError: the port or the address can't be had.
+        PortTakenError: the port is in use, or the address is not of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     raise_file_limit(2 * MAX_CONNECTIONS)
     try:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        reason = (
-            "another program listens there already"
-            if error.errno == errno.EADDRINUSE
-            else os.strerror(error.errno or 0)
-        )
-        raise PortTakenError(
-            f"can't listen on {host}:{port}: {reason}; choose with {variables}, or end that program"
-        ) from error
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "another program listens there already" if in_use else os.strerror(error.errno or 0)
+        remedy = f"choose with {variables}, or end that program"
+        raise PortTakenError(f"can't listen on {host}:{port}: {reason}; {remedy}") from error
     # Connections inherit it. asyncio sets it only where a socket names its protocol, as this one does not.
     # Without it, each response on a connection that is kept waits 40 ms for the client's acknowledgement.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -55,21 +51,21 @@ def listen(host: str, port: int, *, variables: str = "BREAKWATER_HTTP_HOST and B
 KEEP_ALIVE_S = 120
 
 HEADERS_S = 10.0
-"""How long a client may take over the headers of a request."""
+"""Time limit for the headers of a request."""
 
 MAX_HEADER_BYTES = 65_536
 """Of headers, or of what follows a body in chunks."""
 
 OPEN_BODY_S = 5.0
-"""How long a client that has shown no key may take over the body of a request."""
+"""Time limit for the body of a request of a client that has shown no key."""
 
 OPEN_BODY_BYTES = 8_192
 
 MAX_CONNECTIONS = 2_000
-"""Of one process. Beyond, a new one takes the place of one without a caller that is known (`vouch`)."""
+"""Of one process. Beyond that, a new one takes the place of one whose caller is not known (`vouch`)."""
 
 _OF_FREE = 1.25
-"""How much one caller may hold, to what is left free: 1,000 requests, if no other calls."""
+"""Ratio of one caller's share to the connections that are free: 1,000 requests, if no other caller asks."""
 
 _CONNECTION = "breakwater.connection"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -85,17 +81,17 @@ _FULL_BODY = (
 
 
 def vouch(scope: Scope) -> None:
-    """Says that the caller of a request is known: its connection gives way to no other while it is answered."""
-    connection: Connection | None = scope.get(_CONNECTION)
+    """Marks the caller of a request as known: its connection gives way to no other while it is answered."""
+    connection: HttpConnection | None = scope.get(_CONNECTION)
     if connection is not None:
         connection.vouched()
 
 
 class Shares:
-    """Which callers' requests are being answered: each may have a share of the connections, and never the last ones.
+    """Fair shares of the connections: each caller may have some for its requests, and never the last ones.
 
-    What a caller may hold follows from what is left free. So one alone may have half of all, and whoever comes after
-    callers that hold all they may finds room, too.
+    A caller's share depends on the connections that are free. So one alone may have half of all, and one that comes
+    after others have taken their shares finds room, too.
     """
 
     def __init__(self) -> None:
@@ -103,7 +99,7 @@ class Shares:
         self._total = 0
 
     def take(self, caller: str) -> bool:
-        """Takes a place for one more request, which `release` ends; False where the caller has its share."""
+        """Takes a place for one more request, until `release`; returns False where the caller has its share."""
         held = self._of.get(caller, 0)
         if held >= _OF_FREE * (MAX_CONNECTIONS - _for_strangers() - self._total):
             return False
@@ -112,7 +108,7 @@ class Shares:
         return True
 
     def release(self, caller: str) -> None:
-        """The request has been answered."""
+        """Ends a request that has been answered."""
         self._total -= 1
         self._of[caller] -= 1
         if not self._of[caller]:
@@ -120,12 +116,12 @@ class Shares:
 
 
 def _for_strangers() -> int:
-    """Connections that are left to those who are not known yet, among them who asks for the health."""
+    """Returns the number of connections for callers that are not known yet, such as those of health checks."""
     return max(MAX_CONNECTIONS // 10, 1)
 
 
-class Connection(HttpToolsProtocol):
-    """A connection of uvicorn's, with limits for headers, and a number that nobody can use up."""
+class HttpConnection(HttpToolsProtocol):
+    """A connection of uvicorn's, with limits for headers, and a limit of connections that no caller can use up."""
 
     connections: _Connections
     _due: asyncio.TimerHandle | None = None
@@ -153,7 +149,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what the client sends. Anything but a request's headers and its body has to become headers in time."""
+        """Parses the client's bytes. Any but a request's headers and its body have to become headers in time."""
         self._unread += len(data)
         super().data_received(data)
         if self.transport.is_closing():
@@ -166,46 +162,46 @@ class Connection(HttpToolsProtocol):
                 self._start_timer()
 
     def on_message_begin(self) -> None:
-        """The first byte of a request has come."""
+        """Handles the first byte of a request."""
         self._in_headers = True
         self._unread = 0
         super().on_message_begin()
         self.scope[_CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
-        """All headers of a request have come."""
+        """Handles the end of a request's headers."""
         self._in_headers = False
         self._unread = 0
         self._stop_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of a body has come."""
+        """Handles a part of a body."""
         self._unread = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request has come as a whole."""
+        """Handles the end of a request."""
         self._unread = 0
         super().on_message_complete()
         if self.connections.strangers.pop(self, self) is None:
             self.connections.asking[self] = None
 
     def on_response_complete(self) -> None:
-        """A request was answered."""
+        """Handles the end of a response."""
         super().on_response_complete()
         if self in self.connections:
             self.connections.forget(self)
             (self.connections.idle if self._known else self.connections.strangers)[self] = None
 
     def vouched(self) -> None:
-        """The caller of the request that is being answered is known."""
+        """Marks the caller of the request that is being answered as known."""
         self._known = True
         self.connections.forget(self)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered on it."""
+        """True if no request is being answered on it."""
         return not self.cycle or self.cycle.response_complete
 
     def _start_timer(self) -> None:
@@ -223,10 +219,14 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-class Server(uvicorn.Server):
-    """uvicorn, which on SIGTERM or SIGINT stops accepting, lets requests finish for a while, then ends all waiting.
+class HttpServer(uvicorn.Server):
+    """uvicorn, which on SIGTERM or SIGINT stops accepting, lets requests finish, then releases all that wait.
 
-    uvicorn looks ten times a second whether it is to stop, and when it stops, whether all is done. This one is woken.
+    Args:
+        app: the application.
+        drain_s: time for requests to finish.
+        release: called when that time is over, for requests that still wait.
+        stopping: called when it begins, for those that would not finish by themselves.
     """
 
     def __init__(
@@ -237,18 +237,10 @@ class Server(uvicorn.Server):
         release: Callable[[], None],
         stopping: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wraps an app.
-
-        Args:
-            app: what is served.
-            drain_s: for how long requests may finish.
-            release: called when that time is up, for requests that still wait.
-            stopping: called when it begins, for what would not finish by itself.
-        """
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connection,
+                http=HttpConnection,
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -258,48 +250,26 @@ class Server(uvicorn.Server):
                 # Longer than clients keep an idle connection: the client must close it first, as a job that is
                 # just being sent would meet a closed connection.
                 timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=math.ceil(drain_s + _WRITE_S),
             )
         )
         self._drain_s = drain_s
         self._release = release
         self._stopping = stopping
-        self._woken = asyncio.Event()
-        self.server_state.connections = _Connections(self._woken)
-        self.server_state.tasks = _Watched(self._woken)
+        self.server_state.connections = _Connections()
 
     def stop(self) -> None:
-        """Has it stop in order, as SIGTERM does."""
+        """Stops in order, as at SIGTERM."""
         self.should_exit = True
-        self._woken.set()
-
-    async def main_loop(self) -> None:
-        """Serves until it is to stop."""
-        # The date in responses is renewed once a second.
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends serving. Requests that still wait after the drain time are answered 202."""
         self._stopping()
         timer = asyncio.get_running_loop().call_later(self._drain_s, self._release)
         try:
-            for listening in (*self.servers, *(sockets or ())):
-                listening.close()
-            for connection in list(self.server_state.connections):
-                connection.shutdown()
-            async with asyncio.timeout(self._drain_s + _WRITE_S):
-                while (self.server_state.connections or self.server_state.tasks) and not self.force_exit:
-                    await self._wait()
-        except TimeoutError:
-            structlog.get_logger().warning("requests_cancelled", count=len(self.server_state.tasks))
-            for task in self.server_state.tasks:
-                task.cancel()
+            await super().shutdown(sockets)
         finally:
             timer.cancel()
-        if not self.force_exit:
-            await self.lifespan.shutdown()
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -317,46 +287,29 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.stop()
 
-    async def _wait(self) -> None:
-        self._woken.clear()
-        await self._woken.wait()
 
-
-class _Watched(set[Any]):
-    """A set that can be awaited to be empty."""
-
-    def __init__(self, woken: asyncio.Event) -> None:
-        super().__init__()
-        self._emptied = woken
-
-    def discard(self, element: Any) -> None:
-        super().discard(element)
-        if not self:
-            self._emptied.set()
-
-
-class _Connections(_Watched):
+class _Connections(set[Any]):
     """All connections, and those that give way; each group begins with the one that has been in it for longest."""
 
-    def __init__(self, woken: asyncio.Event) -> None:
-        super().__init__(woken)
-        self.strangers: dict[Connection, None] = {}
+    def __init__(self) -> None:
+        super().__init__()
+        self.strangers: dict[HttpConnection, None] = {}
         """Without a whole request, and without a caller that was ever known."""
-        self.asking: dict[Connection, None] = {}
-        """With a request that is being answered, by whomever."""
-        self.idle: dict[Connection, None] = {}
+        self.asking: dict[HttpConnection, None] = {}
+        """With a request that is being answered, of a caller that is not known."""
+        self.idle: dict[HttpConnection, None] = {}
         """Between two requests of a caller that is known."""
 
-    def pop_least(self) -> Connection:
-        """The connection that gives way first, taken out of its group; the newest one where all others are at work."""
+    def pop_least(self) -> HttpConnection:
+        """Takes the connection that gives way first out of its group: the newest one where all others are at work."""
         crowded = len(self.strangers) > _for_strangers()
         group = self.strangers if crowded else self.idle or self.asking or self.strangers
         connection = next(iter(group))
         del group[connection]
         return connection
 
-    def forget(self, connection: Connection) -> None:
-        """It gives way to no other."""
+    def forget(self, connection: HttpConnection) -> None:
+        """Takes a connection out of its group, so that it gives way to no other."""
         for group in (self.strangers, self.asking, self.idle):
             group.pop(connection, None)
 

@@ -24,7 +24,7 @@ from breakwater.client import ApiClient, ApiError, ApiKeyRefused
 from breakwater.config import Config, cipher_of
 from breakwater.contracts.access import OPENID_CALLBACK
 from breakwater.http_metrics import CountRequests
-from breakwater.http_server import PortTakenError, Server, listen
+from breakwater.http_server import HttpServer, PortTakenError, listen
 from breakwater.metrics import HttpMetrics
 from breakwater.settings import Settings
 from services.console import (
@@ -78,7 +78,9 @@ class ConsoleService:
             cipher_of(config),
         )
         self._console = config.console
-        self._server = Server(self._app(), drain_s=DRAIN_S, release=lambda: None, stopping=self._context.stopping.set)
+        self._server = HttpServer(
+            self._app(), drain_s=DRAIN_S, release=lambda: None, stopping=self._context.stopping.set
+        )
 
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT.

@@ -36,7 +36,7 @@ from breakwater.contracts.events import Reconciliation
 from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER
 from breakwater.encryption import Undecryptable
 from breakwater.http_metrics import CountRequests
-from breakwater.http_server import PortTakenError, Server, Shares, listen
+from breakwater.http_server import HttpServer, PortTakenError, Shares, listen
 from breakwater.metrics import GaugeCollector, HttpMetrics, Readings, StreamMetrics
 from breakwater.policy.redact import Redactor
 from breakwater.reconciliation import RecordedSpend, compare
@@ -130,7 +130,7 @@ class RequestService:
         app, self._gauges = self._app_for(config, redactor)
         self._app = _LiveApp(app)
         self._shown = GaugeCollector("request", self._health, self._backlog)
-        self._server = Server(
+        self._server = HttpServer(
             self._app,
             drain_s=config.limits.drain_s,
             release=self._waiters.release,

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.embedded.provider import ScriptError, build_script
-from breakwater.embedded.provider.behaviour import Decision, decide, make_plans
-from breakwater.embedded.provider.chat import AnswerUsage, ChatRequest, ScriptedAnswer
+from breakwater.embedded.provider.behaviour import (
+    AnswerUsage,
+    ChatRequest,
+    Decision,
+    ScriptedAnswer,
+    decide,
+    make_plans,
+)
 from breakwater.embedded.provider.openai import OpenAI, RequestRefusedError
 from breakwater.embedded.provider.script import ErrorText, ProviderScript, ScriptedPrice
 

@@ -4,8 +4,8 @@ It speaks OpenAI's chat completions, Azure's variant of them, and Anthropic's Me
 
 It is the plane's counterpart in the demo, the tests and the benchmarks. The same seed and the same order of requests
 to a model give the same answers and the same faults. A call goes through the modules in this order: `app` receives it,
-`openai` or `anthropic` reads it as a `chat` request, `behaviour` decides by the `script`, `reply` has `openai` or
-`anthropic` write the answer and breaks it where it is to be broken, `app` sends it, and the `ledger` keeps it.
+`openai` or `anthropic` reads it, `behaviour` decides by the `script`, `reply` has `openai` or `anthropic` write the
+answer and breaks it where it is to be broken, `app` sends it, and the `ledger` keeps it.
 """
 
 from breakwater.embedded.provider.app import SimulatedProvider

@@ -27,7 +27,7 @@ async def _serve(provider: SimulatedProvider) -> None:
 
 
 def main() -> int:
-    """Serves until SIGINT or SIGTERM. Returns the exit status: 2 for a mistake in what it was given."""
+    """Serves until SIGINT or SIGTERM. Returns the exit status: 2 for a mistake in the script or the port."""
     parser = argparse.ArgumentParser(prog="python -m breakwater.embedded.provider", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="0 takes a free one; the first log line names it")
     parser.add_argument("--script", type=Path, required=True, metavar="FILE", help="the behaviour, in JSON")

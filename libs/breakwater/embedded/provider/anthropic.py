@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from breakwater.embedded.provider.chat import ChatRequest, ScriptedAnswer
+from breakwater.embedded.provider.behaviour import ChatRequest, ScriptedAnswer
 from breakwater.embedded.provider.openai import (
     OpenAI,
     RequestRefusedError,
@@ -22,7 +22,7 @@ from breakwater.embedded.provider.script import ErrorText, Pace
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
-class _Block(BaseModel):
+class _ContentBlock(BaseModel):
     type: Literal["text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: Annotated[str, Field(min_length=1)] | None = None
     id: str | None = None
@@ -34,12 +34,12 @@ def _blocks(content: object) -> object:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-class _Message(BaseModel):
+class _AnthropicMessage(BaseModel):
     role: Literal["user", "assistant"]
-    content: Annotated[list[_Block], BeforeValidator(_blocks), Field(min_length=1)]
+    content: Annotated[list[_ContentBlock], BeforeValidator(_blocks), Field(min_length=1)]
 
     def as_openai(self) -> Iterator[dict[str, Any]]:
-        """The messages that it is in OpenAI's format, where each result of a tool is one of its own."""
+        """Yields the same as messages in OpenAI's format, where each result of a tool is a message."""
         for block in self.content:
             if block.type == "tool_result":
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.content}
@@ -54,13 +54,13 @@ class _OutputConfig(BaseModel):
 
 
 class _Body(BaseModel):
-    """All that the interface knows; as the real one, it refuses anything else."""
+    """All fields of the interface; as the real one, it refuses any other."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     model: Annotated[str, Field(min_length=1)]
     max_tokens: Annotated[int, Field(strict=True, ge=1)]
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[_AnthropicMessage], Field(min_length=1)]
     system: Any = None
     stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
@@ -111,7 +111,7 @@ class Anthropic(OpenAI):
     }
 
     def require(self, request: web.BaseRequest) -> None:
-        """The version of the interface is a header."""
+        """Requires the version of the interface, a header."""
         if "anthropic-version" not in request.headers:
             raise RequestRefusedError(400, ErrorText(message="anthropic-version: header is required"))
 
@@ -133,15 +133,15 @@ class Anthropic(OpenAI):
         )
 
     def unknown_model(self, model: str) -> ErrorText:
-        """The body of the 404 for a model that the script does not have."""
+        """Returns the error for a model that the script does not have."""
         return ErrorText(type="not_found_error", message=f"model: {model}")
 
     def error(self, status: int, given: ErrorText | None = None) -> dict[str, Any]:
-        """The body of an error. There are no codes here."""
+        """Returns the body of an error, which has no code here."""
         return {"type": "error", "error": self.error_text(status, given).model_dump(include={"type", "message"})}
 
     def error_headers(self, status: int, retry_after_s: float | None) -> dict[str, str]:
-        """`retry-after` where the script gives one, and the `anthropic-ratelimit-*` family on 429."""
+        """Returns `retry-after` where the script has one, and the `anthropic-ratelimit-*` family on 429."""
         headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:.10g}"}
         if status == 429:
             reset = datetime.now(UTC) + timedelta(seconds=60 if retry_after_s is None else retry_after_s)
@@ -150,11 +150,11 @@ class Anthropic(OpenAI):
         return headers
 
     def event(self, document: Mapping[str, Any]) -> bytes:
-        """An event of a stream; its name is the document's type."""
+        """Returns an event of a stream, named after the document's type."""
         return b"event: %b\ndata: %b\n\n" % (str(document["type"]).encode(), orjson.dumps(document))
 
     def whole(self, answer: ScriptedAnswer) -> dict[str, Any]:
-        """An answer as a `message` object."""
+        """Returns an answer as a `message` object."""
         blocks: list[dict[str, Any]] = [{"type": "text", "text": answer.content}] if answer.content else []
         for index, call in enumerate(answer.tool_calls):
             tool_id = f"toolu_{answer.number}_{index}"
@@ -179,7 +179,7 @@ class Anthropic(OpenAI):
         return message
 
     def stream(self, answer: ScriptedAnswer, pace: Pace) -> list[StreamEvent]:
-        """An answer as the events of a stream, from `message_start` to `message_stop`."""
+        """Returns an answer as the events of a stream, from `message_start` to `message_stop`."""
 
         def event(kind: str, *, content: bool = False, ends: bool = False, **fields: Any) -> StreamEvent:
             return StreamEvent(self.event({"type": kind, **fields}), content, ends)

@@ -1,4 +1,4 @@
-"""The simulated provider's HTTP server: its life, and the course of a call from its arrival to the ledger."""
+"""The simulated provider's HTTP server, and the course of a call from its arrival to the ledger."""
 
 from __future__ import annotations
 
@@ -41,22 +41,23 @@ _CLOSE_TIMEOUT_S = 60.0
 
 
 class SimulatedProvider:
-    """A model provider with scripted behaviour. It listens on the loopback alone.
+    """A model provider with scripted behaviour. It listens on the loopback alone, from `start` on.
 
     ```python
     async with SimulatedProvider({"models": {"sim/fast": {"price": ...}}}) as provider:
         provider.url  # http://127.0.0.1:<port>/v1
         provider.ledger.totals.cost_nano
     ```
+
+    Args:
+        script: plain values or JSON.
+        port: 0 takes a free one.
+
+    Raises:
+        ScriptError: the script has mistakes.
     """
 
     def __init__(self, script: Mapping[str, object] | bytes, *, port: int = 0) -> None:
-        """Prepares; nothing listens until `start`. Raises ScriptError.
-
-        Args:
-            script: what to answer, as plain values or as JSON.
-            port: 0 takes a free one.
-        """
         self.port = port
         self._stopping = False
         self._runner: web.ServerRunner | None = None
@@ -70,17 +71,17 @@ class SimulatedProvider:
 
     @property
     def url(self) -> str:
-        """The base URL that an OpenAI client takes, `/v1` included."""
+        """Base URL for an OpenAI client, with `/v1`."""
         return f"http://{LOOPBACK}:{self.port}/v1"
 
     @property
     def control_url(self) -> str:
-        """The base URL of the controls."""
+        """Base URL of the controls."""
         return f"http://{LOOPBACK}:{self.port}/_sim"
 
     @property
     def models(self) -> list[str]:
-        """The models it serves."""
+        """Names of the models."""
         return list(self._plans)
 
     def use(self, script: Mapping[str, object] | bytes) -> None:
@@ -93,7 +94,7 @@ class SimulatedProvider:
         self.ledger.restart_numbers()
 
     def restart_clock(self) -> None:
-        """Now is second 0 of the faults' windows."""
+        """Makes now second 0 of the faults' windows."""
         self._clock_zero = time.monotonic()
 
     async def start(self) -> None:
@@ -101,7 +102,7 @@ class SimulatedProvider:
         loop = asyncio.get_running_loop()
         server = web.Server(
             self._dispatch,
-            # A client that leaves must be seen at once: it decides what a hang costs.
+            # A client that leaves must be noticed immediately: the cost of a hang depends on it.
             handler_cancellation=True,
             request_factory=lambda message, payload, protocol, writer, task: web.BaseRequest(
                 message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY_BYTES
@@ -168,7 +169,7 @@ class SimulatedProvider:
         return _json({"models": self.models})
 
     async def _inject(self, request: web.BaseRequest) -> web.Response:
-        """Puts faults before those that models have; without any, only those of the script are left."""
+        """Puts faults before those of the models; without any, restores those of the script."""
         try:
             faults = _FAULTS.validate_json(await request.read())
         except ValidationError as error:
@@ -192,7 +193,7 @@ class SimulatedProvider:
         return self._script.api_keys is None or dialect.key_of(request.headers) in self._script.api_keys
 
     def _plan(self, name: str) -> ModelPlan | None:
-        """The plan of a model; its provider's name before the last slashes may be left out where no other ends so."""
+        """Returns the plan of a model, whose provider's name may be left out where the rest is unique."""
         if (plan := self._plans.get(name)) is not None:
             return plan
         close = [plan for model, plan in self._plans.items() if model.endswith(f"/{name}")]
@@ -235,13 +236,13 @@ class SimulatedProvider:
         if decision.rule.hang_s is not None:
             self._settle(call, replace(decision, status=None, billed=decision.rule.billed_when_abandoned))
         else:
-            # A provider goes on to produce the answer, and bills it, with nobody listening.
+            # A provider goes on to produce the answer, and bills it, without a listener.
             asyncio.get_running_loop().call_later(remaining_s, self._settle, call, decision)
 
     async def _send(
         self, request: web.BaseRequest, call: LedgerCall, decision: Decision, reply: WireReply, id_header: str
     ) -> web.StreamResponse:
-        """Sends an answer. Of a stream, what was sent is billed, whoever ends it."""
+        """Sends an answer. Of a stream, only the part that was sent is billed."""
         if reply.status is None:
             self._settle(call, decision)
             return await _closed(request, reset=True)
@@ -263,7 +264,7 @@ class SimulatedProvider:
                 sent += event.content
             delivered = reply.whole and _listens(request)
         finally:
-            # Also where the client leaves, as a provider stops then.
+            # Also where the client leaves: a provider stops then.
             share = Fraction(sent, reply.chunks) if sent < reply.chunks else WHOLE
             self._settle(call, decision, delivered=delivered, share=share)
         if reply.breaks:
@@ -288,7 +289,7 @@ def _json(content: object, status: int = 200) -> web.Response:
 
 
 def _refusal(status: int, message: str | None = None) -> web.Response:
-    """An error outside any call; without a message, with the default one of its status."""
+    """Returns an error outside any call; without a message, with the default one of its status."""
     return _json(OPENAI.error(status, ErrorText(message=message)), status)
 
 

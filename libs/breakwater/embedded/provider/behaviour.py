@@ -1,18 +1,22 @@
-"""What to answer to a request: a pure decision of the script, the request number, the seed and the time since start."""
+"""The answer to a request: a pure decision of the script, the request number, the seed and the time since the start.
+
+Requests of every interface are read as OpenAI's, and each interface writes the answer in its own form.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from hashlib import blake2b
 from statistics import NormalDist
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from breakwater.embedded.provider.chat import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, ScriptedAnswer, tokens_of
 from breakwater.embedded.provider.script import (
     NO_FAULT,
     ErrorText,
@@ -34,6 +38,205 @@ _NORMAL = NormalDist()
 _Z95 = _NORMAL.inv_cdf(0.95)
 _PLACEHOLDER = re.compile(r"\{(?:prompt|n)\}")
 
+CHARS_PER_TOKEN = 4
+"""A common rule of thumb; a simulated model has no tokenizer."""
+
+TOKENS_PER_MTOK = 1_000_000
+
+
+def tokens_of(length: int) -> int:
+    """Returns the tokens of a text of `length` characters; never zero."""
+    return max(1, math.ceil(length / CHARS_PER_TOKEN))
+
+
+class _TextPart(BaseModel):
+    text: str | None = None
+
+
+class _CallId(BaseModel):
+    id: str | None = None
+
+
+class _ChatMessage(BaseModel):
+    """The fields of a message that a scripted model reads."""
+
+    role: str
+    content: str | list[_TextPart] | None = None
+    tool_calls: list[_CallId] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Text of all parts."""
+        if isinstance(self.content, list):
+            return "".join(part.text or "" for part in self.content)
+        return self.content or ""
+
+
+class _Function(BaseModel):
+    name: str = ""
+    parameters: Any = {}
+
+
+class _Tool(BaseModel):
+    type: str = ""
+    function: _Function = _Function()
+
+
+class _NamedSchema(BaseModel):
+    of: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class _ResponseFormat(BaseModel):
+    type: str = ""
+    json_schema: _NamedSchema | None = None
+
+
+_Counted = Annotated[int, Field(strict=True, ge=1)]
+_Stop = Annotated[str, Field(min_length=1)]
+
+
+class ChatRequest(BaseModel):
+    """The fields of a chat completion's body that a scripted model reads."""
+
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: Annotated[list[_ChatMessage], Field(min_length=1)]
+    max_completion_tokens: _Counted | None = None
+    max_tokens: _Counted | None = None
+    n: Annotated[_Counted, Field(le=128)] | None = None
+    stop: (
+        Annotated[
+            list[_Stop],
+            BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop),
+            Field(min_length=1, max_length=4),
+        ]
+        | None
+    ) = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    response_format: _ResponseFormat | None = None
+
+    @field_validator("top_logprobs", "stream_options")
+    @classmethod
+    def _needs(cls, value: object, info: ValidationInfo) -> object:
+        needed = {"top_logprobs": "logprobs", "stream_options": "stream"}[str(info.field_name)]
+        if value not in (None, {}) and not info.data.get(needed):
+            raise ValueError(f"is only allowed with `{needed}`")
+        return value
+
+    @property
+    def prompt(self) -> str:
+        """Text of the last user message."""
+        return next((message.text for message in reversed(self.messages) if message.role == "user"), "")
+
+    @property
+    def wants_json(self) -> bool:
+        """True if the answer must be JSON."""
+        return self.response_format is not None and self.response_format.type in ("json_object", "json_schema")
+
+    @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """The schema for the answer, if the request has one."""
+        named = self.response_format and self.response_format.json_schema
+        return named.of if named else None
+
+    @property
+    def offers_tools(self) -> bool:
+        """True if tools are offered, and the last message is not the result of one."""
+        return bool(self.tools) and self.messages[-1].role != "tool"
+
+    @property
+    def forced_tool(self) -> _Function | None:
+        """The function that `tool_choice` demands: the first, where it leaves the choice."""
+        functions = [tool.function for tool in self.tools or () if tool.type == "function"]
+        match self.tool_choice:
+            case "required":
+                return functions[0] if functions else None
+            case {"type": "function", "function": {"name": name}}:
+                return next((function for function in functions if function.name == name), None)
+            case _:
+                return None
+
+    @property
+    def orphans(self) -> tuple[str, ...]:
+        """Ids of tool calls that the messages right after them do not answer."""
+        orphans: list[str] = []
+        waiting: list[str] = []
+        for message in self.messages:
+            if message.role == "tool":
+                waiting = [call_id for call_id in waiting if call_id != message.tool_call_id]
+            else:
+                orphans += waiting
+                waiting = [str(call.id) for call in message.tool_calls or ()]
+        return (*orphans, *waiting)
+
+    @property
+    def orphan_error(self) -> ErrorText:
+        """Error of the interface about orphans, worded as clients match it."""
+        return ErrorText(
+            param="messages",
+            message="An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+            "'tool_call_id'. The following tool_call_ids did not have response messages: " + ", ".join(self.orphans),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerUsage:
+    """Tokens of an answer; `cached_tokens` are part of `input_tokens`."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+    def part(self, share: Fraction) -> AnswerUsage:
+        """Returns the usage of a stream of which only a share of the content was sent."""
+        return replace(self, output_tokens=math.ceil(self.output_tokens * share))
+
+    def cost_nano(self, price: ScriptedPrice) -> int:
+        """Returns the cost in whole nano-dollars.
+
+        The exact sum of the three parts is rounded half up, once: rounding each part would drift by up to a nano-dollar
+        and a half a call. The plane's own price function follows the same rule, so the two agree to the nano-dollar.
+        """
+        cached_price = price.cached_input_usd_per_mtok
+        exact = (
+            (self.input_tokens - self.cached_tokens) * price.input_usd_per_mtok
+            + self.cached_tokens * (price.input_usd_per_mtok if cached_price is None else cached_price)
+            + self.output_tokens * price.output_usd_per_mtok
+        )
+        return (exact + TOKENS_PER_MTOK // 2) // TOKENS_PER_MTOK
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedAnswer:
+    """A model's answer. Each interface writes it, whole or as a stream.
+
+    Attributes:
+        number: the id, without the prefix of the interface.
+        choices: number of choices with the same content; 0 for an answer without any.
+        usage: tokens that are billed.
+        shown_usage: tokens that the answer reports.
+        stream_usage: a stream reports them, too.
+        top_logprobs: number of likely tokens that are listed at each place of the text; None where none were requested.
+    """
+
+    number: str
+    model: str
+    content: str | None
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    choices: int
+    usage: AnswerUsage
+    shown_usage: AnswerUsage | None
+    stream_usage: bool
+    top_logprobs: int | None
+
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
@@ -44,22 +247,22 @@ class ModelPlan:
     key: bytes
 
     def bits(self, number: int, lane: str) -> int:
-        """64 bits of a request that depend on nothing else; lanes keep the draws of one request independent."""
+        """Returns 64 bits of the request with that number; lanes keep the draws of one request independent."""
         return int.from_bytes(blake2b(f"{number}:{lane}".encode(), key=self.key, digest_size=8).digest())
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What happens to one request.
+    """The course of one request.
 
     Attributes:
         status: the HTTP status; None where no HTTP answer is sent.
-        fault: what the ledger calls that which went wrong; None for an ordinary answer.
+        fault: name of the fault in the ledger; None for an ordinary answer.
         error: the body's error, where it has one.
-        delay_s: how long until the answer.
-        answer: what the model says; None where the request did not get to one.
-        price: what that costs.
-        billed: it is billed when its time has come, whether or not the client still listens.
+        delay_s: time until the answer.
+        answer: the model's answer; None where the request did not reach a model.
+        price: of the model.
+        billed: the answer is billed when its time has come, even if the client has left.
         pace: of its stream; None where it comes whole.
         rule: the fault of the script that applies.
     """
@@ -76,7 +279,7 @@ class Decision:
 
 
 def make_plans(script: ProviderScript) -> dict[str, ModelPlan]:
-    """The plan of each model. A model's draws depend on the seed and its own name, not on the other models."""
+    """Returns the plan of each model, whose draws depend on the seed and its own name, not on the other models."""
     return {
         model: ModelPlan(model, rules, blake2b(f"{script.seed}\n{model}".encode(), digest_size=32).digest())
         for model, rules in script.models.items()
@@ -92,7 +295,7 @@ def decide(plan: ModelPlan, number: int, elapsed_s: float, request: ChatRequest)
         plan: the model's script and key.
         number: counts the requests of this model.
         elapsed_s: seconds since the provider's clock was started.
-        request: what was asked.
+        request: the request.
     """
     applies = partial(_applies, plan, number, elapsed_s, request)
     rule = next((fault for index, fault in enumerate(plan.script.faults) if applies(index, fault)), NO_FAULT)
@@ -171,7 +374,7 @@ def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) ->
 
 
 def _said(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> tuple[str | None, tuple[ToolCall, ...]]:
-    """The text, or the calls of tools."""
+    """Returns the text, or the calls of tools."""
     rules, forced = plan.script, request.forced_tool
     if fault.answer is not None:
         return _filled(fault.answer, number, request), ()
@@ -202,12 +405,12 @@ def _cut(content: str, tokens: int, limit: int) -> str:
 
 
 def example_of(schema: Any, text: str, depth: int = 0) -> Any:
-    """A value for a schema.
+    """Returns a value for a JSON schema.
 
     Args:
         schema: types, properties, items, bounds, `enum`, `const` and alternatives are understood; the rest is not.
-        text: what strings say.
-        depth: how deep it is already.
+        text: content of strings.
+        depth: present depth of the value.
     """
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return text

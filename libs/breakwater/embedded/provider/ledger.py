@@ -1,4 +1,4 @@
-"""The provider's own account: every call it received, what became of it, and what it billed."""
+"""The provider's own account of the calls that it received: their outcomes and their costs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from breakwater.contracts.types import format_time
-from breakwater.embedded.provider.chat import AnswerUsage
+from breakwater.embedded.provider.behaviour import AnswerUsage
 
 KEPT_CALLS = 1_000_000
-"""So many of the newest; all of them are in the totals."""
+"""Number of the newest calls that are kept; all of them are in the totals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class LedgerCall:
     Attributes:
         seq: order of arrival over all models; never repeats.
         number: order of arrival at this model, since the script was set.
-        model: the script's name of it, else as the request named it; `-` where the request could not be read.
+        model: its name in the script, else the one in the request; `-` where the request could not be read.
         received_at: RFC 3339, UTC.
         client_request_id: the request's `X-Client-Request-Id`; Breakwater sends the attempt's id.
         status: the HTTP status; None where none was sent (a reset, an abandoned hang) or none has been yet.
-        fault: the name of what went wrong; None for an ordinary answer.
-        answered_at: when the answer was produced; None where none was.
+        fault: name of the fault; None for an ordinary answer.
+        answered_at: time when the answer was produced; None where none was.
         delivered: a whole HTTP answer was handed to a connection that was still open. None while in progress.
         billed: the client pays for it.
         input_tokens: billed tokens, zero when not billed; `cached_tokens` are a part of them.
@@ -52,7 +52,7 @@ class LedgerCall:
 
 @dataclass(slots=True)
 class LedgerTotals:
-    """Sums over ended calls, and how many are in progress. `by_status` has the key `none` for no HTTP answer."""
+    """Sums over ended calls, and the number in progress. `by_status` has the key `none` for no HTTP answer."""
 
     calls: int = 0
     in_progress: int = 0
@@ -78,14 +78,13 @@ class CallLedger:
     """
 
     def __init__(self) -> None:
-        """Nothing was called yet."""
         self.totals = LedgerTotals()
         self.by_model: dict[str, LedgerTotals] = {}
         self._calls: dict[int, LedgerCall] = {}
         self._numbers: dict[str, int] = {}
 
     def begin(self, model: str, received_at: str, client_request_id: str | None = None) -> LedgerCall:
-        """A request was received: gives it its numbers."""
+        """Enters a request, and numbers it."""
         seq = self.totals.calls + self.totals.in_progress + 1
         number = self._numbers[model] = self._numbers.get(model, 0) + 1
         call = self._calls[seq] = LedgerCall(seq, number, model, received_at, client_request_id)
@@ -105,7 +104,7 @@ class CallLedger:
         billed: AnswerUsage | None = None,
         cost_nano: int = 0,
     ) -> None:
-        """A call ended; `billed` is what the client pays for, if it does."""
+        """Ends a call; `billed` are the tokens that the client pays for, if it does."""
         ended = replace(
             call,
             status=status,
@@ -128,9 +127,9 @@ class CallLedger:
         return tuple(self._calls.values())
 
     def report(self) -> dict[str, Any]:
-        """What `GET /_sim/ledger` answers."""
+        """Returns the answer of `GET /_sim/ledger`."""
         return {"totals": self.totals, "models": self.by_model, "calls": self.calls}
 
     def restart_numbers(self) -> None:
-        """A new script was set: each model's next request is number 1 again."""
+        """Starts each model's numbers from 1 again, for a new script."""
         self._numbers.clear()

@@ -11,7 +11,7 @@ import orjson
 from aiohttp import web
 from pydantic import ValidationError
 
-from breakwater.embedded.provider.chat import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, ScriptedAnswer
+from breakwater.embedded.provider.behaviour import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, ScriptedAnswer
 from breakwater.embedded.provider.script import ErrorText, Pace, mistakes
 
 
@@ -19,9 +19,9 @@ class RequestRefusedError(Exception):
     """The request is not one that the interface takes.
 
     Attributes:
-        status: what it is answered with.
-        error: the body of that.
-        model: the model it named, where that much could be read.
+        status: of the answer.
+        error: the body of the answer.
+        model: the model that it named, where that much could be read.
     """
 
     def __init__(self, status: int, error: ErrorText, model: str | None = None) -> None:
@@ -35,13 +35,13 @@ class StreamEvent:
 
     data: bytes
     content: bool = False
-    """It carries some of the answer, so it comes at the pace of the tokens."""
+    """True if it carries some of the answer, so that it comes at the pace of the tokens."""
     ends: bool = False
-    """It is one of those that say that the answer is whole."""
+    """True if it marks the answer as whole."""
 
 
 def pieces_of(text: str, pace: Pace) -> list[str]:
-    """A text as a model streams it."""
+    """Splits a text as a model streams it."""
     size = pace.tokens_per_chunk * CHARS_PER_TOKEN
     return [text[start : start + size] for start in range(0, len(text), size)]
 
@@ -52,7 +52,7 @@ class OpenAI:
     Attributes:
         id_header: carries the request's id.
         key_header: carries the API key; a bearer token is taken, too.
-        server_error: what errors from status 500 on are called that have no name of their own.
+        server_error: type of errors from status 500 on that are not in `errors`.
         errors: the default error of a status.
     """
 
@@ -78,17 +78,17 @@ class OpenAI:
     }
 
     def key_of(self, headers: Mapping[str, str]) -> str | None:
-        """The API key of a request."""
+        """Returns the API key of a request."""
         if self.key_header is not None and self.key_header in headers:
             return headers[self.key_header]
         scheme, _, token = headers.get("Authorization", "").partition(" ")
         return token if scheme == "Bearer" else None
 
     def require(self, request: web.BaseRequest) -> None:
-        """Raises RequestRefusedError: the request lacks something beside its body."""
+        """Raises RequestRefusedError where the request lacks a header or parameter."""
 
     def read(self, body: bytes, model: str | None = None) -> ChatRequest:
-        """What a request asks for; the body need not name the model where the URL does.
+        """Reads a request; the body need not name the model where the URL does.
 
         Raises:
             RequestRefusedError: the interface does not take it.
@@ -112,12 +112,12 @@ class OpenAI:
         return ChatRequest.model_validate(content)
 
     def unknown_model(self, model: str) -> ErrorText:
-        """The body of the 404 for a model that the script does not have."""
+        """Returns the error for a model that the script does not have."""
         message = f"The model `{model}` does not exist or you do not have access."
         return ErrorText(code="model_not_found", message=message)
 
     def error_text(self, status: int, given: ErrorText | None) -> ErrorText:
-        """An error in full: what is not given is what the status says by default.
+        """Completes an error with the defaults of its status.
 
         A message that is given without a code gets none: the default one would be about another error.
         """
@@ -131,11 +131,11 @@ class OpenAI:
         return default.model_copy(update={**code, **given.model_dump(exclude_none=True)})
 
     def error(self, status: int, given: ErrorText | None = None) -> dict[str, Any]:
-        """The body of an error; what is not given is what the status says by default."""
+        """Returns the body of an error, completed with the defaults of its status."""
         return {"error": self.error_text(status, given).model_dump()}
 
     def error_headers(self, status: int, retry_after_s: float | None) -> dict[str, str]:
-        """`Retry-After` where the script gives one, and the `x-ratelimit-*` family on 429.
+        """Returns `Retry-After` where the script has one, and the `x-ratelimit-*` family on 429.
 
         A wait that is not whole seconds is sent as it is: the standard knows whole seconds only, but gateways do send
         fractions, and clients read them.
@@ -150,11 +150,11 @@ class OpenAI:
         return headers
 
     def event(self, document: Mapping[str, Any]) -> bytes:
-        """An event of a stream."""
+        """Returns an event of a stream."""
         return b"data: %b\n\n" % orjson.dumps(document)
 
     def whole(self, answer: ScriptedAnswer) -> dict[str, Any]:
-        """An answer as a `chat.completion` object."""
+        """Returns an answer as a `chat.completion` object."""
         message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None, "annotations": []}
         if answer.tool_calls:
             message["tool_calls"] = _tool_calls(answer)
@@ -165,7 +165,7 @@ class OpenAI:
         return {**_head(answer, "chat.completion"), "choices": choices, **usage}
 
     def stream(self, answer: ScriptedAnswer, pace: Pace) -> list[StreamEvent]:
-        """An answer as the events of a stream: `chat.completion.chunk` objects, and `[DONE]`."""
+        """Returns an answer as the events of a stream: `chat.completion.chunk` objects, and `[DONE]`."""
         head, choices = _head(answer, "chat.completion.chunk"), range(answer.choices)
         usage = answer.shown_usage if answer.stream_usage else None
 
@@ -189,7 +189,7 @@ class OpenAI:
         return [*events, StreamEvent(b"data: [DONE]\n\n", ends=True)]
 
     def models(self, names: Iterable[str]) -> dict[str, Any]:
-        """The answer of `GET /v1/models`."""
+        """Returns the answer of `GET /v1/models`."""
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "simulated"} for name in names]
         return {"object": "list", "data": data}
 
@@ -200,7 +200,7 @@ class Azure(OpenAI):
     key_header = "api-key"
 
     def require(self, request: web.BaseRequest) -> None:
-        """The version of the interface is a parameter of the URL."""
+        """Requires the version of the interface, a parameter of the URL."""
         if not request.query.get("api-version"):
             raise RequestRefusedError(404, ErrorText(message="Resource not found"))
 

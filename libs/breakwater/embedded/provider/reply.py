@@ -1,4 +1,4 @@
-"""What is sent for a decision, and when: a body, a stream, or something broken."""
+"""The bytes that are sent for a decision, and their times: a body, a stream, or something broken."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from breakwater.embedded.provider.script import Fault, Pace, StreamFault
 STALL_S = 30.0
 JSON = {"Content-Type": "application/json"}
 EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-_AT_ONCE: dict[str | None, StreamFault] = {
+_IN_STREAM: dict[str | None, StreamFault] = {
     "malformed_json": "malformed",
     "empty_body": "no_end",
     "error_in_200": "error",
 }
-"""What the ways to break a whole answer come to at the beginning of a stream."""
+"""Faults of a whole answer as faults at the beginning of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class WireReply:
 
     Attributes:
         status: the HTTP status; None resets the connection instead.
-        headers: beside the request's id.
-        steps: how long to wait, and what is sent then.
+        headers: of the answer, without the request's id.
+        steps: the time to wait before each event, and the event.
         length: of the body; None for a stream.
-        chunks: how many chunks of content the whole answer has, if it is a stream.
+        chunks: number of chunks of content in the whole answer, if it is a stream.
         breaks: the connection is closed in the middle of the body.
         whole: all of the answer is sent, and nothing else.
     """
@@ -46,12 +46,12 @@ class WireReply:
 
 
 def reply_to(decision: Decision, dialect: OpenAI) -> WireReply:
-    """What a decision comes to over an interface."""
+    """Returns the answer for a decision over an interface."""
     status, answer = decision.status, decision.answer
     if status is None:
         return WireReply(None, {}, [], whole=False)
     if answer is None or status >= 300:
-        reply = _at_once(status, orjson.dumps(dialect.error(status, decision.error)))
+        reply = _whole(status, orjson.dumps(dialect.error(status, decision.error)))
         headers = dialect.error_headers(status, decision.rule.retry_after_s) | decision.rule.headers
         return replace(reply, headers=reply.headers | headers)
     if status == 200 and decision.pace is not None:
@@ -60,28 +60,28 @@ def reply_to(decision: Decision, dialect: OpenAI) -> WireReply:
     half = body[: len(body) // 2]
     match decision.rule.kind:
         case "empty_body":
-            return _at_once(status, b"")
+            return _whole(status, b"")
         case "error_in_200":
-            return _at_once(status, orjson.dumps(dialect.error(500, decision.error)))
+            return _whole(status, orjson.dumps(dialect.error(500, decision.error)))
         case "byte_order_mark":
-            return _at_once(status, codecs.BOM_UTF8 + body)
+            return _whole(status, codecs.BOM_UTF8 + body)
         case "malformed_json":
-            return _at_once(status, half)
+            return _whole(status, half)
         case "truncated":
             return WireReply(status, JSON, [(0.0, StreamEvent(half))], len(body), breaks=True, whole=False)
         case _:
-            return _at_once(status, body)
+            return _whole(status, body)
 
 
-def _at_once(status: int, body: bytes) -> WireReply:
+def _whole(status: int, body: bytes) -> WireReply:
     return WireReply(status, JSON, [(0.0, StreamEvent(body))], len(body))
 
 
 def _streamed(events: list[StreamEvent], pace: Pace, rule: Fault, dialect: OpenAI) -> WireReply:
     chunks = sum(event.content for event in events)
     fault, after = rule.stream, rule.after_chunks
-    if rule.kind in _AT_ONCE:
-        fault, after = _AT_ONCE[rule.kind], 0
+    if rule.kind in _IN_STREAM:
+        fault, after = _IN_STREAM[rule.kind], 0
     elif rule.kind == "truncated":
         fault, after = "cut", chunks // 2
     at = 0 if rule.kind == "empty_body" else _place(events, fault, after)
@@ -103,7 +103,7 @@ def _streamed(events: list[StreamEvent], pace: Pace, rule: Fault, dialect: OpenA
 
 
 def _place(events: list[StreamEvent], fault: StreamFault | None, after: int | None) -> int:
-    """The event that a fault hits, or comes before."""
+    """Returns the index of the event that a fault hits, or comes before."""
     if after is None and fault == "no_end":
         return len(events) - 1
     contents = [number for number, event in enumerate(events) if event.content]

@@ -1,4 +1,4 @@
-"""The behaviour script: what the simulated provider answers, how fast, at what price, and how it fails.
+"""The behaviour script of the simulated provider: its answers, their speed and price, and its faults.
 
 Written in JSON, or built in Python. Every mistake is named with its path.
 """
@@ -22,7 +22,7 @@ from pydantic import (
 from breakwater.contracts.types import Message, UsdAmount
 
 EFFECTS = ("status", "hang_s", "kind", "answer", "stream")
-"""What a fault does: exactly one of these."""
+"""Effects of a fault: it has exactly one of these."""
 
 BrokenKind = Literal[
     "malformed_json", "empty_body", "truncated", "no_choices", "no_content", "error_in_200", "reset", "byte_order_mark"
@@ -31,7 +31,7 @@ StreamFault = Literal["cut", "stall", "malformed", "no_end", "error"]
 
 
 class ScriptError(ValueError):
-    """The script can't be used; the message names each mistake with its path."""
+    """The script can't be used."""
 
 
 def _ordered(span: int | tuple[int, int | None]) -> int | tuple[int, int | None]:
@@ -94,7 +94,7 @@ class ErrorText(Message):
 
 
 class Pace(Message):
-    """How an answer is streamed: so many tokens in a chunk, and a second; without the latter all at once."""
+    """Speed of a stream: tokens in a chunk, and in a second; without the latter all come immediately."""
 
     tokens_per_chunk: PositiveInt = 1
     tokens_per_s: PositiveFloat | None = None
@@ -118,12 +118,12 @@ class Fault(Message):
             order, but without what would follow (`no_end`); an error comes as an event, and is the last (`error`).
         after_chunks: null means after the last one; with `no_end`, that only the mark of the end is missing.
         retry_after_s: sent with `status` as `Retry-After`.
-        headers: sent with `status` besides.
+        headers: sent with `status`, too.
         error: the error body sent with `status`, `kind: error_in_200` or `stream: error`.
         reports: tokens that the answer reports instead of those that are billed.
-        finish_reason: why the model says that it stopped; with `kind: no_content` or any answer.
+        finish_reason: reported by the model; with `kind: no_content` or any answer.
         latency_ms: replaces the model's latency.
-        billed: replaces the rule that whatever reports its usage is billed, and nothing else.
+        billed: replaces the rule that only answers that report their usage are billed.
         billed_when_abandoned: a hang the client gave up on is billed as if it had been answered.
     """
 
@@ -154,12 +154,12 @@ class Fault(Message):
 
     @property
     def refuses(self) -> bool:
-        """Whether it answers with the status of an error."""
+        """True if it answers with the status of an error."""
         return self.status is not None and self.status >= 300
 
     @property
     def name(self) -> str | None:
-        """What the ledger calls it."""
+        """Its name in the ledger."""
         named = {"hang_s": "hang", "kind": self.kind, "stream": f"stream_{self.stream}"}
         return next((named.get(effect, effect) for effect in EFFECTS if getattr(self, effect) is not None), None)
 
@@ -186,11 +186,11 @@ NO_FAULT = Fault.model_construct()
 
 
 class ModelScript(Message):
-    """How one model behaves.
+    """Behaviour of one model.
 
     Attributes:
-        price: what a billed call costs.
-        latency_ms: how long every answer takes, errors included; a number or a log-normal. A stream begins then.
+        price: of a billed call.
+        latency_ms: time of every answer, errors included, or until a stream begins; a number or a log-normal.
         stream: the pace of streams.
         usage: the tokens of an answer.
         answer: the text; `{prompt}` is the last user message, `{n}` the request number of this model.
@@ -221,7 +221,7 @@ def build_script(content: object) -> ProviderScript:
     """Checks a script: JSON text, plain values, or one that is checked already.
 
     Raises:
-        ScriptError: names each mistake with its path.
+        ScriptError: the script has mistakes, each of which is named with its path.
     """
     read = ProviderScript.model_validate_json if isinstance(content, bytes) else ProviderScript.model_validate
     try:
@@ -231,5 +231,5 @@ def build_script(content: object) -> ProviderScript:
 
 
 def mistakes(error: ValidationError) -> list[str]:
-    """Each mistake with its path. The input is left out: it may be an API key."""
+    """Returns each mistake with its path. The input is left out: it may be an API key."""
     return [f"{'.'.join(map(str, item['loc'])) or 'script'}: {item['msg']}" for item in error.errors()]
