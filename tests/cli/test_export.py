@@ -249,9 +249,9 @@ async def test_a_server_that_falls_silent_is_given_up_and_leaves_no_file(
 
 async def test_a_parquet_file_reports_whether_it_is_whole(run: Run, analytics: Analytics) -> None:
     def whole(data: bytes) -> bool:
-        progress = export.ExportProgress(export.What.EXECUTIONS, export.Form.PARQUET, 77)
+        progress = export.ExportProgress("executions", "parquet", 77)
         for start in range(0, len(data), 1_000):
-            progress.on(data[start : start + 1_000])
+            progress.add(data[start : start + 1_000])
         return progress.whole
 
     await store(analytics, [execution(f"e{n}") for n in range(77)])

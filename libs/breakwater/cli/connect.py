@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -169,6 +169,15 @@ def asked(url: str, question: Callable[[Analytics], Awaitable[T]], *, answer_tim
             return await question(client)
 
     return run(ask())
+
+
+async def read_only(analytics: Analytics, settings: Mapping[str, object]) -> dict[str, object]:
+    """Settings that make a statement read-only and end it with its client; empty where this user may set none."""
+    # 1: may set nothing at all. 2: may set anything but this.
+    already = int((await analytics.query("SELECT getSetting('readonly')")).rows[0][0])
+    if already == 1:
+        return {}
+    return {**settings, "cancel_http_readonly_queries_on_client_close": 1, **({} if already else {"readonly": 2})}
 
 
 @asynccontextmanager

@@ -86,7 +86,7 @@ def executions(
     url = PlaneLocation(data).clickhouse_url
     if execution_id is None:
         begin = formats.since(since, datetime.now(UTC)) if since is not None else None
-        filters = Filters(agent=agent, status=None if status is None else status.value, plan_id=plan, since=begin)
+        filters = Filters(agent=agent, status=status, plan_id=plan, since=begin)
         lines = connect.asked(url, lambda analytics: search(analytics, filters, limit=limit)).lines
         if as_json:
             output.json_document(lines)

@@ -14,14 +14,13 @@ from breakwater.cli.output import Column
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 
 if TYPE_CHECKING:
-    from breakwater.contracts.access import KeyScope
     from breakwater.policy.callers import ApiKey
 
 app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_args_is_help=True)
 
 
 class ScopeName(StrEnum):
-    """What a key may be for."""
+    """A `KeyScope`, for typer, whose lists hold no literals."""
 
     SUBMIT = "submit"
     READ = "read"
@@ -45,7 +44,7 @@ def create(
     name: Annotated[str, typer.Argument(help="Who or what uses the key.")],
     scope: Annotated[
         list[ScopeName] | None,
-        typer.Option("--scope", help="What it is for; may be given more than once. [default: all]"),
+        typer.Option("--scope", help="Its purpose; may be given more than once. [default: all]"),
     ] = None,
     tenant: Annotated[
         list[str] | None,
@@ -61,13 +60,13 @@ def create(
 ) -> None:
     """Make a key. It is shown this once: only its digest is kept.
 
-    Running services accept it at once. Only the key goes to stdout. It may do what its scopes say, and nothing else:
+    Running services accept it immediately. Only the key goes to stdout. Its scopes say what it may do:
 
     - submit: submit jobs, and read their answers, which are not redacted
 
     - read: look at agents, breakers, guards, budgets, alerts, dead letters and metrics
 
-    - operate: change how things stand: reset, isolate, raise a cap, acknowledge, resolve, test, replay
+    - operate: change the state of things: reset, isolate, raise a cap, acknowledge, resolve, test, replay
 
     - approve: of these, acknowledge, resolve, raise a cap, let a stopped task continue
 
@@ -84,11 +83,11 @@ def create(
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
     """
     from breakwater.api_keys import create_key, list_keys
-    from breakwater.contracts.access import KEY_SCOPES
+    from breakwater.contracts.access import KEY_SCOPES, KeyScope
 
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]
-    scopes: tuple[KeyScope, ...] = tuple(one for one in KEY_SCOPES if not scope or ScopeName(one) in scope)
+    scopes = tuple[KeyScope, ...](one for one in KEY_SCOPES if not scope or one in scope)
     tenants, agents = tuple(tenant or ()), tuple(agent or ())
     key = create_key(path, name, scopes, tenants=tenants, agents=agents)
     if as_json:
@@ -161,7 +160,7 @@ def revoke(
 
 
 def keys_file(file: Path | None, data: Path | None) -> Path:
-    """Where the keys are."""
+    """The file of the keys."""
     if file is not None:
         return file
     if data is None and (named := os.environ.get("BREAKWATER_API_KEYS_FILE")):

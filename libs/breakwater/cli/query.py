@@ -11,28 +11,26 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from decimal import Decimal
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from breakwater.cli import connect, output
-from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.policy.formats import csv_cell, no_formula
 
 if TYPE_CHECKING:
-    from breakwater.analytics.client import Analytics, ResultSet
+    from breakwater.analytics.client import ResultSet
 
 PEOPLE_READ = 1_000
-"""So many rows a table shows where no limit is given."""
+"""Number of rows in a table where no limit is given."""
 
 TIMEOUT_S = 60.0
 ANSWER_MARGIN_S = 10.0
-"""So much longer than the statement's own limit a response is awaited: the server can then report the error itself."""
+"""Time past the statement's own limit for which a response is awaited: the server can then report the error itself."""
 
 _FOR_ITS_EFFECT = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
@@ -40,23 +38,16 @@ _FOR_ITS_EFFECT = re.compile(
     r"|UNDROP|UPDATE|USE)\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""Statements that give no rows, but change something."""
+"""Statements that change something and have no rows."""
 
 
-class Format(StrEnum):
-    """How rows are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
+RowFormat = Literal["table", "json", "csv"]
 
 
 def query(
     sql: Annotated[str | None, typer.Argument(help="A statement for ClickHouse; `-` reads it from stdin.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", metavar="FILE.sql", help="The statement is here.")] = None,
-    form: Annotated[
-        Format, typer.Option("--format", help="A table, one JSON array of objects, or CSV.")
-    ] = Format.TABLE,
+    file: Annotated[Path | None, typer.Option("--file", metavar="FILE.sql", help="The file of the statement.")] = None,
+    form: Annotated[RowFormat, typer.Option("--format", help="A table, one JSON array of objects, or CSV.")] = "table",
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, help="At most so many rows.", show_default="1000 for a table, else all"),
@@ -90,23 +81,23 @@ def query(
     for_its_effect = _FOR_ITS_EFFECT.match(statement) is not None
     if for_its_effect and not write:
         raise wrong_usage("this statement changes something, and `query` only reads", "Add --write if you mean it.")
-    form = Format.JSON if as_json else form
+    form = "json" if as_json else form
     plane = PlaneLocation(data)
     url = plane.admin_clickhouse_url if write else plane.clickhouse_url
     if for_its_effect:
         limit_s = timeout + ANSWER_MARGIN_S
         connect.asked(url, lambda analytics: analytics.execute(statement), answer_timeout_s=limit_s)
-        output.json_document([]) if form is Format.JSON else output.note("done")
+        output.json_document([]) if form == "json" else output.note("done")
         return
-    if limit is None and form is Format.TABLE:
+    if limit is None and form == "table":
         limit = PEOPLE_READ
-    if run(_print(url, statement, form, limit, timeout, write=write)):
-        more = "--limit N" if form is not Format.TABLE else "--limit N or --format csv"
+    if connect.run(_print(url, statement, form, limit, timeout, write=write)):
+        more = "--limit N" if form != "table" else "--limit N or --format csv"
         output.note(f"only the first {limit:,} rows are shown; {more} for more")
 
 
 def text(value: Any) -> str:
-    """A value as it stands in a table or a CSV file; empty for NULL."""
+    """A value as a cell of a table or a CSV file; empty for NULL."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -115,16 +106,18 @@ def text(value: Any) -> str:
         return value
     if isinstance(value, list | dict | tuple):
         return json.dumps(value, default=output.plain, ensure_ascii=False)
-    plain = output.plain(value) if isinstance(value, datetime | Decimal) else value
-    return str(plain)
+    return str(output.plain(value) if isinstance(value, datetime | Decimal) else value)
 
 
-async def _print(url: str, statement: str, form: Format, limit: int | None, timeout_s: float, *, write: bool) -> bool:
-    """Prints what a statement gives, as it comes; returns whether there are more rows than the limit."""
+async def _print(
+    url: str, statement: str, form: RowFormat, limit: int | None, timeout_s: float, *, write: bool
+) -> bool:
+    """Prints the rows of a statement as they come. Returns True if there are more than the limit."""
     from breakwater.analytics.errors import AnalyticsUnavailable
 
     async with connect.analytics(url, answer_timeout_s=timeout_s + ANSWER_MARGIN_S) as analytics:
-        settings = await _settings(analytics, timeout_s, write=write)
+        bounds: dict[str, object] = {"max_execution_time": timeout_s}
+        settings = bounds if write else await connect.read_only(analytics, bounds)
         rows = _Limited(analytics.stream(statement, settings), limit)
         try:
             await _PRINT[form](rows)
@@ -136,25 +129,11 @@ async def _print(url: str, statement: str, form: Format, limit: int | None, time
     return rows.cut
 
 
-async def _settings(analytics: Analytics, timeout_s: float, *, write: bool) -> dict[str, object]:
-    """Settings that make a statement read-only and end it with its client, as far as the user may set them."""
-    bounds: dict[str, object] = {
-        "max_execution_time": timeout_s,
-        # Left early, the statement ends. Only for those that read.
-        "cancel_http_readonly_queries_on_client_close": 1,
-    }
-    if write:
-        return bounds
-    already = int((await analytics.query("SELECT getSetting('readonly')")).rows[0][0])
-    # 1: may set nothing at all. 2: may set anything but this.
-    return {} if already == 1 else bounds if already == 2 else {**bounds, "readonly": 2}
-
-
 class _Limited:
     """Blocks of rows up to a limit, and then no more is asked for.
 
-    Cut here, and not by the server's `max_result_rows`: that one is also checked for subqueries, which would then give
-    other sums.
+    Cut here, and not by the server's `max_result_rows`: the server also checks that for subqueries, which would then
+    have other sums.
     """
 
     def __init__(self, blocks: AsyncGenerator[ResultSet], limit: int | None) -> None:
@@ -216,7 +195,7 @@ async def _print_json(blocks: _Limited) -> None:
     output.write("[]" if before == "[\n" else "\n]")
 
 
-_PRINT = {Format.TABLE: _print_table, Format.CSV: _print_csv, Format.JSON: _print_json}
+_PRINT = {"table": _print_table, "csv": _print_csv, "json": _print_json}
 
 
 def _statement(sql: str | None, file: Path | None) -> str:

@@ -7,9 +7,8 @@ import os
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from urllib.parse import quote
 
 import typer
@@ -35,13 +34,6 @@ UNDECIDED = 202
 
 CLOCKS_DIFFER = timedelta(seconds=1)
 """Lag of the server's clock behind ours up to which a job does not count as older than its submission."""
-
-
-class Via(StrEnum):
-    """The way that a job is sent."""
-
-    HTTP = "http"
-    NATS = "nats"
 
 
 @api_command
@@ -97,7 +89,9 @@ def submit(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
     wait_s: Annotated[float, typer.Option("--wait-s", metavar="SECONDS", help="How long to wait.")] = DEFAULT_WAIT_S,
-    via: Annotated[Via, typer.Option("--via", help="Through the HTTP API, or straight to NATS.")] = Via.HTTP,
+    via: Annotated[
+        Literal["http", "nats"], typer.Option("--via", help="Through the HTTP API, or straight to NATS.")
+    ] = "http",
 ) -> None:
     """Submit a job, and wait for its answer.
 
@@ -144,7 +138,7 @@ def submit(
         sendable(name, value)
     submitted_at = datetime.now(UTC)
     waits_s = wait_s if wait else 0.0
-    if via is Via.NATS:
+    if via == "nats":
         from breakwater.cli.submit_over_nats import send
 
         sending = send(PlaneLocation(api.data), job, wait_s=waits_s)
