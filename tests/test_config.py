@@ -209,6 +209,28 @@ def test_a_mistake_about_alerts_is_named_by_its_path(text: str, words: str) -> N
     assert words in str(caught.value)
 
 
+def test_secrets_are_found_wherever_they_are_and_go_to_the_service_that_reads_them() -> None:
+    program = "  tool: {kind: process, command: [x], env: {PLAIN: text, TOKEN: {env: TOKEN}}}\n"
+    links = (
+        "{links: {base_url: 'https://x.example', secret: {env: LINKS}}, channels: {ops: {python: {callable: 'a:b'}}}}"
+    )
+    text = (
+        GOOD.replace("defaults:", f"{program}defaults:\n  provider: sim")
+        + f"alerts: {links}\nencryption: {{keys: [{{env: KEY}}]}}\n"
+    )
+    config = parse_config(text)
+    assert [place for place, _ in named_secrets(config)] == [
+        "providers.sim.api_key",
+        "providers.tool.env.TOKEN",
+        "alerts.links.secret",
+        "encryption.keys.0",
+    ]
+    assert variables_of(config, "worker") == {"SIM_KEY", "TOKEN", "KEY"}
+    assert variables_of(config, "alerter") == {"LINKS"}
+    assert variables_of(config, "request") == {"LINKS", "KEY"}
+    assert variables_of(config, "sink") == set()
+
+
 OPENID = "issuer: 'https://sso.example', client_id: b, client_secret: {env: OPENID_SECRET}, roles: {admin: [a]}"
 CONSOLE = f"console: {{url: 'https://console.example', openid: {{{OPENID}}}}}\n"
 
@@ -233,7 +255,7 @@ def test_the_openid_clients_secret_is_for_request_alone() -> None:
         ("https://sso.example", "https://[sso", "console.openid.issuer: must be a URL with https:// and a host"),
         ("https://sso.example", "https://sso.example?x=1", "console.openid.issuer: must have neither a query"),
         ("{env: OPENID_SECRET}", "s3cret", "console.openid.client_secret: a secret does not belong in the config"),
-        ("{admin: [a]}", "{}", "console.openid: give the values of `roles`, or a default_role: nobody could sign in"),
+        ("{admin: [a]}", "{}", "console.openid: give the values of `roles`, or a default_role"),
         ("{admin: [a]}", "{root: [a]}", "console.openid.roles.root"),
         ("client_id: b", "client_id: b, scopes: ['a b']", "console.openid.scopes.0: "),
         ("client_id: b", "client_id: b, default_role: owner", "console.openid.default_role: should be 'viewer'"),

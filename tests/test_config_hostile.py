@@ -25,10 +25,10 @@ STAIRS = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1
     [
         ("a: " + "[" * 5000 + "]" * 5000, r"line 1, column \d+: is nested more than 100 deep"),
         ('{"a": ' * 5000 + "1" + "}" * 5000, "line 1, column .*nested more than 100 deep"),
-        ("\n".join(" " * n + "a:" for n in range(5000)), r"line 1\d\d, .*nested more than 100 deep"),
+        ("\n".join(" " * n + "a:" for n in range(5000)), r"line \d+, .*nested more than 100 deep"),
         (STAIRS, r"line \d+, .*nested more than 100 deep"),
-        (LAUGHS, r"line 6, .*stands for more than 1,000,000 values"),
-        ("a: &a [*a]", "line 1, .*an alias stands inside what it stands for"),
+        (LAUGHS, r"line 6, .*more than 1,000,000 values"),
+        ("a: &a [*a]", "line 1, .*an alias is inside its own anchor"),
     ],
     ids=["flow", "json", "block", "stairs of aliases", "billion laughs", "itself"],
 )

@@ -32,7 +32,7 @@ from breakwater.bus.provision import provision
 from breakwater.bus.server_health import unhealthy_servers
 from breakwater.bus.topology import Plan
 from breakwater.config import Config
-from breakwater.config.load import DECRYPTING
+from breakwater.config.load import SECRETS_OF
 from breakwater.embedded.ports import free_port, http_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.servers import find_valkey
@@ -141,7 +141,7 @@ def test_keys_of_encryption_go_to_the_services_that_read_texts_alone() -> None:
     given = {
         name for name, one in SERVICES.items() if "encryption.env" in [file["path"] for file in one.get("env_file", ())]
     }
-    assert given == DECRYPTING
+    assert given == {name for name, places in SECRETS_OF.items() if "encryption." in places}
 
 
 def test_what_is_not_a_password_needs_no_env_file() -> None:

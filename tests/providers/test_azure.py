@@ -46,4 +46,4 @@ async def test_the_url_names_deployment_and_version_and_the_key_has_its_header(
 
 
 def test_a_key_is_not_needed() -> None:
-    assert AzureSettings(kind="azure", base_url="http://x").secrets() == {}
+    assert AzureSettings(kind="azure", base_url="http://x").api_key is None

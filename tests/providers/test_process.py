@@ -489,7 +489,6 @@ async def test_its_secrets_are_in_no_error_and_in_no_repr(opened: Opener, monkey
         failed = await failure(provider)
         assert "my token is [REDACTED]" in verdict(failed).message
         assert "swordfish" not in repr(failed) + repr(provider) + repr(vars(provider))
-    assert list(settings("sh", env=env).secrets()) == ["env.TOKEN"]
 
 
 async def test_the_placeholder_is_that_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:

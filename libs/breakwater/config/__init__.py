@@ -1,10 +1,8 @@
 """The config file: what it may hold, and how it is read and checked."""
 
 from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
-from breakwater.config.breakers import breaker_of, breakers_of
 from breakwater.config.console import ConsoleSettings, OpenId
-from breakwater.config.diff import changes
-from breakwater.config.live import LiveConfig, require_reloadable
+from breakwater.config.live import LiveConfig, changes, require_reloadable
 from breakwater.config.load import (
     cipher_of,
     load_config,
@@ -26,6 +24,8 @@ from breakwater.config.models import (
     ModelSettings,
     NatsProgram,
     RetentionDays,
+    breaker_of,
+    breakers_of,
     validate_job,
 )
 from breakwater.errors import ConfigError

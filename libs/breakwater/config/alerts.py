@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from string import Template
 from typing import Annotated, Any, Self, get_args
@@ -15,7 +14,7 @@ from breakwater.errors import ConfigError
 from breakwater.policy.alert_rules import PLACEHOLDERS, AnomalyRules, Demanding, Reminders, Route
 from breakwater.policy.links import LEAST_SECRET
 from breakwater.providers.base import HttpUrl
-from breakwater.secret_refs import Secret, SecretRef
+from breakwater.secret_refs import Secret
 
 
 def _network(given: object) -> IPv4Network | IPv6Network:
@@ -82,21 +81,9 @@ class AlertChannel(Route):
             raise ValueError("give exactly one of slack, webhook and python")
         return self
 
-    def secrets(self) -> Iterator[tuple[str, SecretRef]]:
-        """The secrets that it names, each with its place."""
-        if self.slack is not None:
-            if self.slack.webhook_url is not None:
-                yield "slack.webhook_url", self.slack.webhook_url
-            if self.slack.bot_token is not None:
-                yield "slack.bot_token", self.slack.bot_token
-        if self.webhook is not None:
-            yield "webhook.secret", self.webhook.secret
-            if self.webhook.previous_secret is not None:
-                yield "webhook.previous_secret", self.webhook.previous_secret
-
 
 class AlertTemplate(Message):
-    """Your own wording of an event; `${name}` stands for a field of the alert."""
+    """Your own wording of an event; `${name}` is replaced by a field of the alert."""
 
     title: str | None = Field(default=None, min_length=1, max_length=500)
     text: str | None = Field(default=None, min_length=1, max_length=5000)
@@ -122,7 +109,7 @@ class AlertLinks(Message):
     valid_h: float = Field(default=168, gt=0, le=720, description="How long a link stays valid.")
 
     def signing_secret(self) -> str:
-        """What links are signed with. Raises ConfigError: it can't be read, or is too short."""
+        """Returns the key that signs links. Raises ConfigError: it can't be read, or is too short."""
         try:
             secret = self.secret.read()
         except ConfigError as error:
@@ -172,11 +159,3 @@ class Alerts(Message):
                 if kind in data:
                     raise ValueError(f"{kind}: a channel has a name, as in `channels: {{ops: {{{kind}: …}}}}`")
         return data
-
-    def secrets(self) -> Iterator[tuple[str, SecretRef]]:
-        """Every secret of alerts, with its place in the config."""
-        if self.links is not None:
-            yield "alerts.links.secret", self.links.secret
-        for name, channel in self.channels.items():
-            for place, secret in channel.secrets():
-                yield f"alerts.channels.{name}.{place}", secret

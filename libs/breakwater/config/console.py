@@ -1,8 +1,7 @@
-"""The settings of the console: where people reach it, and how they sign in."""
+"""The settings of the console: its address, and signing in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
@@ -12,11 +11,11 @@ from breakwater.config.alerts import Network
 from breakwater.contracts.access import Role
 from breakwater.contracts.types import Identifier, Message
 from breakwater.errors import ConfigError
-from breakwater.secret_refs import Secret, SecretRef
+from breakwater.secret_refs import Secret
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _OPENID_SCOPE = r"^[\x21\x23-\x5b\x5d-\x7e]+$"
-"""What RFC 6749 lets a scope be."""
+"""A scope by RFC 6749."""
 
 
 def secure_url(url: str) -> str:
@@ -60,10 +59,10 @@ class OpenId(Message):
         default=None, description="None for a public client. Only `request` needs it, and reads it when it starts."
     )
     label: Identifier | None = Field(
-        default=None, description="What the button says: Sign in with …; by default the issuer's host."
+        default=None, description="Text of the button: Sign in with …; by default the issuer's host."
     )
     scopes: tuple[Annotated[str, StringConstraints(pattern=_OPENID_SCOPE)], ...] = Field(
-        default=("profile", "email"), description="What is asked for, besides `openid`."
+        default=("profile", "email"), description="Scopes that are requested in addition to `openid`."
     )
     name_claim: str = Field(
         default="email",
@@ -81,7 +80,7 @@ class OpenId(Message):
     )
     default_role: Role | None = Field(
         default=None,
-        description="The role of everybody else who can sign in at the issuer. By default, they are refused.",
+        description="The role of all others who can sign in at the issuer. By default, they are refused.",
     )
     allow_networks: tuple[Network, ...] = Field(
         default=(),
@@ -90,9 +89,9 @@ class OpenId(Message):
     )
 
     @model_validator(mode="after")
-    def _somebody_gets_in(self) -> Self:
+    def _people_can_sign_in(self) -> Self:
         if not self.default_role and not any(self.roles.values()):
-            raise ValueError("give the values of `roles`, or a default_role: nobody could sign in")
+            raise ValueError("give the values of `roles`, or a default_role: without them no user could sign in")
         return self
 
     @property
@@ -106,7 +105,7 @@ class OpenId(Message):
         return frozenset(value for values in self.roles.values() for value in values)
 
     def secret(self) -> str | None:
-        """What the client shows the provider; None for a public one. Raises ConfigError: it can't be read."""
+        """Returns the client's secret; None for a public client. Raises ConfigError: it can't be read."""
         try:
             return None if self.client_secret is None else self.client_secret.read()
         except ConfigError as error:
@@ -127,8 +126,3 @@ class ConsoleSettings(Message):
         if self.openid is not None and self.url is None:
             raise ValueError("openid needs url: where the provider sends people back to")
         return self
-
-    def secrets(self) -> Iterator[tuple[str, SecretRef]]:
-        """Every secret of the console, with its place in the config."""
-        if self.openid is not None and self.openid.client_secret is not None:
-            yield "console.openid.client_secret", self.openid.client_secret

@@ -1,4 +1,4 @@
-"""What the config file may hold."""
+"""The settings of the config file."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class AgentDefaults(Message):
     model: ModelId | None = Field(default=None, description="`provider/model`, or any id with a provider set.")
     fallback_models: tuple[ModelId, ...] = ()
     allowed_models: tuple[ModelId, ...] = Field(
-        default=(), description="Models that a job may request besides the agent's own; `*` allows any."
+        default=(), description="Models that a job may request in addition to the agent's own; `*` allows any."
     )
     allowed_params: tuple[str, ...] = Field(
         default=(),
-        description="Params that jobs may send to models beside those that are known to cost tokens alone, under a "
-        "hard cap or with `allowed_models`. Budgets don't know what else they cost.",
+        description="Params that jobs may send to models under a hard cap or with `allowed_models`, in addition to "
+        "those that are known to cost tokens alone. Budgets don't know their other costs.",
     )
     system_prompt: str | None = None
     params: dict[str, JsonValue] = Field(default_factory=dict, description="Default params; those of the job win.")
@@ -95,7 +95,7 @@ class AgentDefaults(Message):
     )
     total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="Time limit of a job, waits included.")
     on_context_overflow: Literal["next_model", "trim"] = Field(
-        default="next_model", description="trim: drop the oldest turns and ask the same model again, at once."
+        default="next_model", description="trim: drop the oldest turns and immediately ask the same model again."
     )
     on_empty_answer: Literal["fail", "accept"] = Field(
         default="fail", description="accept: a model that ends with neither a text nor a tool call has answered."
@@ -108,12 +108,12 @@ class AgentDefaults(Message):
     )
     cache: Annotated[CacheRules | None, Off] = Field(default=None, description="Rules, or `off`.")
     concurrency: int = Field(
-        default=16, ge=1, le=10_000, description="How many jobs of this agent run at once, across the fleet."
+        default=16, ge=1, le=10_000, description="Jobs of this agent that run at the same time, across the fleet."
     )
     breaker: Annotated[BreakerRules | None, Off] = Field(default=BreakerRules(), description="Rules, or `off`.")
     refuse_when_open: bool = Field(
         default=False,
-        description="Refuse jobs over HTTP at once (503 `agent_unavailable`) while all models' breakers are open.",
+        description="Refuse jobs over HTTP (503 `agent_unavailable`) while all models' breakers are open.",
     )
     guard: Annotated[GuardRules | None, Off] = Field(
         default=GuardRules(), description="Caps on each task, that is a run of jobs or a single one, or `off`."
@@ -182,7 +182,7 @@ class Agent(AgentDefaults):
 
     @property
     def keeps_error_texts(self) -> bool:
-        """Whether its texts may be stored in plain; what a provider says of an error may quote a prompt or response."""
+        """True if its texts may be stored in plain; a provider's error may quote a prompt or response."""
         return self.persist_prompts and self.persist_responses
 
     @property
@@ -387,7 +387,7 @@ class NatsProgram(Message):
 
 
 class Tracing(Message):
-    """Where traces are looked at, and what is in them. Sending them is set by the `OTEL_*` variables."""
+    """Links to traces, and their content. Sending them is set by the `OTEL_*` variables."""
 
     capture_content: bool = Field(
         default=False,
@@ -453,8 +453,8 @@ class Config(Message):
     console: ConsoleSettings = ConsoleSettings()
     environment: dict[Literal["worker", "alerter", "request"], tuple[EnvName, ...]] = Field(
         default_factory=dict,
-        description="Environment variables that `breakwater up` hands to a service besides those it needs itself: what "
-        "your Python callables and the commands of secrets read.",
+        description="Environment variables that `breakwater up` hands to a service in addition to those it needs "
+        "itself: those that your Python callables and the commands of secrets read.",
     )
     limits: Limits = Limits()
     encryption: Encryption = Encryption()
@@ -501,13 +501,16 @@ class Config(Message):
         defaults, agents = document.get("defaults", {}), document.get("agents")
         if not isinstance(defaults, dict) or not isinstance(agents, dict):
             return document
-        local = _local_providers(document.get("providers"))
+        providers = document.get("providers")
+        named = cast(dict[str, Any], providers).items() if isinstance(providers, dict) else ()
+        kinds = {name: cast(dict[str, Any], one).get("kind") for name, one in named if isinstance(one, dict)}
+        local = {name for name, kind in kinds.items() if kind in LOCAL_KINDS}
         merged: dict[str, Any] = {}
         for name, agent in cast(dict[str, Any], agents).items():
             if isinstance(agent, dict):
                 own = _merge(_with_preset(cast(dict[str, Any], defaults)), _with_preset(cast(dict[str, Any], agent)))
                 if "model" not in agent and own.get("provider") in local:
-                    # A program has no models to choose from: its own name stands for the only one.
+                    # A program has no models to choose from: its own name is that of the only one.
                     own |= {"model": own["provider"], "fallback_models": agent.get("fallback_models", ())}
                 merged[name] = own
             else:
@@ -524,7 +527,7 @@ class Config(Message):
     def _reference_problems(self) -> Iterable[str]:
         for name, agent in self.agents.items():
             if name == ALL:
-                yield f"agents.{name}: {ALL!r} stands for all agents in the names of shared breakers; choose another"
+                yield f"agents.{name}: {ALL!r} means all agents in the names of shared breakers; choose another"
             if agent.provider is not None and agent.provider not in self.providers:
                 wrong = f"{agent.provider!r} is not configured{hint(agent.provider, self.providers)}"
                 yield f"agents.{name}.provider: {wrong}"
@@ -588,7 +591,7 @@ class Config(Message):
                     break
 
     def provider_name(self, agent: AgentDefaults, model: str) -> str | None:
-        """Which provider serves a model of an agent; None where the config doesn't say.
+        """Returns the provider of an agent's model; None where the config leaves it open.
 
         The one set for the model, the one that its id begins with (`provider/model`), the agent's, or the only one.
         """
@@ -620,7 +623,7 @@ class Config(Message):
         return CapTable(self.budgets.total, agents, self.budgets.tenants)
 
     def strict_params(self, agent: Agent, tenant: str | None) -> str | None:
-        """Why a job's params may only be such as are known to cost tokens alone; None where others pass, too."""
+        """Returns the reason to pass only params that are known to cost tokens alone; None where others pass, too."""
         if agent.allowed_models:
             return "for an agent with allowed_models"
         tenants = self.budgets.tenants
@@ -629,24 +632,52 @@ class Config(Message):
         return "under a hard cap" if hard or agent.max_cost_usd is not None else None
 
     def name_at_provider(self, provider: str, model: str) -> str:
-        """What a provider calls a model: its id without the provider's name, where nothing else is set."""
+        """Returns a model's name at a provider: its id without the provider's name, where no other is set."""
         settings = self.models.get(model)
         if settings is not None and settings.name is not None:
             return settings.name
         return model.removeprefix(f"{provider}/")
 
     def deployment(self, agent: AgentDefaults, model: str) -> str:
-        """A model at its provider: what the provider limits, whatever the config calls it."""
+        """Returns a model as its provider limits it, whatever its name in the config."""
         provider = self.provider_name(agent, model) or ""
         return f"{provider}/{self.name_at_provider(provider, model)}"
 
     def is_local(self, provider: str | None) -> bool:
-        """Whether a provider is a child program or a callable, which need no model and may take any JSON as input."""
+        """True if a provider is a child program or a callable, which needs no model and may take any JSON as input."""
         return provider in self.providers and self.providers[provider].local
 
 
+def breaker_of(config: Config, name: str, model: str) -> BreakerKey | None:
+    """Returns the breaker of an agent's calls of a model; None where the agent has none, or the model no provider."""
+    agent = config.agents[name]
+    provider = config.provider_name(agent, model)
+    if agent.breaker is None or provider is None:
+        return None
+    return BreakerKey.of(agent.breaker.scope, name, model, provider)
+
+
+def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey, BreakerRules]:
+    """Returns the breakers of the agents' models, with their rules: those of the first agent, where several share one.
+
+    Args:
+        config: of the agents.
+        of_allowed: adds those of the models that a job may request, as far as the config names them.
+    """
+    found: dict[BreakerKey, BreakerRules] = {}
+    for name, agent in config.agents.items():
+        models = set[str]()
+        if of_allowed:
+            models = config.known_models if "*" in agent.allowed_models else set(agent.allowed_models)
+        for model in dict.fromkeys((*agent.chain, *sorted(models))):
+            key = breaker_of(config, name, model)
+            if key is not None and agent.breaker is not None:
+                found.setdefault(key, agent.breaker)
+    return found
+
+
 def validate_job(config: Config, job: Job) -> FieldError | None:
-    """Why a job that is valid by itself can't be run by its (configured) agent; None where it can."""
+    """Returns the reason why a valid job can't be run by its (configured) agent; None where it can."""
     agent = config.agents[job.agent]
     ids = [(name, getattr(job, name)) for name in ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")]
     named = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
@@ -679,7 +710,7 @@ def validate_job(config: Config, job: Job) -> FieldError | None:
 
 
 def _params_objection(config: Config, agent: Agent, job: Job) -> FieldError | None:
-    """Why the params that a job brings can't go to those who may be called for it."""
+    """Returns the reason why a job's params can't be sent to the providers of its models."""
     if (problem := params_objection(job.params)) is not None:
         return problem
     named = {config.provider_name(agent, model) for model in agent.chain_for(job)}
@@ -696,20 +727,13 @@ def _params_objection(config: Config, agent: Agent, job: Job) -> FieldError | No
     return None
 
 
-def _local_providers(providers: object) -> set[str]:
-    found = cast(dict[str, Any], providers).items() if isinstance(providers, dict) else ()
-    return {
-        name for name, one in found if isinstance(one, dict) and cast(dict[str, Any], one).get("kind") in LOCAL_KINDS
-    }
-
-
 def _with_preset(agent: dict[str, Any]) -> dict[str, Any]:
-    """Settings whose presets are written out: one that an agent names wins over what `defaults` sets."""
+    """Writes out presets, so that one that an agent names wins over the settings of `defaults`."""
     return agent | {name: take_preset(agent[name]) for name in ("breaker", "guard") if name in agent}
 
 
 def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults with the agent's own settings over them, key by key; lists are replaced, not joined."""
+    """Returns the defaults with the agent's own settings over them, key by key; lists are replaced, not joined."""
     merged = dict(base)
     for key, value in own.items():
         known = merged.get(key)

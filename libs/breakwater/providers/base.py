@@ -18,7 +18,7 @@ from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import CallFailure, HttpFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage
-from breakwater.secret_refs import Secret, SecretRef
+from breakwater.secret_refs import Secret
 
 STALL_S = 1.0
 """A limit that is noticed so late is noticed after a stall, of this process or of its machine."""
@@ -220,10 +220,6 @@ class ProviderSettings(Message):
         """
         raise NotImplementedError
 
-    def secrets(self) -> Mapping[str, SecretRef]:
-        """The secrets it names, by their place in the settings."""
-        return {}
-
     def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:  # noqa: ARG002  most drop nothing
         """Params that are left out of a call, as the provider has nothing like them."""
         return ()
@@ -269,10 +265,6 @@ class HttpSettings(ProviderSettings):
     headers: Annotated[dict[str, str], AfterValidator(_sendable)] = Field(
         default_factory=dict, description="Sent with every call; no secrets."
     )
-
-    def secrets(self) -> Mapping[str, SecretRef]:
-        """The API key."""
-        return {} if self.api_key is None else {"api_key": self.api_key}
 
 
 class LocalSettings(ProviderSettings):

@@ -105,10 +105,6 @@ class ProcessSettings(LocalSettings):
         default=4 * MIB, ge=1, le=64 * MIB, description="A program that prints more is killed."
     )
 
-    def secrets(self) -> Mapping[str, SecretRef]:
-        """Those of its environment."""
-        return {f"env.{name}": value for name, value in self.env.items() if isinstance(value, SecretRef)}
-
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider. Raises ConfigError: the program or the directory is not there, or a secret is missing."""
         cwd = None if self.cwd is None else self.cwd.absolute()
