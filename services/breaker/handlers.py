@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import structlog
 
@@ -13,28 +14,30 @@ from breakwater.breaker_events import Seen, decide, observation_of, publish_save
 from breakwater.bus.delivery import Delivery, heartbeat
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.records import read_record
-from breakwater.config import Config
+from breakwater.config import Config, breakers_of
+from breakwater.contracts.events import BreakerState
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time
-from breakwater.metrics import BreakerMetrics
+from breakwater.metrics import BREAKER_STATE, OTHER, BreakerMetrics, Readings, one_of
 from breakwater.outage import Outages
-from breakwater.policy.breaker import BreakerKey
+from breakwater.policy.breaker import ALL, BreakerKey
 from breakwater.policy.health import failed
 from breakwater.state.breakers import Breakers
 from breakwater.state.health import EndedCall, Healths
-from services.breaker.gauges import labels_of
+
+_WORST: tuple[BreakerState, ...] = ("isolated", "open", "half_open", "closed")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What a batch of attempts says of each breaker, and of each agent's health by model."""
+class AttemptBatch:
+    """The attempts of a batch by breaker, and by agent and model for the agents' health."""
 
     breakers: dict[BreakerKey, list[Seen]] = field(default_factory=dict[BreakerKey, "list[Seen]"])
     health: dict[str, dict[str, list[EndedCall]]] = field(default_factory=dict[str, "dict[str, list[EndedCall]]"])
 
 
 async def _any_log(_: str | None) -> bool:
-    """For attempts that the breakers are being made from."""
+    """For attempts from which the breakers are being filled."""
     return True
 
 
@@ -66,9 +69,9 @@ class BreakerHandler:
         for delivery in batch:
             await delivery.ack()
 
-    def sorted(self, attempts: Iterable[tuple[int, int, Attempt]]) -> Batch:
-        """Attempts, each with its sequence and the time it was stored at (ms since the epoch), by whom they concern."""
-        batch = Batch()
+    def sorted(self, attempts: Iterable[tuple[int, int, Attempt]]) -> AttemptBatch:
+        """Sorts attempts, each with its sequence and the time when it was stored (ms since the epoch)."""
+        batch = AttemptBatch()
         for sequence, at_ms, attempt in attempts:
             agent = self.config.agents.get(attempt.agent)
             if agent is None:
@@ -82,13 +85,13 @@ class BreakerHandler:
                 batch.breakers.setdefault(key, []).append(seen)
         return batch
 
-    async def apply(self, batch: Batch, is_log: Callable[[str | None], Awaitable[bool]] = _any_log) -> None:
+    async def apply(self, batch: AttemptBatch, is_log: Callable[[str | None], Awaitable[bool]] = _any_log) -> None:
         """Takes a batch into account: a round trip to Redis that reads, and one that writes.
 
         Args:
-            batch: what the attempts say.
-            is_log: given the log that the breakers are made from, whether that is the one that the batch is of. It may
-                wait before it answers that it is not; then it is asked again.
+            batch: the attempts.
+            is_log: given the log from which the breakers are filled, True if it is the batch's. It may wait before it
+                returns False; then it is called again.
 
         Raises:
             StateUnavailable, BusUnavailable: the batch may be repeated.
@@ -106,18 +109,28 @@ class BreakerHandler:
                     loaded[key] = replace(before, unpublished=None)
             decided = [decide(key, before, waiting[key], self._jitter()) for key, before in loaded.items()]
             changed = [one for one in decided if one.after != one.before.breaker]
-            # Side by side, in one round trip.
+            # Together, in one round trip.
             saved, _ = await asyncio.gather(self._breakers.save(changed), self._healths.note(notes))
             notes = []
-            for one, stands in zip(changed, saved, strict=True):
-                if stands and one.unpublished is not None:
+            for one, is_saved in zip(changed, saved, strict=True):
+                if is_saved and one.unpublished is not None:
                     await self._publish(one.key, one.unpublished)
             # Another writer saved first: decide again, on what it saved.
-            again = {one.key for one, stands in zip(changed, saved, strict=True) if not stands}
+            again = {one.key for one, is_saved in zip(changed, saved, strict=True) if not is_saved}
             waiting = {key: seen for key, seen in waiting.items() if key in again}
 
+    async def gauges(self) -> Readings:
+        """The state of each breaker, for Prometheus. Raises StateUnavailable."""
+        states: dict[tuple[str, ...], float] = {}
+        known: dict[BreakerKey, BreakerState] = {
+            key: loaded.breaker.state for key, loaded in await self._breakers.all()
+        }
+        for labels, state in shown(self.config, known).items():
+            states |= one_of(state, get_args(BreakerState), *labels)
+        return {BREAKER_STATE: states}
+
     async def publish_pending(self) -> None:
-        """Publishes what was saved and then not published, as the process that saved it crashed in between.
+        """Publishes transitions that were saved by a process that crashed before it published them.
 
         Raises StateUnavailable, BusUnavailable; may be repeated.
         """
@@ -131,3 +144,26 @@ class BreakerHandler:
             structlog.get_logger().info(
                 "breaker_" + event.to_state, agent=key.agent, model=key.model, reason=event.reason
             )
+
+
+def shown(config: Config, known: Mapping[BreakerKey, BreakerState]) -> dict[tuple[str, str], BreakerState]:
+    """The state of each breaker by its labels: of those that share them, the worst; one that was never used is closed.
+
+    Args:
+        config: breakers of other agents than its own are left out.
+        known: the states in Redis.
+    """
+    found: dict[tuple[str, str], BreakerState] = {labels_of(config, key): "closed" for key in breakers_of(config)}
+    for key, state in known.items():
+        if key.agent in config.agents or key.agent == ALL:
+            labels = labels_of(config, key)
+            if labels not in found or _WORST.index(state) < _WORST.index(found[labels]):
+                found[labels] = state
+    return found
+
+
+def labels_of(config: Config, key: BreakerKey) -> tuple[str, str]:
+    """A breaker's agent and model; a model that the config does not name is `other`, as jobs may ask for any."""
+    provider = key.model.removesuffix(f"/{ALL}")
+    named = key.model in config.known_models or (key.agent == ALL and provider in config.providers)
+    return key.agent, key.model if named else OTHER

@@ -1,8 +1,7 @@
 """Looking after the breakers: filling an empty Redis from the event log, and showing workers that the service is alive.
 
-Redis is a view that can be lost. What a breaker was at is in its latest transition, what it had counted since by
-the attempts of the last while; which tasks are stopped by the guards' events, and what the others have used by the
-records of their jobs.
+Redis is a view that can be lost. The state of a breaker is in its latest transition, and its counts in the latest
+attempts; stopped tasks are in the guards' events, and the use of the others in the records of their jobs.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ from breakwater.state.tasks import TaskKey, Tasks, Tripped
 from services.breaker.handlers import BreakerHandler
 
 HEALTH_FROM_S = 600.0
-"""How far back an agent's health is read, at least."""
+"""The least time for which attempts are read back for an agent's health."""
 
 TASKS_FROM_S = 3600.0
-"""How far back it is read what running tasks have used."""
+"""The time for which records are read back for the use of running tasks."""
 
 LOOK_EVERY_S = 1.0
 BEAT_EVERY = 3
-"""Every so many looks, and when something was filled, it reports that it is alive: known for `ALIVE_MS`."""
+"""It reports that it is alive every so many looks, and after filling: known for `ALIVE_MS`."""
 
 LONG_LOOK_EVERY = 10
-"""Every so many looks, what was saved and not published is published, and the breakers are compared with the log."""
+"""Every so many looks it publishes pending transitions, and compares the breakers with the log."""
 
 BATCH = 500
 
 
 class Rebuild:
-    """Fills breakers, health and tasks. All of it may be repeated, also by several at once."""
+    """Fills breakers, health and tasks. All of it may be repeated, also by several concurrently."""
 
     def __init__(
         self,
@@ -67,15 +66,15 @@ class Rebuild:
         self._connection, self._now = connection, now
 
     async def fill(self, log: str, known: str | None) -> None:
-        """Makes Redis what a log says.
+        """Fills Redis from a log.
 
         Args:
             log: the log's identity.
-            known: that of the log that Redis was filled from; None where Redis is empty.
+            known: the identity of the log from which Redis was filled; None if Redis is empty.
 
         Raises:
-            StateUnavailable, BusUnavailable: fill again. Also where Redis was emptied meanwhile, or what is read of the
-                log is that of a replica that is behind.
+            StateUnavailable, BusUnavailable: fill again. Also if Redis was emptied meanwhile, or the log was read from
+                a replica that is behind.
         """
         logger, filling = structlog.get_logger(), await self._breakers.begin_filling()
         if known is not None:
@@ -105,17 +104,15 @@ class Rebuild:
         await self._healths.forget(list(self.config.agents))
 
     async def recall_breakers(self) -> int:
-        """Brings breakers that are behind the log to where their latest transition left them; how many that were."""
+        """Brings breakers that are behind the log to the state of their latest transition; returns their number."""
         transitions = await last_of_each(self._connection, Stream.EVENTS, "bw.breakers.>", whole=True)
         latest: dict[BreakerKey, tuple[BreakerTransition, int]] = {}
         for found in transitions:
             if (event := found.read(BreakerTransition)) is not None:
                 latest[BreakerKey(event.agent, event.model)] = event, found.sequence
-        keys = list(latest)
-        return sum([await self._recall(key, *latest[key], loaded) for key, loaded in await self._load(keys)])
-
-    async def _load(self, keys: list[BreakerKey]) -> list[tuple[BreakerKey, Loaded]]:
-        return list(zip(keys, await self._breakers.load(keys) if keys else [], strict=True))
+        breakers = await self._breakers.load(list(latest)) if latest else []
+        found = zip(latest.items(), breakers, strict=True)
+        return sum([await self._recall(key, *newest, loaded) for (key, newest), loaded in found])
 
     async def _recall(self, key: BreakerKey, latest: BreakerTransition, sequence: int, loaded: Loaded) -> bool:
         # One that is isolated, or not published yet, is the latest decision, whatever its version.
@@ -147,7 +144,7 @@ class Rebuild:
         return count
 
     async def _recall_usage(self, guards: Mapping[TaskKey, GuardEvent]) -> int:
-        """Counts the jobs of tasks again that were decided lately; those that were counted since stay counted once."""
+        """Counts the latest jobs of tasks again; those that were counted meanwhile stay counted once."""
         if all(agent.guard is None for agent in self.config.agents.values()):
             return 0
         since = self._now() - timedelta(seconds=TASKS_FROM_S)
@@ -167,8 +164,7 @@ class Rebuild:
             return False
         key = TaskKey(record.tenant, record.task_id)
         last = guards.get(key)
-        before_reset = last is not None and last.kind == "reset" and record.completed_at <= last.at
-        if before_reset:
+        if last is not None and last.kind == "reset" and record.completed_at <= last.at:
             return False
         await self._tasks.record(key, record.execution_id, outcome_of(record, agent.guard))
         return True
@@ -204,12 +200,12 @@ class Heartbeat:
         self._looks_to_beat = 0
 
     async def is_log(self, known: str | None) -> bool:
-        """Whether breakers are derived from the log; where not, after a look at them, which fills them.
+        """True if breakers are derived from the log; otherwise False after the next look, which fills them.
 
-        Asked for each batch: an outcome on breakers that were just lost could open one that an operator has isolated.
+        Called for each batch: an outcome on breakers that were just lost could open one that an operator has isolated.
 
         Args:
-            known: what they are derived from; None where they are lost.
+            known: the log from which they are derived; None if they are lost.
         """
         if known is not None and known == self._log:
             return True
@@ -224,7 +220,7 @@ class Heartbeat:
             await self._tried(self._filling, self.look)
             if looks % LONG_LOOK_EVERY == 0:
                 await self._tried(self._publishing, self._handler.publish_pending)
-                # Redis may have come back with what it knew a moment before it died.
+                # Redis may have restarted with data from a moment before it died.
                 await self._tried(self._filling, self._rebuild.recall_breakers)
                 with suppress(BusUnavailable):  # logged by the caller that waits for it
                     self._log = await self._lookup.identity(Stream.EVENTS)
@@ -232,14 +228,14 @@ class Heartbeat:
             await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
 
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> None:
-        """Does what may be repeated; what fails for other reasons than an outage is logged, and tried at the next look.
+        """Does repeatable work; a failure other than an outage is logged, and the next look tries again.
 
         While filling fails there is no heartbeat, so workers log that no breaker service is alive.
         """
         await outage.run_logged(lambda: self._outages.retry_while_unavailable(work), expected=BusError)
 
     async def look(self) -> None:
-        """Fills what is lost. Raises StateUnavailable, BusUnavailable; may be repeated."""
+        """Fills lost breakers. Raises StateUnavailable, BusUnavailable; may be repeated."""
         known = await self._breakers.filled_from()
         if known is None or known != self._log:
             # Read again: another breaker service may have seen before us that the log is another.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from breakwater import background
 from breakwater.analytics.client import connect
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.lookup import Lookup
@@ -22,14 +19,11 @@ from services.budget.gauges import BudgetGauges
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler
 
-LINGER_S = 0.05
-BUSY_LINGER_S = 0.5
-"""What spend and thresholds may be late by then. Hard caps hold all the same: what a call may cost stays reserved."""
+LINGER_S, BUSY_LINGER_S = 0.05, 0.5
+"""The time for which attempts are gathered, and while they keep coming: the delay of spend and thresholds.
 
-
-def linger_s(last: int) -> float:
-    """How long attempts are gathered, by how many the last batch had."""
-    return BUSY_LINGER_S if last >= BUSY else LINGER_S
+Hard caps hold in spite of it: the estimate of a call stays reserved.
+"""
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
@@ -51,26 +45,18 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     )
     handler = BudgetHandler(live.caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.filled, metrics)
     gauges = BudgetGauges(live.caps, counters, analytics)
-    shown = GaugeCollector("budget", gauges.read)
-    app = ServiceApp(broker)
-    on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=linger_s)
-    beside: list[asyncio.Task[None]] = []
-
-    @app.after_startup
-    async def start() -> None:
-        beside.append(asyncio.create_task(reconciler.run(handler.charge_lapsed)))
-        shown.start()
-
-    @app.on_shutdown
-    async def stop() -> None:
-        shown.stop()
-        await gauges.stop()
-        await background.stop(*beside)
 
     async def reload(changed: Config) -> None:
         live.reload(changed)
 
+    def linger_s(last: int) -> float:
+        return BUSY_LINGER_S if last >= BUSY else LINGER_S
+
+    app = ServiceApp(broker)
     app.reload = reload
+    on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=linger_s)
+    app.run_beside(lambda: reconciler.run(handler.charge_lapsed), GaugeCollector("budget", gauges.read))
+    app.on_shutdown(gauges.stop)
     app.after_shutdown(redis.close)
     app.after_shutdown(analytics.close)
     return app

@@ -1,4 +1,4 @@
-"""What Prometheus is shown of budgets: those that the config names, in the current day and month."""
+"""Metrics of the budgets that the config names, in the current day and month."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from breakwater import background
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import QueryFailed
 from breakwater.analytics.spend import spent_since
-from breakwater.contracts.events import Window
 from breakwater.contracts.types import NANO_PER_USD, ms_from_time, time_from_ms
 from breakwater.errors import Unavailable
 from breakwater.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
 from breakwater.outage import Outage
-from breakwater.policy.budget import CapTable, Counter, forecast, periods_at, recent_from
+from breakwater.policy.budget import CapTable, forecast, periods_at, recent_from
 from breakwater.policy.ledger import AttemptSums, BudgetPlace
 from breakwater.state.budget_counters import BudgetCounters, Snapshot
 
 FORECAST_EVERY_S = 300.0
-"""How often forecasts are made while somebody scrapes: they sum up days of attempts in ClickHouse."""
+"""The interval of forecasts while Prometheus scrapes: they sum up days of attempts in ClickHouse."""
 
 FORECAST_KEPT_S = 3 * FORECAST_EVERY_S
-"""How long one is shown where ClickHouse is unavailable."""
+"""The time for which a forecast is shown while ClickHouse is unavailable."""
 
 
 class BudgetGauges:
-    """Reads them from Redis, in one round trip. Forecasts are made beside that: ClickHouse delays no scrape.
+    """Reads the metrics from Redis, in one round trip. Forecasts are made apart: ClickHouse delays no scrape.
 
     Args:
         caps: the config's, as they are now.
@@ -54,7 +53,7 @@ class BudgetGauges:
         self._tried_at = self._made_at = -FORECAST_KEPT_S
 
     async def read(self) -> Readings:
-        """All of them; none while the counters are lost, and rebuilt. Raises StateUnavailable."""
+        """All metrics; none while the counters are being rebuilt. Raises StateUnavailable."""
         snapshot = await self._snapshot(self._now())
         if snapshot.filled is None:
             return {}
@@ -70,12 +69,13 @@ class BudgetGauges:
     async def make_forecasts(self) -> None:
         """Makes the forecasts that are shown next. Raises StateUnavailable, AnalyticsUnavailable, QueryFailed."""
         now, caps = self._now(), self._caps()
+        keys = caps.keys()
         snapshot, now_ms = await self._snapshot(now), ms_from_time(now)
         made: dict[BudgetPlace, int] = {}
         for counters in snapshot.periods:
             period = counters.period
             recent = await spent_since(self._analytics, time_from_ms(recent_from(period, now_ms)), now)
-            for counter in _named(caps, period.window):
+            for counter in (caps.counter(key, period.window) for key in keys):
                 expected = forecast(
                     period,
                     now_ms,
@@ -99,10 +99,10 @@ class BudgetGauges:
 
 
 def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace, int]) -> Readings:
-    """What budgets have spent and hold, what their caps are, and where they are going, as far as that is known.
+    """The spend, reservations, caps and known forecasts of budgets.
 
     Args:
-        caps: whose budgets: tenants that the config does not name have none here.
+        caps: those of the budgets; tenants that the config does not name have none here.
         snapshot: the counters.
         forecasts: nano-dollars at the period's end.
     """
@@ -110,8 +110,9 @@ def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace,
     reserved: dict[tuple[str, ...], float] = {}
     limits: dict[tuple[str, ...], float] = {}
     expected: dict[tuple[str, ...], float] = {}
+    keys = caps.keys()
     for counters in snapshot.periods:
-        for counter in _named(caps, counters.period.window):
+        for counter in (caps.counter(key, counters.period.window) for key in keys):
             labels = (counter.name, counter.scope, counter.window, counter.caps.enforcement)
             nano = counters.figures.get(counter.key, AttemptSums()).spent
             spent[labels] = nano / NANO_PER_USD
@@ -119,12 +120,6 @@ def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace,
             if (limit := counters.limit(counter)) is not None:
                 limits[labels] = limit / NANO_PER_USD
             if (total := forecasts.get((counters.period.name, counter.key))) is not None:
-                # It was made a while ago.
+                # Since it was made, more may have been spent.
                 expected[labels] = max(total, nano) / NANO_PER_USD
     return {BUDGET_SPENT: spent, BUDGET_RESERVED: reserved, BUDGET_LIMIT: limits, BUDGET_FORECAST: expected}
-
-
-def _named(caps: CapTable, window: Window) -> list[Counter]:
-    """The budgets that the config names."""
-    keys = caps.keys()
-    return [caps.counter(key, window) for key in keys]

@@ -1,4 +1,4 @@
-"""From attempts to spend: settle what calls cost, and announce the thresholds that the totals have passed."""
+"""From attempts to spend: settles the costs of calls, and announces the thresholds that the totals have passed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class BudgetHandler:
         filled: Callable[[bool], Awaitable[str]],
         metrics: BudgetMetrics,
     ) -> None:
-        """Takes `filled`: it waits until the counters are what the log says, and returns the log's identity.
+        """Takes `filled`: it waits until the counters are filled from the log, and returns the log's identity.
 
-        Called with True, it does not believe what it knew before.
+        Called with True, it checks that again.
         """
         self._caps, self._budgets, self._counters = caps, budgets, counters
         self._publisher, self._lookup, self._filled = publisher, lookup, filled
@@ -59,7 +59,7 @@ class BudgetHandler:
             await delivery.ack()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Counts what calls cost, once the counters are there. Raises StateUnavailable, BusUnavailable; repeat it."""
+        """Counts the costs of calls, once the counters are filled. Raises StateUnavailable, BusUnavailable."""
         lost = False
         while True:
             log = await self._filled(lost)
@@ -81,7 +81,7 @@ class BudgetHandler:
             await self._announce(total)
 
     async def charge_lapsed(self, log: str) -> None:
-        """Charges reservations whose lease has ended and that the log says nothing of.
+        """Charges reservations whose lease has ended and whose call is not in the log.
 
         Never waits for the counters: its caller is the one that fills them.
 
@@ -126,8 +126,7 @@ class BudgetHandler:
         """Publishes the thresholds that a total has reached and that have not been announced in this period.
 
         A cap that has refused a call is reached, unless it has been raised since.
-        What has been announced is recorded after it was published: a crash in between announces it again, under the
-        same id.
+        An announcement is recorded after it was published: a crash in between repeats it, under the same id.
         """
         counter = self._caps().counter(total.key, total.period.window)
         limit = effective_limit(counter.limit, total.raised)

@@ -1,4 +1,4 @@
-"""Keeping the counters right: made from the record where Redis has lost them, compared with it, repaired."""
+"""Keeps the counters right: rebuilt from the record if Redis has lost them, compared with it, and repaired."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from breakwater.state.budgets import NotFilled
 
 LOOK_EVERY_S = 1.0
 LONG_LOOK_EVERY = 5
-"""Every so many looks, it is also looked whether the log is another, and whether Redis was restarted."""
+"""Every so many looks it also checks if the log was replaced, and if Redis was restarted."""
 
 GRACE_S = 3.0
-"""How long workers get to restore the reservations of calls under way: they check every second."""
+"""The time that workers get to restore the reservations of calls under way: they check every second."""
 
 SWEEP_EVERY_S = 15.0
 
@@ -69,7 +69,7 @@ class Reconciler:
         """Waits until the counters are derived from the log, and returns the log's identity.
 
         Args:
-            lost: they were found not to be: what was known before is not believed.
+            lost: True if they were found to be lost: they are then checked again.
         """
         if lost:
             self._looked.clear()
@@ -78,11 +78,11 @@ class Reconciler:
         return self._log
 
     async def run(self, sweep: Callable[[str], Awaitable[None]]) -> None:
-        """Looks every second, and compares every so often, until cancelled.
+        """Looks every second, and compares at an interval, until cancelled.
 
         Args:
-            sweep: charges the calls of workers that are lost, by the log's identity; called every so often, while the
-                counters are there.
+            sweep: charges the calls of lost workers, by the log's identity; called at an interval, while the counters
+                are filled.
         """
         await background.run_together(self._keep_filled(sweep), self._keep_right())
 
@@ -100,14 +100,14 @@ class Reconciler:
             await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
 
     async def _keep_right(self) -> None:
-        """Beside the looks: a comparison may take long, and lost counters must not wait for it."""
+        """Compares apart from the looks: that may take long, and lost counters must not wait for it."""
         loop = asyncio.get_running_loop()
         compare_at = loop.time()
         while True:
             await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S * (LONG_LOOK_EVERY if self._run else 1)))
             if self._looked.is_set() and await self._tried(self._comparing, self._note_restart):
                 if self._restarted:
-                    compare_at = loop.time()  # Redis may have come back with what it knew a while before
+                    compare_at = loop.time()  # Redis may have restarted with older data
                 if loop.time() >= compare_at and await self._tried(self._comparing, self.reconcile):
                     compare_at = loop.time() + self._compare_every_s() - LOOK_EVERY_S * LONG_LOOK_EVERY / 2
                     self._restarted = False
@@ -124,7 +124,7 @@ class Reconciler:
         try:
             found = await compare(self._record, self._counters, self._now())
             if any(one.spent > 0 for one in found.differences.values()):
-                # Before anything is taken away: whatever EVENTS has is believed, and not what ClickHouse lacks.
+                # Before anything is taken away: EVENTS counts, even if ClickHouse lacks a part of it.
                 found = await compare(self._record, self._counters, self._now(), thorough=True)
         except NotFilled:
             return None
@@ -145,7 +145,7 @@ class Reconciler:
         return found
 
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> bool:
-        """Does what may be repeated; what fails for other reasons than an outage waits for the next look."""
+        """Does repeatable work; after a failure other than an outage, the next look tries again."""
         retried = partial(self._outages.retry_while_unavailable, work, unless=AnalyticsUnavailable)
         expected = (BusError, AnalyticsUnavailable, QueryFailed)
         try:
@@ -184,12 +184,12 @@ class Reconciler:
             why = "they are lost" if known is None else "the log or the time zone is another"
             effect = "no call is made under a hard cap until they are rebuilt" if self._caps().any_hard else "none"
             logger.warning("budgets_rebuilding", why=why, effect=effect)
-        # The log was lost, and with it what ClickHouse had not been given: Redis has counted it.
+        # The log was lost, with events that ClickHouse had not stored yet: Redis has counted them.
         lost_log = known is not None and known.zone == self._counters.zone.key
         stored = await self._record.stored(periods, thorough=lost_log, lost_log=lost_log)
         if not is_first_start or stored.figures:
             await asyncio.sleep(self._grace_s)
-        # What ClickHouse is given meanwhile is read from the log, as ever since it was asked.
+        # Everything that is stored from now on is read from the log.
         logged = await self._record.logged(stored, periods)
         notes = await self._record.notes(stored, periods)
         earlier = stored.figures

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 
-from breakwater import background
 from breakwater.analytics.client import connect
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.publisher import Publisher
@@ -19,9 +17,8 @@ from services.sink.handlers import Sink
 BATCH_SIZE = 2000
 BUSY = 20
 """Messages of a batch after which more are gathered for the next."""
-LINGER_S = 0.5
-BUSY_LINGER_S = 1.5
-"""ClickHouse likes few large inserts: at most two a second for each table, and fewer while much is to be stored."""
+LINGER_S, BUSY_LINGER_S = 0.5, 1.5
+"""ClickHouse prefers few large inserts: at most two a second for each table, and fewer while much is to be stored."""
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  every service is built alike
@@ -32,25 +29,15 @@ def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  ev
     sink = Sink(analytics, Publisher(connection, "sink"), lambda: datetime.now(UTC), metrics)
     comparer = LogComparer(analytics, connection, lambda: datetime.now(UTC), metrics)
     app = ServiceApp(broker)
-    comparing: list[asyncio.Task[None]] = []
-
-    @app.after_startup
-    async def start() -> None:
-        await comparer.begin()
-        comparing.append(asyncio.create_task(comparer.run()))
-
-    @app.on_shutdown
-    async def stop() -> None:
-        await background.stop(*comparing)
-
-    # Before the batches are waited for: it ends their waiting for ClickHouse.
+    app.after_startup(comparer.begin)
+    app.run_beside(comparer.run)
+    # Before the application waits for the last batches: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
 
     def linger_s(last: int) -> float:
         return BUSY_LINGER_S if last >= BUSY else LINGER_S
 
-    on_batch(app, broker, Stream.EVENTS, "sink-events", sink.store, size=BATCH_SIZE, linger_s=linger_s)
-    on_batch(app, broker, Stream.ALERTS, "sink-alerts", sink.store, size=BATCH_SIZE, linger_s=linger_s)
-    on_batch(app, broker, Stream.AUDIT, "sink-audit", sink.store, size=BATCH_SIZE, linger_s=linger_s)
+    for stream in (Stream.EVENTS, Stream.ALERTS, Stream.AUDIT):
+        on_batch(app, broker, stream, f"sink-{stream.lower()}", sink.store, size=BATCH_SIZE, linger_s=linger_s)
     app.after_shutdown(analytics.close)
     return app

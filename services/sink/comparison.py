@@ -2,7 +2,7 @@
 
 What is acknowledged must be in a table, whatever became of a server since. Each sequence is compared twice, a look
 apart: by then what the system held in memory is on the disk, so a power cut between the two is made up for. After
-that it is never looked at again: what somebody deletes from ClickHouse stays deleted, and what fits no table, and is
+that it is never looked at again: rows that are deleted from ClickHouse stay deleted, and what fits no table, and is
 on DLQ, is not tried for ever.
 """
 
@@ -42,16 +42,16 @@ LOOK_EVERY_S = 60.0
 """Longer than a message waits for its redelivery, and than a system keeps what was written in its memory alone."""
 
 SPAN = 1_000_000
-"""How many sequences are compared in one query."""
+"""Sequences that are compared in one query."""
 
 MOST = 1_000
-"""How many missing messages are stored again at once."""
+"""Missing messages that are stored again together."""
 
 CONSUMER, EVENTS = "sink-events", "bw.>"
 
 
 class LogComparer:
-    """Compares beside the storing. Of several sinks, whichever looks first does it."""
+    """Compares while the sink stores. Of several sinks, the first one to look does it."""
 
     def __init__(
         self, analytics: Analytics, connection: Connection, now: Callable[[], datetime], metrics: SinkMetrics
@@ -63,12 +63,12 @@ class LogComparer:
         self._settled = ("", 0)
 
     async def begin(self) -> None:
-        """Notes what was delivered to sinks before this one, which is to read nothing until then."""
+        """Notes the messages that were delivered before this sink began. Call it before this one reads any."""
         with suppress(BusUnavailable):  # the first look then compares nothing, and the next one does
             _, self._delivered = await self._lookup.progress(Stream.EVENTS, CONSUMER)
 
     async def run(self) -> None:
-        """Looks at once, and then every minute, until cancelled."""
+        """Looks immediately, and then every minute, until cancelled."""
         outage = Outage("comparing EVENTS with ClickHouse")
         while True:
             await outage.run_logged(self.look, expected=(BusError, AnalyticsUnavailable, QueryFailed))
@@ -77,8 +77,8 @@ class LogComparer:
     async def look(self) -> None:
         """Compares what was delivered by the look before: it is stored by now.
 
-        The first look compares what was delivered before this sink began: what one had that has died is stored at once,
-        and not only when it is delivered again.
+        The first look compares what was delivered before this sink began: messages of a sink that has died are stored
+        immediately, and not only when they are delivered again.
 
         Raises:
             BusUnavailable, AnalyticsUnavailable, QueryFailed: look again.

@@ -28,7 +28,7 @@ from breakwater.outage import Outages, StoppedWaiting
 from services.sink import records
 
 REFUSED_DELAY_S = 300.0
-"""How long a message waits that neither ClickHouse nor DLQ takes; it stays on its stream meanwhile."""
+"""The wait of a message that neither ClickHouse nor DLQ takes; it stays on its stream meanwhile."""
 
 
 RowT = TypeVar("RowT")
@@ -43,7 +43,7 @@ class _Pending:
 
 
 class Sink:
-    """Handles batches of messages. Batches of several streams may be in progress at once."""
+    """Handles batches of messages. Batches of several streams may be in progress at the same time."""
 
     def __init__(
         self, analytics: Analytics, publisher: Publisher, now: Callable[[], datetime], metrics: SinkMetrics
@@ -91,7 +91,7 @@ class Sink:
                     refused.append(delivery)
             else:
                 waiting.setdefault(table.name, (table, []))[1].append(_Pending(delivery, row))
-        # Side by side: while the server works on one insert, the next one is made here.
+        # Concurrently: while the server works on one insert, the next one is made here.
         inserts = (self._insert(table, pending) for table, pending in waiting.values())
         for outcome in await asyncio.gather(*inserts, return_exceptions=True):
             if isinstance(outcome, BaseException):

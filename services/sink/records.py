@@ -1,11 +1,10 @@
-"""What each kind of message becomes: which table, which row. Pure."""
+"""The table and the row of each kind of message. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -19,50 +18,24 @@ from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.subjects import decode_token
 from breakwater.contracts.types import Event
 
-E = TypeVar("E", bound=Event)
+_Row = Callable[[Any, int, datetime], StoredRow]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind(Generic[E]):
-    """How messages of one kind are kept."""
-
-    table: schema.Table
-    model: type[E]
-    row: Callable[[E, int, datetime], StoredRow]
-
-    def read(
-        self, subject: str, data: bytes, headers: Mapping[str, str], sequence: int, stored_at: datetime
-    ) -> StoredRow:
-        event = self.model.model_validate_json(data)
-        problem = problem_of(event, subject, headers) if isinstance(event, Attempt | Execution) else None
-        if problem is not None:
-            raise Unstorable(problem)
-        return self.row(event, sequence, stored_at)
-
-
-def _timeless(row: Callable[[E, int], StoredRow]) -> Callable[[E, int, datetime], StoredRow]:
-    """For kinds that keep no time of storing."""
+def _timeless(row: Callable[[Any, int], StoredRow]) -> _Row:
+    """For kinds without a column for the time of storing."""
     return lambda event, sequence, _stored_at: row(event, sequence)
 
 
-_KINDS: Mapping[
-    str,
-    _Kind[Attempt]
-    | _Kind[Execution]
-    | _Kind[BreakerTransition]
-    | _Kind[GuardEvent]
-    | _Kind[BudgetEvent]
-    | _Kind[Alert]
-    | _Kind[AuditEvent],
-] = {
-    "attempts": _Kind(schema.ATTEMPTS, Attempt, rows.attempt_row),
-    "executions": _Kind(schema.EXECUTIONS, Execution, _timeless(rows.execution_row)),
-    "breakers": _Kind(schema.BREAKER_TRANSITIONS, BreakerTransition, _timeless(rows.transition_row)),
-    "guards": _Kind(schema.GUARD_EVENTS, GuardEvent, _timeless(rows.guard_row)),
-    "budgets": _Kind(schema.BUDGET_EVENTS, BudgetEvent, _timeless(rows.budget_row)),
-    "alerts": _Kind(schema.ALERTS, Alert, _timeless(rows.alert_row)),
-    "audit": _Kind(schema.AUDIT, AuditEvent, _timeless(rows.audit_row)),
+_KINDS: Mapping[str, tuple[schema.Table, type[Event], _Row]] = {
+    "attempts": (schema.ATTEMPTS, Attempt, rows.attempt_row),
+    "executions": (schema.EXECUTIONS, Execution, _timeless(rows.execution_row)),
+    "breakers": (schema.BREAKER_TRANSITIONS, BreakerTransition, _timeless(rows.transition_row)),
+    "guards": (schema.GUARD_EVENTS, GuardEvent, _timeless(rows.guard_row)),
+    "budgets": (schema.BUDGET_EVENTS, BudgetEvent, _timeless(rows.budget_row)),
+    "alerts": (schema.ALERTS, Alert, _timeless(rows.alert_row)),
+    "audit": (schema.AUDIT, AuditEvent, _timeless(rows.audit_row)),
 }
+"""The table, the type and the row of each kind of message."""
 
 
 def read(
@@ -72,38 +45,43 @@ def read(
 
     Args:
         subject: such as `bw.attempts.<agent>.<execution>.<n>`; its second token is the kind.
-        data: the message as it stands on the bus.
+        data: the message as it is on the bus.
         headers: its headers.
         sequence: its place in the stream.
         stored_at: when the stream took it, by the NATS server's clock.
 
     Raises:
-        Unstorable: the kind has no table, the message is not what its kind says, is a record that does not count
+        Unstorable: the kind has no table, the message is not of its kind, is a record that does not count
             (`bus.records`), or a value fits no column.
     """
     kind = _KINDS.get(_token(subject, 1))
     if kind is None:
         raise Unstorable(f"no table keeps messages of {subject}")
+    table, model, row = kind
     try:
-        return kind.table, kind.read(subject, data, headers, sequence, stored_at)
+        event = model.model_validate_json(data)
+        problem = problem_of(event, subject, headers) if isinstance(event, Attempt | Execution) else None
+        if problem is not None:
+            raise Unstorable(problem)
+        return table, row(event, sequence, stored_at)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         first = problems[0]
         path = ".".join(str(part) for part in first["loc"])
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         where = f" at {path}" if path else ""
-        raise Unstorable(f"is not a {kind.model.__name__}{where}: {first['msg']}{more}") from error
+        raise Unstorable(f"is not a {model.__name__}{where}: {first['msg']}{more}") from error
 
 
 def agent_of(subject: str) -> str | None:
-    """The agent that a subject names, for the dead letter; None where the kind has none."""
+    """The agent that a subject names, for the dead letter; None if the kind has none."""
     if _token(subject, 1) not in ("attempts", "executions", "breakers", "guards"):
         return None
     return decode_token(_token(subject, 2)) or None
 
 
 def execution_of(subject: str) -> str | None:
-    """The execution that a subject names, for the dead letter; None where the kind has none."""
+    """The execution that a subject names, for the dead letter; None if the kind has none."""
     if _token(subject, 1) not in ("attempts", "executions"):
         return None
     return decode_token(_token(subject, 3)) or None

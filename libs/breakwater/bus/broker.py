@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -28,6 +28,7 @@ from breakwater.bus.delivery import Delivery
 from breakwater.bus.permissions import inbox_prefix
 from breakwater.bus.pull import RETRY_S, Pull, Work, batches
 from breakwater.contracts.subjects import Stream
+from breakwater.metrics import GaugeCollector
 from breakwater.outage import Outage
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
@@ -136,6 +137,22 @@ class ServiceApp(FastStream):
             await self.stop()
         finally:
             await background.stop(starting, ending)
+
+    def run_beside(self, work: Callable[[], Coroutine[Any, Any, None]], gauges: GaugeCollector | None = None) -> None:
+        """Does work, and shows gauges, for as long as the application runs."""
+        running: list[asyncio.Task[None]] = []
+
+        @self.after_startup
+        async def start() -> None:
+            running.append(asyncio.create_task(work()))
+            if gauges is not None:
+                gauges.start()
+
+        @self.on_shutdown
+        async def stop() -> None:
+            if gauges is not None:
+                gauges.stop()
+            await background.stop(*running)
 
     def exit(self) -> None:
         """Overridden to wake `run`."""

@@ -5,7 +5,7 @@ from typing import Any
 from breakwater.config import parse_config
 from breakwater.contracts.events import BreakerState
 from breakwater.policy.breaker import BreakerKey
-from services.breaker.gauges import shown
+from services.breaker.handlers import shown
 
 CONFIG = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}
