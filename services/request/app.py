@@ -50,8 +50,7 @@ from breakwater.state.executions import Executions
 from breakwater.state.health import Healths
 from breakwater.state.in_flight_requests import InFlightRequests
 from breakwater.state.plans import Plans
-from breakwater.state.sessions import PersonSession, Sessions
-from breakwater.state.sign_ins import SignIns
+from breakwater.state.sessions import PersonSession, Sessions, SignIns
 from breakwater.state.tasks import Tasks
 from services.request.agents import Agents
 from services.request.alert_channels import ChannelRoutes

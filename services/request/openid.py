@@ -24,8 +24,7 @@ from breakwater.contracts.types import Event, time_from_ms
 from breakwater.policy.callers import claim_values, name_of, roles_of
 from breakwater.policy.sign_in import ENTROPY_BYTES, LASTS_S, SignInFlow, SignInLimits, SignInTry, TooManySignIns
 from breakwater.state.connection import StateUnavailable
-from breakwater.state.sessions import PersonSession, Sessions
-from breakwater.state.sign_ins import SignIns
+from breakwater.state.sessions import PersonSession, Sessions, SignIns
 from services.request.audit import Actor, AuditLog
 from services.request.parsing import read_command, read_open_body
 from services.request.problems import Problem, not_done

@@ -179,7 +179,9 @@ class JobHandler:
         tenant, task_id = (parsed.tenant, parsed.task_id) if isinstance(parsed, Job) else (None, None)
         # A job that no guard counts is the first of no task.
         task_id = task_id or (execution_id if self._agent.guard is None else None)
-        ask = partial(worker.executions.claim, claim, asked.digest, tenant=tenant, task_id=task_id, owner=asked.owner)
+        whose = {"tenant": tenant, "task_id": task_id, "owner": asked.owner}
+        accepted_s = delivery.queued_at.timestamp()
+        ask = partial(worker.executions.claim, claim, asked.digest, **whose, accepted_s=accepted_s)
         match await worker.outages.retry_while_unavailable(ask):
             case Conflict():
                 await self._refuse_id(asked, execution_id)

@@ -24,7 +24,7 @@ from tests.state.machine import RedisMachine, run_for_steps
 Step = tuple[BreakerState, BreakerState]
 
 KEY = BreakerKey("support/triage {1}", "openai/gpt-4.1:mini")
-HASH = f"bw:breaker:{{{KEY.name}}}"
+HASH = f"bw:breaker:{KEY.name}"
 IN_A_ROW, COOLDOWN_MS, LEASE_MS, SKEW_MS = 2, 60_000, 100_000, 300_000
 RULES = BreakerRules(consecutive_failures=IN_A_ROW, same_error=None, cooldown_s=COOLDOWN_MS / 1000)
 EXAMPLES, LENGTH = 15, 200

@@ -166,7 +166,7 @@ async def test_what_hears_nothing_for_a_week_is_forgotten_but_not_what_was_force
     after, _ = reset(forced, by="ops", why="", rules=BreakerRules(), now_ms=1)
     for breaker, kept in ((OPEN, True), (forced, False), (after, True)):
         await put(redis, breaker)
-        left_ms = await redis.client.pttl(f"bw:breaker:{{{KEY.name}}}")
+        left_ms = await redis.client.pttl(f"bw:breaker:{KEY.name}")
         assert (KEEP_MS - 60_000 < left_ms <= KEEP_MS) if kept else left_ms == -1
 
 
@@ -205,7 +205,7 @@ async def test_every_breaker_is_listed_also_after_a_crash_and_none_that_is_forgo
     await redis.client.delete("bw:breakers")  # who saved it first died too early
     await put(redis, OPEN)
     assert [key for key, _ in await breakers.all()] == [KEY]
-    await redis.client.delete(f"bw:breaker:{{{KEY.name}}}")
+    await redis.client.delete(f"bw:breaker:{KEY.name}")
     assert await breakers.all() == []
     assert await redis.client.exists("bw:breakers") == 0
 
@@ -305,7 +305,7 @@ async def test_a_success_says_who_called_until_two_are_known(redis: Redis) -> No
     first = await load(redis)
     [(_, at_ms), _] = first.breaker.callers
     assert first.now_ms - 60_000 < at_ms <= first.now_ms
-    assert 0 < await redis.client.pttl(f"bw:breaker:{{{KEY.name}}}") <= KEEP_MS
+    assert 0 < await redis.client.pttl(f"bw:breaker:{KEY.name}") <= KEEP_MS
     assert await succeeded(2, "k1 ta") == ["k1", "ta"]
     assert (await load(redis)).revision == first.revision
     assert await succeeded(3, "k1 tb") == ["k1", "ta", "tb"]

@@ -30,7 +30,7 @@ async def test_an_answer_comes_back_as_it_was(redis: Redis, output: JsonValue) -
     assert type(kept.output) is type(output)
     assert await cache.ask(KEY, None, LEASE_MS) == kept
     assert await cache.ask(KEY, "e2", LEASE_MS) == kept
-    assert 30_000 < await redis.client.pttl(f"bw:cache:{{{KEY}}}") <= 60_000
+    assert 30_000 < await redis.client.pttl(f"bw:cache:{KEY}") <= 60_000
 
 
 async def test_an_answer_without_a_model_comes_back_so(redis: Redis) -> None:
@@ -65,7 +65,7 @@ async def test_of_fifty_that_ask_at_once_one_leads_and_all_get_its_answer(redis:
     await caches[0].put(KEY, answer(execution_id=leader), 60, leader)
     again = await asyncio.gather(*(caches[n % 5].ask(KEY, holder, LEASE_MS) for n, holder in enumerate(holders)))
     assert again == [answer(execution_id=leader)] * 50
-    assert await redis.client.exists(f"bw:flight:{{{KEY}}}") == 0
+    assert await redis.client.exists(f"bw:flight:{KEY}") == 0
 
 
 async def test_a_leader_that_asks_again_leads_on_and_renews_its_lease(redis: Redis) -> None:
@@ -113,7 +113,7 @@ async def test_a_leader_whose_lease_ended_still_gives_its_answer_and_leaves_the_
     cache = AnswerCache(redis)
     await cache.ask(KEY, "new", LEASE_MS)
     assert await cache.put(KEY, answer(execution_id="late"), 60, "late")
-    assert await redis.client.get(f"bw:flight:{{{KEY}}}") == "new"
+    assert await redis.client.get(f"bw:flight:{KEY}") == "new"
     assert await cache.ask(KEY, "e3", LEASE_MS) == answer(execution_id="late")
 
 
@@ -128,7 +128,7 @@ async def test_an_answer_that_is_too_large_is_not_kept_and_the_next_one_leads(re
 
 async def test_what_another_version_kept_is_as_good_as_nothing(redis: Redis) -> None:
     cache = AnswerCache(redis)
-    await redis.client.set(f"bw:cache:{{{KEY}}}", '{"unknown": 1}')
+    await redis.client.set(f"bw:cache:{KEY}", '{"unknown": 1}')
     assert await cache.get(KEY) is None
     assert await cache.ask(KEY, None, LEASE_MS) is None
     assert await cache.ask(KEY, "e1", LEASE_MS) == Leader()

@@ -94,18 +94,19 @@ async def test_memory_stays_the_same_as_time_passes_and_an_idle_model_leaves_not
     begun, most, number = await clock_ms(redis), {"tried": 0, "retried": 0}, 0
     while await clock_ms(redis) - begun < 1600 or min(most.values()) <= SLICES // 2:
         await first_tries(redis, deployments, 5, "tried")
-        await deployments.may_retry("retried", f"e:{(number := number + 1)}")
+        await deployments.may_retry("retried", f"e:{(number := number + 1)}", "k")
         for model in most:
-            most[model] = max(most[model], await redis.client.hlen(key_of(deployments, model)))
-    for model, fields in most.items():
-        assert fields <= SLICES + 1
-        left_ms = await redis.client.pttl(key_of(deployments, model))
-        assert left_ms != -1  # it has no end
-        assert left_ms <= 1050
+            most[model] = max(most[model], len(await slices_of(redis, deployments, model)))
+    for model, slices in most.items():
+        assert slices <= SLICES + 2
+        for key in await slices_of(redis, deployments, model):
+            assert await redis.client.hlen(key) <= 3
+            assert -1 != await redis.client.pttl(key) <= 1050
 
 
-def key_of(deployments: Deployments, model: str) -> str:
-    return deployments.admit_call(model, first_try=True).keys[1]
+async def slices_of(redis: Redis, deployments: Deployments, model: str) -> list[str]:
+    counts = deployments.admit_call(model, first_try=True).keys[1]
+    return [key for key in map(str, await redis.client.keys(f"{counts}:*")) if ":answer:" not in key]
 
 
 async def test_without_rules_every_retry_is_granted_and_nothing_is_counted(redis: Redis) -> None:
@@ -127,10 +128,10 @@ async def test_a_held_deployment_admits_and_counts_nothing_until_the_hold_is_ove
     assert await deployments.held_until([MODEL, "other"]) == {MODEL: pytest.approx(begun + 400, abs=50)}
     async with asyncio.timeout(60):
         while (await redis.run([ask]))[0]:
-            assert await redis.client.exists(ask.keys[1]) == 0
+            assert await slices_of(redis, deployments, MODEL) == []
             await asyncio.sleep(0.01)
     assert await clock_ms(redis) - begun >= 399
-    assert await redis.client.exists(ask.keys[1]) == 1
+    assert len(await slices_of(redis, deployments, MODEL)) == 1
 
 
 async def test_a_first_try_is_taken_back_from_a_held_deployment_too_and_a_person_may_end_the_hold(
@@ -141,7 +142,8 @@ async def test_a_first_try_is_taken_back_from_a_held_deployment_too_and_a_person
     assert back is not None
     [_, _, held_ms, _] = await redis.run([ask, deployments.hold_call(MODEL, 60), ask, back])
     assert 59_000 < held_ms <= 60_000
-    assert sum(map(int, await redis.client.hvals(ask.keys[1]))) == 0
+    [counts] = await slices_of(redis, deployments, MODEL)
+    assert await redis.client.hgetall(counts) == {"first_tries": "0"}
     await deployments.release(MODEL)
     assert await redis.run([ask]) == [0]
 

@@ -270,7 +270,7 @@ async def test_the_first_order_of_each_who_gives_one_stands_and_is_kept_as_long_
     await executions.cancel(other)
     found = await executions.claim(claim)
     assert isinstance(found, Claimed)
-    assert sorted(found.orders, key=str) == sorted((first, other), key=str)
+    assert sorted(found.cancels, key=str) == sorted((first, other), key=str)
     left_ms = await redis.client.pttl(claim.keys[1])
     assert KEEP_MS - SLACK_MS < left_ms <= KEEP_MS
 

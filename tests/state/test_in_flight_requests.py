@@ -47,12 +47,12 @@ async def test_nobody_attaches_to_an_answered_call_however_late_another_leaves_i
     assert await left(calls, "r0", "job-r0")
     assert await began(calls, "r2", retry=True) == "job-r2"
     await calls.end(ASKED, "job-r2")
-    assert await redis.client.keys("*") == []
+    assert await redis.client.keys("bw:unanswered-calls:*") == []
 
 
 async def test_a_call_is_found_for_as_long_as_it_may_take_and_a_while_after(redis: Redis) -> None:
     calls = InFlightRequests(redis)
     await calls.begin(ASKED, "r0", "j", attaches=False, longest_s=3600)
     await began(calls, "r1")
-    [key] = await redis.client.keys("*")
+    [key] = await redis.client.keys("bw:unanswered-calls:*")
     assert 3600 + KEEP_S - 5 < await redis.client.ttl(key) <= 3600 + KEEP_S

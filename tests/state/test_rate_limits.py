@@ -131,7 +131,7 @@ async def test_requests_and_tokens_of_an_hour_or_a_day_are_counted_for_that_long
     never = await admit(redis, "j5", *limits, tokens=101)
     assert never is not None
     assert (never.what, never.wait_ms) == (f"tokens_per_{period}", None)
-    [remembered] = await redis.client.keys("bw:{rate}:attempt:j4")
+    [remembered] = await redis.client.keys("bw:rate:attempt:j4")
     assert LEASE_MS < await redis.client.pttl(remembered) <= LEASE_MS + 3_600_000
 
 

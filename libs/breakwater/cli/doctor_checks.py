@@ -75,6 +75,12 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
     url = plane.redis_url
     async with connect.state(url) as redis:
         facts = await inspect(redis)
+        if facts.is_cluster:
+            refused = f"{connect.shown(url)} runs as a Redis Cluster (cluster_enabled 1), which is not supported"
+            yield Finding(
+                "redis", "fail", refused, "Use one server with `cluster-enabled no`, and replicas if you like."
+            )
+            return
         alive = await Breakers(redis).alive()
         filled = await Budgets(redis, ZoneInfo("UTC")).filled()
         workers = await Workers(redis).running()

@@ -1,4 +1,8 @@
-"""Which jobs were accepted lately, which distinguishes a job that is not decided yet from an unknown one."""
+"""Notes of accepted jobs, which distinguish a job that is not decided yet from an unknown one.
+
+A note lives until its job is decided: the claim of the job takes it over into the execution's hash, which is forgotten
+a minute after the end. Only notes of jobs that no worker claims stay for a day.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,11 @@ from typing import Any, cast
 from breakwater import background
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.outage import Outage
-from breakwater.state.connection import Redis, StateUnavailable, translated
-from breakwater.state.executions import Claim
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable, translated
+from breakwater.state.executions import SPAN_S, Claim, accepted_key
 from breakwater.state.plans import note_planned
 
 KEEP_S = 24 * 3600
-SPAN_S = 4 * 3600
-"""Jobs of four hours share a hash: 180 bytes each. A key for each job takes 85 more, and Redis frees a hash at once."""
 
 LINGER_S = 0.1
 """One round trip then serves all jobs that were accepted meanwhile."""
@@ -28,26 +30,40 @@ LINGER_S = 0.1
 RETRY_S = 1.0
 CLOSE_S = 1.0
 _BATCH = 1_000
+
+_NOTE = Script.of("""
+-- Keeps notes of jobs: with the execution where a worker has claimed the job already, or ended it.
+-- KEYS: notes of now, executions...   ARGV from the 2nd: ids and notes
+for at = 2, #KEYS do
+  local id, note = ARGV[2 * at - 2], ARGV[2 * at - 1]
+  if redis.call('EXISTS', KEYS[at]) == 1 then
+    redis.call('HSET', KEYS[at], 'note', note)
+  else
+    redis.call('HSET', KEYS[1], id, note)
+  end
+end
+return redis.call('EXPIRE', KEYS[1], ARGV[1])
+""")
 _MAX_UNSAVED = 50_000
 """During an outage of Redis the oldest marks go first; the jobs themselves are safe on the bus."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What is known of a job that may not be decided yet."""
+    """The state of a job that may not be decided yet."""
 
     agent: str | None
     """None where it was not accepted over HTTP within a day."""
     accepted_at: datetime | None
     taken: bool
-    """Whether a worker has it, or had it and another one will."""
+    """A worker has it, or had it and another one will."""
     checkpoint: str | None
-    """How far that worker was when it last saved it: JSON."""
+    """The progress that this worker has saved last: JSON."""
     tenant: str | None = None
     owner: str | None = None
     """The name of the API key that it belongs to."""
     digest: str | None = None
-    """Of what it asks."""
+    """Of its content."""
 
 
 class Accepted:
@@ -83,7 +99,7 @@ class Accepted:
             self._saving = asyncio.create_task(self._save_all())
 
     async def known(self, execution_id: str) -> bool:
-        """Whether the job was accepted within a day over HTTP, or is being worked on, however it came.
+        """True if the job was accepted within a day over HTTP, or is being worked on, however it came.
 
         Raises:
             StateUnavailable: that can't be known now.
@@ -91,10 +107,10 @@ class Accepted:
         return execution_id in self._unsaved or await self.standing(execution_id) is not None
 
     async def standing(self, execution_id: str, *, just_now: bool = True) -> JobStatus | None:
-        """What is known of a job; None where it is not `known`. Raises as that does.
+        """The state of a job; None where it is not `known`. Raises as that does.
 
         Args:
-            execution_id: whose.
+            execution_id: of the job.
             just_now: it may have been accepted at this moment, which takes longer to find out.
         """
         try:
@@ -110,7 +126,7 @@ class Accepted:
         return standing
 
     async def note_dry_run(self, asked_id: str, execution_id: str) -> None:
-        """Notes which execution the newest dry run of an id is, which takes no id. Raises StateUnavailable."""
+        """Notes the execution of the newest dry run of an id, which takes no id. Raises StateUnavailable."""
         async with translated():
             await self._redis.client.set(_dry_run_key(asked_id), execution_id, ex=KEEP_S)
 
@@ -121,7 +137,7 @@ class Accepted:
         return next((str(one) for one in found if one is not None), None)
 
     async def close(self) -> None:
-        """Saves what is left, if Redis takes it at once."""
+        """Saves the rest, if Redis takes it immediately."""
         if self._saving is None:
             return
         await asyncio.wait([self._saving], timeout=CLOSE_S)
@@ -131,12 +147,12 @@ class Accepted:
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
             key = Claim(execution_id, "").key
             pipe.exists(key)
-            pipe.hmget(key, "checkpoint", "digest")
+            pipe.hmget(key, "checkpoint", "digest", "note")
             for recent in recent_keys(time.time()):
                 pipe.hget(recent, execution_id)
             answers: list[Any] = await pipe.execute()
-        taken, (checkpoint, digest), *saved = answers
-        notes: list[str | None] = [self._unsaved.get(execution_id), *saved]
+        taken, (checkpoint, digest, taken_over), *saved = answers
+        notes: list[str | None] = [self._unsaved.get(execution_id), taken_over, *saved]
         note = next((note for note in notes if note is not None), None)
         if note is None and not taken:
             return None
@@ -159,18 +175,19 @@ class Accepted:
                 self._plans.pop(execution_id, None)
 
     async def _save(self, notes: Mapping[str, str]) -> None:
-        key = recent_keys(time.time())[0]
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
-            pipe.hset(key, mapping=dict[Any, Any](notes))
-            pipe.expire(key, KEEP_S + SPAN_S)
-            for execution_id in self._plans.keys() & notes.keys():
-                note_planned(pipe, self._plans[execution_id], {execution_id: notes[execution_id]})
-            await pipe.execute()
+        keys = [accepted_key(time.time()), *(Claim(one, "").key for one in notes)]
+        flat = [part for note in notes.items() for part in note]
+        await self._redis.run([ScriptCall(_NOTE, keys, [KEEP_S + SPAN_S, *flat])])
+        if planned := self._plans.keys() & notes.keys():
+            async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+                for execution_id in planned:
+                    note_planned(pipe, self._plans[execution_id], {execution_id: notes[execution_id]})
+                await pipe.execute()
 
 
 @dataclass(frozen=True, slots=True)
 class RememberedJob:
-    """A job that was accepted over HTTP within a day."""
+    """A job that was accepted over HTTP within a day, and not claimed by a worker."""
 
     execution_id: str
     agent: str
@@ -178,10 +195,10 @@ class RememberedJob:
 
 
 async def lately_accepted(redis: Redis, before: datetime, limit: int) -> tuple[list[RememberedJob], int]:
-    """Jobs of the last day that were accepted before a moment, the newest first, and how many were not looked at.
+    """Unclaimed jobs that were accepted in the day before a moment, the newest first, and the number of those left out.
 
     Where there are more than `limit`, these are of the latest hours, and of the earliest of those a random choice:
-    Redis would answer nobody else while it reads a hash of all jobs. Raises StateUnavailable.
+    Redis would answer no other client while it reads a hash of all jobs. Raises StateUnavailable.
     """
     found: list[RememberedJob] = []
     left, left_out = limit, 0
@@ -199,7 +216,7 @@ async def lately_accepted(redis: Redis, before: datetime, limit: int) -> tuple[l
 
 
 async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[RememberedJob]:
-    """Those that no worker has, nor had when it died. Raises StateUnavailable."""
+    """The jobs that no worker has, nor had when it died. Raises StateUnavailable."""
     async with translated(), redis.client.pipeline(transaction=False) as pipe:
         for job in jobs:
             pipe.exists(Claim(job.execution_id, "").key)
@@ -208,7 +225,7 @@ async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[Remembe
 
 
 def _dry_run_key(asked_id: str) -> str:
-    return f"bw:dry-run:{{{asked_id}}}"
+    return f"bw:dry-run:{asked_id}"
 
 
 def _standing(note: str | None, *, taken: bool, checkpoint: str | None) -> JobStatus:
@@ -220,5 +237,4 @@ def _standing(note: str | None, *, taken: bool, checkpoint: str | None) -> JobSt
 
 def recent_keys(epoch_s: float) -> list[str]:
     """The keys that hold the jobs of the last day, that of now first."""
-    now = int(epoch_s) // SPAN_S
-    return [f"bw:accepted-jobs:{(now - age) * SPAN_S}" for age in range(KEEP_S // SPAN_S + 1)]
+    return [accepted_key(epoch_s - age * SPAN_S) for age in range(KEEP_S // SPAN_S + 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -14,7 +14,7 @@ from breakwater.contracts.execution import FailureStatistics
 from breakwater.contracts.subjects import decode_token
 from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.policy.health import of_breaker
-from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable, translated
+from breakwater.state.connection import Redis, ScriptCall, StateUnavailable, scripts_of, translated
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""
@@ -25,36 +25,28 @@ KEEP_OF_TASK_MS = 49 * 3_600_000
 INDEX = "bw:breakers"
 
 _FILLED = "bw:breakers:filled"
-_FILLING = "{bw:breakers:filled}:filling"
+_FILLING = "bw:breakers:filling"
 _ALIVE = "bw:breakers:alive"
 
 ALIVE_MS = 10_000
-"""How long a breaker service may be silent before it counts as dead."""
+"""A breaker service that is silent for longer counts as dead."""
+
+_BATCH = 1_000
 
 UNSAVED = "0"
 """The revision of a breaker that is not there."""
 
-_ADMIT = Script.named("breaker_admit")
-_RETURN_PROBE = Script.named("breaker_return_probe")
-_LOAD = Script.named("breaker_load")
-_SAVE = Script.named("breaker_save")
-_PUBLISHED = Script.named("breaker_published")
-_SUCCEEDED = Script.named("breaker_succeeded")
-_GET = Script.of("return redis.call('GET', KEYS[1])")
-_BEGIN_FILLING = Script.of("redis.call('SET', KEYS[1], ARGV[1], 'NX') return redis.call('GET', KEYS[1])")
-_MARK_FILLED = Script.of(
-    "if redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end redis.call('SET', KEYS[1], ARGV[1]) return 1"
-)
-_LIST = Script.of("return redis.call('SADD', KEYS[1], unpack(ARGV))")
+_LUA = scripts_of("breakers")
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerAdmitted:
-    """The call may be made. `opened_probe`: it is a probe, and its admission made the breaker half-open."""
+    """The call may be made."""
 
     probe: bool
     version: int
     became_half_open: bool
+    """By this admission: the call is a probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +58,11 @@ class BreakerRefused:
 
     until_ms: int
     wait_ms: int
-    """How long that is from now, by Redis' clock."""
+    """Time until then, by Redis' clock."""
     probing: bool
     """Another attempt holds the probe: its lease ends then, and its call mostly long before."""
     statistics: FailureStatistics
-    """Why it opened."""
+    """Reason and figures of its opening."""
     gives_way: bool = False
     """Failures of another caller alone opened it: `policy.breaker.give_way` closes it, and the call may ask again."""
 
@@ -104,12 +96,12 @@ class Breakers:
 
     @staticmethod
     def admit_call(key: BreakerKey, attempt_id: str, probe_lease_ms: int | None, caller: str = "") -> ScriptCall:
-        """Asks whether an attempt may call; read its answer with `admission`. Without a lease it only looks.
+        """Asks for an admission; read its answer with `admission`. Without a lease it only looks.
 
         `caller`: as `policy.breaker.caller_of` names it; empty where that is not known.
         """
         lease = "" if probe_lease_ms is None else probe_lease_ms
-        return ScriptCall(_ADMIT, [_redis_key(key)], [attempt_id, lease, caller])
+        return ScriptCall(_LUA["admit"], [_redis_key(key)], [attempt_id, lease, caller])
 
     @staticmethod
     def admission(answer: Sequence[object]) -> BreakerAdmitted | BreakerRefused:
@@ -129,21 +121,21 @@ class Breakers:
 
     @staticmethod
     def return_probe_call(key: BreakerKey, attempt_id: str) -> ScriptCall:
-        """Gives the probe back if this attempt holds it; answers nothing."""
-        return ScriptCall(_RETURN_PROBE, [_redis_key(key)], [attempt_id])
+        """Releases the probe if this attempt holds it; answers nothing."""
+        return ScriptCall(_LUA["return_probe"], [_redis_key(key)], [attempt_id])
 
     @staticmethod
     def succeeded_call(key: BreakerKey, version: int, sequence: int, caller: str = "") -> ScriptCall:
-        """Notes that a call has succeeded which that version of a breaker let pass, by the sequence of its event."""
-        return ScriptCall(_SUCCEEDED, [_redis_key(key)], [version, sequence, caller, KEEP_MS])
+        """Notes the success of a call that a version of a breaker let pass, by the sequence of its event."""
+        return ScriptCall(_LUA["succeeded"], [_redis_key(key)], [version, sequence, caller, KEEP_MS])
 
     async def load(self, keys: Sequence[BreakerKey]) -> list[Loaded]:
         """Reads breakers in one round trip. Raises StateUnavailable."""
         return [_loaded(*answer) for answer in await self._redis.run([_load_call(key) for key in keys])]
 
     async def load_with_log(self, keys: Sequence[BreakerKey]) -> tuple[str | None, list[Loaded]]:
-        """The same, and before it what `filled_from` answers, in one round trip. Raises StateUnavailable."""
-        log, *answers = await self._redis.run([ScriptCall(_GET, [_FILLED], []), *map(_load_call, keys)])
+        """The answers of `filled_from` and `load`, in one round trip. Raises StateUnavailable."""
+        log, *answers = await self._redis.run([ScriptCall(_LUA["log"], [_FILLED], []), *map(_load_call, keys)])
         return cast(str | None, log), [_loaded(*answer) for answer in answers]
 
     async def save(self, changes: Sequence[Saving]) -> list[bool]:
@@ -159,14 +151,14 @@ class Breakers:
             fields = _fields(change.after) | {"unpublished": change.unpublished or ""}
             flat = [part for pair in fields.items() for part in pair]
             keep_ms = 0 if change.after.state == "isolated" else KEEP_MS if change.key.task is None else KEEP_OF_TASK_MS
-            calls.append(ScriptCall(_SAVE, [_redis_key(change.key)], [change.before.revision, keep_ms, *flat]))
+            calls.append(ScriptCall(_LUA["save"], [_redis_key(change.key)], [change.before.revision, keep_ms, *flat]))
         # First, and each time: the list may name too many, but none that is there may be missing after a crash.
         of_fleet = [change for change in changes if change.key.task is None]
-        listed = [ScriptCall(_LIST, [INDEX], [change.key.name for change in of_fleet])] if of_fleet else []
+        listed = [ScriptCall(_LUA["list"], [INDEX], [change.key.name for change in of_fleet])] if of_fleet else []
         saved = [bool(answer) for answer in (await self._redis.run([*listed, *calls]))[len(listed) :]]
         made = [change.key.name for change in of_fleet if change.before.revision == UNSAVED]
         if made:
-            # Again: whoever found it not there yet may have taken it off the list.
+            # Again: a reader that did not find it there yet may have taken it off the list.
             async with translated():
                 await self._redis.client.sadd(INDEX, *made)
         return saved
@@ -174,9 +166,13 @@ class Breakers:
     async def all(self) -> list[tuple[BreakerKey, Loaded]]:
         """Every breaker that is known, by name. Raises StateUnavailable."""
         async with translated():
-            names = sorted(cast(set[str], await self._redis.client.smembers(INDEX)))
+            listed = cast(AsyncIterator[str], self._redis.client.sscan_iter(INDEX, count=_BATCH))
+            names = sorted({name async for name in listed})
         keys = [_key(name) for name in names]
-        found = list(zip(keys, await self.load(keys) if keys else [], strict=True))
+        found: list[tuple[BreakerKey, Loaded]] = []
+        for begin in range(0, len(keys), _BATCH):
+            batch = keys[begin : begin + _BATCH]
+            found += zip(batch, await self.load(batch), strict=True)
         forgotten = [key.name for key, loaded in found if loaded.revision == UNSAVED]
         if forgotten:
             async with translated():
@@ -195,8 +191,8 @@ class Breakers:
             return cast(str | None, await self._redis.client.get(_FILLED))
 
     async def begin_filling(self) -> str:
-        """What `mark_filled` compares: it is lost with all that is filled from here on. Raises StateUnavailable."""
-        [filling] = await self._redis.run([ScriptCall(_BEGIN_FILLING, [_FILLING], [secrets.token_hex(8)])])
+        """Begins a filling. Its mark, for `mark_filled`, is lost with all that is filled. Raises StateUnavailable."""
+        [filling] = await self._redis.run([ScriptCall(_LUA["begin_filling"], [_FILLING], [secrets.token_hex(8)])])
         return str(filling)
 
     async def mark_filled(self, log: str, filling: str | None = None) -> None:
@@ -204,14 +200,14 @@ class Breakers:
 
         Args:
             log: the log's identity.
-            filling: what `begin_filling` gave before they were made; None to mark them whatever has happened since.
+            filling: the mark of `begin_filling`; None to mark them filled in any case.
 
         Raises:
-            StateUnavailable: Redis does not answer, or has lost what was filled: fill again.
+            StateUnavailable: Redis does not answer, or has lost the filling: fill again.
         """
         filling = filling or await self.begin_filling()
-        [stands] = await self._redis.run([ScriptCall(_MARK_FILLED, [_FILLED, _FILLING], [log, filling])])
-        if not stands:
+        [marked] = await self._redis.run([ScriptCall(_LUA["mark_filled"], [_FILLED, _FILLING], [log, filling])])
+        if not marked:
             raise StateUnavailable("Redis was emptied while the breakers were filled")
 
     async def beat(self) -> None:
@@ -220,7 +216,7 @@ class Breakers:
             await self._redis.client.set(_ALIVE, 1, px=ALIVE_MS)
 
     async def alive(self) -> bool:
-        """Whether a breaker service is alive and the breakers are derived from the log. Raises StateUnavailable."""
+        """True if a breaker service is alive and the breakers are derived from the log. Raises StateUnavailable."""
         async with translated():
             return bool(await self._redis.client.exists(_ALIVE))
 
@@ -230,12 +226,12 @@ class Breakers:
         Raises:
             StateUnavailable: it may be published once more, which changes nothing.
         """
-        await self._redis.run([ScriptCall(_PUBLISHED, [_redis_key(key)], [transition])])
+        await self._redis.run([ScriptCall(_LUA["published"], [_redis_key(key)], [transition])])
 
 
 @lru_cache(maxsize=4096)
 def _redis_key(key: BreakerKey) -> str:
-    return f"bw:breaker:{{{key.name}}}"
+    return f"bw:breaker:{key.name}"
 
 
 def _key(name: str) -> BreakerKey:
@@ -270,14 +266,14 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
         "alone": breaker.alone,
         "probed_by": breaker.probed_by,
         "errors_seen": ",".join(breaker.errors_seen),
-        "consecutive_failures": consecutive_failures(breaker),  # for who is refused
+        "consecutive_failures": consecutive_failures(breaker),  # for refusals
         "slices": json.dumps([[one.number, one.calls, one.failed, one.caller] for one in breaker.slices]),
         "counted": json.dumps(breaker.counted),
     }
 
 
 def _load_call(key: BreakerKey) -> ScriptCall:
-    return ScriptCall(_LOAD, [_redis_key(key)], [])
+    return ScriptCall(_LUA["load"], [_redis_key(key)], [])
 
 
 def _loaded(now_ms: int, flat: Sequence[str]) -> Loaded:

@@ -1,6 +1,6 @@
 """The counters of all budgets: read as of one moment, filled from the record, repaired where they differ.
 
-What they are filled from or compared with is computed in `breakwater.reconciliation`.
+The figures that they are filled from or compared with are computed in `breakwater.reconciliation`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from secrets import token_hex
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
@@ -22,6 +23,7 @@ from breakwater.state.budgets import (
     FILLED,
     HELD,
     KEEP_MS,
+    LUA,
     RESERVATIONS,
     Reservation,
     block_key,
@@ -29,18 +31,16 @@ from breakwater.state.budgets import (
     raised_cap,
     reservation,
 )
-from breakwater.state.connection import Argument, Redis, Script, ScriptCall, translated
-
-_SNAPSHOT = Script.named("budget_snapshot")
-_FILL = Script.named("budget_fill")
-_REPAIR = Script.named("budget_repair")
+from breakwater.state.connection import Argument, Redis, ScriptCall, StateUnavailable, read_hashes, translated
 
 KEEP = timedelta(milliseconds=KEEP_MS)
+KEEP_COPIES_MS = 600_000
+_FILLED = ("log", "zone", "upto", "alone", "repairs")
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What the counters were made from: a log, by its identity, up to a sequence, in the days of a time zone."""
+    """Source of the counters: a log, by its identity, up to a sequence, in the days of a time zone."""
 
     log: str
     zone: str
@@ -52,7 +52,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What stands beside the counters of a period, by the scope's key."""
+    """The notes next to the counters of a period, by the scope's key."""
 
     raises: Mapping[str, CapRaise] = field(default_factory=dict[str, CapRaise])
     announced: frozenset[str] = frozenset()
@@ -69,7 +69,7 @@ class PeriodCounters:
     notes: Notes
 
     def limit(self, counter: Counter) -> int | None:
-        """The cap of a budget that is in force in this period, in nano-dollars; None where there is none."""
+        """The effective cap of a budget in this period, in nano-dollars; None where there is none."""
         raised = self.notes.raises.get(counter.key)
         return effective_limit(counter.limit, None if raised is None else (raised.limit, raised.configured))
 
@@ -84,7 +84,7 @@ class Snapshot:
     _blocks: Mapping[int, bytes]
 
     def counts(self, sequence: int) -> bool:
-        """Whether an event of the log is counted; it must lie in what was asked for."""
+        """True if an event of the log is counted; it must lie in the range that was asked for."""
         if self.filled is not None and sequence <= self.filled.upto:
             return True
         block, bit = divmod(sequence, BLOCK)
@@ -98,17 +98,17 @@ class Snapshot:
 
     @property
     def settled(self) -> Ledger:
-        """The same, without what was charged for calls of which nothing is recorded."""
+        """The same, without charges for calls of which nothing is recorded."""
         charged = self.held(charged=True)
         return {place: sums - AttemptSums(spent=charged.get(place, 0)) for place, sums in self.figures.items()}
 
     @property
     def reserved(self) -> Mapping[BudgetPlace, int]:
-        """What the counters say is held, by period and scope."""
+        """Held by the counters, by period and scope."""
         return {(one.period.name, key): held for one in self.periods for key, held in one.reserved.items()}
 
     def held(self, *, charged: bool) -> Mapping[BudgetPlace, int]:
-        """What the reservations themselves say is held; or was charged when their leases ended, as nobody settled."""
+        """Held by the reservations themselves; or charged when their leases ended without a settlement."""
         sums: dict[BudgetPlace, int] = defaultdict(int)
         for one in self.reservations:
             if one.charged == charged:
@@ -120,7 +120,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What a counter lacks: to be added, or taken away where it is negative."""
+    """An amount that a counter lacks; it has too much where that is negative."""
 
     period: Period
     field: str
@@ -141,7 +141,7 @@ class BudgetCounters:
         return self._zone
 
     def periods(self, now: datetime) -> tuple[Period, ...]:
-        """The current day and month, and those before whose calls may still be settled."""
+        """The current day and month, and the earlier ones whose calls may still be settled."""
         return periods_since(now - KEEP, now, self._zone)
 
     async def run_id(self) -> str:
@@ -153,9 +153,8 @@ class BudgetCounters:
             return ""
 
     async def filled(self) -> Filled | None:
-        """What the counters were made from; None where they are lost."""
-        async with translated():
-            return _filled(cast(dict[str, str], await cast(Any, self._redis.client.hgetall(FILLED))))
+        """Source of the counters; None where they are lost."""
+        return _filled((await read_hashes(self._redis.client, [FILLED]))[0])
 
     async def snapshot(self, periods: Sequence[Period], log: str = "", first: int = 1, last: int = 0) -> Snapshot:
         """The counters of some periods as of one moment.
@@ -164,25 +163,26 @@ class BudgetCounters:
             periods: which.
             log: whose events are asked for with `Snapshot.counts`.
             first: the first of those, by its sequence.
-            last: the last of those. What is published within the next minute may be asked for as well.
+            last: the last of those. Events of the next minute may be asked for as well.
         """
         # Also where there is none of those yet: some may come, and be counted, before this is read.
         blocks = range(first // BLOCK, max(first, last) // BLOCK + 2) if log else range(0)
-        keys = [
-            FILLED,
-            RESERVATIONS,
-            *(block_key(log, block) for block in blocks),
-            *(period_key(one.window, one.name) for one in periods),
-        ]
-        [answer] = await self._redis.run([ScriptCall(_SNAPSHOT, keys, [len(blocks)])])
-        filled, reservations, *rest = answer
+        hashes = [RESERVATIONS, *(period_key(one.window, one.name) for one in periods)]
+        name = token_hex(8)
+        copies = [f"bw:budget:copy:{name}:{number}" for number in range(len(hashes))]
+        pairs = [key for pair in zip(hashes, copies, strict=True) for key in pair]
+        keys = [FILLED, *(block_key(log, block) for block in blocks), *pairs]
+        [answer] = await self._redis.run([ScriptCall(LUA["snapshot"], keys, [len(blocks), KEEP_COPIES_MS])])
+        filled, copied, *bits = answer
+        reservations, *counted = await read_hashes(self._redis.client, copies)
+        async with translated():
+            if await self._redis.client.unlink(*copies) < copied:
+                raise StateUnavailable("the copy of the budgets' counters was not read in time")
         return Snapshot(
-            _filled(_hash(filled)),
-            tuple(
-                _period_counters(one, _hash(fields)) for one, fields in zip(periods, rest[len(blocks) :], strict=True)
-            ),
-            tuple(reservation(name, text) for name, text in _hash(reservations).items()),
-            {block: bytes.fromhex(bits) for block, bits in zip(blocks, rest, strict=False)},
+            _filled(dict(zip(_FILLED, filled, strict=True))),
+            tuple(_period_counters(one, fields) for one, fields in zip(periods, counted, strict=True)),
+            tuple(reservation(attempt_id, text) for attempt_id, text in reservations.items()),
+            {block: bytes.fromhex(part) for block, part in zip(blocks, bits, strict=True)},
         )
 
     async def fill(
@@ -196,19 +196,19 @@ class BudgetCounters:
         *,
         alone: bool = True,
     ) -> bool:
-        """Sets the counters to what the record says. What calls under way hold stays.
+        """Sets the counters to the figures of the record. Reservations of calls under way stay.
 
         Args:
-            known: what they were made from so far.
+            known: their source so far.
             log: the identity of the log.
             upto: the last event that is counted in `figures`; those after it are settled as they come.
             periods: which; others are not touched.
             figures: by period and scope.
-            notes: what stands beside them, by the period's name.
+            notes: next to them, by the period's name.
             alone: nothing of `figures` is from elsewhere than this log.
 
         Returns:
-            Whether it was done; somebody else may have filled them since `known` was read.
+            True if it was done; another process may have filled them since `known` was read.
         """
         before = ("", "") if known is None else (known.log, known.zone)
         arguments: list[Argument] = [log, self._zone.key, upto, int(alone), *before]
@@ -220,21 +220,21 @@ class BudgetCounters:
             fields += _fields_of(notes.get(one.name, Notes()))
             arguments += [one.name, one.end_ms + KEEP_MS, len(fields) // 2, *fields]
         keys = [FILLED, RESERVATIONS, HELD, *(period_key(one.window, one.name) for one in periods)]
-        [done] = await self._redis.run([ScriptCall(_FILL, keys, arguments)])
+        [done] = await self._redis.run([ScriptCall(LUA["fill"], keys, arguments)])
         return bool(done)
 
     async def repair(self, known: Filled, repairs: Sequence[Repair], upto: int) -> bool:
-        """Adds to counters what they lack; then they count all events of the log up to one of them.
+        """Adds missing amounts to counters; then they count all events of the log up to one of them.
 
         Returns:
-            Whether it was done: not where they were filled or repaired since.
+            True if it was done: not where they were filled or repaired since.
         """
         periods = list(dict.fromkeys(one.period for one in repairs))
         arguments: list[Argument] = [known.log, known.zone, known.repairs, upto]
         for one in repairs:
             arguments += [periods.index(one.period) + 1, one.period.end_ms + KEEP_MS, one.field, one.add]
         keys = [FILLED, *(period_key(one.window, one.name) for one in periods)]
-        [done] = await self._redis.run([ScriptCall(_REPAIR, keys, arguments)])
+        [done] = await self._redis.run([ScriptCall(LUA["repair"], keys, arguments)])
         return bool(done)
 
     async def note_raise(self, period: Period, key: str, raised: CapRaise | None) -> None:
@@ -244,12 +244,12 @@ class BudgetCounters:
             if raised is None:
                 pipe.hdel(place, f"cap:{key}", f"raised:{key}")
             else:
-                pipe.hset(place, mapping=dict(_pairs(_fields_of(Notes({key: raised})))))
+                pipe.hset(place, items=_fields_of(Notes({key: raised})))
                 pipe.pexpireat(place, period.end_ms + KEEP_MS)
             await pipe.execute()
 
     async def spent(self, period: Period, key: str) -> tuple[int, tuple[int, int] | None]:
-        """What a scope has spent in a period, and what an operator raised its cap to, and over which, if any did."""
+        """The spend of a scope in a period, and its raised cap (see `raised_cap`)."""
         async with translated():
             spent, cap = await cast(
                 Any, self._redis.client.hmget(period_key(period.window, period.name), [f"spent:{key}", f"cap:{key}"])
@@ -257,7 +257,7 @@ class BudgetCounters:
         return int(spent or 0), raised_cap(cap)
 
     async def announced(self, period: Period, key: str, thresholds: Sequence[str]) -> tuple[int, list[bool]]:
-        """What calls in flight hold of a scope, and which thresholds (`<key>@<limit>@<percent>`) were announced."""
+        """Held by calls in flight of a scope, and which thresholds (`<key>@<limit>@<percent>`) were announced."""
         fields = [f"reserved:{key}", *(f"announced:{one}" for one in thresholds)]
         async with translated():
             held, *announced = await cast(Any, self._redis.client.hmget(period_key(period.window, period.name), fields))
@@ -272,18 +272,11 @@ class BudgetCounters:
             await pipe.execute()
 
 
-def _filled(fields: Mapping[str, str]) -> Filled | None:
-    if "log" not in fields:
+def _filled(fields: Mapping[str, str | None]) -> Filled | None:
+    log, zone, upto, alone, repairs = (fields.get(name) for name in _FILLED)
+    if log is None:
         return None
-    return Filled(fields["log"], fields["zone"], int(fields["upto"]), fields.get("alone") == "1", fields["repairs"])
-
-
-def _hash(flat: Sequence[str]) -> dict[str, str]:
-    return dict(_pairs(flat))
-
-
-def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
-    return list(zip(flat[::2], flat[1::2], strict=True))
+    return Filled(log, cast(str, zone), int(cast(str, upto)), alone == "1", cast(str, repairs))
 
 
 def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounters:

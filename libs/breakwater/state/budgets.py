@@ -1,10 +1,10 @@
 """Spend and reservations: integer nano-dollars in Redis, changed by atomic scripts over all budgets of a call.
 
-A period's counters are one hash (`bw:{budget}:daily:2026-11-21`). Its fields are the names of `policy.ledger.Figures`
-and `reserved`, each followed by the scope's key: `spent:global`, `reserved:agent:<name>`, `calls:tenant:<name>`. Beside
-them stand a cap that an operator raised (`cap:`, `raised:`) and the thresholds that were announced (`announced:`). All
-keys share one hash slot. What callers hold under hard caps, each for an agent and a tenant, is a hash of its own: who
-holds nothing has no field in it. Filling, comparing and repairing the counters is in `state.budget_counters`.
+A period's counters are one hash (`bw:budget:daily:2026-11-21`). Its fields are the names of `policy.ledger.Figures`
+and `reserved`, each followed by the scope's key: `spent:global`, `reserved:agent:<name>`, `calls:tenant:<name>`. Next
+to them are a cap that an operator raised (`cap:`, `raised:`) and the thresholds that were announced (`announced:`). The
+holdings of callers under hard caps, each for an agent and a tenant, are a hash apart: one that holds nothing has no
+field in it. Filling, comparing and repairing the counters is in `state.budget_counters`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, Counter, Period, Periods, fits, period, periods_at, scope_keys
 from breakwater.policy.ledger import AttemptSums, charged_at, figures_of
-from breakwater.state.connection import Argument, Redis, Script, ScriptCall, translated
+from breakwater.state.connection import Argument, Redis, ScriptCall, scripts_of, translated
 
 KEEP_MS = 3 * 24 * 3_600_000
 """Counters outlive their period by the longest job and then some, so that late calls still find them."""
@@ -32,30 +32,27 @@ BLOCK = 65_536
 SETTLED_TOGETHER = 100
 """Settlements of one script: Redis does nothing else meanwhile."""
 
-RESERVATIONS = "bw:{budget}:reservations"
-LEASES = "bw:{budget}:leases"
-FILLED = "bw:{budget}:filled"
-HELD = "bw:{budget}:held"
+RESERVATIONS = "bw:budget:reservations"
+LEASES = "bw:budget:leases"
+FILLED = "bw:budget:filled"
+HELD = "bw:budget:held"
 
-_RESERVE = Script.named("budget_reserve")
-_RELEASE = Script.named("budget_release")
-_SETTLE = Script.named("budget_settle")
-_LAPSE = Script.named("budget_lapse")
+LUA = scripts_of("budgets")
 
 
 class NotFilled(Exception):  # noqa: N818  a condition, as StateUnavailable is
-    """The counters are not those of the log: they are lost, or still to be rebuilt. Ask again when they are."""
+    """The counters are not those of the log: they are lost, or still to be rebuilt. Ask again after that."""
 
 
 @lru_cache(maxsize=64)
 def period_key(window: Window, name: str) -> str:
-    """Where the counters of a period stand."""
-    return f"bw:{{budget}}:{window}:{name}"
+    """Key of the counters of a period."""
+    return f"bw:budget:{window}:{name}"
 
 
 def block_key(log: str, block: int) -> str:
-    """Where it stands which of a block of events are settled."""
-    return f"bw:{{budget}}:settled:{log}:{block}"
+    """Key of the bitmap of settled events in a block."""
+    return f"bw:budget:settled:{log}:{block}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ class OverBudget:
 
     @property
     def by_reservations(self) -> bool:
-        """Whether only calls in flight leave it no room: they mostly cost less than they hold."""
+        """True if only calls in flight leave it no room: they mostly cost less than they hold."""
         return fits(self.amount, limit=self.limit, spent=self.spent)
 
 
@@ -96,12 +93,12 @@ class CountersLost:
 
 @dataclass(frozen=True, slots=True)
 class TooManyTenants:
-    """Who sent the job has named as many tenants in this month as budgets are kept of for them."""
+    """The sender of the job has named as many tenants in this month as budgets are kept of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is held for an attempt, since when, and in which periods."""
+    """The amount that is held for an attempt, since a moment and in its periods."""
 
     attempt_id: str
     charged: bool
@@ -113,7 +110,7 @@ class Reservation:
     agent: str
     tenant: str | None
     caller: str | None = None
-    """Who sent the job, where a hard cap holds."""
+    """Sender of the job, where a hard cap holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +123,14 @@ class LiveReservation:
     amount: int
     at: datetime
     until: datetime
-    """When its lease ends at the latest."""
+    """Latest end of its lease."""
     caller: str | None = None
-    """Who sent the job."""
+    """Sender of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What an attempt's event says: it made a call, which adds so much to its budgets."""
+    """An attempt's event: its call adds so much to its budgets."""
 
     attempt_id: str
     sequence: int
@@ -151,12 +148,13 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The spend of one budget in one period, and what an operator raised its cap to, and over which cap, if any did."""
+    """The spend of one budget in one period."""
 
     period: Period
     key: str
     spent: int
     raised: tuple[int, int] | None
+    """The cap that an operator set, and the one of the config that it raises."""
     agent: str
     """Whose call was settled."""
 
@@ -187,16 +185,16 @@ class Budgets:
         """Holds an attempt's worst case against all its budgets; read its answer with `reserved`.
 
         Args:
-            attempt_id: what it is held for. Asking again holds nothing more.
+            attempt_id: whose reservation it is. Asking again holds nothing more.
             agent: whose call it is.
-            tenant: for whom.
+            tenant: of the job.
             amount: nano-dollars.
             counters: from `CapTable.counters`: two for each scope, daily and monthly.
-            now: by the caller's clock; which day and month it is, Redis' clock decides.
-            lease_ms: how long it is held for sure; None only asks, and holds nothing.
-            at: when it was reserved, where Redis has lost that it was. Caps are of no matter then.
-            caller: who sent the job. All of whom nothing is known are one.
-            most_tenants: of how many tenants in a month, that the caller names, counters are kept; None: the tenant is
+            now: by the caller's clock; Redis' clock decides the day and the month.
+            lease_ms: of the reservation; None only asks, and holds nothing.
+            at: the moment of a reservation that Redis has lost. Caps do not matter then.
+            caller: sender of the job. All unknown ones are one.
+            most_tenants: counters are kept of so many tenants in a month that the caller names; None: the tenant is
                 known to exist, or there is none.
         """
         any_hard = any(counter.hard_limit is not None for counter in counters)
@@ -212,7 +210,7 @@ class Budgets:
                 month.name,
             ),
             *(day.start_ms, day.end_ms, month.start_ms, month.end_ms, day.end_ms + KEEP_MS, month.end_ms + KEEP_MS),
-            # A caller, and be it an unknown one, stands there where its share counts.
+            # With a caller, perhaps an unknown one, where its share counts.
             "\n".join((agent, tenant or "", caller or "") if any_hard else (agent, tenant or "")),
             "" if most_tenants is None else most_tenants,
             caller or "",
@@ -221,7 +219,7 @@ class Budgets:
             caps = (None, None) if at is not None else (daily.hard_limit, monthly.hard_limit)
             arguments += [daily.key, *("" if cap is None else cap for cap in caps)]
         keys = [RESERVATIONS, LEASES, FILLED, period_key("daily", day.name), period_key("monthly", month.name), HELD]
-        return ScriptCall(_RESERVE, keys, arguments)
+        return ScriptCall(LUA["reserve"], keys, arguments)
 
     def reserved(
         self, answer: Sequence[Any], counters: Sequence[Counter], amount: int, *, now: datetime
@@ -249,23 +247,22 @@ class Budgets:
         """Ends what was reserved for a call; answers nothing, and may be repeated.
 
         Args:
-            attempt_id: what it is reserved for.
+            attempt_id: whose reservation it is.
             agent: whose call it was.
-            tenant: for whom.
-            at: when it was reserved.
-            cost: what the call has cost, in nano-dollars, which is charged until its event settles it; None: it was
-                never made.
+            tenant: of the job.
+            at: the moment of the reservation.
+            cost: of the call, in nano-dollars, which is charged until its event settles it; None: it was never made.
         """
         periods = self._periods(at)
         keys = [RESERVATIONS, LEASES, *(period_key(window, periods.of(window).name) for window in WINDOWS), HELD]
         arguments = [attempt_id, periods.day.name, periods.month.name, "" if cost is None else cost]
-        return ScriptCall(_RELEASE, keys, [*arguments, *scope_keys(agent, tenant)])
+        return ScriptCall(LUA["release"], keys, [*arguments, *scope_keys(agent, tenant)])
 
     async def settle(self, settlements: Sequence[Settlement], log: str) -> list[list[Totals]]:
-        """Replaces reservations by what the calls cost, in one round trip. Each event counts once, ever.
+        """Replaces reservations by the costs of the calls, in one round trip. Each event counts once, ever.
 
         Args:
-            settlements: what the events say.
+            settlements: from the events.
             log: the identity of the stream that their sequences belong to; a new one begins at 1 again.
 
         Returns:
@@ -279,7 +276,7 @@ class Budgets:
         pairs = list(zip(settlements, places, strict=True))
         answers = await self._settled(pairs, log)
         if elsewhere := [index for index, answer in enumerate(answers) if answer[0] == 2]:
-            # Of a worker that died before it could say when it had reserved: a call belongs where its reservation is.
+            # Of a worker that died before it could say when it had reserved: its reservation has the right periods.
             for index in elsewhere:
                 places[index] = self._named(*answers[index][1:])
             again = await self._settled([(settlements[index], places[index]) for index in elsewhere], log)
@@ -320,7 +317,7 @@ class Budgets:
                 *(part for figure in figures for part in figure),
                 *(len(scopes), *scopes),
             ]
-        return ScriptCall(_SETTLE, keys, arguments)
+        return ScriptCall(LUA["settle"], keys, arguments)
 
     def _named(self, day: str, month: str) -> Periods:
         """The periods of those names."""
@@ -328,7 +325,7 @@ class Budgets:
         return Periods(*(period(window, noon, self._zone) for window, noon in zip(WINDOWS, noons, strict=True)))
 
     async def reservations(self, attempt_ids: Sequence[str]) -> list[Reservation | None]:
-        """What is held for attempts. Raises StateUnavailable."""
+        """The reservations of attempts. Raises StateUnavailable."""
         if not attempt_ids:
             return []
         async with translated():
@@ -344,13 +341,13 @@ class Budgets:
     async def charge_estimate(self, lapsed: Reservation) -> None:
         """Charges a lapsed reservation at its amount. Its event, if it still comes, corrects that.
 
-        Of one that was charged before, and whose month is long over, nothing more is remembered. Raises
-        StateUnavailable; may be repeated.
+        One that was charged before, and whose month is long over, is forgotten. Raises StateUnavailable; may be
+        repeated.
         """
         keys = [RESERVATIONS, LEASES, period_key("daily", lapsed.day), period_key("monthly", lapsed.month), HELD]
         forget_at = period("monthly", lapsed.at, self._zone).end_ms + KEEP_MS
         arguments = [lapsed.attempt_id, forget_at, *scope_keys(lapsed.agent, lapsed.tenant)]
-        await self._redis.run([ScriptCall(_LAPSE, keys, arguments)])
+        await self._redis.run([ScriptCall(LUA["lapse"], keys, arguments)])
 
     async def forget_lease(self, attempt_id: str) -> None:
         """Takes an attempt off the list of leases: there is nothing to charge any more. Raises StateUnavailable."""
@@ -358,7 +355,7 @@ class Budgets:
             await self._redis.client.zrem(LEASES, attempt_id)
 
     async def filled(self) -> bool:
-        """Whether the counters are there, from whatever log. Raises StateUnavailable."""
+        """True if the counters are there, from any log. Raises StateUnavailable."""
         async with translated():
             return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
 
@@ -367,7 +364,7 @@ class Budgets:
         return self._known
 
     def _periods(self, moment: datetime) -> Periods:
-        """Those of a moment, without calendar arithmetic where it is today."""
+        """Those of a moment, without calendar arithmetic if it is today."""
         known = self._known
         if known is not None and known.day.holds(ms_from_time(moment)):  # and so does its month
             return known
@@ -375,7 +372,7 @@ class Budgets:
 
 
 def reservation(attempt_id: str, text: str) -> Reservation:
-    """What stands in Redis of a reservation."""
+    """Reads a reservation as Redis has it."""
     state, amount, at, day, month, owner = text.split("|", 5)
     agent, _, names = owner.partition("\n")
     tenant, _, caller = names.partition("\n")
@@ -384,7 +381,7 @@ def reservation(attempt_id: str, text: str) -> Reservation:
 
 
 def raised_cap(text: str | None) -> tuple[int, int] | None:
-    """What stands in Redis of a raised cap: to what, and over which of the config's."""
+    """Reads a raised cap as Redis has it: the new cap, and the one of the config that it raises."""
     to, _, over = (text or "").partition(":")
     return (int(to), int(over)) if over else None
 

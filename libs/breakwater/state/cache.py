@@ -1,7 +1,6 @@
 """The response cache, and in-flight deduplication: identical concurrent requests share one answer.
 
-Both keys of a request share a hash slot: `bw:cache:{…}` holds the answer, `bw:flight:{…}` the leader. That is a
-lease: its key ends by Redis' own clock.
+`bw:cache:…` holds the answer to a request, and `bw:flight:…` its leader: a lease, which ends by Redis' own clock.
 """
 
 from __future__ import annotations
@@ -17,11 +16,23 @@ from breakwater.encryption import OFF, Cipher, Undecryptable
 from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 MAX_ANSWER_BYTES = 1_000_000
-"""Of an answer as JSON. Redis holds all of them in memory, beside what the plane can't do without."""
+"""Of an answer as JSON. Redis holds all of them in memory, next to data that the plane can't do without."""
 
-_ASK = Script.named("cache_ask")
-_PUT = Script.named("cache_put")
-_LEAVE = Script.named("cache_leave")
+_ASK = Script.of("""
+-- KEYS: answer, flight
+-- Returns {'answer', text}, {'leader', 0} or {'follower', ms until the leader's lease ends}.
+local answer, leader = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2])
+if answer then return {'answer', answer} end
+if leader and leader ~= ARGV[1] then return {'follower', redis.call('PTTL', KEYS[2])} end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+return {'leader', 0}
+""")
+_LEAVE = Script.of("""
+-- KEYS: flight, and the answer where there is one
+if ARGV[2] then redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3]) end
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +77,11 @@ class AnswerCache:
         return None if text is None else self._read(text)
 
     async def ask(self, key: str, holder: str | None, lease_ms: int) -> Cached | Leader | Follower | None:
-        """The cached answer; where there is none, who is to get it. One round trip.
+        """The cached answer; where there is none, the role of the holder in getting it. One round trip.
 
         Args:
             key: of the request.
-            holder: who asks, the same again after a crash. Asking again as the leader renews the lease. None: the
+            holder: of the request, the same again after a crash. Asking again as the leader renews the lease. None: the
                 request is not shared, and without an answer this returns None.
             lease_ms: how long the leader may be silent before the next one leads.
 
@@ -97,7 +108,7 @@ class AnswerCache:
             key: of the request.
             cached: the answer; errors are not to be cached.
             ttl_s: for how long.
-            flight: the holder that asked; None for a request that is not shared.
+            flight: its leader; None for a request that is not shared.
 
         Returns:
             False when it is too large to be cached; the flight is ended all the same.
@@ -110,9 +121,8 @@ class AnswerCache:
             if flight is not None:
                 await self.leave(key, flight)
             return False
-        call = ScriptCall(
-            _PUT, [_answer(key), _flight(key)], [self._cipher.encrypt_line(value.decode()), ttl_s * 1000, flight or ""]
-        )
+        text = self._cipher.encrypt_line(value.decode())
+        call = ScriptCall(_LEAVE, [_flight(key), _answer(key)], [flight or "", text, ttl_s * 1000])
         await self._redis.run([call])
         return True
 
@@ -128,13 +138,13 @@ class AnswerCache:
         try:
             return _STORED.validate_json(self._cipher.decrypt_lines(text))
         except (ValidationError, Undecryptable):
-            # Kept by another version, or under a key that is no more: as good as none, and soon replaced.
+            # Kept by another version, or under a key that is gone: as good as none, and soon replaced.
             return None
 
 
 def _answer(key: str) -> str:
-    return f"bw:cache:{{{key}}}"
+    return f"bw:cache:{key}"
 
 
 def _flight(key: str) -> str:
-    return f"bw:flight:{{{key}}}"
+    return f"bw:flight:{key}"

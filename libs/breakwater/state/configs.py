@@ -1,7 +1,7 @@
 """The configs that jobs have begun under, for a worker that has to end such a job and was started with a newer one.
 
-They name secrets and hold none. A plane has one current config and jobs live for a day at most, so what is a month old
-is of no use to anyone.
+They name secrets and hold none. A plane has one current config and jobs live for a day at most: a config is of no use
+after a month.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from breakwater.state.connection import Redis, translated
+from breakwater.state.connection import Redis, read_hashes, translated
 
 KEEP_S = 30 * 86_400
 
@@ -47,8 +47,7 @@ class Configs:
 
     async def retired(self) -> dict[str, str]:
         """The agents that are configured no more, with the last version that had them. Raises StateUnavailable."""
-        async with translated():
-            return await cast(Any, self._redis.client.hgetall(_RETIRED))
+        return (await read_hashes(self._redis.client, [_RETIRED]))[0]
 
     async def applied(self) -> str | None:
         """The text of the config that was applied last; None where none was. Raises StateUnavailable."""

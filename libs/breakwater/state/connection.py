@@ -43,19 +43,24 @@ class Script:
     sha: str
 
     @classmethod
-    def named(cls, name: str) -> Script:
-        """Reads `scripts/<name>.lua`."""
-        return cls.of(files("breakwater.state").joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8"))
-
-    @classmethod
     def of(cls, text: str) -> Script:
         """A script by its text."""
         return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
+def scripts_of(subject: str) -> dict[str, Script]:
+    """The scripts of `state/<subject>.lua`, by name. Each begins with a line `--- <name>`.
+
+    The helpers above the first of these lines belong to all of them.
+    """
+    text = files("breakwater.state").joinpath(f"{subject}.lua").read_text(encoding="utf-8")
+    helpers, *sections = re.split(r"(?m)^--- (\w+)\n", text)
+    return {name: Script.of(helpers + body) for name, body in zip(sections[::2], sections[1::2], strict=True)}
+
+
 @dataclass(frozen=True, slots=True)
 class ScriptCall:
-    """A script with its keys (all in one hash slot) and arguments."""
+    """A script with its keys and arguments."""
 
     script: Script
     keys: Sequence[str]
@@ -97,14 +102,14 @@ class _Request:
 
     @classmethod
     def of(cls, calls: Sequence[ScriptCall]) -> _Request:
-        """Packed here, so that what can't be is an error of who asks for it, and of nobody else."""
+        """Packs the calls here, so that one that can't be packed is an error of its own caller alone."""
         return cls(calls, [call.packed() for call in calls], asyncio.get_running_loop().create_future())
 
     def answer(self, answers: list[Any]) -> None:
         failed = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failed is not None:
             self.fail(unavailable(failed) or failed)
-        elif not self.answers.done():  # whoever asked may have been cancelled
+        elif not self.answers.done():  # the caller may have been cancelled
             self.answers.set_result(answers)
 
     def fail(self, error: Exception) -> None:
@@ -133,13 +138,13 @@ class Redis:
             url,
             connection_class=_TlsConnection if tls else _PacksInC,
             **tls,
-            # More at once only queue up in Redis, which has one thread; here they queue without a connection each.
+            # More only queue up in Redis, which has one thread; here they queue without a connection each.
             max_connections=MAX_CONNECTIONS,
             timeout=WAIT_FOR_CONNECTION_S,
             decode_responses=True,
             socket_timeout=ANSWER_S,
             socket_connect_timeout=2,
-            # Once, at once: a connection that the server closed while idle is no outage. More is the caller's decision.
+            # Once, immediately: a connection that the server closed while idle is no outage. More is up to the caller.
             retry=Retry(NoBackoff(), 1),
             health_check_interval=30,
         )
@@ -153,8 +158,8 @@ class Redis:
     async def run(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Runs scripts in one round trip, each atomic by itself: in order, but for those the server has yet to learn.
 
-        What is asked for while another round trip is under way shares the next one, and nothing else: an error of a
-        script is raised where that script was asked for.
+        Calls that come while another round trip is under way share the next one, and nothing else: an error of a script
+        is raised to its own caller.
 
         Raises:
             StateUnavailable: nothing is known of what ran; call again.
@@ -169,9 +174,9 @@ class Redis:
         return await request.answers
 
     def run_with_next(self, calls: Sequence[ScriptCall]) -> None:
-        """Has scripts run in the next round trip, whoever makes it, before all that is asked for later.
+        """Adds scripts to the next round trip, before all that is asked for later.
 
-        For what may be lost: if Redis does not answer, they are not repeated.
+        They may be lost: if Redis does not answer, they are not repeated.
         """
         request = _Request.of(calls)
         request.answers.add_done_callback(lambda future: None if future.cancelled() else future.exception())
@@ -220,7 +225,7 @@ class Redis:
         try:
             return await self._sent(packed)
         except (RedisConnectionError, OSError):
-            # Once more, at once, as by the pool.
+            # Once more, immediately, as by the pool.
             return await self._sent(packed)
 
     async def _sent(self, commands: Sequence[bytes]) -> list[Any]:
@@ -249,6 +254,25 @@ class Redis:
         await self.client.aclose()
 
 
+async def read_hashes(client: aioredis.Redis, keys: Sequence[str]) -> list[dict[str, str]]:
+    """Reads whole hashes in parts of about a thousand fields: Redis answers others in between.
+
+    Raises:
+        StateUnavailable: Redis does not answer.
+    """
+    found: list[dict[str, str]] = [{} for _ in keys]
+    cursors = dict.fromkeys(range(len(keys)), 0)
+    while cursors:
+        async with translated(), client.pipeline(transaction=False) as pipe:
+            for index, cursor in cursors.items():
+                pipe.hscan(keys[index], cursor, count=1_000)
+            answers: list[tuple[int, dict[str, str]]] = await pipe.execute()
+        for index, (_, fields) in zip(cursors, answers, strict=True):
+            found[index] |= fields
+        cursors = {index: cursor for index, (cursor, _) in zip(cursors, answers, strict=True) if cursor}
+    return found
+
+
 @asynccontextmanager
 async def translated() -> AsyncGenerator[None]:
     """Turns the errors of the client library that mean an outage into StateUnavailable."""
@@ -263,12 +287,11 @@ async def translated() -> AsyncGenerator[None]:
 _PASSING = re.compile(
     "(?:^|: -)(?:LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|READONLY|OOM|MISCONF|TRYAGAIN)(?!\\S)"
 )
-"""The codes with which a server says that it can't serve just now; Redis 6.2 has that of a script's command within its
-text."""
+"""The codes of a server that can't serve just now; Redis 6.2 has that of a script's command within its text."""
 
 
 def unavailable(error: Exception) -> StateUnavailable | None:
-    """What an error means: Redis is out of reach; or None for a mistake of ours, which no second try would mend."""
+    """The outage that an error means; None for a mistake of ours, which no second try would mend."""
     if isinstance(error, RedisConnectionError | RedisTimeoutError | InvalidResponse | OSError):
         return StateUnavailable(f"Redis did not answer: {str(error) or type(error).__name__}")
     # redis-py takes a code that it knows out of the text.

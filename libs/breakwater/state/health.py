@@ -1,17 +1,50 @@
-"""How the calls of each agent went lately, by model. One hash for each agent."""
+"""Health of each agent: its latest calls, by model. One hash for each agent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from breakwater.contracts.subjects import encode_token
-from breakwater.state.connection import Redis, Script, ScriptCall, translated
+from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes, translated
 
 KEEP_MS = 30 * 24 * 3_600_000
 
-_NOTE = Script.named("health_note")
+_NOTE = Script.of("""
+-- Takes an agent's calls into account: the failures since the latest success, and the latest end of each kind.
+-- The figures of a model include the event log up to a sequence: an event that comes again changes nothing.
+-- KEYS: health of the agent
+-- ARGV from the 2nd, for each model ('' for all together): model, n, and n times: sequence, at_ms, failed (0 or 1)
+local keep_ms, i = ARGV[1], 2
+while i <= #ARGV do
+  local model, n = ARGV[i], tonumber(ARGV[i + 1])
+  local known = redis.call('HMGET', KEYS[1], 'through:' .. model, 'in_a_row:' .. model)
+  local through, in_a_row = tonumber(known[1] or '0'), tonumber(known[2] or '0')
+  local changed = {}
+  for k = i + 2, i + 2 + 3 * (n - 1), 3 do
+    local sequence, at_ms, failed = tonumber(ARGV[k]), ARGV[k + 1], ARGV[k + 2]
+    if sequence > through then
+      through = sequence
+      if failed == '1' then
+        in_a_row = in_a_row + 1
+        changed['failure:' .. model] = at_ms
+      else
+        in_a_row = 0
+        changed['success:' .. model] = at_ms
+      end
+    end
+  end
+  if next(changed) then
+    for field, value in pairs(changed) do
+      redis.call('HSET', KEYS[1], field, value)
+    end
+    redis.call('HSET', KEYS[1], 'through:' .. model, through, 'in_a_row:' .. model, in_a_row)
+  end
+  i = i + 2 + 3 * n
+end
+redis.call('PEXPIRE', KEYS[1], keep_ms)
+return 1
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +58,7 @@ class EndedCall:
 
 @dataclass(frozen=True, slots=True)
 class CallHealth:
-    """How calls went: failures since the latest success, and when the latest of each ended (ms since the epoch).
+    """Failures since the latest success, and when the latest call of each kind ended (ms since the epoch).
 
     A success clears the time of the latest failure, as it does the count.
     """
@@ -36,7 +69,7 @@ class CallHealth:
 
     @property
     def called(self) -> bool:
-        """Whether any call ended."""
+        """True if any call ended."""
         return bool(self.last_failure_ms or self.last_success_ms)
 
 
@@ -52,7 +85,9 @@ class Healths:
         together = [one for calls in by_model.values() for one in calls]
         arguments: list[str | int] = [KEEP_MS]
         for model, calls in (("", together), *by_model.items()):
-            counted = _that_matter(sorted(calls, key=lambda one: one.sequence))
+            in_order = sorted(calls, key=lambda one: one.sequence)
+            # From the latest success on: the rest leaves no trace.
+            counted = in_order[max((place for place, one in enumerate(in_order) if not one.failed), default=0) :]
             arguments += [model, len(counted)]
             arguments += [part for one in counted for part in (one.sequence, one.at_ms, int(one.failed))]
         return ScriptCall(_NOTE, [_key(agent)], arguments)
@@ -68,24 +103,16 @@ class Healths:
             await self._redis.client.delete(*(_key(agent) for agent in agents))
 
     async def of(self, agents: Sequence[str]) -> list[dict[str, CallHealth]]:
-        """How the calls of agents went, by model; the key `""` stands for all of an agent's models together.
+        """The health of agents, by model; the key `""` is all of an agent's models together.
 
         Raises:
             StateUnavailable: Redis does not answer.
         """
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
-            for agent in agents:
-                pipe.hgetall(_key(agent))
-            return [_by_model(fields) for fields in cast(list[dict[str, str]], await pipe.execute())]
+        return [_by_model(fields) for fields in await read_hashes(self._redis.client, [_key(one) for one in agents])]
 
 
 def _key(agent: str) -> str:
-    return f"bw:health:{{{encode_token(agent)}}}"
-
-
-def _that_matter(calls: Sequence[EndedCall]) -> Sequence[EndedCall]:
-    """From the latest success on: the rest leaves no trace."""
-    return calls[max((place for place, one in enumerate(calls) if not one.failed), default=0) :]
+    return f"bw:health:{encode_token(agent)}"
 
 
 def _by_model(fields: Mapping[str, str]) -> dict[str, CallHealth]:

@@ -1,19 +1,50 @@
-"""Calls whose response has not been sent, by what they ask, and which requests wait for each.
+"""Calls whose response has not been sent, by their question, and the number of requests that wait for each.
 
 A client whose connection broke sends its request again, and finds the first one here instead of paying twice. And a
-call is cancelled with its client only where no other request waits for it, at whichever process.
+call is cancelled with its client only where no other request waits for it, at any process.
 """
 
 from __future__ import annotations
 
-from breakwater.state.connection import Redis, Script, ScriptCall
+from breakwater.state.connection import Redis, Script, ScriptCall, translated
 
 KEEP_S = 900
 """Longer than a client waits before it tries again: OpenAI's give up a call after ten minutes."""
 
-_BEGIN = Script.named("unanswered_begin")
-_LEAVE = Script.named("unanswered_leave")
-_END = Script.named("unanswered_end")
+_BEGIN = Script.of("""
+-- A request begins to wait for the answer to a question. One that repeats another attaches to the call with the fewest
+-- requests, of which there may be none any more.
+-- KEYS: calls by the number of requests that wait for each; the call of this request
+-- Returns the call that it waits for: its own, or an earlier one.
+local job, attaches, keep_s = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
+local begun = redis.call('GET', KEYS[2])
+if begun and redis.call('ZSCORE', KEYS[1], begun) then return begun end
+local fewest = attaches and redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
+if fewest then
+  -- The latest of equals: a process that died may have left an earlier one behind.
+  job = redis.call('ZREVRANGEBYSCORE', KEYS[1], fewest, fewest, 'LIMIT', 0, 1)[1]
+end
+redis.call('ZINCRBY', KEYS[1], 1, job)
+redis.call('SET', KEYS[2], job, 'EX', keep_s)
+if redis.call('TTL', KEYS[1]) < keep_s then redis.call('EXPIRE', KEYS[1], keep_s) end
+return job
+""")
+_LEAVE = Script.of("""
+-- A request waits no longer for its call, which is not answered. A call without any other request is kept for a
+-- repeated one, or is forgotten, as it is about to be cancelled: a later request makes a call of its own.
+-- KEYS: as above
+-- Returns 1 where no request waits for the call any more, else 0.
+local job, cancelled, keep_s = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
+local waiting = redis.call('ZSCORE', KEYS[1], job) -- none where it was answered to another request
+if waiting and redis.call('DEL', KEYS[2]) == 1 then waiting = redis.call('ZINCRBY', KEYS[1], -1, job) end
+if waiting and tonumber(waiting) > 0 then return 0 end
+if cancelled then
+  redis.call('ZREM', KEYS[1], job)
+elseif waiting and redis.call('TTL', KEYS[1]) < keep_s then
+  redis.call('EXPIRE', KEYS[1], keep_s)
+end
+return 1
+""")
 
 
 class InFlightRequests:
@@ -26,7 +57,7 @@ class InFlightRequests:
         """Records that a request waits for a call.
 
         Args:
-            question: stands for what is asked, and by whom.
+            question: a digest of the question and its sender.
             request: its id.
             job_id: of its own call.
             attaches: it waits for a call that asks the same, where there is one.
@@ -39,8 +70,8 @@ class InFlightRequests:
             StateUnavailable: that can't be known now.
         """
         keep_s = KEEP_S + round(longest_s)
-        arguments = [request, job_id, int(attaches), keep_s]
-        [waits_for] = await self._redis.run([ScriptCall(_BEGIN, [_key(question)], arguments)])
+        call = ScriptCall(_BEGIN, [_key(question), _of_request(request)], [job_id, int(attaches), keep_s])
+        [waits_for] = await self._redis.run([call])
         return waits_for
 
     async def leave(self, question: str, request: str, job_id: str, *, cancels: bool) -> bool:
@@ -50,21 +81,26 @@ class InFlightRequests:
             question: as it began.
             request: its id.
             job_id: of the call that it waited for.
-            cancels: the call is cancelled where nobody else waits for it: from now on nobody attaches to it.
+            cancels: the call is cancelled where no other request waits for it: from now on none attaches to it.
 
         Returns:
-            Whether nobody else waits for it.
+            True if no other request waits for it.
 
         Raises:
             StateUnavailable: it keeps its place.
         """
-        call = ScriptCall(_LEAVE, [_key(question)], [request, job_id, int(cancels), KEEP_S])
+        call = ScriptCall(_LEAVE, [_key(question), _of_request(request)], [job_id, int(cancels), KEEP_S])
         return bool((await self._redis.run([call]))[0])
 
     async def end(self, question: str, job_id: str) -> None:
         """Forgets a call: its response is sent. Raises StateUnavailable."""
-        await self._redis.run([ScriptCall(_END, [_key(question)], [job_id])])
+        async with translated():
+            await self._redis.client.zrem(_key(question), job_id)
 
 
 def _key(question: str) -> str:
     return f"bw:unanswered-calls:{question}"
+
+
+def _of_request(request: str) -> str:
+    return f"bw:unanswered-requests:{request}"

@@ -1,4 +1,4 @@
-"""Whether a Redis or Valkey server is configured to keep what is written to it, and has known holes. Read-only."""
+"""Facts about a Redis or Valkey server: if it keeps what is written to it, and its known vulnerabilities. Read-only."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from breakwater.state.connection import Redis, translated
 
 @dataclass(frozen=True, slots=True)
 class RedisFacts:
-    """What matters of a server's settings; None where its user may not know."""
+    """The settings of a server that matter; None where its user may not read them."""
 
     version: str
     """With the server's name: `Valkey 9.1.2`, `Redis 7.4.6`."""
     vulnerabilities: tuple[str, ...]
-    """The CVE ids of the known holes that a server of this name and version has."""
+    """The CVE ids that are known for a server of this name and version."""
+    is_cluster: bool
+    """The server runs as a node of a Redis Cluster, which would spread the keys of one admission over several nodes."""
     ping_ms: float
     clock_ahead_s: float
-    """How far its clock is ahead of this machine's; negative when behind."""
+    """Lead of its clock over this machine's; negative when behind."""
     appendonly: bool | None
-    """Whether it survives a restart with at most a second lost."""
+    """True if a restart loses at most a second of writes."""
     maxmemory_policy: str | None
     """Anything but `noeviction` may drop counters and breaker states when memory gets short."""
 
@@ -40,6 +42,7 @@ async def inspect(redis: Redis) -> RedisFacts:
         # The answer was made about halfway through the round trip.
         ahead_s = seconds + microseconds / 1e6 - (time.time() - took_s / 2)
         info = await client.info("server")
+        clustered = await client.info("cluster")
         settings = await _settings(client)
     # Valkey also names the version of Redis that it is compatible with.
     server: RedisServer = "valkey" if "valkey_version" in info else "redis"
@@ -48,6 +51,7 @@ async def inspect(redis: Redis) -> RedisFacts:
     return RedisFacts(
         version=f"{server.capitalize()} {version}",
         vulnerabilities=known_vulnerabilities(server, read_version(version)),
+        is_cluster=bool(clustered.get("cluster_enabled")),
         ping_ms=took_s * 1000,
         clock_ahead_s=ahead_s,
         appendonly=None if appendonly is None else appendonly == "yes",

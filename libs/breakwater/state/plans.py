@@ -1,7 +1,7 @@
-"""Which jobs were accepted for a plan lately, and which plans were announced or refused.
+"""The plans of late: the accepted jobs of each, and announcements and refusals.
 
-A hash for each plan, and a sorted set of all by when something was noted last. How jobs stand is noted nowhere: that
-follows from their results, and from their checkpoints while they have none.
+A hash for each plan, and a sorted set of all by their latest notes. The states of jobs are not noted: they follow from
+their results, and from their checkpoints while they have none.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from datetime import datetime
 from typing import Any
 
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.state.connection import Redis, translated
+from breakwater.state.connection import Redis, read_hashes, translated
 from breakwater.state.executions import Claim
 
 KEEP_S = 72 * 3600
 _NEWEST = "bw:plans"
 _BY = "\0"
-"""What the field of an announcement begins with, and no job's id; the name of who announced the plan follows."""
+"""First character of an announcement's field, and of no job's id; the name of the announcer follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class NotedJob:
 
 @dataclass(frozen=True, slots=True)
 class KnownPlan:
-    """What is known of a plan beside the results of its jobs."""
+    """Notes of a plan; the results of its jobs are elsewhere."""
 
     jobs: Mapping[str, NotedJob] = field(default_factory=dict[str, NotedJob])
     """By id."""
     announced: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
-    """By the name of who announced it and has had no job of it accepted since: why it was refused, if it was."""
+    """Reason of the refusal, if it was refused, by the announcer, that has had no job of it accepted since."""
 
 
 class Plans:
@@ -55,7 +55,7 @@ class Plans:
         await self._note(plan_id, {_BY + by: json.dumps(refusal)})
 
     async def accept(self, plan_id: str, jobs: Mapping[str, NotedJob], by: str | None = None) -> None:
-        """Notes jobs of a plan; it is no draft of theirs any more who sent them."""
+        """Notes jobs of a plan; it is no draft of their sender any more."""
         notes = {
             job_id: json.dumps([ms_from_time(job.accepted_at), job.agent, job.tenant, job.owner])
             for job_id, job in jobs.items()
@@ -67,12 +67,9 @@ class Plans:
         await self._note(plan_id, {}, *job_ids)
 
     async def known(self, plan_ids: Iterable[str]) -> dict[str, KnownPlan]:
-        """What is known of plans, by id."""
+        """The notes of plans, by id."""
         wanted = list(plan_ids)
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
-            for plan_id in wanted:
-                pipe.hgetall(_key(plan_id))
-            found: list[dict[str, str]] = await pipe.execute()
+        found = await read_hashes(self._redis.client, list(map(_key, wanted)))
         return dict(zip(wanted, map(_known, found), strict=True))
 
     async def newest(self, limit: int) -> dict[str, datetime]:
@@ -99,7 +96,7 @@ class Plans:
 
 
 def note_planned(pipe: Any, plan_id: str, notes: Mapping[str, str]) -> None:
-    """Adds to a pipeline what notes jobs of a plan, as texts that begin as those of `Plans.accept`."""
+    """Adds notes of a plan's jobs to a pipeline, as texts that begin as those of `Plans.accept`."""
     now_ms, key = time.time_ns() // 1_000_000, _key(plan_id)
     pipe.hset(key, mapping=dict[Any, Any](notes))
     pipe.expire(key, KEEP_S)
@@ -121,4 +118,4 @@ def _known(notes: Mapping[str, str]) -> KnownPlan:
 
 
 def _key(plan_id: str) -> str:
-    return f"bw:plan:{{{plan_id}}}"
+    return f"bw:plan:{plan_id}"

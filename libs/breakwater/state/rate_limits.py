@@ -4,8 +4,7 @@ Requests and tokens are counted in slices of 1 % of the window with running sums
 (a minute, an hour, a day): at most 206 small fields, however much is called. A call counts for at least the whole
 window and at most a slice longer, so no window, wherever it is laid, ever holds more than the limit. Calls under way
 are a sorted set of leases: those of a worker that died end by themselves. What a call has counted is remembered in a
-small hash for each attempt, as long as its lease stands or it counts, but no longer than an hour after its lease. All
-keys share one hash slot.
+small hash for each attempt, as long as its lease lasts or it counts, but no longer than an hour after its lease.
 """
 
 from __future__ import annotations
@@ -17,19 +16,17 @@ from typing import Any
 
 from breakwater.contracts.subjects import encode_token
 from breakwater.policy.rate_limit import MINUTES, WINDOW_MS, LimitPeriod, RateLimit
-from breakwater.state.connection import Script, ScriptCall
+from breakwater.state.connection import ScriptCall, scripts_of
 
 SLICES = 100
-"""How many make up a window."""
+"""Slices in a window."""
 
-_ADMIT = Script.named("rate_admit")
-_SETTLE = Script.named("rate_settle")
-_RELEASE = Script.named("rate_release")
+_LUA = scripts_of("rate_limits")
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Who is limited: `agent:<agent>` or `model:<model>`. Calls are counted by name; the rule is the asker's."""
+    """Subject of a limit: `agent:<agent>` or `model:<model>`. Calls are counted by name; the rule is the asker's."""
 
     name: str
     rule: RateLimit
@@ -70,12 +67,12 @@ class RateLimits:
         self._slice_ms = {period: minutes * window_ms // SLICES for period, minutes in MINUTES.items()}
 
     def admit_call(self, attempt_id: str, limits: Sequence[Limited], tokens: int, lease_ms: int | None) -> ScriptCall:
-        """Asks whether a call fits all its limits, and counts it if so; read its answer with `admitted`.
+        """Counts a call if it fits all its limits; read its answer with `admitted`.
 
-        While its lease stands, the same attempt gets the same answer. After that it asks for another call.
+        While its lease lasts, the same attempt gets the same answer. After that it asks for another call.
 
         Args:
-            attempt_id: what the call is counted for.
+            attempt_id: whose call it is.
             limits: of the agent and of the model, each name and period once.
             tokens: the call's worst case, input and output; at least 0.
             lease_ms: how long it counts as under way, unless it is settled or released before.
@@ -86,7 +83,7 @@ class RateLimits:
             for value in (self._slice_ms[limited.period], *limited.most)
         ]
         return ScriptCall(
-            _ADMIT,
+            _LUA["admit"],
             _keys(attempt_id, limits),
             [attempt_id, tokens, "" if lease_ms is None else lease_ms, SLICES, *rules],
         )
@@ -112,21 +109,21 @@ class RateLimits:
         Of limits that it was not admitted to nothing changes; those left out count on until they are over. Answers
         nothing.
         """
-        return ScriptCall(_SETTLE, _keys(attempt_id, limits), [attempt_id, "" if tokens is None else tokens])
+        return ScriptCall(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, "" if tokens is None else tokens])
 
     @staticmethod
     def release_call(attempt_id: str, limits: Sequence[Limited]) -> ScriptCall:
         """The script that takes back a call that was never made: none of it counts. It returns nothing."""
-        return ScriptCall(_RELEASE, _keys(attempt_id, limits), [attempt_id])
+        return ScriptCall(_LUA["settle"], _keys(attempt_id, limits), [attempt_id, "unmade"])
 
 
 def _keys(attempt_id: str, limits: Sequence[Limited]) -> list[str]:
     by_name = [key for limited in limits for key in _counts_and_calls(limited.name, limited.period)]
-    return [f"bw:{{rate}}:attempt:{attempt_id}", *by_name]
+    return [f"bw:rate:attempt:{attempt_id}", *by_name]
 
 
 @lru_cache(maxsize=4096)
 def _counts_and_calls(name: str, period: LimitPeriod) -> tuple[str, str]:
     token = encode_token(name)
     window = "" if period == "minute" else f":{period}"
-    return f"bw:{{rate}}:counts:{token}{window}", f"bw:{{rate}}:calls:{token}"
+    return f"bw:rate:counts:{token}{window}", f"bw:rate:calls:{token}"

@@ -1,7 +1,7 @@
-"""Who is signed in: sessions in Redis, so that they outlive a restart and any replica knows them.
+"""Sign-ins and sessions in Redis, so that they outlive a restart and any replica knows them.
 
 A session is known by its token, `bws_<holder>_<id>_<secret>`, of which only the secret's digest is stored. Where Redis
-lost its data, everybody signs in again.
+lost its data, all holders sign in again.
 """
 
 from __future__ import annotations
@@ -10,19 +10,45 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from breakwater.policy.callers import SESSION_PREFIX
-from breakwater.state.connection import Redis, Script, ScriptCall, translated
+from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes, translated
 
 LASTS_MS = 12 * 3600 * 1000
 """A working day."""
 MAX_OF_A_HOLDER = 20
 """Beyond these, the oldest session of the same holder ends."""
 
-_BEGIN = Script.named("session_begin")
+_SIGN_IN_KEY = "bw:openid:key"
+
+_BEGIN = Script.of("""
+-- Adds a session to its holder's, ends the oldest where there would be too many, and forgets those that are over.
+-- KEYS: the holder's sessions: began_ms, ends_ms and the session itself, by id; at most the number of one holder
+-- ARGV: id, session, its duration in ms, the most of one holder
+-- Returns when it ends, in ms.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local ends = now + tonumber(ARGV[3])
+local living = {}
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  local began, until_ms = string.match(all[i + 1], '^(%d+) (%d+) ')
+  if tonumber(until_ms) <= now then
+    redis.call('HDEL', KEYS[1], all[i])
+  else
+    living[#living + 1] = { tonumber(began), all[i] }
+  end
+end
+table.sort(living, function(a, b) return a[1] < b[1] end)
+for i = 1, #living - tonumber(ARGV[4]) + 1 do
+  redis.call('HDEL', KEYS[1], living[i][2])
+end
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%d %d %s', now, ends, ARGV[2]))
+redis.call('PEXPIREAT', KEYS[1], ends)
+return ends
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +60,19 @@ class KeySession:
 
 @dataclass(frozen=True, slots=True)
 class PersonSession:
-    """Somebody who signed in with OpenID Connect."""
+    """A person who signed in with OpenID Connect."""
 
     issuer: str
     subject: str
     """The issuer's `sub` of them."""
     name: str
-    """What they do is recorded under it."""
+    """Their actions are recorded under it."""
     values: tuple[str, ...]
     """Those of the claim that roles are read from which the config named when they signed in."""
     id_token: str | None = None
-    """Given back to the provider to end the session there."""
+    """Sent to the provider to end the session there."""
     sid: str | None = None
-    """What the provider calls its own session, from which this one has come."""
+    """The provider's name of its own session, from which this one has come."""
 
 
 StoredSession = KeySession | PersonSession
@@ -73,7 +99,7 @@ class Known:
 
 
 class Sessions:
-    """The sessions of everybody. All methods raise StateUnavailable."""
+    """The sessions of all holders. All methods raise StateUnavailable."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -108,7 +134,7 @@ class Sessions:
         return known
 
     async def end(self, token: str) -> Known | None:
-        """Ends a session: from now on its token opens nothing. Returns what it was; None where there was none."""
+        """Ends a session: from now on its token opens nothing. Returns it; None where there was none."""
         parts, known = _parts(token), await self.find(token)
         if parts is not None and known is not None:
             async with translated():
@@ -124,7 +150,7 @@ class Sessions:
             sid: its session; None for all.
 
         Returns:
-            What they were.
+            Those sessions.
         """
         async with translated():
             of = None if subject is None else _of(PersonSession(issuer, subject, "", ()))
@@ -132,7 +158,7 @@ class Sessions:
                 of = cast("str | None", await self._redis.client.get(_of_sid(issuer, sid)))
             if of is None:
                 return []
-            stored = await cast("Awaitable[dict[str, str]]", self._redis.client.hgetall(_key(of)))
+        [stored] = await read_hashes(self._redis.client, [_key(of)])
         ended = [known for session_id, text in stored.items() if _has(known := _read(session_id, text)[0], sid)]
         if ended:
             async with translated():
@@ -140,8 +166,37 @@ class Sessions:
         return ended
 
 
+class SignIns:
+    """Sign-ins on their way. All methods raise StateUnavailable."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def key(self) -> bytes:
+        """The key of this plane that sign-ins are signed with; made when it is first asked for."""
+        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+            pipe.set(_SIGN_IN_KEY, secrets.token_hex(32), nx=True)
+            pipe.get(_SIGN_IN_KEY)
+            _, key = cast("tuple[object, str]", await pipe.execute())
+        return bytes.fromhex(key)
+
+    async def is_used(self, token: str) -> bool:
+        """True if a token was used before."""
+        async with translated():
+            return bool(await self._redis.client.exists(_used(token)))
+
+    async def use(self, token: str, lasts_s: int) -> bool:
+        """Marks a token as used, which may be used once; False where it was before. It is remembered for so long."""
+        async with translated():
+            return bool(await self._redis.client.set(_used(token), "1", nx=True, ex=lasts_s))
+
+
+def _used(token: str) -> str:
+    return f"bw:openid:used:{_digest(token)}"
+
+
 def _has(known: Known, sid: str | None) -> bool:
-    """Whether a session has come from this one at the provider, as far as that has named it."""
+    """True if a session has come from this one at the provider, as far as that has named it."""
     return isinstance(known.session, PersonSession) and (sid is None or known.session.sid in (None, sid))
 
 
@@ -169,7 +224,7 @@ def _parts(token: str) -> tuple[str, str, str] | None:
 
 
 def _of(session: StoredSession) -> str:
-    """What a holder of sessions is called in a token, and where theirs are stored."""
+    """The name of a session's holder in tokens and keys."""
     holder = (
         f"key:{session.key_id}" if isinstance(session, KeySession) else f"person:{session.issuer} {session.subject}"
     )

@@ -1,11 +1,10 @@
-"""What tasks used and how they fared, and which of them are stopped. Counted here, judged in `policy.guard`.
+"""The usage and the failures of tasks, and the tasks that are stopped. Counted here, judged in `policy.guard`.
 
 A task is one hash. Its life begins with its first job and ends when it is reset, or when it has had no job for a
-week; a job under way then counts for nothing in the next one. Each job under way has one hold in it: what the job has
-spent so far, and the worst case of the call it is at. All keys of a task share one hash slot. The list of
-stopped tasks is a sorted set by when they stopped, in a slot of its own: it may name too many, and whoever reads it
-finds out. Callers may name any tasks, so each has a list of those that began with its jobs, and of the breakers that
-its jobs brought. Of too many, those that rest are forgotten before their time is over.
+week; a job under way then counts for nothing in the next one. Each job under way has one hold in it: its cost so far,
+and the worst case of its present call. The list of stopped tasks is a sorted set by when they stopped. It may name too
+many, which a reader finds out. Callers may name any tasks, so each has a list of those that began with its jobs, and of
+the breakers that its jobs brought. Of too many, those that rest are forgotten before their time is over.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from breakwater.contracts.events import GuardRule
 from breakwater.contracts.subjects import decode_token, encode_token
 from breakwater.policy.guard import JobOutcome, Task, Trip
 from breakwater.state.breakers import KEEP_OF_TASK_MS
-from breakwater.state.connection import Redis, Script, ScriptCall, translated
+from breakwater.state.connection import Redis, ScriptCall, scripts_of, translated
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A task without a job for a week is deleted."""
 
 KEEP_DONE_MS = 3_600_000
-"""How long a counted job is known as such, for a delivery whose worker died before it published the job's record."""
+"""A counted job is known for so long, for a delivery whose worker died before it published the job's record."""
 
-KEEP_ASIDE_MS = 60_000
-"""How long a reset answers the same to whoever asks again."""
+KEEP_COPY_MS = 60_000
+"""A repeated reset gets the same answer for so long."""
 
 LONGEST_NAME = 48
 
 MAX_KEPT = 100
-"""Different errors of a task, and answers that said how sure they are."""
+"""Different errors of a task, and confidences that its answers stated."""
 
 TRIPPED = "bw:tasks:tripped"
 MAX_LISTED = 1_000
@@ -51,24 +50,11 @@ IN_USE_MS = 600_000
 
 _FORGOTTEN_AT_ONCE = 1_000
 
-_ENTER = Script.named("task_enter")
-_SHRINK = Script.named("task_shrink")
-_RECORD = Script.named("task_record")
-_TRIP = Script.named("task_trip")
-_PUBLISHED = Script.named("task_published")
-_RESET = Script.named("task_reset")
-_LOAD = Script.named("task_load")
-_UNLIST = Script.named("task_unlist")
-
-_FORGET = Script.of("""
-if redis.call('HEXISTS', KEYS[1], 'rule') == 1 then return 'stopped' end
-local left_ms = redis.call('PTTL', KEYS[1]) -- -1 of a breaker that an operator has isolated
-if left_ms == -1 or left_ms > tonumber(ARGV[1]) then return 'in use' end
-return redis.call('UNLINK', KEYS[1])
-""")
+_LUA = scripts_of("tasks")
 
 _COUNTS = ("iterations", "tokens", "cost", "consecutive_failures", "total_failures")
 _FIELDS = (*_COUNTS, "errors", "confidences", "rule", "reason", "agent", "execution", "at_ms", "published")
+"""As the scripts return them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +66,7 @@ class TaskKey:
 
     @property
     def name(self) -> str:
-        """The task's name: `<tenant>/<task>`, each encoded as a subject token; nothing stands for no tenant."""
+        """The task's name: `<tenant>/<task>`, each encoded as a subject token; the tenant is empty for none."""
         return f"{'' if self.tenant is None else encode_token(self.tenant)}/{encode_token(self.task_id)}"
 
     @property
@@ -91,7 +77,7 @@ class TaskKey:
     @property
     def redis_key(self) -> str:
         """Its key in Redis."""
-        return f"bw:task:{{{self.short_name}}}"
+        return f"bw:task:{self.short_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +126,17 @@ class Tasks:
         """Forgets tasks of callers that have too many, the first ones that began and rest, up to a thousand of each."""
         begun, self._begun = self._begun, {}
         for caller, keys in begun.items():
-            listed = f"bw:tasks:of:{{{caller}}}"
+            listed = f"bw:tasks:of:{caller}"
             extra = await self._extra(listed, keys, MAX_OF_CALLER)
             found = list(zip(extra, await self._redis.run([_forget(key) for key in extra]), strict=True))
             await self._extra(listed, [key for key, what in found if what == "in use"], None)
             stopped = [key for key, what in found if what == "stopped"]
-            for key in await self._extra(f"{listed}:stopped", stopped, MAX_STOPPED_OF_CALLER):
+            for key in await self._extra(f"bw:tasks:stopped-of:{caller}", stopped, MAX_STOPPED_OF_CALLER):
                 async with translated():
                     await self._redis.client.unlink(key)
 
     async def _extra(self, listed: str, keys: Sequence[str], most: int | None) -> list[str]:
-        """Puts keys at the end of a list, and takes off its beginning what is too many."""
+        """Puts keys at the end of a list, and takes those that are too many off its beginning."""
         if not keys:
             return []
         async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
@@ -172,22 +158,22 @@ class Tasks:
         dry_run: bool = False,
         only_first: bool = False,
     ) -> ScriptCall:
-        """Counts a job as an iteration, once for each execution, and holds what its next call may bring it to.
+        """Counts a job as an iteration, once for each execution, and holds its cost after the next call at most.
 
         Not while tripped, and the hold only where the cap has room for it. Read the answer with `entered`.
 
         Args:
             key: the task.
             execution_id: the job.
-            hold: what the job has spent so far and the worst case of its next call, in nano-dollars.
-            cap: what the task may cost; None where it has no cap.
+            hold: the job's cost so far and the worst case of its next call, in nano-dollars.
+            cap: of the task's cost; None where it has no cap.
             dry_run: count and hold nothing; the answer is that to a job that has not entered yet.
-            only_first: another than the job's worker asks, which leaves the hold of a job that has entered as it is.
+            only_first: the hold of a job that has entered stays as it is, as another than its worker asks.
         """
         limit = "" if cap is None else cap
         keys = [key.redis_key, _marker(key, execution_id)]
         arguments = ["" if dry_run else KEEP_MS, KEEP_MS, _short(execution_id), hold, limit, int(only_first)]
-        return ScriptCall(_ENTER, keys, [*arguments, *_FIELDS])
+        return ScriptCall(_LUA["enter"], keys, arguments)
 
     @staticmethod
     def entered(answer: Sequence[Any]) -> Entered:
@@ -199,7 +185,7 @@ class Tasks:
     @staticmethod
     def shrink_call(key: TaskKey, execution_id: str, *, spent: int) -> ScriptCall:
         """Holds no more for a job than it has spent (nano-dollars), as it is at no call; answers nothing."""
-        return ScriptCall(_SHRINK, [key.redis_key], [_short(execution_id), spent])
+        return ScriptCall(_LUA["shrink"], [key.redis_key], [_short(execution_id), spent])
 
     async def record(self, key: TaskKey, execution_id: str, outcome: JobOutcome) -> Task:
         """Counts a concluded job instead of its hold, once, whether it ever entered or not; returns the task then."""
@@ -209,12 +195,13 @@ class Tasks:
         counted = [outcome.tokens, outcome.cost, failed, int(outcome.called), error, confidence]
         # The first job of its own task is counted again by children that come late.
         keep_done_ms = KEEP_MS if execution_id == key.task_id else KEEP_DONE_MS
-        arguments = [KEEP_MS, keep_done_ms, *counted, MAX_KEPT, _short(execution_id), *_FIELDS]
-        [values] = await self._redis.run([ScriptCall(_RECORD, [key.redis_key, _marker(key, execution_id)], arguments)])
+        arguments = [KEEP_MS, keep_done_ms, *counted, MAX_KEPT, _short(execution_id)]
+        call = ScriptCall(_LUA["record"], [key.redis_key, _marker(key, execution_id)], arguments)
+        [values] = await self._redis.run([call])
         return _read(values)[0]
 
     async def trip(self, key: TaskKey, trip: Trip, *, agent: str, execution_id: str) -> Tripped:
-        """Stops a task. The first trip stands; the one that stands is returned."""
+        """Stops a task, unless it is stopped already. Returns the trip that counts, which is the first one."""
         return await self._trip(key, trip, agent, execution_id, at_ms=None, published=False)
 
     async def restore(self, key: TaskKey, tripped: Tripped) -> None:
@@ -226,8 +213,8 @@ class Tasks:
         self, key: TaskKey, trip: Trip, agent: str, execution_id: str, *, at_ms: int | None, published: bool
     ) -> Tripped:
         at = "" if at_ms is None else at_ms
-        arguments = [KEEP_MS, trip.rule, trip.reason, agent, execution_id, at, int(published), *_FIELDS]
-        [values] = await self._redis.run([ScriptCall(_TRIP, [key.redis_key], arguments)])
+        arguments = [KEEP_MS, trip.rule, trip.reason, agent, execution_id, at, int(published)]
+        [values] = await self._redis.run([ScriptCall(_LUA["trip"], [key.redis_key], arguments)])
         tripped = _read(values)[1]
         assert tripped is not None
         await self._list(key, tripped.at_ms)
@@ -235,14 +222,14 @@ class Tasks:
 
     async def mark_published(self, key: TaskKey) -> None:
         """Records that a trip's event has been published."""
-        [at_ms] = await self._redis.run([ScriptCall(_PUBLISHED, [key.redis_key], [])])
+        [at_ms] = await self._redis.run([ScriptCall(_LUA["published"], [key.redis_key], [])])
         if at_ms:
-            # Once more: who tripped it may have died in between, and another one published it.
+            # Once more: the worker that tripped it may have died in between, and another one published it.
             await self._list(key, int(at_ms))
 
     async def reset(self, key: TaskKey) -> tuple[Task, Tripped | None]:
-        """Forgets a task, which may so go on, and returns what it was; within a minute also to who asks again."""
-        call = ScriptCall(_RESET, [key.redis_key, f"{key.redis_key}:was"], [KEEP_ASIDE_MS, *_FIELDS])
+        """Forgets a task, which may so go on, and returns its last state; for a minute also when called again."""
+        call = ScriptCall(_LUA["reset"], [key.redis_key, f"{key.redis_key}:was"], [KEEP_COPY_MS])
         [values] = await self._redis.run([call])
         task, tripped = _read(values)
         if tripped is not None:
@@ -251,7 +238,7 @@ class Tasks:
 
     async def load(self, key: TaskKey) -> tuple[Task, Tripped | None]:
         """A task as it is; an unknown one is empty."""
-        [values] = await self._redis.run([ScriptCall(_LOAD, [key.redis_key], _FIELDS)])
+        [values] = await self._redis.run([ScriptCall(_LUA["load"], [key.redis_key], [])])
         return _read(values)
 
     async def tripped(self) -> list[tuple[TaskKey, Tripped]]:
@@ -262,7 +249,7 @@ class Tasks:
         if not listed:
             return []
         keys = [_key(name) for name, _ in listed]
-        answers = await self._redis.run([ScriptCall(_LOAD, [key.redis_key], _FIELDS) for key in keys])
+        answers = await self._redis.run([ScriptCall(_LUA["load"], [key.redis_key], []) for key in keys])
         states = [_read(values)[1] for values in answers]
         unlisted = [
             _unlist(name, int(at_ms)) for (name, at_ms), tripped in zip(listed, states, strict=True) if tripped is None
@@ -280,11 +267,11 @@ class Tasks:
 
 def _forget(key: str) -> ScriptCall:
     keep_ms = KEEP_MS if key.startswith("bw:task:") else KEEP_OF_TASK_MS
-    return ScriptCall(_FORGET, [key], [keep_ms - IN_USE_MS])
+    return ScriptCall(_LUA["forget"], [key], [keep_ms - IN_USE_MS])
 
 
 def _unlist(name: str, at_ms: int) -> ScriptCall:
-    return ScriptCall(_UNLIST, [TRIPPED], [name, at_ms])
+    return ScriptCall(_LUA["unlist"], [TRIPPED], [name, at_ms])
 
 
 def _marker(key: TaskKey, execution_id: str) -> str:
@@ -294,8 +281,8 @@ def _marker(key: TaskKey, execution_id: str) -> str:
 def _short(name: str) -> str:
     """A name that Redis keeps for each task or job: a digest of one that is long.
 
-    Names are chosen by who sends jobs, and take up to 3 KB each, encoded; and a hash with a field of more than 64 bytes
-    takes three times the memory.
+    Senders of jobs choose names, of up to 3 KB each, encoded; and a hash with a field of more than 64 bytes takes three
+    times the memory.
     """
     if len(name) <= LONGEST_NAME and not name.startswith("~"):
         return name

@@ -1,20 +1,41 @@
-"""The heartbeats of workers: which of them run, and which have not been heard of for a moment."""
+"""The heartbeats of workers: some are running, others have been silent for a moment."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, cast
 
-from breakwater.state.connection import Redis, Script, ScriptCall, translated
+from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes, translated
 
 LATE_MS = 1_500
 """A heartbeat comes every second."""
 
 FORGET_MS = 600_000
-"""The claims of whoever has been silent for so long have ended long ago."""
+"""The claims of a worker that has been silent for so long have ended long ago."""
 
 _KEY = "bw:workers"
-_BEAT = Script.named("worker_beat")
+_BEAT = Script.of("""
+-- Takes the heartbeat of a worker, and names the others whose last one is older than it should be.
+-- KEYS: workers: by id, the time of the last heartbeat in ms, and the NATS server that the worker was heard on
+-- Returns how many are not late, this one included, and {{id, ms since its last heartbeat, server}…}
+local worker, server, late_ms, forget_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local known, late, running = redis.call('HGETALL', KEYS[1]), {}, 1
+for i = 1, #known, 2 do
+  local at, heard_on = string.match(known[i + 1], '^(%d+) (.*)$')
+  local silent_ms = now - at
+  if silent_ms > forget_ms then
+    redis.call('HDEL', KEYS[1], known[i])
+  elseif known[i] ~= worker and silent_ms > late_ms then
+    late[#late + 1] = {known[i], silent_ms, heard_on}
+  elseif known[i] ~= worker then
+    running = running + 1
+  end
+end
+redis.call('HSET', KEYS[1], worker, string.format('%d %s', now, server))
+return {running, late}
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +73,7 @@ class Workers:
             await cast(Any, self._redis.client.hdel(_KEY, worker))
 
     async def kept_for_s(self) -> float:
-        """For how long Redis has run, and so lost no claim. Raises StateUnavailable."""
+        """Seconds since Redis started, in which it lost no claim. Raises StateUnavailable."""
         async with translated():
             return float((await self._redis.client.info("server"))["uptime_in_seconds"])
 
@@ -64,7 +85,7 @@ class Workers:
         """
         async with translated():
             seconds, microseconds = cast(tuple[int, int], await cast(Any, self._redis.client.time()))
-            known = cast(dict[str, str], await cast(Any, self._redis.client.hgetall(_KEY)))
+        [known] = await read_hashes(self._redis.client, [_KEY])
         since = seconds * 1000 + microseconds // 1000 - LATE_MS
         found = {worker: text.partition(" ") for worker, text in known.items()}
         return {worker: heard_on for worker, (at, _, heard_on) in found.items() if int(at) > since}

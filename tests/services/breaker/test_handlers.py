@@ -106,7 +106,7 @@ async def test_a_transition_that_was_saved_and_not_published_is_published_with_t
         await plane.jetstream.purge_stream("EVENTS", subject=subjects.breaker("writer", "sim/m"))
         client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"])
         lost = opened | {"transition_id": "the crash came here"}
-        await client.hset(f"bw:breaker:{{{KEY.name}}}", "unpublished", json.dumps([lost]))
+        await client.hset(f"bw:breaker:{KEY.name}", "unpublished", json.dumps([lost]))
         await client.aclose()
         await publish_attempt(plane, "late", "error")
         [found] = await until(

@@ -46,7 +46,7 @@ async def handled(plane: Plane) -> bool:
 
 async def field(plane: Plane, name: str) -> int:
     client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True)
-    [key] = [key async for key in client.scan_iter("bw:{budget}:daily:*")]
+    [key] = [key async for key in client.scan_iter("bw:budget:daily:*")]
     value = await client.hget(key, name)
     await client.aclose()
     return int(value or 0)

@@ -251,7 +251,7 @@ async def test_orders_for_jobs_that_nobody_has_seen_are_bounded_for_each_user(
     api: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executions, "MAX_UNSEEN", 3)
-    await redis.client.delete("bw:unseen-cancels:{client}")
+    await redis.client.delete("bw:unseen-cancels:client")
     requests, unseen = requests_of(api, redis), [new_id() for _ in range(4)]
 
     async def ask(job_id: str, user: str = "") -> str:

@@ -210,7 +210,7 @@ async def test_a_job_that_a_worker_has_is_reported_from_its_checkpoint(
         "in_flight": {"number": 1, "model": "m", "started_at": "2026-11-21T10:00:00.500Z"},
     }
     client = redis.asyncio.Redis.from_url(redis_server.url)
-    await client.hset(f"bw:execution:{{{job_id}}}", mapping={"owner": "1", "checkpoint": json.dumps(checkpoint)})
+    await client.hset(f"bw:execution:{job_id}", mapping={"owner": "1", "checkpoint": json.dumps(checkpoint)})
     async with following(api, job_id) as reader:
         assert await reader.step() == ("dispatched", None, None)
         event = await reader.next()
@@ -219,7 +219,7 @@ async def test_a_job_that_a_worker_has_is_reported_from_its_checkpoint(
         assert event[1]["at"] == "2026-11-21T10:00:00.500Z"
     later = datetime.now(UTC) + timedelta(hours=1)
     waiting = {"dispatched_at": "2026-11-21T10:00:00.000Z", "resume_at": later.isoformat()}
-    await client.hset(f"bw:execution:{{{job_id}}}", "checkpoint", json.dumps(waiting))
+    await client.hset(f"bw:execution:{job_id}", "checkpoint", json.dumps(waiting))
     await record(api, attempt_of(job_id, 1, fails=True))
     async with following(api, job_id) as reader:
         assert await reader.step() == ("in_progress", "agent.attempt.error", 1)
@@ -235,7 +235,7 @@ async def test_a_job_that_came_over_nats_and_has_no_attempt_yet_is_followed_all_
 ) -> None:
     job_id = new_id()
     client = redis.asyncio.Redis.from_url(redis_server.url)
-    await client.hset(f"bw:execution:{{{job_id}}}", "owner", "1")
+    await client.hset(f"bw:execution:{job_id}", "owner", "1")
     await client.aclose()
     async with following(api, job_id) as reader:
         await publish_step(api, job_id, "in_progress", event="agent.attempt.start", attempt=1)

@@ -249,7 +249,7 @@ async def test_a_job_whose_result_has_aged_out_is_shown_from_its_record(api: Htt
 async def test_a_job_that_a_worker_has_is_known_however_it_came(api: HttpApi, redis_server: RunningServer) -> None:
     job_id = new_id()
     client = redis.asyncio.Redis.from_url(redis_server.url)
-    await client.hset(f"bw:execution:{{{job_id}}}", "owner", "1")
+    await client.hset(f"bw:execution:{job_id}", "owner", "1")
     await client.aclose()
     assert (await api.ask("GET", f"/api/v1/jobs/{job_id}")).status == 202
 

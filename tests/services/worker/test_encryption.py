@@ -41,7 +41,7 @@ async def test_a_repaired_and_a_broken_conversation_leave_no_text_in_redis(
         seen: list[str] = []
 
         async def perform(call: Any) -> Answer:
-            seen.append(str(await redis.hgetall("bw:execution:{j1}")))
+            seen.append(str(await redis.hgetall("bw:execution:j1")))
             return await ScriptedProvider.perform(provider, call)
 
         provider.perform = perform  # type: ignore[method-assign]
@@ -64,7 +64,7 @@ async def test_what_is_out_of_a_stream_is_encrypted_and_continued(start_worker: 
         await plane.worker.executions.claim(claim)
         for number, piece in enumerate(("I would ", "sell\n", "bwe1 on Thursday"), 1):
             assert await plane.worker.executions.append_partial(claim, piece, number)
-        stored = await plane.worker.redis.client.hget("bw:execution:{j9}", "partial")
+        stored = await plane.worker.redis.client.hget("bw:execution:j9", "partial")
         assert await plane.worker.executions.partial_output(claim) == ("I would sell\nbwe1 on Thursday", 3)
     assert stored is not None
     assert stored.count("bwe1.") == 3

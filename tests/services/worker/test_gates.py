@@ -20,7 +20,7 @@ from breakwater.metrics import WorkerMetrics
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
-from breakwater.state.connection import Script, ScriptCall, StateUnavailable
+from breakwater.state.connection import Script, ScriptCall, StateUnavailable, scripts_of
 from breakwater.state.executions import Claim
 from breakwater.state.rate_limits import Limited
 from breakwater.state.tasks import TaskKey
@@ -117,9 +117,9 @@ class Bench:
         client = self.redis.client
         [loaded] = await self.worker.breakers.load([self.key])
         return {
-            "reservations": await client.hlen("bw:{budget}:reservations"),
+            "reservations": await client.hlen("bw:budget:reservations"),
             "task": int(await client.hget("bw:task:{/t1}", "held_cost") or 0),
-            "rate": await client.zcard("bw:{rate}:calls:agent%3Awriter"),
+            "rate": await client.zcard("bw:rate:calls:agent%3Awriter"),
             "probe": loaded.breaker.probe,
             # Their sum: what is given back may be counted in the next slice of time.
             "first tries": [sum(map(int, await client.hvals(key))) for key in await client.keys("bw:retries:*")],
@@ -133,10 +133,10 @@ async def bench_on(url: str) -> AsyncGenerator[Bench]:
     bench = Bench(redis)
     try:
         # A script that Redis does not know yet would be a round trip more.
-        for script in files("breakwater.state").joinpath("scripts").iterdir():
-            await redis.client.script_load(script.read_text(encoding="utf-8"))
-        for own in (_COUNT, _UNDO):
-            await redis.client.script_load(own.text)
+        subjects = [file.name for file in files("breakwater.state").iterdir() if file.name.endswith(".lua")]
+        scripts = [one for subject in subjects for one in scripts_of(subject.removesuffix(".lua")).values()]
+        for script in (*scripts, _COUNT, _UNDO):
+            await redis.client.script_load(script.text)
         yield bench
     finally:
         await redis.close()
@@ -338,7 +338,7 @@ async def test_a_seventh_gate_is_one_file_and_one_line(redis_server: RunningServ
         assert isinstance(refused, Refused)
         assert (refused.refused_by, await bench.redis.client.get(calls)) == ("agent:writer", "1")
         # Its own refusal gives back what the others granted, and a dry run names it.
-        await bench.redis.client.delete("bw:{rate}:counts:agent%3Awriter")
+        await bench.redis.client.delete("bw:rate:counts:agent%3Awriter")
         await bench.redis.client.set(calls, MAX_CALLS)
         held = await bench.granted()
         refused = await admit(worker, await bench.request("j3"), gates)

@@ -1,9 +1,11 @@
--- May this call be made? If it fits all its limits; then it counts towards each of them, and otherwise towards none.
+-- The scripts of rate limits. KEYS: attempt, then for each limit: counts, calls.
+
+--- admit
+-- Admits a call that fits all its limits, and counts it towards each of them; else it counts towards none.
 -- Asking again while the lease stands gives the same answer, counts nothing and renews the lease.
--- KEYS: attempt, then for each limit: counts, calls
 -- ARGV from the 5th, for each limit: ms of a slice of its window, requests, tokens, concurrent calls ('' = none)
--- Returns {1} or {0, index of the refusing limit from 1, what it limits, ms until it may fit (-1 = never), calls of that
--- limit under way}.
+-- Returns {1} or {0, index of the refusing limit from 1, its subject, ms until it may fit (-1 = never), calls of that limit
+-- under way}.
 -- counts: 'r<slice>' and 't<slice>' with the requests and tokens of a slice, 'requests' and 'tokens' with the sums over
 -- all slices from 'first' to 'last'. A slice counts until a window after its end: a call never less than a window, and
 -- at most a slice more.
@@ -156,3 +158,27 @@ end
 redis.call('HSET', attempt, 'until', until_ms, unpack(memory))
 redis.call('PEXPIREAT', attempt, over_at)
 return {1}
+
+--- settle
+-- Settles a call that has ended: it is under way no more, and counts with the tokens it used. Again, it sets the same
+-- figures. Of one that was never made nothing counts, and the attempt may ask again.
+local attempt, attempt_id = KEYS[1], ARGV[1]
+local used = ARGV[2] -- '': unknown, the worst case stays; 'unmade': the call was never made
+local unmade = used == 'unmade'
+for k = 2, #KEYS, 2 do
+  redis.call('ZREM', KEYS[k + 1], attempt_id)
+  local slice, tokens = string.match(redis.call('HGET', attempt, KEYS[k]) or '', '^(%d+)|(%d+)$')
+  -- A slice that is over has left the sums, or will with all that it holds.
+  if slice and used ~= '' and redis.call('HEXISTS', KEYS[k], 't' .. slice) == 1 then
+    local more = (tonumber(used) or 0) - tonumber(tokens)
+    redis.call('HINCRBY', KEYS[k], 't' .. slice, more)
+    redis.call('HINCRBY', KEYS[k], 'tokens', more)
+    if unmade then
+      redis.call('HINCRBY', KEYS[k], 'r' .. slice, -1)
+      redis.call('HINCRBY', KEYS[k], 'requests', -1)
+    else
+      redis.call('HSET', attempt, KEYS[k], slice .. '|' .. used)
+    end
+  end
+end
+return unmade and redis.call('DEL', attempt) or 1

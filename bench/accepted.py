@@ -1,0 +1,66 @@
+"""Memory that Redis takes for an accepted job: while it waits, while it is run, and after its end.
+
+python -m bench.accepted [JOBS]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from breakwater.contracts.job import new_job_id
+from breakwater.state import executions
+from breakwater.state.accepted import Accepted
+from breakwater.state.connection import Redis
+from breakwater.state.executions import Claim, Executions
+from tests.server_sources import EmbeddedServers
+
+AT_ONCE = 500
+
+
+async def used(redis: Redis) -> int:
+    """Bytes of data, by the server."""
+    return (await redis.client.info("memory"))["used_memory_dataset"]
+
+
+async def measure(url: str, jobs: int) -> None:
+    """Prints the bytes of a job in each of its states."""
+    redis, now = Redis(url), time.time()
+    accepted, claims = Accepted(redis), Executions(redis)
+    ids = [new_job_id(int(now * 1000), number.to_bytes(10, "big")) for number in range(jobs)]
+    await claims.claim(Claim.new("warm"), accepted_s=now)
+    before = await used(redis)
+    for begin in range(0, jobs, AT_ONCE):
+        for job_id in ids[begin : begin + AT_ONCE]:
+            accepted.mark(job_id, "writer", tenant="acme", owner="key-1", digest="0" * 32)
+        await accepted.close()
+    print(f"{'waits':10} {(await used(redis) - before) / jobs:6.0f} bytes a job")
+    held = [Claim.new(job_id, "worker") for job_id in ids]
+    for begin in range(0, jobs, AT_ONCE):
+        part = held[begin : begin + AT_ONCE]
+        await asyncio.gather(*(claims.claim(one, tenant="acme", owner="key-1", accepted_s=now) for one in part))
+    print(f"{'runs':10} {(await used(redis) - before) / jobs:6.0f} bytes a job")
+    executions.LINGER_MS = 1_000  # a minute in production
+    for begin in range(0, jobs, AT_ONCE):
+        await asyncio.gather(*(claims.finish(one) for one in held[begin : begin + AT_ONCE]))
+    while await redis.client.dbsize() > 1:
+        await asyncio.sleep(0.5)
+    print(f"{'has ended':10} {(await used(redis) - before) / jobs:6.0f} bytes a job")
+    await redis.close()
+
+
+def main() -> None:
+    """Starts a Redis, and measures."""
+    with tempfile.TemporaryDirectory() as temporary:
+        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
+        try:
+            asyncio.run(measure(servers.redis().url, int(sys.argv[1]) if len(sys.argv) > 1 else 100_000))
+        finally:
+            servers.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+-- The scripts of breakers. KEYS[1] is the breaker, but where a script says otherwise.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+--- admit
+-- Admits a call. Closed: yes. Isolated: no. Open: no, until the cool-down is over. Half-open: one leased probe in the fleet.
+-- A breaker that another caller has opened alone gives way; and after another's failed probe one more may be made before the
+-- cool-down is over.
+-- Returns {verdict, until_ms, version, changed, wait_ms, why}: verdict is 'closed', 'probe', 'refused', 'gives_way', or
+-- 'probing' (refused, as another attempt holds the probe). `why` comes with a refusal: the reason and the figures it opened for.
+local breaker, attempt_id = KEYS[1], ARGV[1]
+local probe_lease_ms = tonumber(ARGV[2]) -- '': only looks, and takes no probe
+local caller = ARGV[3] -- '': unknown
+local function refused(verdict, until_ms, version, wait_ms)
+  local why = redis.call('HMGET', breaker, 'reason', 'consecutive_failures', 'total_failures', 'errors_seen')
+  return {verdict, until_ms, version, 0, wait_ms, why}
+end
+local known = redis.call('HMGET', breaker, 'state', 'open_until_ms', 'probe', 'probe_until_ms', 'version')
+local state, version = known[1] or 'closed', tonumber(known[5] or '0')
+if state == 'closed' then
+  return {'closed', 0, version, 0, 0}
+end
+if state == 'isolated' then
+  return refused('refused', 0, version, 0)
+end
+local now = now_ms()
+local whose = redis.call('HMGET', breaker, 'alone', 'probed_by')
+local function is_of_another(one)
+  for name in string.gmatch(caller ~= '' and one or '', '%S+') do -- a key, a tenant, or both
+    if not string.find(' ' .. caller .. ' ', ' ' .. name .. ' ', 1, true) then
+      return true
+    end
+  end
+  return false
+end
+if is_of_another(whose[1]) then
+  return refused('gives_way', now, version, 0)
+end
+local probed_by = ''
+if state == 'open' then
+  local open_until = tonumber(known[2])
+  if now < open_until and is_of_another(whose[2]) then
+    probed_by = whose[2]
+  elseif now < open_until then
+    return refused('refused', open_until, version, open_until - now)
+  end
+elseif known[3] and known[3] ~= '' and known[3] ~= attempt_id and now < tonumber(known[4]) then
+  return refused('probing', tonumber(known[4]), version, tonumber(known[4]) - now)
+end
+if not probe_lease_ms then
+  return {'probe', now, version, 0, 0}
+end
+local changed = 0
+if state == 'open' then
+  version = version + 1
+  changed = 1
+  redis.call('HSET', breaker, 'changed_ms', now, 'probed_by', probed_by)
+elseif known[3] == attempt_id then
+  changed = 1 -- asked again, as the first answer was lost: the caller has yet to publish the change
+end
+local lease_until = now + probe_lease_ms
+redis.call('HSET', breaker, 'state', 'half_open', 'probe', attempt_id, 'probe_until_ms', lease_until, 'version', version)
+redis.call('HINCRBY', breaker, 'revision', 1)
+return {'probe', lease_until, version, changed, 0}
+
+--- return_probe
+-- Releases the half-open probe, if this attempt holds it: it never made its call.
+-- Returns 1, or 0 where another attempt holds it, or none.
+local attempt_id = ARGV[1]
+if redis.call('HGET', KEYS[1], 'probe') == attempt_id then
+  redis.call('HSET', KEYS[1], 'probe', '', 'probe_until_ms', 0)
+  redis.call('HINCRBY', KEYS[1], 'revision', 1)
+  return 1
+end
+return 0
+
+--- load
+-- Reads a breaker.
+-- Returns {now in ms, its fields and values in turn}.
+local now = now_ms()
+return {now, redis.call('HGETALL', KEYS[1])}
+
+--- save
+-- Saves a breaker, unless it was changed since it was read.
+-- Returns 1, or 0 where it was.
+local revision_read, keep_ms = ARGV[1], ARGV[2] -- keep_ms 0: it does not expire
+local fields_and_values = {unpack(ARGV, 3)}
+if (redis.call('HGET', KEYS[1], 'revision') or '0') ~= revision_read then
+  return 0
+end
+redis.call('HSET', KEYS[1], unpack(fields_and_values))
+redis.call('HINCRBY', KEYS[1], 'revision', 1)
+if keep_ms == '0' then
+  redis.call('PERSIST', KEYS[1])
+else
+  redis.call('PEXPIRE', KEYS[1], keep_ms)
+end
+return 1
+
+--- published
+-- Records that transitions have been published, unless newer ones have taken their place.
+-- Returns 1, or 0 where newer ones have.
+local transitions = ARGV[1]
+if redis.call('HGET', KEYS[1], 'unpublished') == transitions then
+  redis.call('HSET', KEYS[1], 'unpublished', '')
+  return 1
+end
+return 0
+
+--- succeeded
+-- Notes that a call has succeeded, by its event: failures that were published before it are not in a row with later ones.
+-- And who called, while fewer than two are known: the service that reads the events keeps them up to date.
+-- Returns 1, or 0 where that changes nothing.
+local version, sequence = ARGV[1], tonumber(ARGV[2]) -- version: that let the call pass
+local caller, keep_ms = ARGV[3], ARGV[4]
+local known = redis.call('HMGET', KEYS[1], 'failures', 'last_success', 'state', 'version', 'callers')
+if (known[3] or 'closed') ~= 'closed' or (known[4] or '0') ~= version then
+  return 0
+end
+local changed, callers = 0, known[5] or ''
+for name, kind in string.gmatch(caller, '((%a)%w*)') do
+  local _, heard = string.gsub(' ' .. callers, ' ' .. kind, '')
+  if heard < 2 and not string.find(' ' .. callers, ' ' .. name .. '=', 1, true) then
+    callers = callers .. (callers == '' and '' or ' ') .. name .. '=' .. redis.call('TIME')[1] .. '000'
+    redis.call('HSET', KEYS[1], 'callers', callers)
+    changed = 1
+  end
+end
+if known[1] and known[1] ~= '[]' and sequence > tonumber(known[2]) then
+  redis.call('HSET', KEYS[1], 'last_success', ARGV[2])
+  changed = 1
+end
+if changed == 1 then
+  redis.call('HINCRBY', KEYS[1], 'revision', 1)
+  if not known[3] then
+    redis.call('PEXPIRE', KEYS[1], keep_ms)
+  end
+end
+return changed
+
+--- log
+-- KEYS: filled
+return redis.call('GET', KEYS[1])
+
+--- begin_filling
+-- KEYS: filling
+redis.call('SET', KEYS[1], ARGV[1], 'NX')
+return redis.call('GET', KEYS[1])
+
+--- mark_filled
+-- KEYS: filled, filling
+if redis.call('GET', KEYS[2]) ~= ARGV[2] then
+  return 0
+end
+redis.call('SET', KEYS[1], ARGV[1])
+return 1
+
+--- list
+-- KEYS: index of all breakers
+return redis.call('SADD', KEYS[1], unpack(ARGV))

@@ -1,0 +1,196 @@
+-- The scripts of executions. KEYS: execution, but where a script says otherwise.
+-- Notices are for the holder of the claim: cancel requests, '~<job>' for each job that waits for it, and '' where it
+-- has children that belong to its task. All may come before the job has begun.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+--- claim
+-- Takes a job for one handling of it, which is named by its token. The holder keeps the claim for as long as it renews it,
+-- whatever NATS delivers meanwhile. Once the lease has ended, another handling takes the job when it has asked twice, grace_ms
+-- apart, and the holder has not renewed it in between: Redis itself may have been stopped, or its clock have jumped.
+-- KEYS: execution, notices, notes of the jobs that were accepted at its time
+-- An execution has one digest, of the content of its job: another job with the same id never gets it.
+-- Returns {'conflict', 0}, {'yours', checkpoint or '', notice…} or {'taken', ms until it may be asked for with success}.
+local token, lease_ms, grace_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local keep_ms, digest, tenant, task, owner = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] -- but for the first '' for none
+local now, execution_id = now_ms(), ARGV[9]
+local known = redis.call('HMGET', KEYS[1], 'token', 'lease_until', 'asked_at', 'checkpoint', 'digest')
+local holder, lease_until, asked_at = known[1], tonumber(known[2]), tonumber(known[3])
+if digest ~= '' and known[5] and known[5] ~= digest then
+  return {'conflict', 0}
+end
+if holder and holder ~= token then
+  if lease_until > now then
+    return {'taken', lease_until - now + grace_ms}
+  end
+  if not asked_at then
+    redis.call('HSET', KEYS[1], 'asked_at', now)
+    return {'taken', grace_ms}
+  end
+  if asked_at + grace_ms > now then
+    return {'taken', asked_at + grace_ms - now}
+  end
+  redis.call('HSET', KEYS[1], 'taken_over', 1)
+end
+local fields, note = {'token', token, 'lease_until', now + lease_ms}, redis.call('HGET', KEYS[3], execution_id)
+if note then
+  fields[5], fields[6] = 'note', note
+  redis.call('HDEL', KEYS[3], execution_id)
+end
+for name, value in pairs({digest = digest, tenant = tenant, task = task, owner = owner}) do
+  if value ~= '' then
+    fields[#fields + 1], fields[#fields + 2] = name, value
+  end
+end
+redis.call('HSET', KEYS[1], unpack(fields))
+if asked_at then
+  redis.call('HDEL', KEYS[1], 'asked_at')
+end
+redis.call('PEXPIRE', KEYS[1], keep_ms)
+return {'yours', known[4] or '', unpack(redis.call('HVALS', KEYS[2]))}
+
+--- checkpoint
+-- Saves a job's checkpoint and renews the lease of its claim, if that is still ours. An execution that Redis knows nothing of
+-- is still that of its holder: Redis has lost it, and no other handling has asked for the job since.
+-- KEYS: execution, notices
+-- Returns 0 where the claim is not ours; else 1, or the notices where there are any.
+local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] -- a lease of 0 releases the claim
+local checkpoint = ARGV[4] -- '' renews only
+local known = redis.call('HMGET', KEYS[1], 'token', 'asked_at')
+if known[1] ~= token and redis.call('EXISTS', KEYS[1]) == 1 then
+  return 0
+end
+local fields = checkpoint ~= '' and {'checkpoint', checkpoint} or {}
+if lease_ms == 0 then
+  redis.call('HDEL', KEYS[1], 'token', 'lease_until')
+else
+  local n = #fields
+  fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'token', token, 'lease_until', now_ms() + lease_ms
+end
+if #fields > 0 then
+  redis.call('HSET', KEYS[1], unpack(fields))
+end
+if known[2] then
+  redis.call('HDEL', KEYS[1], 'asked_at')
+end
+redis.call('PEXPIRE', KEYS[1], keep_ms)
+local notices = redis.call('HVALS', KEYS[2])
+return #notices > 0 and notices or 1
+
+--- finish
+-- Ends the claim of a job whose record is published, if it is still ours; without a token, whosever it is. It lingers, taken: a
+-- message of the same job that was on its way meanwhile must find a claim, and then the record. A job that was taken over is
+-- kept, with its token: its first holder may come back at any time, and must not take a missing claim for one that Redis has
+-- lost.
+-- KEYS: execution, notices
+-- Returns 0 where the claim is not ours; else 1, or where the job has a task or any notices: {its tenant or '', its task or '',
+-- the notices}. The task of one that has children is its own id, also to a caller that asks again.
+local token, linger_ms, own_task = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local known = redis.call('HMGET', KEYS[1], 'token', 'taken_over', 'tenant', 'task')
+if token ~= '' and known[1] ~= token then
+  return 0
+end
+local notices, task = redis.call('HVALS', KEYS[2]), known[4]
+if #notices > 0 then
+  task = task or (redis.call('HEXISTS', KEYS[2], 'children') == 1 and own_task)
+  redis.call('DEL', KEYS[2])
+end
+local ended = (task or #notices > 0) and {known[3] or '', task or '', unpack(notices)} or 1
+if token == '' and redis.call('EXISTS', KEYS[1]) == 0 then
+  return ended
+end
+redis.call('HDEL', KEYS[1], 'checkpoint', 'asked_at', 'partial', 'messages')
+redis.call('HSET', KEYS[1], 'lease_until', now_ms() + linger_ms)
+if not known[2] then
+  redis.call('PEXPIRE', KEYS[1], linger_ms)
+end
+if task and not known[4] then
+  redis.call('HSET', KEYS[1], 'task', task)
+end
+return ended
+
+--- free
+-- Ends the claim of a worker that is dead, if the job is still its own. As one that was taken over, so that nothing that
+-- comes of this worker after all is taken for what Redis has lost.
+-- Returns 'freed'; 'unclaimed' where no worker has the job, or Redis has lost the claim; 'held' where another one has it.
+local token, worker = redis.call('HGET', KEYS[1], 'token'), ARGV[1]
+if not token then
+  return 'unclaimed'
+end
+if string.sub(token, 1, #worker) ~= worker then
+  return 'held'
+end
+redis.call('HDEL', KEYS[1], 'token', 'lease_until', 'asked_at')
+redis.call('HSET', KEYS[1], 'taken_over', 1)
+return 'freed'
+
+--- append_partial
+-- Appends to the part of a job's answer that is out, if the claim is still ours: the next holder goes on there.
+-- Returns 1, or 0 where it is not.
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] and redis.call('EXISTS', KEYS[1]) == 1 then
+  return 0
+end
+redis.call('HSET', KEYS[1], 'partial', (redis.call('HGET', KEYS[1], 'partial') or '') .. ARGV[2], 'messages', ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return 1
+
+--- cancel
+-- Leaves a request to cancel an execution, for the worker that has it or takes it; the first of each sender counts.
+-- KEYS: notices
+-- Returns the request that counts.
+local who, request, keep_ms = ARGV[1], ARGV[2], ARGV[3]
+redis.call('HSETNX', KEYS[1], who, request)
+redis.call('PEXPIRE', KEYS[1], keep_ms)
+return redis.call('HGET', KEYS[1], who)
+
+--- parent
+-- Looks at a job of the tenant for a child of it. One that has no task but its own learns that it has children there, also
+-- where it is not begun yet.
+-- KEYS: execution and notices of the parent
+-- Returns {its task or '', its checkpoint or ''}: two times '' where nothing is known of such a job; {others, ''} where it
+-- is of another owner.
+local tenant, dry_run, keep_ms = ARGV[1], ARGV[2], ARGV[3] -- tenant '' for none; dry_run '1': it learns nothing
+local owner, others = ARGV[4], ARGV[5] -- owner '' for any
+local known = redis.call('HMGET', KEYS[1], 'tenant', 'task', 'checkpoint', 'owner')
+if owner ~= '' and (known[4] or '') ~= owner and redis.call('EXISTS', KEYS[1]) == 1 then
+  return {others, ''}
+end
+if (known[1] or '') ~= tenant and redis.call('EXISTS', KEYS[1]) == 1 then
+  return {'', ''}
+end
+if not known[2] and dry_run == '0' then
+  redis.call('HSET', KEYS[2], 'children', '')
+  redis.call('PEXPIRE', KEYS[2], keep_ms)
+end
+return {known[2] or '', known[3] or ''}
+
+--- unseen
+-- Counts a request to cancel a job of which nothing is known, by the user that gave it; each job once.
+-- KEYS: the user's
+-- Returns 1, or 0 where there are too many.
+local job, most, keep_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local now = now_ms()
+redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - keep_ms)
+if redis.call('ZSCORE', KEYS[1], job) == false and redis.call('ZCARD', KEYS[1]) >= most then
+  return 0
+end
+redis.call('ZADD', KEYS[1], now, job)
+redis.call('PEXPIRE', KEYS[1], keep_ms)
+return 1
+
+--- partial
+return redis.call('HMGET', KEYS[1], 'partial', 'messages')
+
+--- wait
+-- KEYS: notices
+-- A job that finds no room here looks again by itself.
+if redis.call('HLEN', KEYS[1]) < tonumber(ARGV[3]) then
+  redis.call('HSET', KEYS[1], 'waits/' .. ARGV[1], '~' .. ARGV[1])
+end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+
+--- notices
+-- KEYS: notices
+return redis.call('HVALS', KEYS[1])

@@ -1,3 +1,0 @@
--- Reads a task.
--- KEYS: task   ARGV: fields to read
-return redis.call('HMGET', KEYS[1], unpack(ARGV))
