@@ -47,7 +47,7 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
         "refactor: 2 in a row, or 3 alike or 20 errors or 50% of 10 or more in 60 s; "
         "open 60-3600 s, per provider for all agents",
         "10 iterations, $10.00, 3 failures in a row, 5 alike, confidence below 0.4 or falling in 3 answers",
-        "60 requests/min, 1 call at once, then waits; large: 9,000 tokens/min, 50 requests/hour, then the next model",
+        "60 requests/min, 1 call at a time, then waits; large: 9,000 tokens/min, 50 requests/hour, then the next model",
     ]
     assert cells["reader"][2] == "once"
     assert cells["reader"][5:] == ["no cap", "off", "off", "none"]

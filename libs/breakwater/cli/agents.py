@@ -15,8 +15,8 @@ from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, expected, written, wrong_usage
 from breakwater.cli.formats import program, usd
+from breakwater.cli.init import StartingAgent, with_agent
 from breakwater.cli.plane import OWN_CONFIG, ConfigOption, PlaneLocation, own_config
-from breakwater.cli.starter import StartingAgent, with_agent
 from breakwater.policy.formats import money
 from breakwater.views.agents import HEALTH
 from breakwater.views.columns import Cell, Column, Value

@@ -55,7 +55,7 @@ def nats_users(file: FileArgument = None) -> None:
 def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
     """Check a config file, and show the agents as they will run.
 
-    Lists every mistake at once, each with its path and what would be right, and ends with code 1. Reads no secrets:
+    Lists all mistakes together, each with its path and what would be right, and ends with code 1. Reads no secrets:
     `breakwater doctor` checks that those named in the file are there.
 
     For example:
@@ -77,7 +77,7 @@ def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
         Column("models", lambda one: " > ".join(one[1].chain)),
         Column("retry", lambda one: _retry(one[1]), drop=2),
         Column("timeouts", lambda one: f"{one[1].timeout_s:g} s, {one[1].total_timeout_s:g} s in all", drop=3),
-        Column("at once", lambda one: one[1].concurrency, right=True, drop=4),
+        Column("parallel", lambda one: one[1].concurrency, right=True, drop=4),
         Column("budget", lambda one: _budget(one[1]), drop=1),
         Column("breaker", lambda one: breaker_in_words(one[1].breaker), below=True),
         Column("guard", lambda one: guard_in_words(one[1].guard), below=True),
@@ -153,7 +153,7 @@ def warnings(config: Config) -> tuple[str, ...]:
                 f"set price.tiers with above_tokens: {above}"
             )
     if len(set(config.encryption.keys)) < len(config.encryption.keys):
-        found.append("encryption.keys: the same key stands there twice")
+        found.append("encryption.keys: the same key is listed twice")
     return (*found, *_about_alerts(config.alerts))
 
 
@@ -183,7 +183,7 @@ def _about_alerts(alerts: Alerts) -> Iterable[str]:
 
 
 def _refused(url: str, allowed: Sequence[Network]) -> str | None:
-    """Why nothing would be sent to a URL that has an address in place of a name."""
+    """The reason to send nothing to a URL that has an address in place of a name; None where there is none."""
     from breakwater.policy.addresses import refusal
 
     try:
@@ -204,20 +204,17 @@ def effective(config: Config) -> dict[str, object]:
     """The agents with every default filled in."""
     return {
         name: {
-            "models": [_model(config, agent, model) for model in agent.chain],
+            "models": [
+                {
+                    "model": model,
+                    "provider": config.provider_name(agent, model),
+                    "rate_limit": config.models[model].rate_limit if model in config.models else None,
+                }
+                for model in agent.chain
+            ],
             **agent.model_dump(mode="json", exclude={"model", "fallback_models", "provider", "system_prompt"}),
         }
         for name, agent in config.agents.items()
-    }
-
-
-def _model(config: Config, agent: Agent, model: str) -> dict[str, object]:
-    settings = config.models.get(model)
-    limit = None if settings is None else settings.rate_limit
-    return {
-        "model": model,
-        "provider": config.provider_name(agent, model),
-        "rate_limit": None if limit is None else limit.model_dump(mode="json"),
     }
 
 
@@ -246,16 +243,15 @@ def _budget(agent: Agent) -> str:
 
 
 def _caps(caps: Caps) -> str:
-    windows = [
-        f"{formats.money(limit)}/{unit}"
-        for limit, unit in ((caps.daily_usd, "day"), (caps.monthly_usd, "month"))
-        if limit is not None
-    ]
-    return f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"
+    windows = (
+        _said(caps.daily_usd, lambda limit: f"{formats.money(limit)}/day"),
+        _said(caps.monthly_usd, lambda limit: f"{formats.money(limit)}/month"),
+    )
+    return f"{', '.join(filter(None, windows))} {caps.enforcement}" if any(windows) else "no cap"
 
 
 def breaker_in_words(rules: BreakerRules | None) -> str:
-    """When it opens, for how long, and whose calls count: `3 in a row, or 5 alike in 60 s; open 60 s`."""
+    """The rules of a breaker: `3 in a row, or 5 alike in 60 s; open 60 s`."""
     if rules is None:
         return "off"
     windowed = (
@@ -274,7 +270,13 @@ def breaker_in_words(rules: BreakerRules | None) -> str:
 
 
 def guard_in_words(rules: GuardRules | None) -> str:
-    """What a task may do: `10 iterations, 200,000 tokens, $10.00, 3 failures in a row, 5 alike`."""
+    """The limits of a task: `10 iterations, 200,000 tokens, $10.00, 3 failures in a row, 5 alike`."""
+
+    def confidence(rules: ConfidenceRules) -> str:
+        how = [f"below {rules.floor:g}"] if rules.floor is not None else []
+        how += ["falling"] if rules.falling else []
+        return f"{rules.field} {' or '.join(how)} in {rules.answers} answers"
+
     if rules is None:
         return "off"
     limits = (
@@ -283,13 +285,13 @@ def guard_in_words(rules: GuardRules | None) -> str:
         _said(rules.max_cost_usd, formats.money),
         _said(rules.consecutive_failures, lambda most: f"{counted(most, 'failure')} in a row"),
         _said(rules.same_error, lambda most: f"{most:,} alike"),
-        _said(rules.confidence, _confidence),
+        _said(rules.confidence, confidence),
     )
     return ", ".join(filter(None, limits)) or "no limit"
 
 
 def rate_limit_in_words(limit: RateLimit | None) -> str:
-    """How much may be asked, and what happens beyond: `60 requests/min, 4 at once, then waits`."""
+    """The limits of calls, and what happens beyond: `60 requests/min, 4 calls at a time, then waits`."""
     if limit is None:
         return "none"
     limits = (
@@ -297,7 +299,7 @@ def rate_limit_in_words(limit: RateLimit | None) -> str:
         _said(limit.tokens_per_minute, lambda most: f"{counted(most, 'token')}/min"),
         _said(limit.requests, lambda most: f"{counted(most, 'request')}/{limit.per}"),
         _said(limit.tokens, lambda most: f"{counted(most, 'token')}/{limit.per}"),
-        _said(limit.concurrent_calls, lambda most: f"{counted(most, 'call')} at once"),
+        _said(limit.concurrent_calls, lambda most: f"{counted(most, 'call')} at a time"),
     )
     return f"{', '.join(filter(None, limits))}, then {'waits' if limit.on_exceeded == 'wait' else 'the next model'}"
 
@@ -305,9 +307,3 @@ def rate_limit_in_words(limit: RateLimit | None) -> str:
 def _said(limit: T | None, words: Callable[[T], str]) -> str:
     """A limit in words; nothing where there is none."""
     return "" if limit is None else words(limit)
-
-
-def _confidence(rules: ConfidenceRules) -> str:
-    how = [f"below {rules.floor:g}"] if rules.floor is not None else []
-    how += ["falling"] if rules.falling else []
-    return f"{rules.field} {' or '.join(how)} in {rules.answers} answers"

@@ -14,7 +14,7 @@ from breakwater.cli.plane import JsonOption
 
 
 def contract(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to.")] = Path("proto"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The directory.")] = Path("proto"),
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; list what is out of date, and exit with code 1.")
     ] = False,
@@ -93,7 +93,7 @@ def write(out: Path, wanted: dict[str, str]) -> list[str]:
 
 
 def differences(out: Path, wanted: dict[str, str]) -> dict[str, str]:
-    """What is not as wanted, and why, by path."""
+    """The files that are not as wanted, by path, each with what is wrong."""
     found: dict[str, str] = {}
     for name, text in wanted.items():
         path = out / name

@@ -1,4 +1,4 @@
-"""What ends a command, with which exit code, and how it is shown."""
+"""Errors that end a command, their exit codes, and how they are shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from breakwater.files import replacing
 
 
 class ExitCode(IntEnum):
-    """What a script may rely on."""
+    """Exit codes, which scripts may rely on."""
 
     OK = 0
     FAILED = 1
@@ -38,7 +38,7 @@ class CliError(Exception):
         code: stable, for programs: `not_running`, `unknown_agent`, …
         message: what happened and where.
         remedy: what to do, a sentence; empty where the message says it.
-        exit_code: what the process ends with.
+        exit_code: of the process.
     """
 
     def __init__(self, code: str, message: str, remedy: str = "", exit_code: ExitCode = ExitCode.FAILED) -> None:

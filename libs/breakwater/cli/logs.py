@@ -1,11 +1,11 @@
-"""`breakwater logs`: what the processes of a local stack have logged, in the order of time."""
+"""`breakwater logs`: the logs of the processes of a local stack, in the order of time."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,8 +66,10 @@ def logs(
                     continue
                 readers[file] = LogReader(file)
         read = [event for reader in readers.values() for event in reader.read(to_end=not follow)]
-        for event in _in_order(read, begin):
-            _show(event, as_json=as_json)
+        timed = [(_moment(event), event) for event in read]
+        for at, event in sorted(timed, key=lambda one: one[0]):  # of one time as they were read
+            if at >= begin:
+                _show(event, as_json=as_json)
         if not follow:
             return
         time.sleep(LOOK_EVERY_S)
@@ -77,13 +79,11 @@ class LogReader:
     """Reads a log file on from where it was."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
-        self._service = _service(file)
-        self._offset = 0
-        self._time = ""
+        self._file, self._service = file, _service(file)
+        self._offset, self._time = 0, ""
 
     def read(self, *, to_end: bool) -> Iterator[dict[str, Any]]:
-        """What the lines say that were added, with `to_end` also one that is not whole yet.
+        """The events of the lines that were added, with `to_end` also of one that is not whole yet.
 
         A line without a time has that of the line before it.
         """
@@ -117,12 +117,6 @@ def parse(line: str, service: str) -> dict[str, Any]:
             level = _FOREIGN_LEVELS.get(found[2], "info")
             return {"service": service, "level": level, "event": found[3].strip(), "timestamp": at.isoformat()}
     return {"service": service, "event": line}
-
-
-def _in_order(events: Sequence[dict[str, Any]], begin: datetime) -> Iterable[dict[str, Any]]:
-    """Those since the beginning, by time; of one time as they were read."""
-    timed = [(_moment(event), event) for event in events]
-    return [event for at, event in sorted(timed, key=lambda one: one[0]) if at >= begin]
 
 
 def _moment(event: dict[str, Any]) -> datetime:

@@ -1,7 +1,7 @@
-"""Finding the running plane: where its parts are, and with which passwords.
+"""The addresses and passwords of the running plane.
 
-Where a part is: the option of the command; else, unless `--data` was given, its `BREAKWATER_*` variable; else what
-`breakwater up` has written into its data directory.
+The address of a part is the option of the command; else, unless `--data` was given, its `BREAKWATER_*` variable; else
+what `breakwater up` has written into its data directory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def own_config(given: Path | None) -> Path:
 
 
 class PlaneLocation:
-    """Where the parts of one plane are. Reads what it needs when it is asked, and connects to nothing by itself."""
+    """The addresses of the parts of one plane, read when they are asked for. It connects to nothing by itself."""
 
     def __init__(self, data: Path | None) -> None:
         self.data = data or DEFAULT_DATA
@@ -89,7 +89,7 @@ class PlaneLocation:
         return url if urlsplit(url).username != "reader" else self._as_user(url, "breakwater", "clickhouse")
 
     def runs_with(self, config: Path) -> bool:
-        """Whether the plane of the data directory runs, with this config file."""
+        """True if the plane of the data directory runs, with this config file."""
         try:
             return self._running("BREAKWATER_CONFIG").config_file.samefile(config)
         except (CliError, OSError):
@@ -113,7 +113,7 @@ class PlaneLocation:
         return url
 
     async def metrics_urls(self) -> dict[str, str]:
-        """Where each process serves its metrics: of a local stack, or of the containers of a network."""
+        """The URL of each process's metrics: of a local stack, or of the containers of a network."""
         if (port := self._variable("BREAKWATER_METRICS_PORT")) is None:
             try:
                 return self._running("BREAKWATER_CONFIG").metrics
@@ -131,12 +131,12 @@ class PlaneLocation:
 
     @property
     def metrics_headers(self) -> dict[str, str]:
-        """What their scrapers send."""
+        """The headers that their scrapers send."""
         token = os.environ.get("BREAKWATER_METRICS_TOKEN")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def effective_config(self) -> Config | None:
-        """What the services of a local stack work under; None where none runs. Raises ConfigError."""
+        """The config that the services of a local stack run under; None where none runs. Raises ConfigError."""
         from breakwater.config import load_config
         from breakwater.embedded.stack import IN_FORCE
 
@@ -176,7 +176,7 @@ class PlaneLocation:
         return load_config(self.config_file(option))
 
     def cipher(self, option: Path | None = None) -> Cipher:
-        """What encrypts and decrypts by the config's keys, and the plane's own, where it is at hand.
+        """The cipher of the config's keys, and of the plane's own, where it is at hand.
 
         Raises ConfigError: keys that the config names can't be read here.
         """

@@ -77,7 +77,7 @@ async def prepare_nats(settings: Settings, config: Config) -> tuple[str, ...]:
 
     nats_url = settings.nats_url.get_secret_value()
     async with connect.bus(nats_url):
-        pass  # a wrong address or password is reported at once; provision would try for two minutes
+        pass  # a wrong address or password is reported immediately; provision would try for two minutes
     try:
         return await provision(nats_url, bus_plan(config), replicas=settings.nats_replicas)
     except (OSError, TimeoutError, nats.errors.Error) as error:
@@ -96,7 +96,7 @@ async def prepare_clickhouse(settings: Settings, config: Config) -> tuple[str, .
 
 
 def statements(clickhouse_url: str, config: Config) -> tuple[str, ...]:
-    """What `prepare` may run on ClickHouse, as lines of SQL. Raises CliError: the address can't be used."""
+    """The statements that `prepare` may run on ClickHouse, as SQL. Raises CliError: the address can't be used."""
     from breakwater.analytics.client import connect as analytics_at
     from breakwater.analytics.migrations import script
 
@@ -108,14 +108,14 @@ def statements(clickhouse_url: str, config: Config) -> tuple[str, ...]:
 
 
 def layout(config: Config) -> Layout:
-    """What of the config shapes ClickHouse's tables."""
+    """The settings of the config that shape ClickHouse's tables."""
     from breakwater.analytics.schema import Layout
 
     return Layout(config.clickhouse.cluster, config.clickhouse.retention_days.model_dump())
 
 
 def bus_plan(config: Config) -> Plan:
-    """What of the config shapes streams and consumers."""
+    """The settings of the config that shape streams and consumers."""
     from breakwater.bus.topology import Plan
     from breakwater.contracts.subjects import Stream
 

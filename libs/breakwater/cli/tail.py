@@ -35,7 +35,7 @@ _AGENT_IN_SUBJECT = frozenset({"attempts", "executions", "breakers", "guards", "
 
 @dataclass(frozen=True, slots=True)
 class ReceivedEvent:
-    """An event as it came."""
+    """An event as it was received."""
 
     subject: str
     data: bytes
@@ -147,7 +147,7 @@ async def _tail(
 async def _past(
     client: Client, kinds: Sequence[str], agent: str | None, begin: datetime
 ) -> AsyncGenerator[ReceivedEvent]:
-    """What the logs hold of the kinds, in the order of the logs' own times."""
+    """The stored events of the kinds, in the order of the logs' own times."""
     from breakwater.bus.lookup import scan
     from breakwater.contracts.subjects import Stream
 
@@ -285,11 +285,9 @@ def _alert(event: Mapping[str, Any]) -> _Parts:
     times = f"{count:,} times" if count > 1 else ""
     status = str(event.get("status", ""))
     by = event.get("resolved_by") if status == "resolved" else event.get("acknowledged_by")
-    # An incident that was acknowledged is acknowledged; for the other changes the status says more.
-    stands = "" if status == change else status
     return (event["severity"], event["event"]), [
         change,
-        stands,
+        "" if status == change else status,
         f"by {by}" if by and change == status else "",
         times,
         event["title"],
