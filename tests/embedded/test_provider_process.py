@@ -6,12 +6,14 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from breakwater.embedded.provider.behaviour import Decision
 from breakwater.embedded.provider.ledger import CallLedger
 
 from .provider_kit import COST_NANO, MODEL, post, script
@@ -76,5 +78,5 @@ def test_old_calls_are_not_kept_and_stay_in_the_totals(monkeypatch: pytest.Monke
     monkeypatch.setattr("breakwater.embedded.provider.ledger.KEPT_CALLS", 2)
     ledger = CallLedger()
     for _ in range(5):
-        ledger.end(ledger.begin(MODEL, "2026-11-21T10:00:00.000Z"), status=200)
+        ledger.end(ledger.begin(MODEL, "2026-11-21T10:00:00.000Z"), Decision(200), delivered=True, share=Fraction(1))
     assert ([call.seq for call in ledger.calls], ledger.totals.calls) == ([4, 5], 5)

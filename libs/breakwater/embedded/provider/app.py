@@ -275,13 +275,8 @@ class SimulatedProvider:
     def _settle(
         self, call: LedgerCall, decision: Decision, *, delivered: bool = False, share: Fraction = WHOLE
     ) -> None:
-        """Ends a call in the ledger; a share of its answer was sent."""
-        if self._stopping:
-            return
-        billed = decision.answer.usage.part(share) if decision.answer is not None and decision.billed else None
-        cost_nano = billed.cost_nano(decision.price) if billed and decision.price else 0
-        end = self.ledger.end
-        end(call, status=decision.status, fault=decision.fault, delivered=delivered, billed=billed, cost_nano=cost_nano)
+        if not self._stopping:
+            self.ledger.end(call, decision, delivered=delivered, share=share)
 
 
 def _json(content: object, status: int = 200) -> web.Response:

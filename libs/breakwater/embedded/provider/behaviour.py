@@ -26,7 +26,7 @@ from breakwater.embedded.provider.script import (
     Pace,
     ProviderScript,
     ScriptedPrice,
-    ToolCall,
+    ScriptedToolCall,
 )
 
 ECHOED_CHARS = 80
@@ -49,7 +49,7 @@ def tokens_of(length: int) -> int:
     return max(1, math.ceil(length / CHARS_PER_TOKEN))
 
 
-class _TextPart(BaseModel):
+class _RequestPart(BaseModel):
     text: str | None = None
 
 
@@ -57,11 +57,11 @@ class _CallId(BaseModel):
     id: str | None = None
 
 
-class _ChatMessage(BaseModel):
+class _RequestMessage(BaseModel):
     """The fields of a message that a scripted model reads."""
 
     role: str
-    content: str | list[_TextPart] | None = None
+    content: str | list[_RequestPart] | None = None
     tool_calls: list[_CallId] | None = None
     tool_call_id: str | None = None
 
@@ -102,7 +102,7 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     model: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[_ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[_RequestMessage], Field(min_length=1)]
     max_completion_tokens: _Counted | None = None
     max_tokens: _Counted | None = None
     n: Annotated[_Counted, Field(le=128)] | None = None
@@ -229,7 +229,7 @@ class ScriptedAnswer:
     number: str
     model: str
     content: str | None
-    tool_calls: tuple[ToolCall, ...]
+    tool_calls: tuple[ScriptedToolCall, ...]
     finish_reason: str
     choices: int
     usage: AnswerUsage
@@ -373,7 +373,9 @@ def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) ->
     )
 
 
-def _said(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> tuple[str | None, tuple[ToolCall, ...]]:
+def _said(
+    plan: ModelPlan, number: int, request: ChatRequest, fault: Fault
+) -> tuple[str | None, tuple[ScriptedToolCall, ...]]:
     """Returns the text, or the calls of tools."""
     rules, forced = plan.script, request.forced_tool
     if fault.answer is not None:
@@ -382,7 +384,7 @@ def _said(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> t
         return None, rules.tool_calls
     if request.offers_tools and forced is not None:
         arguments = example_of(forced.parameters, request.prompt[:ECHOED_CHARS])
-        return None, (ToolCall(name=forced.name, arguments=arguments),)
+        return None, (ScriptedToolCall(name=forced.name, arguments=arguments),)
     if rules.answer_json is not None and (request.wants_json or rules.answer is None):
         return orjson.dumps(rules.answer_json).decode(), ()
     if rules.answer is not None:

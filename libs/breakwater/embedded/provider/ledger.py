@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from typing import Any
 
 from breakwater.contracts.types import format_time
-from breakwater.embedded.provider.behaviour import AnswerUsage
+from breakwater.embedded.provider.behaviour import Decision
 
 KEPT_CALLS = 1_000_000
 """Number of the newest calls that are kept; all of them are in the totals."""
@@ -61,8 +62,9 @@ class LedgerTotals:
     cost_nano: int = 0
 
     def count(self, call: LedgerCall) -> None:
-        """Adds an ended call."""
+        """Adds a call that was in progress and has ended."""
         status = "none" if call.status is None else str(call.status)
+        self.in_progress -= 1
         self.calls += 1
         self.by_status[status] = self.by_status.get(status, 0) + 1
         self.billed_calls += call.billed
@@ -94,31 +96,22 @@ class CallLedger:
             del self._calls[next(iter(self._calls))]
         return call
 
-    def end(
-        self,
-        call: LedgerCall,
-        *,
-        status: int | None,
-        fault: str | None = None,
-        delivered: bool = False,
-        billed: AnswerUsage | None = None,
-        cost_nano: int = 0,
-    ) -> None:
-        """Ends a call; `billed` are the tokens that the client pays for, if it does."""
+    def end(self, call: LedgerCall, decision: Decision, *, delivered: bool, share: Fraction) -> None:
+        """Ends a call of which a share of the answer was sent."""
+        billed = decision.answer.usage.part(share) if decision.answer is not None and decision.billed else None
         ended = replace(
             call,
-            status=status,
-            fault=fault,
-            answered_at=None if status is None else format_time(datetime.now(UTC)),
+            status=decision.status,
+            fault=decision.fault,
+            answered_at=None if decision.status is None else format_time(datetime.now(UTC)),
             delivered=delivered,
             billed=billed is not None,
-            cost_nano=cost_nano,
+            cost_nano=billed.cost_nano(decision.price) if billed and decision.price else 0,
             **({} if billed is None else asdict(billed)),
         )
         if call.seq in self._calls:
             self._calls[call.seq] = ended
         for totals in (self.totals, self.by_model[call.model]):
-            totals.in_progress -= 1
             totals.count(ended)
 
     @property

@@ -77,7 +77,7 @@ class UsageRule(Message):
     report: bool = True
 
 
-class ToolCall(Message):
+class ScriptedToolCall(Message):
     """A tool call the model asks for."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -205,7 +205,7 @@ class ModelScript(Message):
     usage: UsageRule = UsageRule()
     answer: str | None = None
     answer_json: JsonValue | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[ScriptedToolCall, ...] = ()
     faults: tuple[Fault, ...] = ()
 
 
