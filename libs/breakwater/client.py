@@ -26,10 +26,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sized
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import wraps
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, Union
 from urllib.parse import quote
@@ -252,19 +252,10 @@ class ApiClient:
         self, method: str, path: str, *, query: Query | None, body: Mapping[str, object] | None, timeout_s: float
     ) -> tuple[int, bytes]:
         """Returns the status, below 400, and the body."""
-        try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._pool(self._most_requests).request(
-                    method, self._url(path, query), data=_written(body), headers=self._headers()
-                ) as response,
-            ):
-                status, content = response.status, await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._unavailable(error) from error
-        if status >= 400:
-            raise _error_of(status, content, response.headers)
-        return status, content
+        session = self._pool(self._most_requests)
+        request = session.request(method, self._url(path, query), data=_written(body), headers=self._headers())
+        async with self._opened(request, timeout_s) as (response, _):
+            return response.status, await response.read()
 
     @asynccontextmanager
     async def open_stream(
@@ -283,26 +274,35 @@ class ApiClient:
             headers: added to those of the request.
             begins_within_s: time limit until the response begins.
         """
-        silence = aiohttp.ClientTimeout(
-            sock_connect=CONNECT_TIMEOUT_S, sock_read=max(STREAM_SILENCE_S, begins_within_s)
+        silence_s = max(STREAM_SILENCE_S, begins_within_s)
+        request = self._pool(0).request(
+            "GET" if body is None else "POST",
+            self._url(path, None),
+            data=_written(body),
+            headers={**self._headers(), **headers},
+            timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s),
         )
+        async with self._opened(request, begins_within_s) as (response, until_it_begins):
+            if response.status != 200:
+                raise UnexpectedResponse(response.status, _not_ours(response.status))
+            until_it_begins.reschedule(None)
+            yield response.content
+
+    @asynccontextmanager
+    async def _opened(
+        self, request: AbstractAsyncContextManager[aiohttp.ClientResponse], timeout_s: float
+    ) -> AsyncGenerator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
+        """Yields the response, with a status below 400, and the time limit of a request. Raises ApiError."""
         try:
-            async with (
-                asyncio.timeout(begins_within_s) as until_it_begins,
-                self._pool(0).request(
-                    "GET" if body is None else "POST",
-                    self._url(path, None),
-                    data=_written(body),
-                    headers={**self._headers(), **headers},
-                    timeout=silence,
-                ) as response,
-            ):
-                if response.status != 200:
+            async with asyncio.timeout(timeout_s) as limit, request as response:
+                if response.status >= 400:
                     raise _error_of(response.status, await response.read(), response.headers)
-                until_it_begins.reschedule(None)
-                yield response.content
+                yield response, limit
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._unavailable(error) from error
+            connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            what = "no response came from" if connected else "nothing answers at"
+            why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+            raise ApiUnavailable(f"{what} {self.url}: {why}", connected=connected) from error
 
     def _pool(self, limit: int) -> aiohttp.ClientSession:
         """Returns a pool of at most `limit` connections (0: unlimited), opened when first used, shared by all keys."""
@@ -321,12 +321,6 @@ class ApiClient:
     def _headers(self) -> dict[str, str]:
         key = self.api_key.get_secret_value() if isinstance(self.api_key, SecretStr) else self.api_key
         return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-
-    def _unavailable(self, error: Exception) -> ApiUnavailable:
-        connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-        what = "no response came from" if connected else "nothing answers at"
-        why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-        return ApiUnavailable(f"{what} {self.url}: {why}", connected=connected)
 
 
 class JobFailed(Exception):  # noqa: N818  named after what happened
@@ -402,11 +396,7 @@ class AsyncClient(ApiClient):
 
     async def submit(self, job: Job) -> str:
         """Returns the job's id once the plane holds it safely. Raises ApiError: it was not accepted."""
-        named = _named(job)
-        response = await self._repeating(
-            lambda: self.request("POST", "jobs", body=_body(named), timeout_s=ACT_TIMEOUT_S)
-        )
-        return parse(AcceptedJob, response.document).job_id
+        return (await self._ask(AcceptedJob, "POST", "jobs", body=_body(_named(job)))).job_id
 
     async def wait(self, job_id: str, *, timeout_s: float | None = None) -> Result:
         """Waits for the result of a job that was accepted.
@@ -438,9 +428,8 @@ class AsyncClient(ApiClient):
         Those who wait for it, here or elsewhere, get JobFailed. A job that had ended before stays as it is. Raises
         ApiError.
         """
-        path, body = f"jobs/{quote(job_id, safe='')}/cancel", {} if reason is None else {"reason": reason}
-        response = await self._repeating(lambda: self.request("POST", path, body=body, timeout_s=ACT_TIMEOUT_S))
-        return parse(CancelledJob, response.document)
+        body = {} if reason is None else {"reason": reason}
+        return await self._ask(CancelledJob, "POST", f"jobs/{quote(job_id, safe='')}/cancel", body=body)
 
     def stream(self, job: Job, *, timeout_s: float = 300.0) -> JobStream:
         """Returns the text of a job while it is produced. The job is submitted when the stream is first read.
@@ -469,7 +458,7 @@ class AsyncClient(ApiClient):
         page = query or ExecutionQuery()
         while True:
             given = page.model_dump(mode="json", exclude_defaults=True)
-            found = await self._read(ExecutionList, "executions", given)
+            found = await self._ask(ExecutionList, "GET", "executions", query=given)
             for execution in found.executions:
                 yield execution
             if found.older is None:
@@ -478,21 +467,29 @@ class AsyncClient(ApiClient):
 
     async def execution(self, execution_id: str) -> Execution:
         """Returns the record of an execution, with its attempts. Raises ApiError; status 404: it is not recorded."""
-        return await self._read(Execution, f"executions/{quote(execution_id, safe='')}", {})
+        return await self._ask(Execution, "GET", f"executions/{quote(execution_id, safe='')}")
 
     async def submit_plan(self, plan: PlanRequest) -> AcceptedPlan:
         """Submits the jobs of a plan, all or none. Raises ApiError: not all of them were accepted."""
-        body = _body(plan.model_copy(update={"plan_id": plan.plan_id or _new_id()}))
-        response = await self._repeating(lambda: self.request("POST", "plans", body=body, timeout_s=ACT_TIMEOUT_S))
-        return parse(AcceptedPlan, response.document)
+        named = plan.model_copy(update={"plan_id": plan.plan_id or _new_id()})
+        return await self._ask(AcceptedPlan, "POST", "plans", body=_body(named))
 
     async def plan(self, plan_id: str) -> PlanStatus:
         """Returns the present state of a plan, with its jobs. Raises ApiError."""
-        return await self._read(PlanStatus, f"plans/{quote(plan_id, safe='')}", {})
+        return await self._ask(PlanStatus, "GET", f"plans/{quote(plan_id, safe='')}")
 
-    async def _read(self, form: type[T], path: str, query: dict[str, Any]) -> T:
-        response = await self._repeating(lambda: self.request("GET", path, query=query, timeout_s=_WAIT_S))
-        return parse(form, response.document)
+    async def _ask(
+        self,
+        form: type[T],
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Mapping[str, object] | None = None,
+    ) -> T:
+        timeout_s = _WAIT_S if method == "GET" else ACT_TIMEOUT_S
+        send = partial(self.request, method, path, query=query, body=body, timeout_s=timeout_s)
+        return parse(form, (await self._repeating(send)).document)
 
     async def _repeating(self, send: Callable[[], Awaitable[ApiResponse]]) -> ApiResponse:
         retries = _Retries(self._retry_for_s)
