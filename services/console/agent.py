@@ -1,19 +1,26 @@
-"""One agent: its health, what it spent and wasted, whether retrying helped, what is left of its budgets."""
+"""One agent: its health, spend and waste, the success of its retries, its budgets."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.analytics import figures, search
-from breakwater.analytics.figures import RetryFigures, WindowTotals
-from breakwater.analytics.search import Filters
+from breakwater.analytics import figures
+from breakwater.analytics.figures import (
+    ErrorLine,
+    History,
+    RefusalLine,
+    RetryFigures,
+    StreamLine,
+    WasteLine,
+    WindowTotals,
+)
+from breakwater.analytics.search import Filters, Page, search
 from breakwater.client import ApiError
 from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.breakers import AgentHealth, BreakerList
@@ -21,13 +28,13 @@ from breakwater.contracts.budgets import BudgetList
 from breakwater.contracts.http import AgentQueue, Queues
 from breakwater.contracts.types import is_identifier
 from breakwater.policy.formats import counted
+from breakwater.views.executions import COLUMNS
 from services.console import tiles, words
 from services.console.history import history_charts
 from services.console.overall_health import queue_of, spent
-from services.console.pages import PageContext, fetched, follows, pending, problems_of
-from services.console.sessions import session_of
+from services.console.pages import Fetched, PageContext, fetched, problems_of
 from services.console.tiles import Tile
-from services.console.time_range import time_range_of
+from services.console.visits import ReadModels, View, Visit, page
 
 T = TypeVar("T")
 
@@ -35,89 +42,109 @@ LATEST = 8
 SHOWN = 20
 """Rows of a table."""
 
+LATEST_COLUMNS = [one for one in COLUMNS if one.key not in ("agent", "total_tokens", "error")]
+
+
+class AgentModels(NamedTuple):
+    """The read models of an agent's page."""
+
+    healths: Fetched[list[AgentHealth]]
+    breakers: Fetched[BreakerList]
+    budgets: Fetched[BudgetList]
+    incidents: Fetched[AlertList]
+    queues: Fetched[Queues]
+    history: Fetched[History]
+    waste: Fetched[tuple[WasteLine, ...]]
+    latest: Fetched[Page]
+    errors: Fetched[tuple[ErrorLine, ...]]
+    retries: Fetched[RetryFigures]
+    held: Fetched[tuple[RefusalLine, ...]]
+    streams: Fetched[tuple[StreamLine, ...]]
+
 
 def routes(context: PageContext) -> list[Route]:
     """The route of the page."""
+    return [page(context, "/agents/{name:path}", "agent.html", read, view)]
 
-    async def show(request: Request) -> Response:
-        time_range = time_range_of(request, context.now(), context.zone)
-        api, name = session_of(request).api, str(request.path_params["name"])
-        of_name = {"agent": name}
-        if not is_identifier(name):
-            raise HTTPException(404)
-        database, window = context.analytics, time_range.window
-        summed = pending if follows(request, slow=time_range.is_long) else fetched
-        of_agent = Filters(agent=name, since=window.start, until=window.end)
-        now, past, calls = await asyncio.gather(
-            asyncio.gather(
-                fetched(api.read(list[AgentHealth], "agents")),
-                fetched(api.read(BreakerList, "breakers")),
-                fetched(_if_configured(api.read(BudgetList, "budgets", of_name), BudgetList(filled=True, budgets=()))),
-                fetched(_if_configured(api.read(AlertList, "alerts", of_name), AlertList(alerts=(), more=False))),
-                fetched(api.read(Queues, "queues")),
-            ),
-            asyncio.gather(
-                summed(figures.history(database, window, agent=name)),
-                summed(figures.waste(database, window, agent=name)),
-                fetched(search.search(database, of_agent, limit=LATEST)),
-            ),
-            asyncio.gather(
-                summed(figures.errors(database, window, agent=name, limit=SHOWN)),
-                summed(figures.retries(database, window, agent=name)),
-                summed(figures.refusals(database, window, agent=name)),
-                summed(figures.streams(database, window, agent=name)),
-            ),
-        )
-        healths, breakers, budgets, incidents, queues = now
-        history, waste, latest = past
-        totals = history.value and history.value.totals
-        errors, retries, held, streams = calls
-        health = next((one for one in healths.value or () if one.agent_id == name), None)
-        own_budgets = [one for one in budgets.value.budgets if one.agent == name] if budgets.value else None
-        present_tiles = [_jobs(queue_of(queues.value, name)), tiles.incidents(incidents.value)]
-        if own_budgets is not None:
-            present_tiles.append(tiles.spent_budgets(own_budgets, "#budgets", "it has none of its own"))
-        if totals is not None:
-            fallbacks = counted(totals.fallbacks, "fallback")
-            present_tiles.append(Tile("Retries", f"{totals.retries:,}", fallbacks, "#retries"))
-        known = health is not None or healths.value is None or totals is None or _did_something(totals)
-        return context.pages.render(
-            request,
-            "agent.html",
-            status=200 if known else 404,
-            time_range=time_range,
-            name=name,
-            known=known,
-            health=health,
-            configured=healths.value is not None,
-            breakers={one.model: one for one in breakers.value.breakers if one.agent == name} if breakers.value else {},
-            past_tiles=tiles.pending() if history.pending else tiles.of_history(totals, time_range, name),
-            present_tiles=present_tiles,
-            problems=problems_of(*now, *past, *calls),
-            pending=history.pending,
-            history=history,
-            history_charts=history.value and history_charts(history.value.steps, window, name),
-            errors=errors,
-            waste=waste,
-            all_waste=sum(line.cost for line in waste.value or ()),
-            unknown_waste=totals and totals.unknown_waste,
-            retries=retries.value,
-            helped=None if retries.value is None else helped(retries.value, time_range.words),
-            held=held,
-            streams=streams.value,
-            budgets=own_budgets,
-            spent=spent,
-            latest=latest,
-        )
 
-    return [Route("/agents/{name:path}", show, methods=["GET"])]
+async def read(visit: Visit, models: ReadModels) -> tuple[AgentModels]:
+    """All that is known of the agent, now and in the time range."""
+    time_range, name = visit.time_range(), visit.path_params["name"]
+    if not is_identifier(name):
+        raise HTTPException(404)
+    api, database, window, of_name = models.api, models.analytics, time_range.window, {"agent": name}
+    summed = partial(visit.part, slow=time_range.is_long)
+    now, past, calls = await asyncio.gather(
+        asyncio.gather(
+            fetched(api.read(list[AgentHealth], "agents")),
+            fetched(api.read(BreakerList, "breakers")),
+            fetched(_if_configured(api.read(BudgetList, "budgets", of_name), BudgetList(filled=True, budgets=()))),
+            fetched(_if_configured(api.read(AlertList, "alerts", of_name), AlertList(alerts=(), more=False))),
+            fetched(api.read(Queues, "queues")),
+        ),
+        asyncio.gather(
+            summed(figures.history(database, window, agent=name)),
+            summed(figures.waste(database, window, agent=name)),
+            fetched(search(database, Filters(agent=name, since=window.start, until=window.end), limit=LATEST)),
+        ),
+        asyncio.gather(
+            summed(figures.errors(database, window, agent=name, limit=SHOWN)),
+            summed(figures.retries(database, window, agent=name)),
+            summed(figures.refusals(database, window, agent=name)),
+            summed(figures.streams(database, window, agent=name)),
+        ),
+    )
+    return (AgentModels(*now, *past, *calls),)
+
+
+def view(visit: Visit, found: AgentModels) -> View:
+    """The page of the agent; with status 404 if nothing is known of it."""
+    time_range, name = visit.time_range(), visit.path_params["name"]
+    healths, breakers, budgets = found.healths.value, found.breakers.value, found.budgets.value
+    history, retries = found.history, found.retries.value
+    totals = history.value and history.value.totals
+    health = next((one for one in healths or () if one.agent_id == name), None)
+    own_budgets = [one for one in budgets.budgets if one.agent == name] if budgets else None
+    present_tiles = [_jobs(queue_of(found.queues.value, name)), tiles.incidents(found.incidents.value)]
+    if own_budgets is not None:
+        present_tiles.append(tiles.spent_budgets(own_budgets, "#budgets", "it has none of its own"))
+    if totals is not None:
+        present_tiles.append(Tile("Retries", f"{totals.retries:,}", counted(totals.fallbacks, "fallback"), "#retries"))
+    known = health is not None or healths is None or totals is None or _did_something(totals)
+    return {
+        "status": 200 if known else 404,
+        "time_range": time_range,
+        "name": name,
+        "known": known,
+        "health": health,
+        "configured": healths is not None,
+        "breakers": {one.model: one for one in breakers.breakers if one.agent == name} if breakers else {},
+        "past_tiles": tiles.pending() if history.pending else tiles.of_history(totals, time_range, name),
+        "present_tiles": present_tiles,
+        "problems": problems_of(*found),
+        "pending": history.pending,
+        "history": history,
+        "history_charts": history.value and history_charts(history.value.steps, time_range.window, name),
+        "errors": found.errors,
+        "waste": found.waste,
+        "all_waste": sum(line.cost for line in found.waste.value or ()),
+        "unknown_waste": totals and totals.unknown_waste,
+        "retries": retries,
+        "helped": None if retries is None else helped(retries, time_range.words),
+        "held": found.held,
+        "streams": found.streams.value,
+        "budgets": own_budgets,
+        "spent": spent,
+        "latest": found.latest,
+        "latest_columns": LATEST_COLUMNS,
+    }
 
 
 def helped(tried: RetryFigures, when: str) -> tuple[str, ...]:
-    """Whether retrying was worth it, in sentences.
+    """The benefit of retrying, in sentences.
 
     Args:
-        tried: what happened.
+        tried: the figures of retries.
         when: such as `in the last 24h`.
     """
     if not tried.retried and not tried.fell_back:

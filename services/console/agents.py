@@ -1,27 +1,25 @@
-"""All agents: how each is, what it spends and wastes, what waits for it."""
+"""All agents: health, spend, waste, and waiting jobs of each."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics import figures
 from breakwater.analytics.figures import History, RefusalLine, WindowTotals
 from breakwater.contracts.breakers import AgentHealth
 from breakwater.contracts.http import AgentQueue, Queues
+from breakwater.views.columns import Column, Kind
 from services.console import agent
 from services.console.history import sparks
 from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares
-from services.console.pages import PageContext, fetched, follows, pending, problems_of
-from services.console.sessions import session_of
-from services.console.tables import TableColumn, table_of
-from services.console.time_range import time_range_of
+from services.console.pages import Fetched, PageContext, fetched, problems_of
+from services.console.tables import PageTable
+from services.console.visits import ReadModels, View, Visit, page
 
 _REFUSING = ("open", "isolated")
 _WORST_FIRST = ("unhealthy", "degraded", "healthy", "unknown")
@@ -29,7 +27,7 @@ _WORST_FIRST = ("unhealthy", "degraded", "healthy", "unknown")
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """An agent that is configured, or that ran. None stands for what is unknown."""
+    """An agent that is configured, or that ran; None is unknown."""
 
     name: str
     health: AgentHealth | None
@@ -42,12 +40,12 @@ class AgentRow:
 
     @property
     def open_breakers(self) -> int | None:
-        """How many of its models may not be called."""
+        """Number of its models that may not be called."""
         return None if self.health is None else sum(one.breaker in _REFUSING for one in self.health.models)
 
     @property
     def totals(self) -> WindowTotals | None:
-        """What it did in the time range; None for nothing."""
+        """Its figures in the time range; None if it did nothing."""
         return self.history and self.history.totals
 
     @property
@@ -57,58 +55,83 @@ class AgentRow:
         return "" if failed is None or failed < SOME_FAIL else " warn-text" if failed < MANY_FAIL else " bad-text"
 
 
-COLUMNS: tuple[TableColumn[AgentRow], ...] = (
-    TableColumn("name", "Agent", lambda row: row.name),
-    TableColumn(
+def _column(
+    title: str,
+    value: Callable[[WindowTotals], float | None],
+    kind: Kind,
+    name: str = "",
+    *,
+    worst_first: bool = False,
+) -> Column[AgentRow]:
+    """A column of what an agent did in the time range."""
+    return Column(
+        title, lambda row: row.totals and value(row.totals), kind, name=name, missing="–", smallest_first=worst_first
+    )
+
+
+COLUMNS: tuple[Column[AgentRow], ...] = (
+    Column("agent", lambda row: row.name, name="name"),
+    Column(
         "health",
-        "Health",
         lambda row: row.health and row.health.shown,
+        "state",
         order=lambda row: row.health and _WORST_FIRST.index(row.health.shown),
     ),
-    TableColumn("over_time", "Over time", None),
-    TableColumn("success", ">Success", lambda row: row.totals and row.totals.success_rate),
-    TableColumn("executions", ">Executions", lambda row: row.totals and row.totals.executions, largest_first=True),
-    TableColumn("p95_ms", ">p95", lambda row: row.totals and row.totals.p95_ms, largest_first=True),
-    TableColumn("retries", ">Retries", lambda row: row.totals and row.totals.retries, largest_first=True),
-    TableColumn("spend", ">Spend", lambda row: row.totals and row.totals.spend, usd=True, largest_first=True),
-    TableColumn("wasted", ">Wasted", lambda row: row.totals and row.totals.wasted, usd=True, largest_first=True),
-    TableColumn("waiting", ">Jobs now", lambda row: row.queue and row.queue.waiting, largest_first=True),
-    TableColumn("in_progress", "", lambda row: row.queue and row.queue.in_progress),
-    TableColumn("limited", ">Limited", lambda row: row.limited, largest_first=True),
+    Column("over time", None),
+    _column("success", lambda totals: totals.success_rate, "percent", worst_first=True),
+    _column("executions", lambda totals: totals.executions, "count"),
+    _column("p95", lambda totals: totals.p95_ms, "duration", "p95_ms"),
+    _column("retries", lambda totals: totals.retries, "count"),
+    _column("spend", lambda totals: totals.spend, "usd"),
+    _column("wasted", lambda totals: totals.wasted, "usd"),
+    Column("jobs now", lambda row: row.queue and row.queue.waiting, "count", name="waiting"),
+    Column("in_progress", lambda row: row.queue and row.queue.in_progress, page=False),
+    Column("limited", lambda row: row.limited, "count"),
 )
 
 
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
+    return [page(context, "/agents", "agents.html", read, view), *agent.routes(context)]
 
-    async def show(request: Request) -> Response:
-        api, time_range = session_of(request).api, time_range_of(request, context.now(), context.zone)
-        summed = pending if follows(request, slow=time_range.is_long) else fetched
-        parts = await asyncio.gather(
-            fetched(api.read(list[AgentHealth], "agents")),
-            fetched(api.read(Queues, "queues")),
-            summed(figures.agents(context.analytics, time_range.window)),
-            summed(figures.refusals(context.analytics, time_range.window)),
-        )
-        healths, queues, histories, held = parts
-        rows = _rows(healths.value or (), histories.value or {}, queues.value, held.value)
-        return context.pages.render(
-            request,
-            "agents.html",
-            time_range=time_range,
-            table=table_of(request, "agents", "Agents", COLUMNS, rows, sort="health", prefix=""),
-            configured=healths.value is not None,
-            ran=histories.value is not None,
-            pending=histories.pending,
-            problems=problems_of(*parts),
-            sparks=sparks,
-        )
 
-    return [Route("/agents", show, methods=["GET"]), *agent.routes(context)]
+def read(
+    visit: Visit, models: ReadModels
+) -> Awaitable[
+    tuple[Fetched[list[AgentHealth]], Fetched[Queues], Fetched[dict[str, History]], Fetched[tuple[RefusalLine, ...]]]
+]:
+    """Health, queues, and the figures of the time range."""
+    time_range = visit.time_range()
+    return asyncio.gather(
+        fetched(models.api.read(list[AgentHealth], "agents")),
+        fetched(models.api.read(Queues, "queues")),
+        visit.part(figures.agents(models.analytics, time_range.window), slow=time_range.is_long),
+        visit.part(figures.refusals(models.analytics, time_range.window), slow=time_range.is_long),
+    )
+
+
+def view(
+    visit: Visit,
+    healths: Fetched[list[AgentHealth]],
+    queues: Fetched[Queues],
+    histories: Fetched[dict[str, History]],
+    held: Fetched[tuple[RefusalLine, ...]],
+) -> View:
+    """A table of the agents."""
+    rows = _rows(healths.value or (), histories.value or {}, queues.value, held.value)
+    return {
+        "time_range": visit.time_range(),
+        "table": PageTable(visit.address, "agents", "Agents", COLUMNS, rows, sort="health", prefix=""),
+        "configured": healths.value is not None,
+        "ran": histories.value is not None,
+        "pending": histories.pending,
+        "problems": problems_of(healths, queues, histories, held),
+        "sparks": sparks,
+    }
 
 
 def limited(lines: Iterable[RefusalLine]) -> Counter[str]:
-    """How many calls a rate limit held back, by agent."""
+    """Calls that a rate limit held back, by agent."""
     counts: Counter[str] = Counter()
     for line in lines:
         if line.kind == "rate_limit":

@@ -1,29 +1,29 @@
-"""Breakers: which are open and why, what each did, isolating and resetting them; and stopped tasks."""
+"""Breakers: the state and the history of each, isolating and resetting them; and stopped tasks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
+from urllib.parse import urlencode
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.events import MOST, Opening, OperatorAction, openings, operator_actions, transitions
 from breakwater.analytics.window import TimeWindow
-from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTask, StoppedTasks
+from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTasks
+from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import ms_from_time
+from breakwater.views.breakers import COLUMNS as BREAKERS
+from breakwater.views.breakers import ORDER, TASKS
+from breakwater.views.columns import Column, lifted
 from services.console.charts import Series
-from services.console.operator_actions import act, back_to, reason_of, submitted
-from services.console.pages import PageContext, fetched
-from services.console.sessions import session_of
-from services.console.tables import TableColumn, table_of
-from services.console.time_range import time_range_of
-
-_ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
+from services.console.operator_actions import Fields, action
+from services.console.pages import Fetched, PageContext, fetched
+from services.console.tables import PageTable
+from services.console.visits import NotFound, ReadModels, View, Visit, page
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,132 +37,158 @@ class BreakerRow:
     openings: int
 
 
-COLUMNS: tuple[TableColumn[BreakerRow], ...] = (
-    TableColumn("state", "State", lambda row: row.status.state, order=lambda row: _ORDER[row.status.state]),
-    TableColumn("agent", "Agent and model", lambda row: row.status.agent),
-    TableColumn("model", "", lambda row: row.status.model),
-    TableColumn("reason", "Reason", lambda row: row.status.reason),
-    TableColumn("health", "Health", lambda row: row.status.health),
-    TableColumn("failures", ">Failures", lambda row: row.status.consecutive_failures, largest_first=True),
-    TableColumn("total_failures", "", lambda row: row.status.total_failures),
-    TableColumn("next_probe", "Next probe", lambda row: row.status.open_until),
-    TableColumn("open_ms", ">Open in the range", lambda row: row.open_ms, largest_first=True),
-    TableColumn("openings", "", lambda row: row.openings),
+COLUMNS: tuple[Column[BreakerRow], ...] = (
+    *lifted(BREAKERS, lambda row: row.status),
+    Column("open in the range", lambda row: row.open_ms, "duration", name="open_ms"),
+    Column("openings", lambda row: row.openings, page=False),
 )
-TASKS: tuple[TableColumn[StoppedTask], ...] = (
-    TableColumn("task", "Task", lambda one: one.task_id),
-    TableColumn("tenant", "", lambda one: one.tenant),
-    TableColumn("agent", "Agent", lambda one: one.agent),
-    TableColumn("since", "Since", lambda one: one.since, largest_first=True),
-    TableColumn("reason", "Reason", lambda one: one.reason),
-    TableColumn("execution", "By the execution", lambda one: one.execution_id),
+ACTIONS: tuple[Column[OperatorAction], ...] = (
+    Column("time", lambda one: one.at, "time"),
+    Column("operator", lambda one: one.by),
+    Column("action", lambda one: one.what),
+    Column("target", lambda one: one.task_id or f"{one.agent} on {one.model}"),
+    Column("reason", lambda one: one.reason, below=True),
 )
-ACTIONS: tuple[TableColumn[OperatorAction], ...] = (
-    TableColumn("time", "Time", lambda one: one.at, largest_first=True),
-    TableColumn("operator", "Operator", lambda one: one.by),
-    TableColumn("action", "Action", lambda one: one.what),
-    TableColumn("target", "Target", lambda one: one.task_id or f"{one.agent} on {one.model}"),
-    TableColumn("reason", "Reason", lambda one: one.reason),
+OPENINGS: tuple[Column[Opening], ...] = (
+    Column("opened", lambda one: one.opened_at, "time"),
+    Column("closed", lambda one: one.closed_at, "time", missing="not yet"),
+    Column("lasted", lambda one: one.open_ms, "duration"),
+    Column("rule", lambda one: one.rule or "by an operator", "words"),
+    Column("reason", lambda one: one.reason, below=True),
+)
+CHANGES: tuple[Column[BreakerTransition], ...] = (
+    Column("time", lambda one: one.at, "time"),
+    Column("from", lambda one: one.from_state, "state"),
+    Column("to", lambda one: one.to_state, "state"),
+    Column("reason", lambda one: one.reason, below=True),
+    Column("by", lambda one: one.by or one.rule, "words"),
+    Column("failures in a row", lambda one: one.consecutive_failures, "count"),
+    Column("health then", lambda one: one.health, "state"),
 )
 
 
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
-
-    async def show(request: Request) -> Response:
-        api, now = session_of(request).api, context.now()
-        time_range = time_range_of(request, now, context.zone)
-        period = time_range.window
-        known, opened, actions, stopped = await asyncio.gather(
-            fetched(api.read(BreakerList, "breakers")),
-            fetched(openings(context.analytics, period, now)),
-            fetched(operator_actions(context.analytics, period)),
-            fetched(api.read(StoppedTasks, "guards")),
-        )
-        rows = _rows(known.value.breakers if known.value else (), opened.value or ())
-        return context.pages.render(
-            request,
-            "breakers.html",
-            now=now,
-            time_range=time_range,
-            known=known,
-            table=table_of(request, "breakers", "All breakers", COLUMNS, rows),
-            rows=rows,
-            opened=opened,
-            actions=actions,
-            acts=table_of(request, "actions", "Operator actions", ACTIONS, actions.value or ()),
-            stopped=stopped,
-            tasks=table_of(request, "tasks", "Stopped tasks", TASKS, stopped.value.stopped if stopped.value else ()),
-            most=MOST,
-        )
-
-    async def show_one(request: Request) -> Response:
-        now = context.now()
-        time_range = time_range_of(request, now, context.zone, "7d")
-        agent, model = request.query_params.get("agent", ""), request.query_params.get("model", "")
-        period = time_range.window
-        known, opened, changes = await asyncio.gather(
-            fetched(session_of(request).api.read(BreakerList, "breakers")),
-            fetched(openings(context.analytics, period, now, agent, model)),
-            fetched(transitions(context.analytics, period, agent, model)),
-        )
-        listed = known.value.breakers if known.value else ()
-        status = next((one for one in listed if (one.agent, one.model) == (agent, model)), None)
-        if not agent or not model or (known.value and status is None and not changes.value and not changes.problem):
-            text = f"There is no breaker of agent {agent!r} on model {model!r}, and none changed in this time range."
-            return context.pages.plain(request, 404, "Breaker not found", text)
-        return context.pages.render(
-            request,
-            "breaker.html",
-            now=now,
-            agent=agent,
-            model=model,
-            time_range=time_range,
-            known=known,
-            breaker=status,
-            opened=opened,
-            open_ms=sum(one.in_window_ms for one in opened.value or ()),
-            moments=[period.at(bucket) for bucket in range(period.buckets)],
-            step=timedelta(seconds=period.step_s),
-            series=[Series("open", "bad", _open_per_step(opened.value or (), period, now), "bars")],
-            executions={"model": model} | ({} if agent == "*" else {"agent": agent}),
-            changes=changes,
-            most=MOST,
-        )
-
-    async def reset(request: Request) -> Response:
-        return await _change(request, "reset", "was reset")
-
-    async def isolate(request: Request) -> Response:
-        return await _change(request, "isolate", "was isolated")
-
-    async def _change(request: Request, action: Literal["reset", "isolate"], outcome: str) -> Response:
-        session, fields = await submitted(request)
-        agent, model = fields.get("agent"), fields.get("model")
-        body = {"agent": agent, "model": model, "reason": reason_of(fields)}
-        which = f"The breaker of {'all agents' if agent == '*' else agent} on {model}"
-        if (result := await act(session, dict[str, Any], f"breakers/{action}", body)) is not None:
-            session.notify(f"{which} {outcome} already." if "unchanged" in result else f"{which} {outcome}.")
-        if fields.get("from") == "one":
-            return back_to("/breakers/one", {"agent": agent, "model": model})
-        return back_to("/breakers")
-
-    async def reset_task(request: Request) -> Response:
-        session, fields = await submitted(request, approval=True)
-        task = fields.get("task_id")
-        body = {"task_id": task, "tenant": fields.get("tenant") or None, "reason": reason_of(fields)}
-        if await act(session, dict[str, Any], "guards/reset", body) is not None:
-            session.notify(f"The task {task} may continue: its counts are reset.")
-        return back_to("/breakers")
-
     return [
-        Route("/breakers", show, methods=["GET"]),
+        page(context, "/breakers", "breakers.html", read, view),
         # In the query, as the names of agents and models may contain slashes.
-        Route("/breakers/one", show_one, methods=["GET"]),
-        Route("/breakers/reset", reset, methods=["POST"]),
-        Route("/breakers/isolate", isolate, methods=["POST"]),
-        Route("/breakers/tasks/reset", reset_task, methods=["POST"]),
+        page(context, "/breakers/one", "breaker.html", read_one, view_one),
+        action("/breakers/reset", "breakers/reset", dict[str, Any], _body, _was("reset"), _back),
+        action("/breakers/isolate", "breakers/isolate", dict[str, Any], _body, _was("isolated"), _back),
+        action(
+            "/breakers/tasks/reset",
+            "guards/reset",
+            dict[str, Any],
+            lambda fields: {"task_id": fields.get("task_id"), "tenant": fields.get("tenant") or None},
+            lambda fields, _: f"The task {fields.get('task_id')} may continue: its counts are reset.",
+            lambda _: "/breakers",
+            approval=True,
+        ),
     ]
+
+
+BreakerModels = tuple[
+    Fetched[BreakerList], Fetched[tuple[Opening, ...]], Fetched[tuple[OperatorAction, ...]], Fetched[StoppedTasks]
+]
+
+
+def read(visit: Visit, models: ReadModels) -> Awaitable[BreakerModels]:
+    """Breakers, their openings and the operators' actions in the time range, and stopped tasks."""
+    period = visit.time_range().window
+    return asyncio.gather(
+        fetched(models.api.read(BreakerList, "breakers")),
+        fetched(openings(models.analytics, period, visit.now)),
+        fetched(operator_actions(models.analytics, period)),
+        fetched(models.api.read(StoppedTasks, "guards")),
+    )
+
+
+def view(
+    visit: Visit,
+    known: Fetched[BreakerList],
+    opened: Fetched[tuple[Opening, ...]],
+    actions: Fetched[tuple[OperatorAction, ...]],
+    stopped: Fetched[StoppedTasks],
+) -> View:
+    """The page of all breakers."""
+    rows = _rows(known.value.breakers if known.value else (), opened.value or ())
+    tasks = stopped.value.stopped if stopped.value else ()
+    return {
+        "now": visit.now,
+        "time_range": visit.time_range(),
+        "known": known,
+        "rows": rows,
+        "table": PageTable(visit.address, "breakers", "All breakers", COLUMNS, rows),
+        "opened": opened,
+        "actions": actions,
+        "acts": PageTable(visit.address, "actions", "Operator actions", ACTIONS, actions.value or ()),
+        "stopped": stopped,
+        "tasks": PageTable(visit.address, "tasks", "Stopped tasks", TASKS, tasks),
+        "most": MOST,
+    }
+
+
+def read_one(
+    visit: Visit, models: ReadModels
+) -> Awaitable[tuple[Fetched[BreakerList], Fetched[tuple[Opening, ...]], Fetched[tuple[BreakerTransition, ...]]]]:
+    """The breakers, and the openings and changes of one in the time range."""
+    period, agent, model = visit.time_range("7d").window, visit.get("agent"), visit.get("model")
+    return asyncio.gather(
+        fetched(models.api.read(BreakerList, "breakers")),
+        fetched(openings(models.analytics, period, visit.now, agent, model)),
+        fetched(transitions(models.analytics, period, agent, model)),
+    )
+
+
+def view_one(
+    visit: Visit,
+    known: Fetched[BreakerList],
+    opened: Fetched[tuple[Opening, ...]],
+    changes: Fetched[tuple[BreakerTransition, ...]],
+) -> View | NotFound:
+    """The page of one breaker."""
+    time_range, agent, model = visit.time_range("7d"), visit.get("agent"), visit.get("model")
+    listed = known.value.breakers if known.value else ()
+    status = next((one for one in listed if (one.agent, one.model) == (agent, model)), None)
+    if not agent or not model or (known.value and status is None and not changes.value and not changes.problem):
+        text = f"There is no breaker of agent {agent!r} on model {model!r}, and none changed in this time range."
+        return NotFound("Breaker not found", text)
+    period, its_openings = time_range.window, opened.value or ()
+    return {
+        "now": visit.now,
+        "agent": agent,
+        "model": model,
+        "time_range": time_range,
+        "known": known,
+        "breaker": status,
+        "opened": opened,
+        "openings": OPENINGS,
+        "open_ms": sum(one.in_window_ms for one in its_openings),
+        "moments": [period.at(bucket) for bucket in range(period.buckets)],
+        "step": timedelta(seconds=period.step_s),
+        "series": [Series("open", "bad", _open_per_step(its_openings, period, visit.now), "bars")],
+        "executions": {"model": model} | ({} if agent == "*" else {"agent": agent}),
+        "changes": changes,
+        "changes_table": PageTable(visit.address, "changes", "State changes", CHANGES, changes.value or ()),
+        "most": MOST,
+    }
+
+
+def _body(fields: Fields) -> dict[str, str]:
+    return {"agent": fields.get("agent"), "model": fields.get("model")}
+
+
+def _was(done: str) -> Callable[[Fields, dict[str, Any]], str]:
+    def outcome(fields: Fields, result: dict[str, Any]) -> str:
+        agent = fields.get("agent")
+        whose = "all agents" if agent == "*" else agent
+        return f"The breaker of {whose} on {fields.get('model')} was {done}{' already' * ('unchanged' in result)}."
+
+    return outcome
+
+
+def _back(fields: Fields) -> str:
+    return f"/breakers/one?{urlencode(_body(fields))}" if fields.get("from") == "one" else "/breakers"
 
 
 def _rows(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list[BreakerRow]:
@@ -174,11 +200,11 @@ def _rows(breakers: Sequence[BreakerStatus], opened: Sequence[Opening]) -> list[
     for status in breakers:
         its = by_key.get((status.agent, status.model), [])
         rows.append(BreakerRow(status, its[0] if its else None, sum(one.in_window_ms for one in its), len(its)))
-    return sorted(rows, key=lambda row: (_ORDER[row.status.state], -row.open_ms, row.status.agent))
+    return sorted(rows, key=lambda row: (ORDER[row.status.state], -row.open_ms, row.status.agent))
 
 
 def _open_per_step(opened: Sequence[Opening], period: TimeWindow, now: datetime) -> Sequence[float]:
-    """For how many milliseconds of each step one breaker was open."""
+    """Milliseconds of each step for which one breaker was open."""
     step_ms, open_ms = period.step_s * 1000, [0] * period.buckets
     for one in opened:
         start = max(ms_from_time(one.opened_at), period.start_ms)

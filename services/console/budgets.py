@@ -1,4 +1,4 @@
-"""Budgets: how much of each is spent, reserved and left, the forecast, and raising a cap."""
+"""Budgets: the spent, reserved and free part of each, the forecast, and raising a cap."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ import asyncio
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from breakwater.analytics.client import Analytics
 from breakwater.analytics.spend import Burn, burn, spent_since
 from breakwater.client import ApiError, ApiKeyRefused
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window
 from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
+from breakwater.views.budgets import COLUMNS as BUDGETS
+from breakwater.views.budgets import RECONCILIATION, tone, used
+from breakwater.views.columns import Column, lifted
 from services.console import charts
 from services.console.operator_actions import back_to, reason_of, submitted
 from services.console.pages import Fetched, PageContext, fetched
-from services.console.sessions import session_of
-from services.console.tables import PageTable, TableColumn, table_of
+from services.console.tables import PageTable
+from services.console.visits import NotFound, ReadModels, View, Visit, page, shown
 from services.console.words import segment, short_money
 
 CHARTS = 2
-"""How many budgets are drawn on the page of all: those nearest to their caps."""
+"""Budgets that are drawn on the page of all: those nearest to their caps."""
 
 CONFIRM_FROM = 10
 """Raising a cap to more than this many times its value must be confirmed: a digit too many is easily typed."""
 
 MOST = 200
-"""How many budgets of a table are shown: those nearest to their caps first, then those with the highest spend."""
-
-NEARLY = 0.8
-"""From this share of a cap on, its bar is a warning."""
+"""Budgets of a table that are shown: those nearest to their caps first, then those with the highest spend."""
 
 _Recent = dict[Window, dict[str, int]]
 """Recent spend in nano-dollars, by window and scope."""
@@ -71,7 +73,7 @@ class BudgetRow:
         spent, reserved, limit = self.status.spent, self.status.reserved, self.status.limit
         if limit is None or self.used is None:
             return None
-        colour = "bad" if self.status.reached else "warn" if self.used >= NEARLY else "good"
+        colour = tone(self.status) or "good"
         label = f"{short_money(spent)} spent and {short_money(reserved)} in flight of {short_money(limit)}"
         parts = [(colour, float(spent)), ("second", float(reserved))] if limit else [(colour, 1.0)]
         return charts.share(parts, label, of=float(limit) or 1.0)
@@ -79,24 +81,14 @@ class BudgetRow:
     @property
     def used(self) -> float | None:
         """The share of the cap that is spent or reserved; None without a cap."""
-        limit = self.status.limit
-        if limit is None:
-            return None
-        return (self.status.spent + self.status.reserved) / limit if limit else 1.0
+        return used(self.status)
 
 
-COLUMNS: tuple[TableColumn[BudgetRow], ...] = (
-    TableColumn("budget", "Budget", lambda one: one.status.budget, order=lambda one: one.title.casefold()),
-    TableColumn("spent", ">Spent", lambda one: one.status.spent, usd=True, largest_first=True),
-    TableColumn("reserved", ">In flight", lambda one: one.status.reserved, usd=True, largest_first=True),
-    TableColumn("free", ">Free", lambda one: one.status.remaining, usd=True),
-    TableColumn("cap", ">Cap", lambda one: one.status.limit, usd=True, largest_first=True),
-    TableColumn("used", "Used", lambda one: one.used, largest_first=True),
-    TableColumn("outlook", "Outlook", lambda one: one.outlook),
-    TableColumn("enforcement", "At the cap", lambda one: one.status.enforcement),
-    TableColumn("resets", "Resets", lambda one: one.status.resets_at),
-    TableColumn("calls", "", lambda one: one.status.calls),
-    TableColumn("calls_of_unknown_cost", "", lambda one: one.status.calls_of_unknown_cost),
+_BUDGETS: list[Column[BudgetRow]] = lifted(BUDGETS, lambda row: row.status)
+COLUMNS: tuple[Column[BudgetRow], ...] = (
+    Column("budget", lambda row: row.status.budget, order=lambda row: row.title.casefold()),
+    *_BUDGETS[1:],
+    Column("outlook", lambda one: one.outlook, below=True),
 )
 
 
@@ -125,88 +117,27 @@ class RaiseRejected:
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
 
-    async def read(
-        request: Request,
-    ) -> tuple[Fetched[BudgetList], Fetched[_Recent], list[BudgetRow]]:
-        now = context.now()
-        known, recent = await asyncio.gather(
-            fetched(session_of(request).api.read(BudgetList, "budgets")), fetched(_recent(context, now))
-        )
-        periods = periods_at(now, context.zone)
-        rows = [
-            budget_row(
-                one,
-                periods.of(one.window),
-                None if recent.value is None else recent.value[one.window].get(_scope(one), 0),
-                now,
-            )
-            for one in (known.value.budgets if known.value else ())
-        ]
-        return known, recent, rows
-
-    async def show(request: Request) -> Response:
-        known, recent, rows = await read(request)
-        nearest = sorted(rows, key=_nearness, reverse=True)
-        drawn = [_chart(context, one) for one in nearest[:CHARTS] if one.used is not None]
-
-        def table(name: str, label: str, of: Window | None, *, capped: bool) -> PageTable[BudgetRow]:
-            kept = [one for one in nearest if capped == (one.used is not None) and of in (None, one.status.window)]
-            # There may be thousands of tenants.
-            return table_of(request, name, label, COLUMNS, kept, most=MOST)
-
-        return context.pages.render(
-            request,
-            "budgets.html",
-            known=known,
-            recent=recent,
-            day=table("day", "Today", "daily", capped=True),
-            month=table("month", "This month", "monthly", capped=True),
-            uncapped=table("uncapped", "Without a cap", None, capped=False),
-            count=len(rows),
-            drawn=await asyncio.gather(*drawn),
-        )
-
-    async def show_one(request: Request, rejected: RaiseRejected | None = None) -> Response:
-        name = request.path_params["name"]
-        known, recent, rows = await read(request)
-        one = next((one for one in rows if one.status.budget == name), None)
-        if known.value and one is None:
-            text = f"There is no budget {name!r}, or nothing was spent from it in this period. /budgets lists all."
-            return context.pages.plain(request, 404, "Budget not found", text)
-        return context.pages.render(
-            request,
-            "budget.html",
-            status=200 if rejected is None else 422,
-            rejected=rejected,
-            known=known,
-            recent=recent,
-            name=name,
-            one=one,
-            drawn=None if one is None else await _chart(context, one),
-        )
-
-    async def reconciliation(request: Request) -> Response:
-        compared = await fetched(session_of(request).api.read(Reconciliation, "budgets/reconciliation"))
-        return context.pages.render(request, "budget_reconciliation.html", compared=compared)
+    async def one(request: Request, rejected: RaiseRejected | None = None) -> Response:
+        return await shown(context, request, "budget.html", read_one, partial(view_one, rejected=rejected))
 
     async def raise_cap(request: Request) -> Response:
         session, fields = await submitted(request, approval=True)
         name, given, reason = request.path_params["name"], fields.get("limit_usd"), reason_of(fields) or ""
         wanted = given.strip().removeprefix("$").strip()
         known = await fetched(session.api.read(BudgetList, "budgets"))
-        status = next((one for one in known.value.budgets if one.budget == name), None) if known.value else None
+        status = next((each for each in known.value.budgets if each.budget == name), None) if known.value else None
         if known.value and status is None:
-            return await show_one(request)
+            return await one(request)
         rejected = _rejected(given, wanted, reason, status, fields.get("confirmed"), known.problem)
         if rejected is not None:
-            return await show_one(request, rejected)
+            return await one(request, rejected)
         try:
             body = {"budget": name, "limit_usd": wanted, "reason": reason}
             result: dict[str, Any] = await session.api.post("budgets/raise", body)
         except ApiKeyRefused:
             raise
         except ApiError as error:
-            return await show_one(request, RaiseRejected(given, reason, error.message))
+            return await one(request, RaiseRejected(given, reason, error.message))
         limit = short_money(nano_from_usd(wanted))
         if "unchanged" in result:
             session.notify(f"The cap of {name} was {limit} already.")
@@ -215,12 +146,100 @@ def routes(context: PageContext) -> list[Route]:
         return back_to(f"/budgets/{segment(name)}")
 
     return [
-        Route("/budgets", show, methods=["GET"]),
-        Route("/budgets/reconciliation", reconciliation, methods=["GET"]),
-        Route("/budgets/{name:path}", show_one, methods=["GET"]),
+        page(context, "/budgets", "budgets.html", read, view),
+        page(context, "/budgets/reconciliation", "budget_reconciliation.html", read_comparison, view_comparison),
+        Route("/budgets/{name:path}", one, methods=["GET"]),
         # At the same URL, so that a rejected form is shown on the page of its budget.
         Route("/budgets/{name:path}", raise_cap, methods=["POST"]),
     ]
+
+
+class BudgetFigures(NamedTuple):
+    """The budgets, their forecasts, and charts of some of them."""
+
+    known: Fetched[BudgetList]
+    recent: Fetched[_Recent]
+    rows: list[BudgetRow]
+    charts: list[BudgetChart]
+
+
+async def _figures(visit: Visit, models: ReadModels, name: str | None = None) -> tuple[BudgetFigures]:
+    """The budgets, those nearest to their caps first, with charts of these, or of the one that is named."""
+    known, recent = await asyncio.gather(
+        fetched(models.api.read(BudgetList, "budgets")), fetched(_recent(models.analytics, visit))
+    )
+    periods = periods_at(visit.now, visit.zone)
+    rows = [
+        budget_row(
+            one,
+            periods.of(one.window),
+            None if recent.value is None else recent.value[one.window].get(_scope(one), 0),
+            visit.now,
+        )
+        for one in (known.value.budgets if known.value else ())
+    ]
+    rows.sort(key=lambda one: (-1.0 if one.used is None else one.used, one.status.spent), reverse=True)
+    drawn = [one for one in rows if one.status.budget == name] if name else [one for one in rows if one.bar][:CHARTS]
+    return (BudgetFigures(known, recent, rows, await asyncio.gather(*(_chart(models, visit, one) for one in drawn))),)
+
+
+async def read(visit: Visit, models: ReadModels) -> tuple[BudgetFigures]:
+    """All budgets, with charts of those nearest to their caps."""
+    return await _figures(visit, models)
+
+
+def view(visit: Visit, figures: BudgetFigures) -> View:
+    """The page of all budgets."""
+
+    def table(name: str, label: str, of: Window | None, *, capped: bool) -> PageTable[BudgetRow]:
+        kept = [one for one in figures.rows if capped == (one.used is not None) and of in (None, one.status.window)]
+        # There may be thousands of tenants.
+        return PageTable(visit.address, name, label, COLUMNS, kept, most=MOST)
+
+    return {
+        "known": figures.known,
+        "recent": figures.recent,
+        "day": table("day", "Today", "daily", capped=True),
+        "month": table("month", "This month", "monthly", capped=True),
+        "uncapped": table("uncapped", "Without a cap", None, capped=False),
+        "count": len(figures.rows),
+        "drawn": figures.charts,
+    }
+
+
+async def read_one(visit: Visit, models: ReadModels) -> tuple[BudgetFigures]:
+    """All budgets, with a chart of the one whose page it is."""
+    return await _figures(visit, models, visit.path_params["name"])
+
+
+def view_one(visit: Visit, figures: BudgetFigures, rejected: RaiseRejected | None = None) -> View | NotFound:
+    """The page of one budget."""
+    name = visit.path_params["name"]
+    one = next((one for one in figures.rows if one.status.budget == name), None)
+    if figures.known.value and one is None:
+        text = f"There is no budget {name!r}, or nothing was spent from it in this period. /budgets lists all."
+        return NotFound("Budget not found", text)
+    return {
+        "status": 200 if rejected is None else 422,
+        "rejected": rejected,
+        "known": figures.known,
+        "recent": figures.recent,
+        "name": name,
+        "one": one,
+        "drawn": figures.charts[0] if figures.charts else None,
+    }
+
+
+async def read_comparison(_: Visit, models: ReadModels) -> tuple[Fetched[Reconciliation]]:
+    """The comparison of the counters with the record."""
+    return (await fetched(models.api.read(Reconciliation, "budgets/reconciliation")),)
+
+
+def view_comparison(visit: Visit, compared: Fetched[Reconciliation]) -> View:
+    """The page of the comparison."""
+    budgets = compared.value.budgets if compared.value else ()
+    table = PageTable(visit.address, "list", "Reconciliation", RECONCILIATION, budgets)
+    return {"compared": compared, "table": table}
 
 
 def budget_row(status: BudgetStatus, period: Period, recent: int | None, now: datetime) -> BudgetRow:
@@ -242,7 +261,7 @@ def budget_row(status: BudgetStatus, period: Period, recent: int | None, now: da
 
 
 def outlook(status: BudgetStatus, expected: Forecast | None, known: bool, now_ms: int) -> str:
-    """A forecast in words. `known`: whether recent spend is known."""
+    """A forecast in words. `known`: True if recent spend is known."""
     length, limit = _LENGTH[status.window], status.limit
     if limit is not None and status.reached:
         return "the cap is reached" if limit else "the cap is zero"
@@ -257,12 +276,8 @@ def outlook(status: BudgetStatus, expected: Forecast | None, known: bool, now_ms
 
 
 def _tone(status: BudgetStatus, expected: Forecast | None) -> str:
-    if status.limit is None:
-        return ""
-    if status.reached:
-        return "bad"
-    nearly = status.spent + status.reserved >= status.limit * NEARLY
-    return "warn" if (expected is not None and expected.reaches_ms is not None) or nearly else ""
+    will_be = status.limit is not None and expected is not None and expected.reaches_ms is not None
+    return tone(status) or ("warn" if will_be else "")
 
 
 def _in_about(wait_ms: int) -> str:
@@ -277,7 +292,7 @@ def _in_about(wait_ms: int) -> str:
 def _rejected(
     given: str, wanted: str, reason: str, status: BudgetStatus | None, confirmed: str, problem: str | None
 ) -> RaiseRejected | None:
-    """Why a cap is not raised; None if there is no objection."""
+    """Reason against raising a cap; None if there is none."""
     try:
         limit = _nano(wanted)
     except ValueError as error:
@@ -304,21 +319,21 @@ def _nano(wanted: str) -> int:
     return nano_from_usd(wanted)
 
 
-async def _recent(context: PageContext, now: datetime) -> _Recent:
+async def _recent(analytics: Analytics, visit: Visit) -> _Recent:
     """The recent spend of each scope, from which the day and the month are forecast."""
-    periods = periods_at(now, context.zone)
-    since = {window: recent_from(periods.of(window), ms_from_time(now)) for window in WINDOWS}
-    sums = await asyncio.gather(*(spent_since(context.analytics, time_from_ms(since[one]), now) for one in WINDOWS))
+    periods = periods_at(visit.now, visit.zone)
+    since = {window: recent_from(periods.of(window), ms_from_time(visit.now)) for window in WINDOWS}
+    sums = await asyncio.gather(*(spent_since(analytics, time_from_ms(since[one]), visit.now) for one in WINDOWS))
     return dict(zip(WINDOWS, sums, strict=True))
 
 
-async def _chart(context: PageContext, row: BudgetRow) -> BudgetChart:
-    now, status = context.now(), row.status
-    period = periods_at(now, context.zone).of(status.window)
-    burnt = await fetched(burn(context.analytics, period, _scope(status), context.zone, now))
+async def _chart(models: ReadModels, visit: Visit, row: BudgetRow) -> BudgetChart:
+    status = row.status
+    period = periods_at(visit.now, visit.zone).of(status.window)
+    burnt = await fetched(burn(models.analytics, period, _scope(status), visit.zone, visit.now))
     if burnt.value is None:
         return BudgetChart(row, Fetched(None, burnt.problem), 0)
-    return BudgetChart(row, Fetched(_picture(row, period, burnt.value, now)), burnt.value.unknown_costs)
+    return BudgetChart(row, Fetched(_picture(row, period, burnt.value, visit.now)), burnt.value.unknown_costs)
 
 
 def _picture(row: BudgetRow, period: Period, burnt: Burn, now: datetime) -> Markup:
@@ -346,10 +361,6 @@ def _ahead(expected: Forecast | None, limit: int | None, end: datetime) -> list[
     if expected.reaches_ms is not None and limit is not None:
         line.insert(0, (time_from_ms(expected.reaches_ms), limit))
     return line
-
-
-def _nearness(one: BudgetRow) -> tuple[float, int]:
-    return (-1.0 if one.used is None else one.used, one.status.spent)
 
 
 def _scope(status: BudgetStatus) -> str:

@@ -1,4 +1,4 @@
-"""Two executions side by side: what differs in how they ran, and in what was said. Pure."""
+"""Two executions side by side: the differences of their records and of their texts. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from breakwater.contracts.execution import Attempt, Execution
 from breakwater.policy import formats
 from breakwater.policy.chat_messages import FILES
 from breakwater.policy.formats import counted
+from breakwater.views.columns import Column
+from breakwater.views.executions import FACTS
 from services.console import words
 from services.console.messages import media_part
 
@@ -35,13 +37,13 @@ class Fact:
 
     @property
     def differs(self) -> bool:
-        """Whether they are two."""
+        """True if the two are not equal."""
         return self.left != self.right
 
 
 @dataclass(frozen=True, slots=True)
 class DiffLine:
-    """A line of a text: in both, in one only, or how many equal ones are left out."""
+    """A line of a text: in both, in one only, or the number of equal ones that are left out."""
 
     sign: Literal[" ", "-", "+", "…"]
     text: str
@@ -49,13 +51,13 @@ class DiffLine:
 
 @dataclass(frozen=True, slots=True)
 class TextDiff:
-    """What differs in a text.
+    """The differences of a text.
 
     Attributes:
-        name: of what.
+        name: of the text.
         lines: the differences with some of the lines around them; empty where nothing differs.
-        cut: whether it was too long to be compared as a whole.
-        missing: which of the two, A or B, have no such text.
+        cut: True if it was too long to be compared as a whole.
+        missing: those of A and B that have no such text.
     """
 
     name: str
@@ -76,9 +78,11 @@ class Comparison:
 
 def compare(left: Execution, right: Execution) -> Comparison:
     """Compares two records. It may take seconds: to be called in a thread."""
-    sides = [_facts(left), _facts(right)]
     return Comparison(
-        tuple(Fact(name, *(side[name] for side in sides)) for name in sides[0]),
+        (
+            *(Fact(one.heading, *(_text(one, side) for side in (left, right))) for one in FACTS if one.page),
+            Fact("Metadata", *(words.json_text(side.metadata) if side.metadata else "–" for side in (left, right))),
+        ),
         tuple(_merged(left.params or {}, right.params or {})),
         tuple(zip_longest(left.attempts, right.attempts)),
         (
@@ -88,42 +92,9 @@ def compare(left: Execution, right: Execution) -> Comparison:
     )
 
 
-def answering(execution: Execution) -> Attempt | None:
-    """The attempt that gave the answer; None where none did."""
-    succeeded = execution.status == "succeeded" and not execution.cache_hit
-    return next((one for one in reversed(execution.attempts) if succeeded and one.outcome == "success"), None)
-
-
-def _facts(one: Execution) -> dict[str, str]:
-    best = answering(one)
-    queued_ms = (one.dispatched_at - one.queued_at).total_seconds() * 1000
-    speed = None if best is None else best.tokens_per_s
-    return {
-        "Agent": one.agent,
-        "Status": words.humanize(one.status),
-        "Reason": words.humanize(one.reason) or "–",
-        "Requested model": one.requested_model or "–",
-        "Model that answered": one.chosen_model or "–",
-        "Model chain": ", then ".join(one.fallback_chain) or "–",
-        "Finish reason": one.finish_reason or "–",
-        "From the cache": "yes" if one.cache_hit else "no",
-        "Queued for": words.duration(max(queued_ms, 0)),
-        "Duration": words.duration(one.duration_ms),
-        "First token of the call": words.duration(None if best is None else best.first_token_ms),
-        "Tokens per second": "–" if speed is None else f"{speed:.0f}",
-        "Attempts": words.count(one.attempts_count),
-        "Input tokens": words.count(one.input_tokens),
-        "Output tokens": words.count(one.output_tokens),
-        "Cached tokens": words.count(one.cached_tokens),
-        "Cost": formats.money(one.total_cost),
-        "Cost basis": one.cost_basis,
-        "Wasted": formats.money(one.wasted_cost),
-        "Error": "–" if one.error is None else formats.visible(f"{one.error.class_}: {one.error.message}"),
-        "Tenant": one.tenant or "–",
-        "Task": one.task_id or "–",
-        "Config version": one.config_version or "–",
-        "Metadata": words.json_text(one.metadata) if one.metadata else "–",
-    }
+def _text(column: Column[Execution], execution: Execution) -> str:
+    shown = column.shown(execution)
+    return formats.visible(shown if isinstance(shown, str) else words.humanize(shown[0])) or "–"
 
 
 def _merged(left: Mapping[str, JsonValue], right: Mapping[str, JsonValue]) -> Iterator[Fact]:
@@ -133,7 +104,7 @@ def _merged(left: Mapping[str, JsonValue], right: Mapping[str, JsonValue]) -> It
 
 
 def _lines(one: Execution) -> list[str] | None:
-    """What was sent, as lines: each message under its role. None where it is not stored."""
+    """The messages as lines, each under its role; None if they are not stored."""
     if one.messages is None and one.input is None:
         return None
     lines: list[str] = []
@@ -145,7 +116,7 @@ def _lines(one: Execution) -> list[str] | None:
 
 
 def _content_lines(content: JsonValue) -> Iterator[str]:
-    """Texts as they are; of files what they are, and which."""
+    """Texts as they are; kinds and digests of files."""
     for block in content if isinstance(content, list) else [content]:
         match block:
             case {"type": str() as kind} if kind in FILES:
@@ -163,7 +134,7 @@ def _value_lines(value: object) -> list[str] | None:
 
 
 def text_diff(name: str, left: Sequence[str] | None, right: Sequence[str] | None) -> TextDiff:
-    """What differs between two texts.
+    """The differences between two texts.
 
     Args:
         name: of the texts.

@@ -1,4 +1,4 @@
-"""Costs: what a month cost, by whom and for what, against the month before and the caps; as a page and as CSV."""
+"""Costs of a month, by agent, tenant, model, provider, key or tag, with the month before and the caps; and as CSV."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from breakwater.policy import formats
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before
 from breakwater.policy.formats import counted
+from breakwater.views.columns import Column, lifted
+from breakwater.views.costs import BY, columns, tone
 from services.console import charts, tiles, words
 from services.console.overall_health import MUCH_WASTED
-from services.console.pages import HEADERS, PART_TIMEOUT_S, PageContext, fetched, follows, pending
+from services.console.pages import HEADERS, PART_TIMEOUT_S, Fetched, PageContext
 from services.console.sessions import session_of
 from services.console.tables import csv_headers
 from services.console.tiles import Colour, Tile
 from services.console.time_range import between
+from services.console.visits import ReadModels, View, Visit, page, visit_of
 from services.console.words import segment, short_money
 
 MOST = 200
 """Lines on the page; the CSV has all."""
 
-_BY = {"agent": "Agent", "tenant": "Tenant", "model": "Model", "provider": "Provider", "key": "API key"}
-_CAPPED = ("agent", "tenant")
-
 
 @dataclass(frozen=True, slots=True)
 class CostsAsked:
-    """What the URL asks for."""
+    """The month and the groups that an address asks for."""
 
     month: str
     """As it is given; empty for this one."""
@@ -52,16 +52,16 @@ class CostsAsked:
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """A line, and what the page says of it."""
+    """A line of the table."""
 
     line: CostLine
     href: str | None
     whole: int
-    """What all lines cost."""
+    """Spend of all lines."""
 
     @property
     def bar(self) -> Markup:
-        """Its share of all, and of it what was wasted."""
+        """Its share of the spend, and the wasted part of it."""
         spend, wasted = self.line.spend or 0, self.line.wasted or 0
         label = f"{words.percent(spend / self.whole if self.whole else 0)} of the spend"
         return charts.share([("bad", wasted), ("plain", spend - wasted)], label, of=self.whole or 1.0)
@@ -76,49 +76,50 @@ class CostRow:
         """The share of the cap that is spent."""
         return None if not self.line.cap else (self.line.spend or 0) / self.line.cap
 
-    @property
-    def tone(self) -> str:
-        """`bad` if the cap is reached; `warn` if it will be; otherwise empty."""
-        return _tone(self.line)
-
 
 def routes(context: PageContext) -> list[Route]:
     """The routes of this page."""
 
-    async def show(request: Request) -> Response:
-        asked = _asked(request)
-        api = session_of(request).api
-        read = api.read(Costs, "costs", asked.parameters | {"limit": MOST}, timeout_s=PART_TIMEOUT_S)
-        costs = await (pending if follows(request, slow=True) else fetched)(read)
-        known, months = costs.value, _months(context.now(), context.zone)
-        month, over = asked.month or months["this month"], bool(asked.month) and asked.month < months["this month"]
-        return context.pages.render(
-            request,
-            "costs.html",
-            costs=costs,
-            asked=asked,
-            tiles=_pending(over=over) if known is None else tiles_of(known, context.now()),
-            rows=[] if known is None else _rows(known),
-            heading=_BY.get(asked.by, asked.tag),
-            capped=asked.by in _CAPPED,
-            over=over,
-            zone=context.zone.key,
-            whole=asked.parameters | {"whole": "1"},
-            tabs=_tabs(asked, () if known is None else known.cost_tags),
-            months=[(name, _address(asked, month=each), each == month) for name, each in months.items()],
-            month=month,
-            download=f"/costs.csv?{urlencode(asked.parameters)}",
-            fixed=fixed,
-        )
-
     async def download(request: Request) -> Response:
-        asked = _asked(request)
+        asked = _asked(visit_of(context, request))
         text = await session_of(request).api.text("costs.csv", asked.parameters, timeout_s=PART_TIMEOUT_S)
         month = asked.month or _months(context.now(), context.zone)["this month"]
         name = f"costs-{segment(month)}-by-{asked.by}"
         return Response(text, headers={**HEADERS, **csv_headers(name)}, media_type="text/csv")
 
-    return [Route("/costs", show, methods=["GET"]), Route("/costs.csv", download, methods=["GET"])]
+    return [page(context, "/costs", "costs.html", read, view), Route("/costs.csv", download, methods=["GET"])]
+
+
+async def read(visit: Visit, models: ReadModels) -> tuple[Fetched[Costs]]:
+    """The costs of the month."""
+    query = _asked(visit).parameters | {"limit": MOST}
+    return (await visit.part(models.api.read(Costs, "costs", query, timeout_s=PART_TIMEOUT_S), slow=True),)
+
+
+def view(visit: Visit, costs: Fetched[Costs]) -> View:
+    """The page of a month."""
+    asked, known, months = _asked(visit), costs.value, _months(visit.now, visit.zone)
+    month, over = asked.month or months["this month"], bool(asked.month) and asked.month < months["this month"]
+    return {
+        "costs": costs,
+        "asked": asked,
+        "tiles": _pending(over=over) if known is None else tiles_of(known, visit.now),
+        "columns": [] if known is None else _columns(known),
+        "rows": [] if known is None else _rows(known),
+        "heading": BY.get(asked.by, asked.tag),
+        "over": over,
+        "zone": visit.zone.key,
+        "whole": asked.parameters | {"whole": "1"},
+        "tabs": _tabs(asked, () if known is None else known.cost_tags),
+        "months": [
+            (name, f"/costs?{urlencode(asked.parameters | {'month': each})}", each == month)
+            for name, each in months.items()
+        ],
+        "month": month,
+        "download": f"/costs.csv?{urlencode(asked.parameters)}",
+        "fixed": fixed,
+        "tone": tone,
+    }
 
 
 def tiles_of(costs: Costs, now: datetime) -> list[Tile]:
@@ -173,18 +174,14 @@ def _expected(costs: Costs, now: datetime, href: str) -> Tile:
     cap = "no cap" if total.cap is None else f"of a cap of {short_money(total.cap)}"
     if costs.ends_at <= now:
         used = "–" if not total.cap else words.percent((total.spend or 0) / total.cap)
-        return Tile("Cap used", used, cap, href, _tone(total))
+        return Tile("Cap used", used, cap, href, tone(total))
     if total.forecast is None:
         return Tile("Forecast", "–", "too early in the month", href)
-    return Tile("Forecast", short_money(total.forecast), cap, href, _tone(total))
+    return Tile("Forecast", short_money(total.forecast), cap, href, tone(total))
 
 
-def _tone(line: CostLine) -> Colour:
-    if line.cap is None:
-        return ""
-    if (line.spend or 0) >= line.cap:
-        return "bad"
-    return "warn" if line.forecast is not None and line.forecast >= line.cap else ""
+def _columns(costs: Costs) -> list[Column[CostRow]]:
+    return lifted(columns(costs), lambda row: row.line)
 
 
 def _rows(costs: Costs) -> list[CostRow]:
@@ -203,11 +200,10 @@ def _rows(costs: Costs) -> list[CostRow]:
     return [*rows, CostRow(costs.total, None, whole)] if rows else []
 
 
-def _asked(request: Request) -> CostsAsked:
-    given = request.query_params
-    tag = given.get("tag", "") if given.get("by") == "tag" else ""
-    by = given.get("by", "")
-    return CostsAsked(given.get("month", ""), "tag" if tag else by if by in _BY else "agent", tag)
+def _asked(visit: Visit) -> CostsAsked:
+    by = visit.get("by")
+    tag = visit.get("tag") if by == "tag" else ""
+    return CostsAsked(visit.get("month"), "tag" if tag else by if by in BY else "agent", tag)
 
 
 def _months(now: datetime, zone: ZoneInfo) -> dict[str, str]:
@@ -215,13 +211,12 @@ def _months(now: datetime, zone: ZoneInfo) -> dict[str, str]:
     return {"this month": this.name, "last month": month_before(this, zone).name}
 
 
-def _address(asked: CostsAsked, **changed: str) -> str:
-    return f"/costs?{urlencode(asked.parameters | changed)}"
-
-
 def _tabs(asked: CostsAsked, tags: tuple[str, ...]) -> list[tuple[str, str, bool]]:
     month = {"month": asked.month} if asked.month else {}
-    tabs = [(name, f"/costs?{urlencode(month | {'by': by})}", asked.by == by) for by, name in _BY.items()]
+    tabs = [
+        (title[:1].upper() + title[1:], f"/costs?{urlencode(month | {'by': by})}", asked.by == by)
+        for by, title in BY.items()
+    ]
     for tag in dict.fromkeys((*tags, *((asked.tag,) if asked.tag else ()))):
         tabs.append((tag, f"/costs?{urlencode(month | {'by': 'tag', 'tag': tag})}", asked.tag == tag))
     return tabs

@@ -1,4 +1,4 @@
-"""Dead letters: what failed for good and why, one of them in detail, and replaying jobs: one, some, or all alike."""
+"""Dead letters: all of them, one in detail, and replaying jobs: one, some, or all alike."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ from breakwater.contracts.dead_letters import (
 )
 from breakwater.contracts.types import format_time
 from breakwater.policy.classify import error_identity
+from breakwater.views.columns import Column
+from breakwater.views.dead_letters import COLUMNS
 from services.console.operator_actions import Fields, FormRefused, act, back_to, reason_of, submitted, whole_number
-from services.console.pages import HEADERS, PageContext, fetched
-from services.console.sessions import session_of
-from services.console.tables import TableColumn, table_of
+from services.console.pages import HEADERS, Fetched, PageContext, fetched
+from services.console.tables import PageTable
 from services.console.time_range import WINDOWS, window_links, window_of
+from services.console.visits import NotFound, ReadModels, View, Visit, page
 from services.console.words import segment
 
 PAGE = 100
 """Dead letters that are shown."""
 
 GROUPED = 1_000
-"""Of the latest, how many are grouped by their error."""
+"""The latest dead letters that are grouped by their error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasonCount:
-    """How many dead letters of the chosen agent have a reason."""
+    """The number of dead letters of the chosen agent that have a reason."""
 
     reason: str
     """Empty for all of them."""
@@ -56,117 +58,122 @@ class ErrorGroup:
     replayable: int
 
 
-GROUPS: tuple[TableColumn[ErrorGroup], ...] = (
-    TableColumn("error", "Error", lambda one: one.latest.error),
-    TableColumn("reason", "Reason", lambda one: one.latest.reason),
-    TableColumn("agents", "Agents", lambda one: one.agents),
-    TableColumn("dead_letters", ">Dead letters", lambda one: one.count, largest_first=True),
-    TableColumn("replayable", ">Can be replayed", lambda one: one.replayable, largest_first=True),
-    TableColumn("first", "First", lambda one: one.first_at, largest_first=True),
-    TableColumn("latest", "Latest", lambda one: one.latest.at, largest_first=True),
+GROUPS: tuple[Column[ErrorGroup], ...] = (
+    Column("error", lambda one: one.latest.error, below=True),
+    Column("reason", lambda one: one.latest.reason, "words"),
+    Column("agents", lambda one: " ".join(one.agents)),
+    Column("dead letters", lambda one: one.count, "count"),
+    Column("can be replayed", lambda one: one.replayable, "count", name="replayable"),
+    Column("first", lambda one: one.first_at, "time"),
+    Column("latest", lambda one: one.latest.at, "time"),
 )
-COLUMNS: tuple[TableColumn[ListedDeadLetter], ...] = (
-    TableColumn("dead_letter", "Dead letter", lambda one: one.dead_letter_id, largest_first=True),
-    TableColumn("time", "Time", lambda one: one.at, largest_first=True),
-    TableColumn("reason", "Reason", lambda one: one.reason),
-    TableColumn("agent", "Agent", lambda one: one.agent),
-    TableColumn("execution", "Execution", lambda one: one.execution_id),
-    TableColumn("replayed_as", "Replayed", lambda one: one.replayed_as),
-    TableColumn("replay_status", "", lambda one: one.replay_status),
-    TableColumn("error", "Error", lambda one: one.error),
-)
-CHOICE: TableColumn[ListedDeadLetter] = TableColumn("", " ", None)
-"""The boxes of those who may replay."""
+CHOICE: Column[ListedDeadLetter] = Column("", None, name="choice")
+"""Checkboxes for those who may replay."""
 
 
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
-
-    async def show(request: Request) -> Response:
-        window = window_of(request, "7d")
-        reason, agent = request.query_params.get("reason", ""), request.query_params.get("agent", "").strip()
-        since = format_time(context.now() - WINDOWS[window])
-        query = {"reason": reason, "agent": agent, "since": since, "limit": GROUPED}
-        error = request.query_params.get("error", "")
-        known = await fetched(session_of(request).api.read(DeadLetterList, "dlq", query))
-        counts = known.value.counts if known.value else ()
-        # The counts are of all times, so this is an upper bound, for a progress bar.
-        total = sum(one.count for one in counts if _is_of(one, reason, agent))
-        listed = known.value.dead_letters if known.value else ()
-        groups = by_error(listed)
-        columns = (CHOICE, *COLUMNS) if session_of(request).may_operate else COLUMNS
-        alike = [one for one in listed if not error or error_identity(one.error) == error]
-        return context.pages.render(
-            request,
-            "dead_letters.html",
-            error=error,
-            group=next((one for one in groups if one.hash == error), None),
-            groups=table_of(request, "errors", "Errors", GROUPS, groups),
-            table=table_of(request, "list", "Dead letters", columns, alike, most=PAGE, filterable=False),
-            window=window,
-            windows=window_links(request, window),
-            since=since,
-            reason=reason,
-            agent=agent,
-            known=known,
-            tiles=_tiles(counts, agent),
-            agents=sorted({one.agent for one in counts} | ({agent} if agent else set())),
-            total=total,
-            replayable=_replayable(known.value, total),
-            after=request.query_params.get("after", ""),
-            left=whole_number(request.query_params.get("left", "")),
-        )
-
-    async def show_one(request: Request) -> Response:
-        path = f"dlq/{segment(request.path_params['dead_letter_id'])}"
-        try:
-            dead_letter = await session_of(request).api.read(DeadLetterDetails, path)
-        except ApiError as error:
-            if error.status == 404:
-                return context.pages.plain(request, 404, "Dead letter not found", error.message)
-            raise
-        return context.pages.render(request, "dead_letter.html", dead_letter=dead_letter)
-
-    async def replay(request: Request) -> Response:
-        if "application/json" in request.headers.get("accept", ""):
-            return await _replay_for_script(request)
-        session, fields = await submitted(request)
-        here = {name: fields.get(name) for name in ("reason", "agent", "window")}
-        page, query = "/dead-letters", here
-        if fields.get("from") == "one":
-            page, query = f"/dead-letters/{fields.get('dead_letter_id')}", {}
-        if not fields.get("all") and not _chosen(fields):
-            session.notify("Nothing was chosen: tick the dead letters to replay.", "bad")
-            return back_to("/dead-letters", here)
-        replays = await act(session, DeadLetterReplays, "dlq/replay", _body(fields))
-        if replays is None:
-            return back_to(page, query)
-        looked_at = len(replays.replayed) + replays.already + len(replays.skipped)
-        left = max(whole_number(fields.get("total")) - looked_at, 0) if replays.continue_after else 0
-        session.notify(_outcome(replays, left), "good" if replays.replayed or not replays.skipped else "bad")
-        more = {"after": _cursor(replays), "left": str(left)} if query and replays.continue_after else {}
-        return back_to(page, query | more)
-
-    async def _replay_for_script(request: Request) -> Response:
-        """The same for a script, which repeats it until there are no more: the response is JSON."""
-        try:
-            session, fields = await submitted(request)
-            replays = await session.api.act(DeadLetterReplays, "dlq/replay", _body(fields))
-        except (ApiError, FormRefused) as error:
-            return JSONResponse({"message": str(error).rstrip(".")}, error.status, HEADERS)
-        result = {
-            "replayed": len(replays.replayed),
-            "already": replays.already,
-            "skipped": len(replays.skipped),
-            "continue_after": _cursor(replays),
-        }
-        return JSONResponse(result, headers=HEADERS)
-
     return [
-        Route("/dead-letters", show, methods=["GET"]),
+        page(context, "/dead-letters", "dead_letters.html", read, view),
         Route("/dead-letters/replay", replay, methods=["POST"]),
-        Route("/dead-letters/{dead_letter_id}", show_one, methods=["GET"]),
+        page(context, "/dead-letters/{dead_letter_id}", "dead_letter.html", read_one, view_one),
     ]
+
+
+async def read(visit: Visit, models: ReadModels) -> tuple[Fetched[DeadLetterList]]:
+    """The latest dead letters that match the filters."""
+    query = {"reason": visit.get("reason"), "agent": visit.get("agent"), "since": _since(visit), "limit": GROUPED}
+    return (await fetched(models.api.read(DeadLetterList, "dlq", query)),)
+
+
+def view(visit: Visit, known: Fetched[DeadLetterList]) -> View:
+    """Dead letters by their errors, and one by one, with forms that replay them."""
+    window, error = window_of(visit.address, "7d"), visit.get("error")
+    reason, agent = visit.get("reason"), visit.get("agent")
+    counts = known.value.counts if known.value else ()
+    # The counts are of all times, so this is an upper bound, for a progress bar.
+    total = sum(one.count for one in counts if _is_of(one, reason, agent))
+    listed = known.value.dead_letters if known.value else ()
+    groups = by_error(listed)
+    columns = (CHOICE, *COLUMNS) if visit.session.may_operate else COLUMNS
+    alike = [one for one in listed if not error or error_identity(one.error) == error]
+    return {
+        "error": error,
+        "group": next((one for one in groups if one.hash == error), None),
+        "groups": PageTable(visit.address, "errors", "Errors", GROUPS, groups),
+        "table": PageTable(visit.address, "list", "Dead letters", columns, alike, most=PAGE, filterable=False),
+        "window": window,
+        "windows": window_links(visit.address, window),
+        "since": _since(visit),
+        "reason": reason,
+        "agent": agent,
+        "known": known,
+        "tiles": _tiles(counts, agent),
+        "agents": sorted({one.agent for one in counts} | ({agent} if agent else set())),
+        "total": total,
+        "replayable": _replayable(known.value, total),
+        "after": visit.get("after"),
+        "left": whole_number(visit.get("left")),
+    }
+
+
+async def read_one(visit: Visit, models: ReadModels) -> tuple[DeadLetterDetails | ApiError]:
+    """One dead letter; the error of the HTTP API if there is none."""
+    try:
+        return (await models.api.read(DeadLetterDetails, f"dlq/{segment(visit.path_params['dead_letter_id'])}"),)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return (error,)
+
+
+def view_one(_: Visit, dead_letter: DeadLetterDetails | ApiError) -> View | NotFound:
+    """The page of one dead letter."""
+    if isinstance(dead_letter, ApiError):
+        return NotFound("Dead letter not found", dead_letter.message)
+    return {"dead_letter": dead_letter}
+
+
+def _since(visit: Visit) -> str:
+    return format_time(visit.now - WINDOWS[window_of(visit.address, "7d")])
+
+
+async def replay(request: Request) -> Response:
+    """POST: replays one dead letter, those that are ticked, or all that match the filters."""
+    if "application/json" in request.headers.get("accept", ""):
+        return await _replay_for_script(request)
+    session, fields = await submitted(request)
+    here = {name: fields.get(name) for name in ("reason", "agent", "window")}
+    page, query = "/dead-letters", here
+    if fields.get("from") == "one":
+        page, query = f"/dead-letters/{fields.get('dead_letter_id')}", {}
+    if not fields.get("all") and not _chosen(fields):
+        session.notify("Nothing was chosen: tick the dead letters to replay.", "bad")
+        return back_to("/dead-letters", here)
+    replays = await act(session, DeadLetterReplays, "dlq/replay", _body(fields))
+    if replays is None:
+        return back_to(page, query)
+    looked_at = len(replays.replayed) + replays.already + len(replays.skipped)
+    left = max(whole_number(fields.get("total")) - looked_at, 0) if replays.continue_after else 0
+    session.notify(_outcome(replays, left), "good" if replays.replayed or not replays.skipped else "bad")
+    more = {"after": _cursor(replays), "left": str(left)} if query and replays.continue_after else {}
+    return back_to(page, query | more)
+
+
+async def _replay_for_script(request: Request) -> Response:
+    """The same for a script, which repeats it until there are no more: the response is JSON."""
+    try:
+        session, fields = await submitted(request)
+        replays = await session.api.act(DeadLetterReplays, "dlq/replay", _body(fields))
+    except (ApiError, FormRefused) as error:
+        return JSONResponse({"message": str(error).rstrip(".")}, error.status, HEADERS)
+    result = {
+        "replayed": len(replays.replayed),
+        "already": replays.already,
+        "skipped": len(replays.skipped),
+        "continue_after": _cursor(replays),
+    }
+    return JSONResponse(result, headers=HEADERS)
 
 
 def by_error(dead_letters: Iterable[ListedDeadLetter]) -> list[ErrorGroup]:
@@ -189,7 +196,7 @@ def by_error(dead_letters: Iterable[ListedDeadLetter]) -> list[ErrorGroup]:
 
 
 def _replayable(listed: DeadLetterList | None, total: int) -> int:
-    """How many dead letters a replay of all would run; an upper bound if not all are listed."""
+    """Dead letters that a replay of all would run; an upper bound if not all are listed."""
     if listed is None:
         return 0
     able = sum(one.replayable for one in listed.dead_letters)
@@ -215,7 +222,7 @@ def _chosen(fields: Fields) -> list[int]:
 
 
 def _body(fields: Fields) -> dict[str, Any]:
-    """What to replay: the dead letters that are ticked, or all that match the page's filters."""
+    """Request for a replay of the dead letters that are ticked, or of all that match the page's filters."""
     body: dict[str, Any] = {"why": reason_of(fields, "why")}
     if not fields.get("all"):
         return body | {"dead_letters": _chosen(fields)}
@@ -228,7 +235,7 @@ def _body(fields: Fields) -> dict[str, Any]:
 
 
 def _cursor(replays: DeadLetterReplays) -> str | None:
-    """Where to continue, as the pages send it back; None at the end."""
+    """The place to continue, as the pages send it back; None at the end."""
     return None if replays.continue_after is None else f"{replays.continue_after}-{replays.up_to or 0}"
 
 

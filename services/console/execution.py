@@ -27,7 +27,8 @@ from breakwater.contracts.submission import CancelledJob
 from breakwater.encryption import Undecryptable
 from breakwater.policy.formats import counted
 from breakwater.policy.links import trace_url
-from services.console.comparison import answering, compare
+from breakwater.views.executions import answering
+from services.console.comparison import compare
 from services.console.messages import bare_json, conversation
 from services.console.operator_actions import act, back_to, reason_of, submitted
 from services.console.pages import HEADERS, Fetched, PageContext, fetched

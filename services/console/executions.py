@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, get_args
 from urllib.parse import urlencode
@@ -12,8 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import (
     Cursor,
+    Facets,
     Filters,
     Page,
     SortColumn,
@@ -23,11 +26,12 @@ from breakwater.analytics.search import (
     search,
 )
 from breakwater.analytics.window import TimeWindow
-from breakwater.contracts.execution import ExecutionSummary, Status
+from breakwater.contracts.execution import Status
 from breakwater.contracts.types import NANO_PER_USD
-from services.console.pages import HEADERS, PageContext, fetched, follows, pending
-from services.console.tables import TableColumn, csv_headers, csv_text, table_of
-from services.console.time_range import time_range_of
+from breakwater.views.executions import COLUMNS
+from services.console.pages import HEADERS, Fetched, PageContext, fetched
+from services.console.tables import PageTable, csv_headers, csv_text
+from services.console.visits import ReadModels, View, Visit, shown, visit_of
 
 PAGE = 50
 ID = "list"
@@ -38,116 +42,108 @@ MAX_SAVED = 200_000
 _NAMES = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "error_kind", "text", "min_cost")
 
 
-COLUMNS: tuple[TableColumn[ExecutionSummary], ...] = (
-    TableColumn("ended", "Ended", lambda line: line.completed_at, sortable=False),
-    TableColumn("status", "Status", lambda line: line.status, sortable=False),
-    TableColumn("id", "Id", lambda line: line.execution_id, sortable=False),
-    TableColumn("agent", "Agent", lambda line: line.agent, sortable=False),
-    TableColumn("model", "Model", lambda line: line.model, sortable=False),
-    TableColumn("tenant", "", lambda line: line.tenant),
-    TableColumn("task", "", lambda line: line.task_id),
-    TableColumn("plan", "", lambda line: line.plan_id),
-    TableColumn("attempts_count", ">Attempts", lambda line: line.attempts_count, largest_first=True),
-    TableColumn("total_tokens", ">Tokens", lambda line: line.total_tokens, largest_first=True),
-    TableColumn("total_cost", ">Cost", lambda line: line.total_cost, usd=True, largest_first=True),
-    TableColumn("wasted_cost", "", lambda line: line.wasted_cost, usd=True),
-    TableColumn("cost_basis", "", lambda line: line.cost_basis),
-    TableColumn("duration_ms", ">Took", lambda line: line.duration_ms, largest_first=True),
-    TableColumn("reason", "", lambda line: line.reason),
-    TableColumn("error_kind", "", lambda line: line.error_kind),
-    TableColumn("error", "Error", lambda line: line.error_message, sortable=False),
-    TableColumn("dry_run", "", lambda line: str(line.dry_run).lower()),
-    TableColumn("cache_hit", "", lambda line: str(line.cache_hit).lower()),
-)
-
-
 def routes(context: PageContext) -> list[Route]:
     """The route of this page."""
 
     async def show(request: Request) -> Response:
-        given = {name: value for name in _NAMES if (value := request.query_params.get(name, "").strip())}
-        time_range, wrong = time_range_of(request, context.now(), context.zone), ""
-        before, after = request.query_params.get("before", ""), request.query_params.get("after", "")
-        try:
-            filters = filters_of(given, time_range.window)
-            older = Cursor.parse(after) if after else None
-            newer = Cursor.parse(before) if before and not after else None
-        except ValueError as error:
-            wrong, filters, older, newer = str(error), filters_of({}, time_range.window), None, None
-        if request.query_params.get("csv") == ID:
-            if wrong:
-                return context.pages.plain(request, 400, "Nothing was saved", wrong)
-            return await _saved(context, request, filters)
-        size, smallest = _sorting(request)
-        asked = (
-            search(context.analytics, filters, after=older, before=newer, limit=PAGE)
-            if size is None
-            else _sorted_page(context, filters, size, smallest=smallest)
-        )
-        # Words are looked for in long texts, sorting reads all that match, and facets all of the time range.
-        slow = filters.text is not None or (size is not None and time_range.is_long)
-        listed = pending if follows(request, slow=slow) else fetched
-        offered = pending if follows(request, slow=slow or time_range.is_long) else fetched
-        page, number, choices = await asyncio.gather(
-            listed(asked),
-            listed(count(context.analytics, filters)),
-            offered(facets(context.analytics, time_range.window)),
-        )
-
-        def link(**cursor: str) -> str:
-            return f"/executions?{urlencode({**given, **time_range.query, **cursor})}"
-
-        return context.pages.render(
-            request,
-            "executions.html",
-            given=given,
-            time_range=time_range,
-            wrong=wrong,
-            page=page,
-            table=table_of(
-                request, ID, "Executions", COLUMNS, page.value.lines if page.value else (), prefix="", filterable=False
-            ),
-            sort="" if size is None else request.query_params["sort"],
-            number=number,
-            facets=choices,
-            statuses=[(status, None) for status in get_args(Status)],
-            newer=link(before=page.value.newer.text) if page.value and page.value.newer else None,
-            older=link(after=page.value.older.text) if page.value and page.value.older else None,
-            first=not (before or after or size),
-            newest=link(),
-        )
+        visit = visit_of(context, request)
+        if visit.get("csv") != ID:
+            return await shown(context, request, "executions.html", read, view)
+        asked = _asked(visit)
+        if asked.wrong:
+            return context.pages.plain(request, 400, "Nothing was saved", asked.wrong)
+        begun = await fetched(search(context.analytics, asked.filters, limit=SAVED_AT_ONCE))
+        if begun.value is None:
+            return context.pages.plain(request, 503, "Nothing was saved", begun.problem or "")
+        headers = {**HEADERS, **csv_headers("executions")}
+        return StreamingResponse(_saved(context.analytics, asked, begun.value), headers=headers, media_type="text/csv")
 
     return [Route("/executions", show, methods=["GET"])]
 
 
-def _sorting(request: Request) -> tuple[SortColumn | None, bool]:
-    """What the executions are sorted by, and whether the smallest come first; by their end without `?sort=`."""
-    wanted = request.query_params.get("sort", "")
-    size = next((one for one in get_args(SortColumn) if one == wanted.removeprefix("-")), None)
-    return size, wanted.startswith("-")
+@dataclass(frozen=True, slots=True)
+class ExecutionsAsked:
+    """The executions that an address asks for."""
+
+    given: Mapping[str, str]
+    """The filters that are not empty, as the form has them."""
+    filters: Filters
+    older: Cursor | None
+    newer: Cursor | None
+    size: SortColumn | None
+    """The order; None for the latest first."""
+    wrong: str
+    """The reason why a filter can't be used, and why there is none then."""
 
 
-async def _sorted_page(context: PageContext, filters: Filters, size: SortColumn, *, smallest: bool) -> Page:
-    return Page(await largest(context.analytics, filters, size, smallest=smallest, limit=PAGE), None, None)
+def _asked(visit: Visit) -> ExecutionsAsked:
+    given = {name: value for name in _NAMES if (value := visit.get(name))}
+    window, before, after = visit.time_range().window, visit.get("before"), visit.get("after")
+    wanted = visit.get("sort").removeprefix("-")
+    size = next((one for one in get_args(SortColumn) if one == wanted), None)
+    try:
+        filters = filters_of(given, window)
+        older = Cursor.parse(after) if after else None
+        newer = Cursor.parse(before) if before and not after else None
+    except ValueError as error:
+        return ExecutionsAsked(given, filters_of({}, window), None, None, size, str(error))
+    return ExecutionsAsked(given, filters, older, newer, size, "")
 
 
-async def _saved(context: PageContext, request: Request, filters: Filters) -> Response:
+def read(visit: Visit, models: ReadModels) -> Awaitable[tuple[Fetched[Page], Fetched[int], Fetched[Facets]]]:
+    """A page of executions, the number of all that match, and the values of the filters."""
+    asked, time_range = _asked(visit), visit.time_range()
+    # Words are looked for in long texts, sorting reads all that match, and facets all of the time range.
+    slow = asked.filters.text is not None or (asked.size is not None and time_range.is_long)
+    return asyncio.gather(
+        visit.part(_found(visit, models.analytics, asked), slow=slow),
+        visit.part(count(models.analytics, asked.filters), slow=slow),
+        visit.part(facets(models.analytics, time_range.window), slow=slow or time_range.is_long),
+    )
+
+
+def view(visit: Visit, page: Fetched[Page], number: Fetched[int], choices: Fetched[Facets]) -> View:
+    """A page of executions, with the form of their filters."""
+    asked, time_range = _asked(visit), visit.time_range()
+    lines = page.value.lines if page.value else ()
+
+    def link(**cursor: str) -> str:
+        return f"/executions?{urlencode({**asked.given, **time_range.query, **cursor})}"
+
+    return {
+        "given": asked.given,
+        "time_range": time_range,
+        "wrong": asked.wrong,
+        "page": page,
+        "table": PageTable(visit.address, ID, "Executions", COLUMNS, lines, prefix="", filterable=False),
+        "sort": visit.get("sort") if asked.size else "",
+        "number": number,
+        "facets": choices,
+        "statuses": [(status, None) for status in get_args(Status)],
+        "newer": link(before=page.value.newer.text) if page.value and page.value.newer else None,
+        "older": link(after=page.value.older.text) if page.value and page.value.older else None,
+        "first": not (visit.get("before") or visit.get("after") or asked.size),
+        "newest": link(),
+    }
+
+
+async def _found(visit: Visit, analytics: Analytics, asked: ExecutionsAsked) -> Page:
+    if asked.size is None:
+        return await search(analytics, asked.filters, after=asked.older, before=asked.newer, limit=PAGE)
+    smallest = visit.get("sort").startswith("-")
+    return Page(await largest(analytics, asked.filters, asked.size, smallest=smallest, limit=PAGE), None, None)
+
+
+async def _saved(analytics: Analytics, asked: ExecutionsAsked, first: Page) -> AsyncGenerator[str]:
     """All that match as a file, the newest first; it breaks off if ClickHouse does."""
-    begun = await fetched(search(context.analytics, filters, limit=SAVED_AT_ONCE))
-    if (first := begun.value) is None:
-        return context.pages.plain(request, 503, "Nothing was saved", begun.problem or "")
-
-    async def parts() -> AsyncGenerator[str]:
-        page, saved = first, 0
-        yield csv_text(COLUMNS, (), head=True)
-        while page.lines:
-            yield csv_text(COLUMNS, page.lines)
-            saved += len(page.lines)
-            if page.older is None or saved >= MAX_SAVED:
-                return
-            page = await search(context.analytics, filters, after=page.older, limit=SAVED_AT_ONCE)
-
-    return StreamingResponse(parts(), headers={**HEADERS, **csv_headers("executions")}, media_type="text/csv")
+    page, saved = first, 0
+    yield csv_text(COLUMNS, ())
+    while page.lines:
+        yield csv_text(COLUMNS, page.lines, head=False)
+        saved += len(page.lines)
+        if page.older is None or saved >= MAX_SAVED:
+            return
+        page = await search(analytics, asked.filters, after=page.older, limit=SAVED_AT_ONCE)
 
 
 def filters_of(given: Mapping[str, str], window: TimeWindow) -> Filters:

@@ -1,15 +1,16 @@
-"""What people do from a page: its form is checked, the HTTP API does it, and the next page shows the outcome."""
+"""Actions from a page: its form is checked, the HTTP API carries it out, and the next page shows the outcome."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
 from breakwater.client import ApiError, ApiKeyRefused
 from services.console.sessions import Session, session_of
@@ -74,7 +75,7 @@ async def submitted(request: Request, *, approval: bool = False) -> tuple[Sessio
 
     Args:
         request: the form.
-        approval: whether the scope `approve` is enough for the action.
+        approval: True if the scope `approve` is enough for the action.
 
     Raises:
         FormRefused: it was not sent from one of our pages, or the sender may not take the action.
@@ -101,6 +102,38 @@ async def act(session: Session, form: type[T], path: str, body: Mapping[str, obj
     except ApiError as error:
         session.notify(f"The action failed: {error.message}", "bad")
         return None
+
+
+def action(
+    path: str,
+    api_path: str,
+    form: type[T],
+    body: Callable[[Fields], Mapping[str, object]],
+    outcome: Callable[[Fields, T], str],
+    back: Callable[[Fields], str],
+    *,
+    approval: bool = False,
+) -> Route:
+    """The route of an action: the HTTP API carries it out, and the page that follows shows the outcome.
+
+    Args:
+        path: of the route.
+        api_path: of the HTTP API, below `api/v1`.
+        form: the message that the HTTP API returns.
+        body: what the HTTP API is sent, without the reason.
+        outcome: the notice after a success.
+        back: the path of the page that follows.
+        approval: True if the scope `approve` is enough for the action.
+    """
+
+    async def carry_out(request: Request) -> Response:
+        session, fields = await submitted(request, approval=approval)
+        result = await act(session, form, api_path, {**body(fields), "reason": reason_of(fields)})
+        if result is not None:
+            session.notify(outcome(fields, result))
+        return back_to(back(fields))
+
+    return Route(path, carry_out, methods=["POST"])
 
 
 def reason_of(fields: Fields, name: str = "reason") -> str | None:

@@ -19,9 +19,10 @@ from breakwater.contracts.subjects import decode_token
 from services.console import tiles
 from services.console.history import history_charts
 from services.console.overall_health import Live, behind, live, overall_health
-from services.console.pages import Fetched, PageContext, fetched, follows, pending
+from services.console.pages import Fetched, PageContext
 from services.console.sessions import session_of
-from services.console.time_range import TimeRange, time_range_of
+from services.console.time_range import TimeRange
+from services.console.visits import visit_of
 from services.console.words import segment
 
 CAUSES, SHOWN = 3, 5
@@ -46,11 +47,12 @@ def routes(context: PageContext) -> list[Route]:
     """The routes of this page."""
 
     async def show(request: Request) -> Response:
-        time_range = time_range_of(request, context.now(), context.zone)
+        visit = visit_of(context, request)
+        time_range = visit.time_range()
         wanted = request.query_params.get("by")
         by: Spender = wanted if wanted in _SPENDERS else "agent"
         database, window = context.analytics, time_range.window
-        summed = pending if follows(request, slow=time_range.is_long) else fetched
+        summed = partial(visit.part, slow=time_range.is_long)
         now, held, (history, errors, waste, providers, spenders) = await asyncio.gather(
             live(session_of(request).api),
             summed(figures.refusals(database, window)),

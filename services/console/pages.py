@@ -21,7 +21,6 @@ from breakwater.client import ApiError, ApiKeyRefused, ApiUnavailable
 from breakwater.encryption import OFF, Cipher
 from services.console import charts, words
 from services.console.sessions import SESSION, Session
-from services.console.tables import PageTable
 
 T = TypeVar("T")
 
@@ -83,8 +82,6 @@ class PageRenderer:
             status: HTTP's.
             values: the template's variables.
         """
-        if (wanted := request.query_params.get("csv")) and status == 200:
-            return self._csv(request, wanted, values)
         session: Session | None = request.scope.get(SESSION)
         # A page that refreshes itself, perhaps in another tab, must not use up notices: they would not be read.
         notices = () if session is None or "x-refresh" in request.headers else session.take_notices()
@@ -92,14 +89,6 @@ class PageRenderer:
             request=request, session=session, notices=notices, path=request.url.path, **values
         )
         return HTMLResponse(html, status, HEADERS)
-
-    def _csv(self, request: Request, wanted: str, values: dict[str, object]) -> Response:
-        """One of a page's tables as a file."""
-        for value in values.values():
-            if isinstance(value, PageTable) and value.id == wanted:  # pyright: ignore[reportUnknownMemberType]
-                return value.csv()
-        text = f"The page has no table {wanted!r} now: what is in it can't be read, or there is nothing in it."
-        return self.plain(request, 404, "Nothing to save", text)
 
     def plain(self, request: Request, status: int, title: str, text: str) -> Response:
         """A page with a title and a short text, such as why a request was refused."""
@@ -137,17 +126,11 @@ class Fetched(Generic[T]):
     value: T | None
     problem: str | None = None
     pending: bool = False
-    """It is asked for once the page is shown."""
-
-
-def follows(request: Request, *, slow: bool) -> bool:
-    """True if a slow part is not in the page's first response, but in the one that its script then asks for."""
-    asked_whole = "x-refresh" in request.headers or not request.query_params.keys().isdisjoint(("whole", "csv"))
-    return slow and not asked_whole
+    """True if the script of the page asks for it, once the page is shown."""
 
 
 async def pending(asked: Coroutine[Any, Any, T]) -> Fetched[T]:
-    """A part of a page that `follows`; it is not asked for."""
+    """A part of a page that the script of the page asks for later."""
     asked.close()
     return Fetched(None, pending=True)
 

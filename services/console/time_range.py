@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 
 from breakwater.analytics.window import TimeWindow
+from services.console.tables import Address
 
 WINDOWS = {
     "1h": timedelta(hours=1),
@@ -84,19 +84,19 @@ class TimeRange:
         return f"/executions?{urlencode(given | self.query)}"
 
 
-def time_range_of(request: Request, now: datetime, zone: ZoneInfo, default: str = "24h") -> TimeRange:
-    """The time range of a request.
+def time_range_of(address: Address, now: datetime, zone: ZoneInfo, default: str = "24h") -> TimeRange:
+    """The time range that the address of a page names.
 
     Args:
-        request: its `from` and `to` count before its `window`; a time without an offset is in UTC.
+        address: its `from` and `to` count before its `window`; a time without an offset is in UTC.
         now: a time range ends there at the latest, and so it does without `to`.
         zone: where days and months begin.
-        default: the name of the time range of a request without these.
+        default: the name of the time range of an address without these.
 
     Raises:
         HTTPException: `from` or `to` can't be used; with status 400.
     """
-    given = request.query_params
+    given = address.query
     name = given.get("window", default)
     if given.get("from") or given.get("to"):
         name, window = CUSTOM, _custom(given.get("from", ""), given.get("to", ""), now)
@@ -108,7 +108,7 @@ def time_range_of(request: Request, now: datetime, zone: ZoneInfo, default: str 
         name = name if name in WINDOWS else default
         window = TimeWindow.last(WINDOWS[name], now)
     kept = {key: value for key, value in given.items() if key not in _NOT_KEPT}
-    return TimeRange(name, window, window_links(request, name, _BY_LENGTH), window_links(request, name, _MONTHS), kept)
+    return TimeRange(name, window, window_links(address, name, _BY_LENGTH), window_links(address, name, _MONTHS), kept)
 
 
 def between(start: datetime, end: datetime) -> dict[str, str]:
@@ -130,16 +130,16 @@ def month(now: datetime, zone: ZoneInfo, *, last: bool) -> TimeWindow:
     return TimeWindow.since(_midnight(first, zone), now)
 
 
-def window_of(request: Request, default: str = "24h") -> str:
+def window_of(address: Address, default: str = "24h") -> str:
     """The name in `?window=` if it is one of WINDOWS, otherwise the default."""
-    wanted = request.query_params.get("window", default)
+    wanted = address.query.get("window", default)
     return wanted if wanted in WINDOWS else default
 
 
-def window_links(request: Request, present: str, names: Iterable[str] = WINDOWS) -> Links:
+def window_links(address: Address, present: str, names: Iterable[str] = WINDOWS) -> Links:
     """Links from a page to itself, for other time ranges."""
-    others = {name: value for name, value in request.query_params.items() if name not in _NOT_KEPT}
-    return [(name, f"{request.url.path}?{urlencode(others | {'window': name})}", name == present) for name in names]
+    others = {name: value for name, value in address.query.items() if name not in _NOT_KEPT}
+    return [(name, f"{address.path}?{urlencode(others | {'window': name})}", name == present) for name in names]
 
 
 def _custom(start: str, end: str, now: datetime) -> TimeWindow:

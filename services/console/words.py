@@ -1,4 +1,4 @@
-"""How values are written on the pages."""
+"""Values as they are written on the pages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from breakwater.analytics.figures import RefusalLine
 from breakwater.contracts.types import NANO_PER_USD, format_time
 from breakwater.policy import formats
 from breakwater.policy.formats import counted, failures_in_words
-
-DAY_S = 86_400
+from breakwater.views.columns import humanized as humanize
+from breakwater.views.columns import percent, rough_duration, tone_of
 
 
 def short_money(nano: int | None) -> str:
@@ -41,7 +41,7 @@ def money(nano: int | None, places: int | None = None) -> Markup:
 
 
 def places(column: Iterable[int | None]) -> int:
-    """How many decimal places all amounts of a column have, so that they can be compared at a glance."""
+    """Decimal places that all amounts of a column have, so that they can be compared at a glance."""
     amounts = [abs(nano) for nano in column if nano]
     cents = all(nano % 10_000_000 == 0 for nano in amounts)
     return 2 if cents or max(amounts, default=0) >= 100 * NANO_PER_USD else 4
@@ -55,17 +55,6 @@ def _fixed_money(nano: int, places: int) -> str:
     return f"{'-' if usd < 0 else ''}${abs(usd):,.{places}f}"
 
 
-def percent(share: float | None) -> str:
-    """A share of 0 to 1: `98.2 %`; `–` for None."""
-    if share is None:
-        return "–"
-    text = f"{share * 100:.1f}"
-    # Less than all must not look like all.
-    if text == "100.0" and share < 1:
-        return "99.9 %"
-    return f"{text.removesuffix('.0')} %"
-
-
 def count(number: int | None) -> str:
     """`12,345`; `–` for None."""
     return "–" if number is None else f"{number:,}"
@@ -77,21 +66,13 @@ def utc(moment: datetime) -> str:
 
 
 def ago(moment: datetime | None, now: datetime | None = None) -> Markup:
-    """How long ago, with the time itself as a tooltip; `–` for None."""
+    """The distance of a time, with the time itself as a tooltip; `–` for None."""
     if moment is None:
         return Markup("–")
     seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
     distance = rough_duration(abs(seconds))
     text = f"{distance} ago" if seconds >= 0 else f"in {distance}"
     return time(moment, "now" if abs(seconds) < 1 else text)
-
-
-def rough_duration(seconds: float) -> str:
-    """A duration in its largest unit: `45 s`, `12 min`, `3 h`, `5 d`."""
-    for unit, length in (("d", DAY_S), ("h", 3_600), ("min", 60)):
-        if seconds >= length * (2 if unit == "d" else 1):
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def clock(moment: datetime | None) -> Markup:
@@ -116,11 +97,6 @@ def local(moment: datetime) -> str:
 def duration(ms: float | None) -> str:
     """`850 ms`, `1.2 s`; `–` for None."""
     return formats.duration(ms) or "–"
-
-
-def humanize(word: str | None) -> str:
-    """A value of the wire contract in plain English: `dead_lettered` as `dead lettered`; empty for None."""
-    return "" if word is None else word.replace("_", " ")
 
 
 def segment(text: str) -> str:
@@ -168,7 +144,7 @@ _WASTE_CAUSES = {
 
 
 def waste_cause(cause: str) -> str:
-    """Why money was wasted, in words."""
+    """The cause of waste, in words."""
     return _WASTE_CAUSES.get(cause, humanize(cause))
 
 
@@ -180,7 +156,7 @@ _COST_BASES = {
 
 
 def cost_basis(basis: str) -> str:
-    """What a cost is based on, in words."""
+    """The basis of a cost, in words."""
     return _COST_BASES.get(basis, humanize(basis))
 
 
@@ -193,7 +169,7 @@ _FINISH_REASONS = {
 
 
 def finish_reason(reason: str) -> str:
-    """Why a model stopped, in words."""
+    """The reason why a model stopped, in words."""
     return _FINISH_REASONS.get(reason, reason)
 
 
@@ -212,7 +188,7 @@ def outcome_colour(outcome: str) -> str:
 
 
 def refused_by(line: RefusalLine) -> str:
-    """What held calls back, in words."""
+    """The limit, budget, breaker or guard that held calls back, in words."""
     if line.called:
         return "the provider's rate limit"
     match line.kind:
@@ -232,7 +208,12 @@ def refused_by(line: RefusalLine) -> str:
 
 _NAMED = (
     ago, clock, code, cost_basis, count, counted, duration, failures_in_words, finish_reason, local, money,
-    outcome_colour, percent, places, humanize, pretty, refused_by, rough_duration, segment, short_money, utc,
+    outcome_colour, percent, places, pretty, refused_by, rough_duration, segment, short_money, utc,
     waste_cause,
 )  # fmt: skip
-FILTERS: Mapping[str, Callable[..., object]] = {"exact": formats.money} | {one.__name__: one for one in _NAMED}
+FILTERS: Mapping[str, Callable[..., object]] = {
+    "exact": formats.money,
+    "humanize": humanize,
+    "tone": tone_of,
+    **{one.__name__: one for one in _NAMED},
+}

@@ -181,9 +181,9 @@ async def test_a_budget_is_coloured_by_what_is_left(run: Run, stub: Stub, monkey
     monkeypatch.setattr(output, "table", keep)
     ten = {"limit": "10.000000000"}
     stub.answers["GET budgets"] = listed(
-        budget("global/daily", **ten, remaining="2.000000000"),
-        budget("global/daily", **ten, remaining="1.999999999"),
-        budget("global/daily", **ten, remaining="0.000000000"),
+        budget("global/daily", **ten, spent="8.000000000"),
+        budget("global/daily", **ten, spent="8.000000001"),
+        budget("global/daily", **ten, spent="10.000000000"),
         budget("global/daily", limit="0.000000000", remaining="0.000000000"),
         budget("global/daily"),
     )

@@ -38,7 +38,7 @@ INCIDENTS: tuple[Column[Alert], ...] = (
     Column("since", lambda one: one.opened_at, "ago", drop=1),
 )
 UNDELIVERED: tuple[Column[UndeliveredAlert], ...] = (
-    Column("dead letter", lambda one: one.dead_letter_id, name="dead_letter", right=True),
+    Column("dead letter", lambda one: one.dead_letter_id, "number", name="dead_letter"),
     Column("channel", lambda one: one.channel),
     Column("title", lambda one: one.title, name="alert", missing="its content can't be read", below=True),
     Column("error", lambda one: one.error, below=True),

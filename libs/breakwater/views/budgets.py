@@ -27,9 +27,10 @@ def tone(budget: BudgetStatus) -> str:
     """`bad` if the cap is reached, `warn` if it is near; otherwise empty."""
     if budget.limit is None:
         return ""
-    if budget.reached or not budget.remaining:
+    taken = budget.spent + budget.reserved
+    if budget.reached or taken >= budget.limit:
         return "bad"
-    return "warn" if (budget.limit - budget.remaining) * 100 > budget.limit * WARN_PERCENT else ""
+    return "warn" if taken * 100 > budget.limit * WARN_PERCENT else ""
 
 
 def short(nano: int | None) -> str:

@@ -13,16 +13,17 @@ Row = TypeVar("Row")
 Part = TypeVar("Part")
 
 Kind = Literal[
-    "text", "id", "agent", "execution", "state", "words", "time", "ago", "usd", "count", "duration", "percent"
+    "text", "id", "agent", "execution", "state", "words", "time", "ago", "number", "usd", "count", "duration", "percent"
 ]
-"""`words` is a value of the wire contract, such as `dead_lettered`; `ago` is a time whose distance matters."""
+"""`words` is a value of the wire contract, such as `dead_lettered`; `ago` is a time whose distance matters; `number`
+identifies, and `count` counts."""
 
 Cell = str | tuple[str, str]
 """Text, or text and its tone: `good`, `warn`, `bad`, `faint`, or a style that terminals know, such as `bold`."""
 
 Value = Cell | int | float | datetime | None
 
-_NUMBERS = ("usd", "count", "duration", "percent")
+_NUMBERS = ("number", "usd", "count", "duration", "percent")
 _STATES = {
     "good": "ok closed success succeeded healthy resolved done",
     "warn": "warn half_open retried waiting soft_cap warning degraded acknowledged partial refused begun "
@@ -44,6 +45,7 @@ class Column(Generic[Row]):
         words: what people see in place of the value.
         name: in URLs, and in the first line of a CSV; by default the title.
         missing: text for a value that is None.
+        explained: tooltip of the heading on a page.
         order: sort key, if it is not the value.
         smallest_first: reverses the order of the first click on a heading, which puts the largest number on top.
         sortable: False if a page can't sort by it.
@@ -61,6 +63,7 @@ class Column(Generic[Row]):
     words: Callable[[Row], Cell] | None = None
     name: str = ""
     missing: str = ""
+    explained: str = ""
     order: Callable[[Row], Any] | None = None
     smallest_first: bool = False
     sortable: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from breakwater.policy.formats import money
 from breakwater.views.columns import Cell, Column
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 BY = {"agent": "agent", "tenant": "tenant", "model": "model", "provider": "provider", "key": "API key"}
 """Groups of calls, and their titles."""
 
+FAILED = "The part of the spend for calls that did not succeed."
+PREVIOUS = "And the change of the spend against that month; of the forecast while the month has not ended."
 CAPPED = ("agent", "tenant")
 """Groups that may have caps."""
 
 
-def tone(line: CostLine) -> str:
+def tone(line: CostLine) -> Literal["", "warn", "bad"]:
     """`bad` if the cap is reached; `warn` if it will be; otherwise empty."""
     if line.cap is None:
         return ""
@@ -41,20 +43,17 @@ def columns(costs: Costs) -> Sequence[Column[CostLine]]:
     def name(line: CostLine) -> str:
         return line.name or ("all" if line is costs.total else "none")
 
+    forecast: Column[CostLine] = Column(
+        "at month's end", _forecast, right=True, name="forecast", explained="Forecast, at the present pace."
+    )
     return [
         Column(costs.tag or BY[costs.by], name, name="name"),
         Column("spend", lambda line: line.spend, "usd", _spend),
-        *([] if costs.total.forecast is None else [Column("at month's end", _forecast, right=True, name="forecast")]),
+        *([] if costs.total.forecast is None else [forecast]),
         Column("share", None, terminal=False),
-        Column("failed calls", lambda line: line.wasted, "usd", name="wasted", drop=2),
-        Column(costs.previous_month, lambda line: line.previous, "usd", name="previous", drop=1),
-        Column(
-            "cap",
-            lambda line: "" if line.cap is None else line.cap,
-            "usd",
-            drop=3,
-            page=costs.by in ("agent", "tenant"),
-        ),
+        Column("failed calls", lambda line: line.wasted, "usd", name="wasted", explained=FAILED, drop=2),
+        Column(costs.previous_month, lambda line: line.previous, "usd", name="previous", explained=PREVIOUS, drop=1),
+        Column("cap", lambda line: "" if line.cap is None else line.cap, "usd", drop=3, page=costs.by in CAPPED),
         Column("calls", lambda line: line.calls, "count", drop=4),
         Column("tokens", lambda line: line.input_tokens + line.output_tokens, "count", terminal=False),
     ]

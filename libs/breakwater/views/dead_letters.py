@@ -18,7 +18,7 @@ def replay_state(one: ListedDeadLetter) -> Cell:
 
 
 COLUMNS: tuple[Column[ListedDeadLetter], ...] = (
-    Column("dead letter", lambda one: one.dead_letter_id, right=True),
+    Column("dead letter", lambda one: one.dead_letter_id, "number"),
     Column("given up", lambda one: one.at, "time", name="time"),
     Column("of", lambda one: one.kind, name="kind", drop=3, page=False),
     Column("reason", lambda one: one.reason, "words"),

@@ -87,6 +87,7 @@ def incident(number: int, severity: str = "critical", status: str = "firing") ->
         "status": status,
         "event": "breaker_open",
         "severity": severity,
+        "highest_severity": severity,
         "agent": "writer",
         "title": "writer is stopped",
         "text": "It failed 3 times in a row.",

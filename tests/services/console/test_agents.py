@@ -6,7 +6,6 @@ from html import unescape
 from zoneinfo import ZoneInfo
 
 import pytest
-from starlette.requests import Request
 
 from breakwater.analytics.client import connect
 from breakwater.analytics.figures import History, RefusalLine, RetryFigures
@@ -15,7 +14,7 @@ from breakwater.contracts.http import AgentQueue
 from breakwater.embedded.ports import free_port
 from services.console.agent import helped
 from services.console.agents import COLUMNS, AgentRow
-from services.console.tables import table_of
+from services.console.tables import Address, PageTable
 from services.console.time_range import yesterday
 from services.console.words import refused_by
 from tests.cli.api_stub import Stub, problem
@@ -30,7 +29,9 @@ ODD = "écrivain.v2 > all/*?#%2F"
 
 def listed(html: str) -> "list[str]":
     """The agents of the list, in its order."""
-    return [unescape(name) for name in re.findall(r'<td class="name"><a href="/agents/[^"]*">([^<]*)</a>', html)]
+    return [
+        unescape(name) for name in re.findall(r'<th scope="row" class="name"><a href="/agents/[^"]*">([^<]*)</a>', html)
+    ]
 
 
 async def test_every_agent_of_the_config_is_listed_and_each_that_ran(console: Console):
@@ -91,7 +92,7 @@ async def test_a_long_name_is_broken_where_it_must(console: Console):
     long = "a" * 120
     answer(console.interface, agents=[health(long)])
     page = await console.get("/agents")
-    assert f'<td class="name"><a href="/agents/{long}?window=24h">' in page.text
+    assert f'<th scope="row" class="name"><a href="/agents/{long}?window=24h">' in page.text
     style = (await console.get(unescape(re.findall(r'href="(/static/console.css[^"]*)"', page.text)[0]))).text
     rule = re.search(r"^\.name \{([^}]*)\}", style, re.MULTILINE)
     assert rule
@@ -145,8 +146,7 @@ def test_what_one_looks_for_comes_first_and_what_is_not_known_last(order: str, e
         row("b", history=History(counted(2, failed=2), ()), limited=0, queue=jobs(0)),
         row("c", health=AgentHealth.model_validate(health("c", "unhealthy")), queue=jobs(9)),
     ]
-    request = Request({"type": "http", "path": "/agents", "query_string": f"sort={order}".encode(), "headers": []})
-    table = table_of(request, "agents", "Agents", COLUMNS, rows, sort="health", prefix="")
+    table = PageTable(Address("/agents", {"sort": order}), "agents", "Agents", COLUMNS, rows, sort="health", prefix="")
     assert "".join(one.name for one in table.rows) == expected
 
 
@@ -307,7 +307,7 @@ async def test_an_agent_of_any_name_has_its_page(console: Console):
             ended(name, 5, tried(name, 1, 5, agent=name, outcome="error", error=broken(EVIL), model=EVIL), agent=name),
         )
         agents = await console.get("/agents")
-        found = re.search(r'<td class="name"><a href="(/agents/[^"]*)">', agents.text)
+        found = re.search(r'<th scope="row" class="name"><a href="(/agents/[^"]*)">', agents.text)
         assert found
         page = await console.get(unescape(found[1]))
         assert page.status == 200

@@ -92,7 +92,7 @@ async def test_the_history_of_one_whose_names_hold_slashes(console: Console):
     opened = datetime.now(UTC) - timedelta(minutes=3)
     await store(console, samples.transition(1, agent=agent, model=model, at=opened))
     listing = await console.get("/breakers")
-    address = listing.text.split('<th scope="row"><a href="')[1].split('"')[0].replace("&amp;", "&")
+    address = listing.text.split('<th scope="row" class="name"><a href="')[1].split('"')[0].replace("&amp;", "&")
     page = await console.get(address)
     assert page.status == 200
     assert f"{agent} on {model}" in page.words

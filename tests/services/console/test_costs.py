@@ -138,7 +138,8 @@ async def store(console: Console, *attempts: Attempt) -> None:
 def on_page(text: str) -> dict[str | None, int]:
     """The spend in the table, by the first cell."""
     rows = re.findall(
-        r'<td class="name">(.*?)</td>\s*<td class="right spend"><span class="money" title="\$([0-9.,]+)"', text
+        r'<th scope="row" class="name">(?!All)(.*?)</th>\s*<td class="right"><span class="money" title="\$([0-9.,]+)"',
+        text,
     )
     names = (unescape(re.sub(r"<[^>]+>", "", name)) for name, _ in rows)
     amounts = (nano_from_usd(amount.replace(",", "")) for _, amount in rows)

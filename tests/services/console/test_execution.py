@@ -235,7 +235,7 @@ async def test_two_executions_are_compared_from_the_page_of_one(console: Console
     assert "/compare?b=e1" in (await console.get("/executions/e1")).text
     # The one before is of the same agent.
     before, chosen = [await console.get(f"/compare?{query}") for query in ("b=e1", "a=other&b=e1")]
-    assert "Duration" in before.words
+    assert "Took" in before.words
     assert "temperature 0.2 0.7 ≠ differs" in before.words
     assert "− no + yes" in before.words
     assert 'value="e0"' in before.text

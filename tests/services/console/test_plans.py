@@ -32,8 +32,8 @@ async def test_a_plan_is_one_row_with_its_state_cost_and_waste(console: Console)
     console.interface.answers["GET plans"] = 200, {"plans": [PLAN, REFUSED]}
     page = await console.get("/plans")
     assert page.status == 200
-    assert "report/47 partial 2 succeeded 1 dead lettered $0.42 estimated $0.02" in page.words
-    assert "p2 failed <b>down</b> – $0" in page.words
+    assert "report/47 partial 2 succeeded, 1 dead lettered $0.42 estimated $0.02" in page.words
+    assert "p2 failed <b>down</b> none $0" in page.words
     assert "<b>down" not in page.text
     assert 'href="/executions?window=30d&amp;plan_id=report/47"' in page.text
     lines = (await console.get("/plans?csv=list")).text.splitlines()

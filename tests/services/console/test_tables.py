@@ -8,13 +8,14 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import unescape
+from urllib.parse import parse_qsl
 
 import pytest
-from starlette.requests import Request
 
 from breakwater.analytics.client import connect
 from breakwater.embedded.ports import free_port
-from services.console.tables import PageTable, TableColumn, csv_text, table_of
+from breakwater.views.columns import Column
+from services.console.tables import Address, PageTable, csv_text
 from tests.cli.api_stub import Stub
 from tests.services.console.answers import answer, breaker, health, incident
 from tests.services.console.conftest import Console, Page, visiting
@@ -32,18 +33,17 @@ class Row:
     at: datetime | None = None
 
 
-COLUMNS: tuple[TableColumn[Row], ...] = (
-    TableColumn("name", "Name", lambda row: row.name),
-    TableColumn("cost", ">Cost", lambda row: row.cost, usd=True, largest_first=True),
-    TableColumn("at", "", lambda row: row.at),
-    TableColumn("chart", "Chart", None),
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("name", lambda row: row.name),
+    Column("cost", lambda row: row.cost, "usd"),
+    Column("at", lambda row: row.at, "time", page=False),
+    Column("chart", None),
 )
 ROWS = (Row("b", 1), Row("A", None), Row("c", 3), Row("d", 1))
 
 
 def table(query: str = "", most: int | None = None) -> PageTable[Row]:
-    request = Request({"type": "http", "path": "/p", "query_string": query.encode(), "headers": []})
-    return table_of(request, "t", "Things", COLUMNS, ROWS, most=most)
+    return PageTable(Address("/p", dict(parse_qsl(query))), "t", "Things", COLUMNS, ROWS, most=most)
 
 
 @pytest.mark.parametrize(
@@ -69,28 +69,27 @@ def test_rows_are_sorted_and_filtered_as_the_url_says(query: str, names: str) ->
 def test_headings_lead_to_their_order_and_back_and_keep_the_rest_of_the_url() -> None:
     [name, cost, chart] = table("window=1h&t.sort=cost&other.find=x").headings
     assert (name.sorted, cost.sorted, chart.sorted) == (None, "descending", None)
-    assert (name.right, cost.right) == (False, True)
-    assert name.address == "/p?window=1h&t.sort=name&other.find=x#t"
-    assert cost.address == "/p?window=1h&t.sort=-cost&other.find=x#t"
-    assert chart.address is None
+    assert (name.column.heading, cost.column.is_right) == ("Name", True)
+    assert name.link == "/p?window=1h&t.sort=name&other.find=x#t"
+    assert cost.link == "/p?window=1h&t.sort=-cost&other.find=x#t"
+    assert chart.link is None
     assert table("t.sort=-cost").headings[1].sorted == "ascending"
 
 
 def test_a_file_has_all_rows_with_exact_amounts_and_no_formula() -> None:
     shown = table("t.sort=name", most=2)
     assert (len(shown.rows), shown.more, shown.count) == (2, 2, 4)
-    assert table("t.sort=cost&csv=t", most=2).csv().body == (
-        b"name,cost_usd,at\r\nc,0.000000003,\r\nb,0.000000001,\r\nd,0.000000001,\r\nA,,\r\n"
+    assert csv_text(COLUMNS, table("t.sort=cost&csv=t", most=2).ordered) == (
+        "name,cost_usd,at\r\nc,0.000000003,\r\nb,0.000000001,\r\nd,0.000000001,\r\nA,,\r\n"
     )
     at = datetime(2026, 11, 21, 10, tzinfo=UTC)
     odd = [Row('=HYPERLINK("x")', -5, at), Row("-1"), Row("@x, y"), Row("plain")]
-    assert list(csv.reader(io.StringIO(csv_text(COLUMNS, odd)))) == [
+    assert list(csv.reader(io.StringIO(csv_text(COLUMNS, odd, head=False)))) == [
         ['\'=HYPERLINK("x")', "-0.000000005", "2026-11-21T10:00:00.000Z"],
         ["'-1", "", ""],
         ["'@x, y", "", ""],
         ["plain", "", ""],
     ]
-    assert TableColumn("names", "Names", lambda row: [row.name, "b"]).text(Row("=1+1")) == "'=1+1 b"
 
 
 def read(page: Page) -> list[dict[str, str]]:

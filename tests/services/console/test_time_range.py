@@ -1,17 +1,16 @@
 """Time ranges: what a page's URL may name, and from when until when that is."""
 
 from datetime import UTC, datetime
-from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 
 from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.types import time_from_ms
+from services.console.tables import Address
 from services.console.time_range import TimeRange, time_range_of
 
 NOW = datetime(2026, 11, 22, 12, 7, 3, tzinfo=UTC)
@@ -19,8 +18,7 @@ MOMENTS = st.integers(1_700_000_000, 1_800_000_000).map(lambda second: time_from
 
 
 def chosen(zone: str = "UTC", now: datetime = NOW, **query: str) -> TimeRange:
-    scope = {"type": "http", "path": "/", "headers": [], "query_string": urlencode(query).encode()}
-    return time_range_of(Request(scope | {"server": ("x", 80), "scheme": "http"}), now, ZoneInfo(zone))
+    return time_range_of(Address("/", query), now, ZoneInfo(zone))
 
 
 @pytest.mark.parametrize(
