@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import orjson
@@ -48,45 +48,40 @@ class SendError(Exception):
         """True if the receiver wants no more messages at all."""
 
 
-class AlertSender(Protocol):
-    """One way to notify people. Used by one sender at a time."""
+class AlertSender:
+    """One way to notify people. Used by one sender at a time.
 
-    name: str
-    """As in the config."""
-    interval_s: float
-    """The least time between two sends; 0 where the receiver sets no limit."""
-    updates: bool
+    Args:
+        name: as in the config.
+        fingerprint: identifies the receiver, as the config may name another one later; a hash that reveals no secret.
+    """
+
+    interval_s = 0.0
+    """The least time between two sends; 0 if the receiver sets no limit."""
+    updates = False
     """True if it keeps an incident's message up to date, and so wants every change of it."""
-    fingerprint: str
-    """Identifies the receiver, as the config may name another one later; a hash that reveals no secret."""
+
+    def __init__(self, name: str, fingerprint: str) -> None:
+        self.name, self.fingerprint = name, fingerprint
 
     async def open(self) -> None:
         """Makes ready to send."""
-        ...
 
     async def send(self, message: Alert | AlertDigest) -> None:
-        """Sends once.
-
-        Raises:
-            SendError: it did not arrive.
-        """
-        ...
+        """Sends once. Raises SendError: it did not arrive."""
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Releases connections."""
-        ...
 
 
-class HttpChannel:
+class HttpChannel(AlertSender):
     """A channel over HTTP, with a session that only connects where messages may go."""
-
-    interval_s = 0.0
-    updates = False
 
     def __init__(
         self, name: str, fingerprint: str, allowed: Sequence[Network], timeout_s: float, now: Callable[[], datetime]
     ) -> None:
-        self.name, self.fingerprint = name, fingerprint
+        super().__init__(name, fingerprint)
         self._allowed, self._timeout_s, self._now = allowed, timeout_s, now
         self._opened: aiohttp.ClientSession | None = None
 
@@ -207,23 +202,21 @@ def envelope(message: Alert | AlertDigest, link: Link | None) -> bytes:
     return orjson.dumps(filled)
 
 
-class PythonCallable:
-    """Calls the operator's `notify(event, payload)`: an async one in the alerter's loop, a plain one in a thread."""
+class PythonCallable(AlertSender):
+    """Calls the operator's `notify(event, payload)`: an async one in the alerter's loop, a plain one in a thread.
 
-    interval_s = 0.0
-    updates = False
+    Args:
+        name: of the channel.
+        called: the name of `notify` in the config.
+        notify: the callable.
+        timeout_s: for one call.
+        shown: redacts its errors.
+    """
 
     def __init__(self, name: str, called: str, notify: Notify, timeout_s: float, shown: Shown) -> None:
-        """Makes the channel. `called` is the name of `notify` in the config; `timeout_s` is for one call."""
-        self.name = name
-        self.fingerprint = fingerprint("python", called)
-        self._notify = notify
-        self._timeout_s = timeout_s
-        self._shown = shown
+        super().__init__(name, fingerprint("python", called))
+        self._notify, self._timeout_s, self._shown = notify, timeout_s, shown
         self._running: asyncio.Future[Any] | None = None
-
-    async def open(self) -> None:
-        """There is nothing to open."""
 
     async def close(self) -> None:
         """Cancels a call that still runs; a thread can't be, and ends with the process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 
@@ -140,7 +141,19 @@ class BudgetHandler:
         for percent, name, is_announced in zip(percents, thresholds, announced, strict=True):
             if is_announced:
                 continue
-            event = _crossing(counter, total, held, percent, limit)
+            hard = percent == 100 and counter.caps.enforcement == "hard"
+            event = event_of(
+                counter,
+                total.period,
+                f"{percent}/{limit}",
+                total.agent,
+                kind="hard_cap" if hard else "soft_cap",
+                threshold_percent=percent,
+                limit=limit,
+                total=total.spent,
+                reserved=held,
+                at=datetime.now(UTC),
+            )
             subject = subjects.budget(counter.scope, counter.window)
             await self._publisher.event(subject, event, id=event.event_id, at=event.at)
             self._metrics.threshold(event)
@@ -148,22 +161,24 @@ class BudgetHandler:
             await self._counters.announce(total.period, name)
 
 
-def _crossing(counter: Counter, total: Totals, held: int, percent: int, limit: int) -> BudgetEvent:
-    period: Period = total.period
-    hard = percent == 100 and counter.caps.enforcement == "hard"
+def event_of(counter: Counter, period: Period, name: str, agent: str | None = None, **fields: Any) -> BudgetEvent:
+    """An event of a budget in a period.
+
+    Args:
+        counter: the budget's.
+        period: of the event.
+        name: the end of the event's id, which is unique for the budget and the period.
+        agent: the one that has caused it; only for a budget of several agents.
+        fields: the rest of the event.
+    """
     return BudgetEvent(
-        event_id=f"{counter.name}/{period.name}/{percent}/{limit}",
-        kind="hard_cap" if hard else "soft_cap",
+        event_id=f"{counter.name}/{period.name}/{name}",
         scope=counter.scope,
-        agent=counter.agent or total.agent,
+        agent=counter.agent or agent,
         tenant=counter.tenant,
         window=period.window,
         period=period.name,
-        threshold_percent=percent,
-        limit=limit,
-        total=total.spent,
-        reserved=held,
         enforcement=counter.caps.enforcement,
         resets_at=time_from_ms(period.end_ms),
-        at=datetime.now(UTC),
+        **fields,
     )

@@ -15,9 +15,7 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
-from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.subjects import Stream
-from breakwater.contracts.types import time_from_ms
 from breakwater.metrics import BudgetMetrics
 from breakwater.outage import Outage, Outages
 from breakwater.policy.budget import CapTable
@@ -26,6 +24,7 @@ from breakwater.policy.ledger import AttemptSums, BudgetPlace
 from breakwater.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
 from breakwater.state.budget_counters import BudgetCounters, Filled
 from breakwater.state.budgets import NotFilled
+from services.budget.handlers import event_of
 
 LOOK_EVERY_S = 1.0
 LONG_LOOK_EVERY = 5
@@ -212,20 +211,15 @@ class Reconciler:
             reasons.insert(0, _off(wrong.spent, "counted"))
         if leak := found.leaks.get(place, 0):
             reasons.append(_off(leak, "held"))
-        event = BudgetEvent(
-            event_id=f"{counter.name}/{name}/repaired/{int(found.at.timestamp() * 1000)}",
+        event = event_of(
+            counter,
+            counters.period,
+            f"repaired/{int(found.at.timestamp() * 1000)}",
             kind="repaired",
-            scope=counter.scope,
-            agent=counter.agent,
-            tenant=counter.tenant,
-            window=counter.window,
-            period=name,
             limit=counter.limit,
             total=was.spent - wrong.spent,
             previous=was.spent,
-            enforcement=counter.caps.enforcement,
             reason="; ".join(reasons),
-            resets_at=time_from_ms(counters.period.end_ms),
             at=found.at,
         )
         structlog.get_logger().warning("budget_repaired", budget=counter.name, period=name, reason=event.reason)

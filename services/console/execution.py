@@ -90,7 +90,7 @@ class ExecutionPage:
         )
 
     async def compare(self, request: Request) -> Response:
-        """GET: 200 with `b` beside `a`, or beside the execution of its agent that ended before it; 404."""
+        """GET: 200 with `b` next to `a`, or to the execution of its agent that ended before it; 404."""
         ids = [request.query_params.get(name, "").strip() for name in ("a", "b")]
         found = await asyncio.gather(*(fetched(self._find(one)) for one in ids))
         left, right = (one.value for one in found)

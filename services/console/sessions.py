@@ -1,7 +1,7 @@
 """The sessions that this process knows: the HTTP API has all sessions, by their tokens.
 
 The token is in a cookie of the browser, and so are notices for the next page, so that a restart of the console signs
-nobody out, and any of several consoles answers.
+no user out, and any of several consoles answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_WATCHED = 10
 SESSION = "breakwater.session"
 """The key of the session in the scope of a request."""
 
-Tone = Literal["good", "bad"]
+NoticeTone = Literal["good", "bad"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Notice:
     """The outcome of an action, shown once, on the next page."""
 
     text: str
-    tone: Tone
+    tone: NoticeTone
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Session:
         """True if the user may see the audit log."""
         return "audit" in self.known.key.scopes
 
-    def notify(self, text: str, tone: Tone = "good") -> None:
+    def notify(self, text: str, tone: NoticeTone = "good") -> None:
         """Adds a notice to the next page."""
         self.notices.append(Notice(text[:MAX_NOTICE], tone))
         self.notices_changed = True

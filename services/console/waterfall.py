@@ -28,30 +28,6 @@ PARKED = "waited: parked"
 
 
 @dataclass(frozen=True, slots=True)
-class WaitSpan:
-    """A stretch of time in which no model was called. Milliseconds since the job was queued."""
-
-    what: str
-    start_ms: float
-    end_ms: float
-
-    @property
-    def duration_ms(self) -> float:
-        """Its length."""
-        return self.end_ms - self.start_ms
-
-
-@dataclass(frozen=True, slots=True)
-class CallSpan:
-    """An attempt. Milliseconds since the job was queued."""
-
-    attempt: Attempt
-    start_ms: float
-    end_ms: float
-    first_token_ms: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Drawn:
     """A place on the axis."""
 
@@ -59,21 +35,29 @@ class Drawn:
     width: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WaterfallRow:
-    """One line of the waterfall.
+    """A call, or a wait in which no model was called. Times are milliseconds since the job was queued.
 
     Attributes:
-        wait: None for a call.
-        call: None for a wait.
+        wait: the reason of a wait; empty for a call.
+        attempt: None for a wait.
         bar: its place.
-        answer: the part of the bar in which the answer came; None where it did not stream.
+        answer: the part of the bar in which the answer came; None if it did not stream.
     """
 
-    wait: WaitSpan | None
-    call: CallSpan | None
-    bar: Drawn
+    start_ms: float
+    end_ms: float
+    wait: str = ""
+    attempt: Attempt | None = None
+    first_token_ms: float | None = None
+    bar: Drawn = Drawn(0, 0)
     answer: Drawn | None = None
+
+    @property
+    def duration_ms(self) -> float:
+        """Its length."""
+        return self.end_ms - self.start_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +83,20 @@ def waterfall(execution: Execution) -> Waterfall:
     """The waterfall of a record."""
     calls = [_call(attempt, execution.queued_at) for attempt in execution.attempts]
     end = max([_since(execution.queued_at, execution.completed_at), *(call.end_ms for call in calls)])
-    items = list(_with_waits(execution, calls, end))
-    axis = _Axis.of(calls, end)
-    rows = tuple(_row(item, axis) for item in items)
+    rows, axis = tuple(_with_waits(execution, calls, end)), _Axis.of(calls, end)
+    for row in rows:
+        row.bar = axis.drawn(row.start_ms, row.end_ms)
+        if row.first_token_ms is not None:
+            row.answer = axis.drawn(row.first_token_ms, row.end_ms)
     ticks = (0.0, end) if axis.shortened else tuple(end * quarter / 4 for quarter in range(5))
     return Waterfall(rows, end, axis.waited_ms, axis.shortened, ticks)
 
 
-def _call(attempt: Attempt, queued_at: datetime) -> CallSpan:
+def _call(attempt: Attempt, queued_at: datetime) -> WaterfallRow:
     start = _since(queued_at, attempt.started_at)
     end = max(_since(queued_at, attempt.completed_at), start)
     first = None if attempt.first_token_ms is None else min(start + attempt.first_token_ms, end)
-    return CallSpan(attempt, start, end, first)
+    return WaterfallRow(start, end, attempt=attempt, first_token_ms=first)
 
 
 def _since(beginning: datetime, moment: datetime) -> float:
@@ -118,13 +104,13 @@ def _since(beginning: datetime, moment: datetime) -> float:
     return max((moment - beginning).total_seconds() * 1000, 0.0)
 
 
-def _with_waits(execution: Execution, calls: Iterable[CallSpan], end: float) -> Iterator[WaitSpan | CallSpan]:
+def _with_waits(execution: Execution, calls: Iterable[WaterfallRow], end: float) -> Iterator[WaterfallRow]:
     dispatched = min(_since(execution.queued_at, execution.dispatched_at), end)
     if dispatched:
-        yield WaitSpan("queued", 0.0, dispatched)
+        yield WaterfallRow(0.0, dispatched, "queued")
     at, rest = dispatched, "admission"
-    for call in calls:
-        yield from _gap(call.attempt, at, call.start_ms, rest, end)
+    for attempt, call in zip(execution.attempts, calls, strict=True):
+        yield from _gap(attempt, at, call.start_ms, rest, end)
         yield call
         at, rest = max(at, call.end_ms), "between attempts"
     if execution.cache_hit:
@@ -134,34 +120,23 @@ def _with_waits(execution: Execution, calls: Iterable[CallSpan], end: float) -> 
     yield from _named(rest, at, end, end)
 
 
-def _gap(following: Attempt, start: float, end: float, rest: str, whole: float) -> Iterator[WaitSpan]:
+def _gap(following: Attempt, start: float, end: float, rest: str, whole: float) -> Iterator[WaterfallRow]:
     """The time between two attempts: the wait on record of the next one, and the rest."""
     waited = min(start + following.backoff_ms, end)
     if following.backoff_ms and waited > start:
-        what = _reason(following)
-        yield WaitSpan(what, start, waited)
-        start, rest = waited, "queued again" if what == PARKED else rest
+        if following.backoff_ms >= LONG_WAIT_S * 1000:
+            reason, rest = PARKED, "queued again"
+        else:
+            # Only retries are delayed by their policy; other attempts wait for a rate limit, a budget or a probe.
+            reason = "waited: back-off" if following.cause == "retry" else "waited for capacity"
+        yield WaterfallRow(start, waited, reason)
+        start = waited
     yield from _named(rest, start, end, whole)
 
 
-def _reason(following: Attempt) -> str:
-    if following.backoff_ms >= LONG_WAIT_S * 1000:
-        return PARKED
-    # Only retries are delayed by their policy; other attempts wait for a rate limit, a budget or a probe.
-    return "waited: back-off" if following.cause == "retry" else "waited for capacity"
-
-
-def _named(what: str, start: float, end: float, whole: float) -> Iterator[WaitSpan]:
+def _named(what: str, start: float, end: float, whole: float) -> Iterator[WaterfallRow]:
     if end - start >= max(NEGLIGIBLE_MS, whole * NEGLIGIBLE_PART):
-        yield WaitSpan(what, start, end)
-
-
-def _row(item: WaitSpan | CallSpan, axis: _Axis) -> WaterfallRow:
-    bar = axis.drawn(item.start_ms, item.end_ms)
-    if isinstance(item, WaitSpan):
-        return WaterfallRow(item, None, bar)
-    answer = None if item.first_token_ms is None else axis.drawn(item.first_token_ms, item.end_ms)
-    return WaterfallRow(None, item, bar, answer)
+        yield WaterfallRow(start, end, what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +149,7 @@ class _Axis:
     shortened: bool
 
     @classmethod
-    def of(cls, calls: Iterable[CallSpan], end: float) -> _Axis:
+    def of(cls, calls: Iterable[WaterfallRow], end: float) -> _Axis:
         busy = _merged(sorted((call.start_ms, call.end_ms) for call in calls))
         called = sum(until - since for since, until in busy)
         waited = end - called

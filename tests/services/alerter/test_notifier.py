@@ -31,7 +31,7 @@ from breakwater.policy.redact import RedactionRules, Redactor
 from breakwater.policy.signals import of_dead_letter
 from services.alerter import notifier as notifier_module
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
-from services.alerter.channel import SendError
+from services.alerter.channel import AlertSender, SendError
 from services.alerter.channel_queue import Schedule
 from services.alerter.notifier import Notifier
 from tests.helpers import until
@@ -44,22 +44,16 @@ DURABLE = alert_consumer("ops")
 AT_ONCE = Schedule(first_s=0.01, max_s=0.05, give_up_s=0.5)
 
 
-class Recorder:
+class Recorder(AlertSender):
     """A channel that keeps what it is sent, and fails as configured."""
 
-    name = "ops"
-    interval_s = 0.0
-
     def __init__(self, *failures: SendError | None, updates: bool = False, fingerprint: str = "one") -> None:
-        self.updates, self.fingerprint = updates, fingerprint
+        super().__init__("ops", fingerprint)
+        self.updates = updates
         self.failures = list(failures)
         self.always: SendError | None = None
         self.tried: list[str] = []
         self.sent: list[ChannelMessage] = []
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
 
     async def send(self, message: ChannelMessage) -> None:
         self.tried.append(message_id(message))

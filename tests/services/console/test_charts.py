@@ -115,13 +115,13 @@ def test_the_library_is_where_it_is_looked_for_and_its_loss_is_named(tmp_path: P
 
 
 def test_a_call_is_drawn_in_two_parts_with_a_mark_where_its_answer_began():
-    row = WaterfallRow(None, None, Drawn(200, 800), Drawn(500, 500))
+    row = WaterfallRow(0, 0, bar=Drawn(200, 800), answer=Drawn(500, 500))
     drawn = charts.waterfall_bar(row, "good", quarters=True)
     assert [(one["x"], one["width"]) for one in rects(drawn, "good silent")] == [(200, 800)]
     assert [(one["x"], one["width"]) for one in rects(drawn, "good")] == [(500, 500)]
     assert [one["x"] for one in rects(drawn, "mark")] == [500]
     assert len(rects(drawn, "rest")) == 5
-    silent = charts.waterfall_bar(WaterfallRow(None, None, Drawn(0, 3)), "bad", quarters=False)
+    silent = charts.waterfall_bar(WaterfallRow(0, 0, bar=Drawn(0, 3)), "bad", quarters=False)
     assert rects(silent, "mark") == rects(silent, "rest") == []
 
 

@@ -28,11 +28,7 @@ def ended(total_ms: int, *attempts: Attempt, dispatched_ms: float = 0, **fields:
 def named(one: Execution) -> "list[str | tuple[str, float, float]]":
     """Its rows: waits with their times, and calls by their numbers."""
     rows = waterfall(one).rows
-    return [(row.wait.what, row.wait.start_ms, row.wait.end_ms) if row.wait else _number(row.call) for row in rows]
-
-
-def _number(call: Any) -> str:
-    return f"call {call.attempt.number}"
+    return [(row.wait, row.start_ms, row.end_ms) if not row.attempt else f"call {row.attempt.number}" for row in rows]
 
 
 RETRY = {"cause": "retry"}
@@ -122,7 +118,7 @@ def test_calls_of_seconds_beside_hours_of_waiting_are_seen() -> None:
             tried(3, 3 * hour + 1_500, 500, backoff_ms=2 * hour, **RETRY),
         )
     )
-    calls = [row.bar.width for row in drawn.rows if row.call]
+    calls = [row.bar.width for row in drawn.rows if row.attempt]
     waits = [row.bar.width for row in drawn.rows if row.wait]
     assert drawn.shortened
     assert drawn.ticks == (0, 3 * hour + 2_000), "the quarters would be wrong"
@@ -160,8 +156,8 @@ def test_every_row_is_on_the_axis_and_in_order(one: Execution) -> None:
             assert bar.x >= 0
             assert bar.width > 0
             assert bar.x + bar.width <= WIDTH + 1e-6
-    starts = [row.wait.start_ms if row.wait else row.call.start_ms for row in drawn.rows if row.wait or row.call]
+    starts = [row.start_ms for row in drawn.rows]
     assert starts == sorted(starts)
-    assert [row.call.attempt for row in drawn.rows if row.call] == list(one.attempts)
+    assert [row.attempt for row in drawn.rows if row.attempt] == list(one.attempts)
     assert 0 <= drawn.waited_ms <= drawn.total_ms
     assert not drawn.shortened or drawn.waited_ms > drawn.total_ms * MOSTLY_WAITED
