@@ -32,7 +32,7 @@ def nats_spec(data: Path, port: int, passwords: Mapping[str, str], programs: Seq
 
     Args:
         data: the stack's data directory.
-        port: to listen on.
+        port: of the server.
         passwords: of the plane's users, in plain text or as bcrypt hashes (`$2a$…`). With none given, anyone may
             connect and do everything, as in a test.
         programs: further users: those of the config's programs.
@@ -96,7 +96,7 @@ def clickhouse_spec(
 
     Args:
         data: the stack's data directory.
-        port: to listen on.
+        port: of the server.
         user: may create tables and write.
         password_file: holds the password of that user.
         reader_password_file: holds the password of `reader`, who only reads; None for no such user.

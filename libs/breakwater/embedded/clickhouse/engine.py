@@ -64,6 +64,14 @@ its end can't be read again."""
 _SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"
 _CHECKED_AS = "'/dev/fd/0'"  # takes the place of the pipe or file in a text that is checked
 _LONGEST_CACHED = 1 << 14
+_FIGURES = {
+    "read_rows": "storage_rows_read",
+    "read_bytes": "storage_bytes_read",
+    "written_rows": "rows_written",
+    "written_bytes": "bytes_written",
+    "result_rows": "rows_read",
+}
+"""Figures of X-ClickHouse-Summary, with their methods of chdb's result."""
 _PARSED_WITHIN = re.compile(r": In scope SELECT formatQuery.*(?= \([A-Z_]+\)\s*$)", re.DOTALL)
 
 
@@ -72,7 +80,6 @@ class QueryOptions:
     """Everything that a statement runs under.
 
     Attributes:
-        role: of the user who sent it.
         readonly: refuses writes, as GET does.
         database: the current one; empty for `default`.
         settings: by name, in the order they came; the engine judges them.
@@ -95,17 +102,9 @@ class _Handle(Protocol):
 
 def summary(result: Any = None) -> str:
     """Returns X-ClickHouse-Summary, a JSON object of strings: the figures of chdb's result, or zeros without one."""
-    figures = dict.fromkeys(("read_rows", "read_bytes", "written_rows", "written_bytes", "result_rows"), 0)
-    figures |= {"total_rows_to_read": 0, "result_bytes": 0, "elapsed_ns": 0}
-    if result is not None:  # false by itself where it has no bytes
-        figures |= {
-            "read_rows": result.storage_rows_read(),
-            "read_bytes": result.storage_bytes_read(),
-            "written_rows": result.rows_written(),
-            "written_bytes": result.bytes_written(),
-            "result_rows": result.rows_read(),
-            "elapsed_ns": int(result.elapsed() * 1e9),
-        }
+    figures = {name: 0 if result is None else int(getattr(result, method)()) for name, method in _FIGURES.items()}
+    figures |= {"total_rows_to_read": 0, "result_bytes": 0}
+    figures["elapsed_ns"] = 0 if result is None else int(result.elapsed() * 1e9)
     return json.dumps({name: str(figure) for name, figure in figures.items()}, separators=(",", ":"))
 
 
@@ -188,7 +187,6 @@ class Engine:
             raise DataDirectoryError(f"the data directory {path} has a '?' in its name, which the engine cannot open")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            _refuse_if_in_use(path)
             _make_default_database(path)
             access = _access(path)
         except OSError as error:
@@ -363,17 +361,3 @@ def _access(data: Path) -> str:
     write_private(folder / "config.xml", _CONFIG)
     write_private(folder / "users.xml", users_xml())
     return f"&config-file={quote(str(folder / 'config.xml'))}&users_config={quote(str(folder / 'users.xml'))}"
-
-
-def _refuse_if_in_use(data: Path) -> None:
-    status = data / "status"
-    if not status.exists():
-        return
-    with status.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = file.readline().decode(errors="replace").strip() or "another process"
-            raise DataDirectoryError(
-                f"the data directory {data} is in use ({owner}): stop that process or name another directory"
-            ) from error

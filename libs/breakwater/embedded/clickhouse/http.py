@@ -46,7 +46,6 @@ _GZIP_LEVEL = 3  # a server's own
 _EXCEPTION_LINGER_S = 3.0
 _LONGEST_EXCEPTION = 15 << 10  # clients look for a block of at most 16 KiB
 _LONGEST_ANSWER_S = READER_LIMITS["max_execution_time"] * 2  # waiting for its turn included
-_IDENTITY = ("X-ClickHouse-Server-Display-Name", "X-ClickHouse-Query-Id", "X-ClickHouse-Timezone")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _TRUE = ("1", "true", "on")
@@ -274,7 +273,7 @@ class RequestHandler:
         """Runs a request's statement."""
         if request.method != "POST" and "query" not in request.query:
             return await self.ok(request)
-        headers = self._headers(request)
+        identity = self._headers(request)
         try:
             role = authenticate(self._users, request)
             form = await _read_form(request) if request.content_type == "multipart/form-data" else {}
@@ -282,15 +281,15 @@ class RequestHandler:
             with tempfile.SpooledTemporaryFile(_HELD_IN_MEMORY, dir=str(self._engine.temporary)) as received:
                 if not form:
                     await _receive(request, cast("BinaryIO", received))
-                return await self._run(request, asked, cast("BinaryIO", received), headers)
+                return await self._run(request, asked, cast("BinaryIO", received), dict(identity))
         except ClickHouseError as error:
-            return self._refusal(error, headers)
+            return self._refusal(error, identity)
         except ConnectionError:  # the client disconnected in the middle of its answer, and reads no other
             return web.Response(status=499)
         except Exception as error:  # the edge: a fault of ours is an answer too, and is logged
-            logging.getLogger(__name__).exception("request %s failed", headers["X-ClickHouse-Query-Id"])
+            logging.getLogger(__name__).exception("request %s failed", identity["X-ClickHouse-Query-Id"])
             message = f"{type(error).__name__}: {error}"
-            return self._refusal(ClickHouseError.of(ErrorCode.UNKNOWN_EXCEPTION, message), headers)
+            return self._refusal(ClickHouseError.of(ErrorCode.UNKNOWN_EXCEPTION, message), identity)
 
     async def _run(
         self, request: web.Request, asked: StatementRequest, received: BinaryIO, headers: dict[str, str]
@@ -379,13 +378,10 @@ class RequestHandler:
             "X-ClickHouse-Timezone": self._engine.timezone,
         }
 
-    def _refusal(self, error: ClickHouseError, headers: Mapping[str, str]) -> web.Response:
-        kept = {name: value for name, value in headers.items() if name in _IDENTITY}
-        return web.Response(
-            status=error.status,
-            text=f"{error.text} (version {self._engine.version})\n",
-            headers={**kept, "X-ClickHouse-Exception-Code": str(error.code)},
-        )
+    def _refusal(self, error: ClickHouseError, identity: Mapping[str, str]) -> web.Response:
+        text = f"{error.text} (version {self._engine.version})\n"
+        headers = {**identity, "X-ClickHouse-Exception-Code": str(error.code)}
+        return web.Response(status=error.status, body=text.encode(), headers=headers)
 
 
 def application(engine: Engine, users: Users) -> web.Application:
