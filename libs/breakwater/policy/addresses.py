@@ -8,7 +8,7 @@ credentials.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -17,52 +17,25 @@ ANYWHERE: tuple[Network, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
 """Networks of a host that the operator has named."""
 
 # Of IANA's special-purpose registries. `is_private` and `is_global` differ between patch versions of Python, so they
-# are only asked at last. Where networks overlap, the narrower one comes first.
-_REFUSED_4: tuple[tuple[IPv4Network, str], ...] = tuple(
-    (IPv4Network(network), why)
-    for network, why in (
-        ("169.254.169.254/32", "cloud metadata"),
-        ("100.100.100.200/32", "cloud metadata"),  # Alibaba
-        ("192.0.0.192/32", "cloud metadata"),  # Oracle
-        ("168.63.129.16/32", "cloud metadata"),  # Azure: a public address that answers inside only
-        ("0.0.0.0/8", "unspecified"),
-        ("127.0.0.0/8", "loopback"),
-        ("169.254.0.0/16", "link-local"),
-        ("10.0.0.0/8", "private"),
-        ("172.16.0.0/12", "private"),
-        ("192.168.0.0/16", "private"),
-        ("100.64.0.0/10", "shared by a carrier's customers"),
-        ("192.0.0.0/24", "reserved"),
-        ("192.0.2.0/24", "for documentation"),
-        ("198.51.100.0/24", "for documentation"),
-        ("203.0.113.0/24", "for documentation"),
-        ("198.18.0.0/15", "for benchmarking"),
-        ("192.88.99.0/24", "reserved"),
-        ("224.0.0.0/4", "multicast"),
-        ("240.0.0.0/4", "reserved"),
-    )
-)
-_REFUSED_6: tuple[tuple[IPv6Network, str], ...] = tuple(
-    (IPv6Network(network), why)
-    for network, why in (
-        ("fd00:ec2::254/128", "cloud metadata"),  # AWS
-        ("fd20:ce::254/128", "cloud metadata"),  # Google
-        ("::/128", "unspecified"),
-        ("::1/128", "loopback"),
-        ("fe80::/10", "link-local"),
-        ("fec0::/10", "private"),
-        ("fc00::/7", "private"),
-        ("ff00::/8", "multicast"),
-        ("64:ff9b:1::/48", "an IPv4 address inside IPv6"),
-        ("2002::/16", "an IPv4 address inside IPv6"),
-        ("2001::/32", "an IPv4 address inside IPv6"),
-        ("::/96", "an IPv4 address inside IPv6"),
-        ("::ffff:0:0:0/96", "an IPv4 address inside IPv6"),
-        ("2001:db8::/32", "for documentation"),
-        ("3fff::/20", "for documentation"),
-        ("2001:2::/48", "for benchmarking"),
-        ("2001::/23", "reserved"),
-    )
+# are only asked at last. Where networks overlap, the narrower one comes first. Metadata are served by AWS, Google, and
+# under addresses of their own by Alibaba, Oracle and Azure: 168.63.129.16 is a public one that answers inside only.
+_REFUSED: tuple[tuple[Network, str], ...] = tuple(
+    (ip_network(network), why)
+    for why, networks in {
+        "cloud metadata": "169.254.169.254/32 100.100.100.200/32 192.0.0.192/32 168.63.129.16/32 "
+        "fd00:ec2::254/128 fd20:ce::254/128",
+        "unspecified": "0.0.0.0/8 ::/128",
+        "loopback": "127.0.0.0/8 ::1/128",
+        "link-local": "169.254.0.0/16 fe80::/10",
+        "private": "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 fec0::/10 fc00::/7",
+        "shared by a carrier's customers": "100.64.0.0/10",
+        "for documentation": "192.0.2.0/24 198.51.100.0/24 203.0.113.0/24 2001:db8::/32 3fff::/20",
+        "for benchmarking": "198.18.0.0/15 2001:2::/48",
+        "multicast": "224.0.0.0/4 ff00::/8",
+        "an IPv4 address inside IPv6": "64:ff9b:1::/48 2002::/16 2001::/32 ::/96 ::ffff:0:0:0/96",
+        "reserved": "192.0.0.0/24 192.88.99.0/24 240.0.0.0/4 2001::/23",
+    }.items()
+    for network in networks.split()
 )
 _PUBLIC_6 = IPv6Network("2000::/3")
 """All that is assigned; the rest is reserved."""
@@ -83,14 +56,11 @@ def refusal(address: Address, allowed: Sequence[Network]) -> str | None:
             return "an address with a zone"
         if address.ipv4_mapped is not None:
             return refusal(address.ipv4_mapped, allowed)
-    if any(address.version == network.version and address in network for network in allowed):
+    if any(address in network for network in allowed):
         return None
-    if isinstance(address, IPv4Address):
-        known = next((why for network, why in _REFUSED_4 if address in network), None)
-        return known or (None if address.is_global else "not public")
     if address in _NAT64:
         # Where there is no IPv4, the way to all that has no IPv6: the gateway connects to the address inside.
         inside = refusal(IPv4Address(int(address) & 0xFFFF_FFFF), ())
         return inside and f"{inside}, inside IPv6"
-    known = next((why for network, why in _REFUSED_6 if address in network), None)
-    return known or (None if address in _PUBLIC_6 and address.is_global else "not public")
+    public = address.is_global and (address.version == 4 or address in _PUBLIC_6)
+    return next((why for network, why in _REFUSED if address in network), None if public else "not public")

@@ -300,8 +300,10 @@ def observe(
         seen = replace(seen, failed=seen.at_ms - breaker.limited_since_ms >= _window_ms(rules) or None)
     if breaker.state == "half_open":
         return _after_probe(breaker, seen, rules, now_ms, jitter)
-    if seen.failed is None or seen.sequence <= breaker.closed_at or (seen.failed and _knows(breaker, seen.sequence)):
+    if seen.failed is None or seen.sequence <= breaker.closed_at:
         return breaker, None
+    if seen.failed and (seen.sequence <= breaker.forgotten or seen.sequence in _sequences(breaker)):
+        return breaker, None  # it has been counted
     counted = _with_call(breaker, seen, rules, now_ms)
     if not seen.failed:
         return replace(
@@ -322,20 +324,9 @@ def give_way(breaker: Breaker, caller: str, rules: BreakerRules, now_ms: int) ->
     if breaker.state not in {"open", "half_open"} or of_the_same:
         return breaker, None
     reason = "another caller calls, and all that failed was one caller's"
-    after = replace(
-        breaker,
-        state="closed",
-        open_until_ms=0,
-        openings=0,
-        probe=None,
-        probe_until_ms=0,
-        version=breaker.version + 1,
-        changed_ms=now_ms,
-        reason=reason,
-        callers=_heard(breaker.callers, Observation(0, "", now_ms, failed=None, caller=caller)),
-        alone="",
-        probed_by="",
-    )
+    callers = _heard(breaker.callers, Observation(0, "", now_ms, failed=None, caller=caller))
+    cleared = replace(breaker, open_until_ms=0, openings=0, callers=callers, alone="", probed_by="")
+    after = _moved(cleared, "closed", reason, now_ms)
     return after, _change(breaker, after, None, reason, rules, now_ms)
 
 
@@ -346,18 +337,7 @@ def isolate(
     if breaker.state == "isolated":
         return breaker, None
     reason = _operator_reason("isolated", by, why)
-    after = replace(
-        breaker,
-        state="isolated",
-        open_until_ms=0,
-        probe=None,
-        probe_until_ms=0,
-        alone="",
-        probed_by="",
-        version=breaker.version + 1,
-        changed_ms=now_ms,
-        reason=reason,
-    )
+    after = _moved(replace(breaker, open_until_ms=0, alone="", probed_by=""), "isolated", reason, now_ms)
     return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
 
 
@@ -412,7 +392,10 @@ def _after_probe(
 def _open_if_due(
     breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int, jitter: float
 ) -> tuple[Breaker, BreakerChange | None]:
-    several = _several(breaker, rules, now_ms)
+    # Of what kind several have called within the window: `k`, keys or programs; `t`, tenants. Of none: one alone.
+    since = now_ms - _window_ms(rules)
+    kinds = Counter(name[0] for name, at_ms in breaker.callers if at_ms > since)
+    several = [kind for kind, names in kinds.items() if names > 1]
     due = _rule_that_fires(breaker, seen.error, several, rules, now_ms)
     if due is None:
         return breaker, None
@@ -452,13 +435,6 @@ def _rule_that_fires(
         found = f"{_percent(failed / calls)} of {counted(calls, 'call')}"
         return "failure_rate", f"{found} failed {window} (threshold: {threshold})", recent
     return None
-
-
-def _several(breaker: Breaker, rules: BreakerRules, now_ms: int) -> list[str]:
-    """Of what kind several have called within the window: `k`, keys or programs; `t`, tenants. Of none: one alone."""
-    since = now_ms - _window_ms(rules)
-    kinds = Counter(name[0] for name, at_ms in breaker.callers if at_ms > since)
-    return [kind for kind, names in kinds.items() if names > 1]
 
 
 def _heard(callers: tuple[tuple[str, int], ...], seen: Observation) -> tuple[tuple[str, int], ...]:
@@ -550,26 +526,20 @@ def cooldown_ms(rules: BreakerRules, openings: int, jitter: float) -> int:
 
 def _opened(breaker: Breaker, reason: str, rules: BreakerRules, now_ms: int, jitter: float) -> Breaker:
     openings = breaker.openings + 1
+    until_ms = now_ms + cooldown_ms(rules, openings, jitter)
+    return _moved(replace(breaker, open_until_ms=until_ms, openings=openings), "open", reason, now_ms)
+
+
+def _moved(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> Breaker:
+    """The breaker in another state, in which no probe is under way."""
+    version = breaker.version + 1
     return replace(
-        breaker,
-        state="open",
-        open_until_ms=now_ms + cooldown_ms(rules, openings, jitter),
-        openings=openings,
-        probe=None,
-        probe_until_ms=0,
-        version=breaker.version + 1,
-        changed_ms=now_ms,
-        reason=reason,
+        breaker, state=state, reason=reason, changed_ms=now_ms, version=version, probe=None, probe_until_ms=0
     )
 
 
 def _sequences(breaker: Breaker) -> list[int]:
     return [failure.sequence for failure in breaker.failures]
-
-
-def _knows(breaker: Breaker, failure: int) -> bool:
-    """True if a failure, by its sequence, has been counted."""
-    return failure <= breaker.forgotten or failure in _sequences(breaker)
 
 
 def _with_failure(breaker: Breaker, seen: Observation, rules: BreakerRules, now_ms: int) -> Breaker:

@@ -113,34 +113,13 @@ def _normalized_call(call: dict[str, Any], ids: set[str], seed: str, choice: int
 
 
 _SYNONYMS = {
-    "stop": ("end_turn", "stop_sequence", "eos", "eos_token", "complete"),
-    "length": (
-        "max_tokens",
-        "max_output_tokens",
-        "model_length",
-        "model_context_window_exceeded",
-        "token_limit",
-        "error_limit",
-    ),
-    "tool_calls": ("tool_use", "tool_call", "function_call"),
-    "content_filter": (
-        "refusal",
-        "safety",
-        "image_safety",
-        "recitation",
-        "blocklist",
-        "prohibited_content",
-        "image_prohibited_content",
-        "image_recitation",
-        "model_armor",
-        "sensitive",
-        "spii",
-        "content_filtered",
-        "guardrail_intervened",
-        "error_toxic",
-    ),
+    "stop": "end_turn stop_sequence eos eos_token complete",
+    "length": "max_tokens max_output_tokens model_length model_context_window_exceeded token_limit error_limit",
+    "tool_calls": "tool_use tool_call function_call",
+    "content_filter": "refusal safety image_safety recitation blocklist prohibited_content image_prohibited_content "
+    "image_recitation model_armor sensitive spii content_filtered guardrail_intervened error_toxic",
 }
-_STANDARD = {word: standard for standard, words in _SYNONYMS.items() for word in words}
+_STANDARD = {word: standard for standard, words in _SYNONYMS.items() for word in words.split()}
 _WORD = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
 INTERRUPTED = frozenset(

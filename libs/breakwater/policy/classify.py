@@ -11,6 +11,7 @@ from typing import Literal
 
 from breakwater.contracts.execution import ErrorInfo, ErrorKind
 from breakwater.policy.delays import latest_reset_s, retry_after_s
+from breakwater.policy.params import words
 from breakwater.policy.provider_words import known_or_hash, known_place
 from breakwater.policy.user_message import user_message
 
@@ -119,7 +120,8 @@ def normalised(text: str) -> str:
     text = _ADJACENT_FRAMES.sub("STACK", text)
     # A query by itself leaves a blank on either side.
     text = " ".join(_QUERY_OF_PATH.sub("", _URL.sub(r"\1", text)).split())
-    text = _HEX_WORD.sub(_hex_word, _HEX.sub("HEX", text))
+    # Letters and digits must alternate, or a number with a unit, or a name with a number, would be hex once it is long.
+    text = _HEX_WORD.sub(lambda found: "HEX" if _MIXED.search(found[0]) else found[0], _HEX.sub("HEX", text))
     text = _DURATION.sub("N", _NUMBER.sub("N", text))
     text = _LONG_WORD.sub(_long_word, text)
     return text[:MAX_LENGTH].strip()
@@ -136,11 +138,6 @@ def _both_ends(text: str) -> str:
     # A text of one line has its error in front. The tail may begin within a frame, whose other lines are indented.
     _, _, tail = text[-MAX_END:].partition("\n")
     return f"{head}\nSTACK\n{_REST_OF_FRAME.sub('', tail, count=1)}"
-
-
-def _hex_word(found: re.Match[str]) -> str:
-    # Letters and digits must alternate, or a number with a unit, or a name with a number, would be hex once it is long.
-    return "HEX" if _MIXED.search(found[0]) else found[0]
 
 
 def _long_word(found: re.Match[str]) -> str:
@@ -519,42 +516,20 @@ _SERVER_CLASSES = {
     529: "OverloadedError",
 }
 RETRYABLE_CLASSES = frozenset(
-    {
-        *_CLIENT_CLASSES.values(),
-        *_SERVER_CLASSES.values(),
-        *_TRANSIENT_CLASSES.values(),
-        "ClientError",
-        "ContentFilteredError",
-        "OutputLimitError",
-        "QuotaExceededError",
-        "RateLimitError",
-        UNSUPPORTED,
-        "WorkerLostError",
-        # Answers.
-        "AnswerTooLargeError",
-        "BrokenAnswerError",
-        "EmptyAnswerError",
-        "StreamStalledError",
-        "TruncatedAnswerError",
-        # The network.
-        "ClientConnectionError",
-        "ClientConnectorError",
-        "ClientOSError",
-        "ConnectionRefusedError",
-        "ConnectionResetError",
-        "DnsError",
-        "HostUnreachableError",
-        "IoError",
-        "ServerDisconnectedError",
-        "TimeoutError",
-        "TlsError",
-        # Programs.
-        "ActionNotSupportedError",
-        "BackendFailureError",
-        "InvalidRequestError",
-    }
+    {UNSUPPORTED, *_CLIENT_CLASSES.values(), *_SERVER_CLASSES.values(), *_TRANSIENT_CLASSES.values()}
+) | words(
+    """
+    ClientError ContentFilteredError OutputLimitError QuotaExceededError RateLimitError WorkerLostError
+    AnswerTooLargeError BrokenAnswerError EmptyAnswerError StreamStalledError TruncatedAnswerError
+    ClientConnectionError ClientConnectorError ClientOSError ConnectionRefusedError ConnectionResetError DnsError
+    HostUnreachableError IoError ServerDisconnectedError TimeoutError TlsError
+    ActionNotSupportedError BackendFailureError InvalidRequestError
+    """
 )
-"""All classes of errors after which a call may be repeated. Callables have others: they name what they raise."""
+"""All classes of errors after which a call may be repeated: of calls, answers, the network and programs.
+
+Callables have others: they name what they raise.
+"""
 
 _MAY_BE_OF_THE_CONVERSATION = frozenset({400, 413, 422})
 

@@ -54,12 +54,17 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         return _resolved(current, signal)
     if signal.event not in rules.on_events:
         return None
-    if current is None or _long_over(current, signal.at, rules):
+    over_at = None if current is None or current.status != "resolved" else current.resolved_at
+    if current is None or (over_at is not None and signal.at - over_at > rules.quiet):
         return _opened(signal, rules)
     if current.status == "resolved":
         status, change = _status(signal.event, rules), "reopened"
     else:
         status, change = current.status, "repeated"
+    # Events of one incident may arrive in another order than they happened in.
+    ends_at = _ends(signal, rules)
+    if ends_at is not None and current.ends_at is not None:
+        ends_at = max(ends_at, current.ends_at)
     return _next(
         current,
         change,
@@ -75,7 +80,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         last_event_id=signal.source_id,
         count=current.count + signal.times,
         last_at=max(current.last_at, signal.at),
-        ends_at=_later(current.ends_at, _ends(signal, rules)),
+        ends_at=ends_at,
         remind_at=_reminder(signal.at, 0, rules) if change == "reopened" and status == "pending" else current.remind_at,
         reminders=0 if change == "reopened" else current.reminders,
         **(_NOBODY if change == "reopened" else {}),
@@ -240,21 +245,12 @@ def _next(current: Alert, change: AlertChange, at: datetime, source_id: str, **c
     return current.model_copy(update={**fixed, **changed})
 
 
-def _long_over(current: Alert, at: datetime, rules: IncidentRules) -> bool:
-    return current.resolved_at is not None and current.status == "resolved" and at - current.resolved_at > rules.quiet
-
-
 def _status(event: AlertEvent, rules: IncidentRules) -> IncidentStatus:
     return "pending" if event in rules.escalate else "firing"
 
 
 def _ends(signal: Firing, rules: IncidentRules) -> datetime | None:
     return signal.at + rules.quiet if signal.fades else signal.ends_at
-
-
-def _later(one: datetime | None, other: datetime | None) -> datetime | None:
-    # Events of one incident may arrive in another order than they happened in.
-    return other if one is None or other is None else max(one, other)
 
 
 def _reminder(since: datetime, reminders: int, rules: IncidentRules) -> datetime:

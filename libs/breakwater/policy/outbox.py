@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -96,7 +96,13 @@ def next_message(
     quiet: list[_Candidate] = []
     updates: list[_Candidate] = []
     later: list[datetime] = []
-    for changes in _by_incident(one for one in held if _taken(one, rules, skip)):
+    by_incident: dict[str, list[Held]] = {}
+    for one in held:
+        if rules.route.takes(one.alert):
+            by_incident.setdefault(one.alert.incident_id, []).append(one)
+        else:
+            skip.append(one.sequence)
+    for changes in by_incident.values():
         candidate = _Candidate(changes)
         skip += candidate.superseded
         changed_at = updatable.get(candidate.newest.incident_id)
@@ -202,23 +208,9 @@ class _Candidate:
         return changed_at + UPDATE_EVERY if self.newest.change == "repeated" else changed_at
 
 
-def _taken(one: Held, rules: ChannelRules, skip: list[int]) -> bool:
-    if rules.route.takes(one.alert):
-        return True
-    skip.append(one.sequence)
-    return False
-
-
 def _urgency(one: _Candidate) -> tuple[int, int]:
     """The worst first; of equals the one that waits longest."""
     return -_severity(one.newest), one.sequences[0]
-
-
-def _by_incident(held: Iterable[Held]) -> Iterable[list[Held]]:
-    groups: dict[str, list[Held]] = {}
-    for one in held:
-        groups.setdefault(one.alert.incident_id, []).append(one)
-    return groups.values()
 
 
 def _chosen(
@@ -261,19 +253,7 @@ def _digest(
         held_until=max(alert.at for alert in alerts),
         counts=dict(Counter(began_with(alert) for alert in alerts).most_common()),
         alerts=tuple(
-            HeldBack(
-                alert_id=alert.alert_id,
-                incident_id=alert.incident_id,
-                key=alert.key,
-                event=alert.event,
-                severity=alert.severity,
-                status=alert.status,
-                agent=alert.agent,
-                title=alert.title,
-                count=alert.count,
-                opened_at=alert.opened_at,
-            )
-            for alert in alerts
+            HeldBack.model_validate({name: getattr(alert, name) for name in HeldBack.model_fields}) for alert in alerts
         ),
         at=now,
     )
