@@ -17,7 +17,7 @@ from breakwater.contracts.execution import Execution
 from breakwater.policy.chat_messages import FILES, content_of, payload_of
 from breakwater.policy.conversation import PartPlace, tool_pairs
 from breakwater.policy.formats import counted, visible
-from breakwater.policy.output import NoJsonError, parse_json
+from breakwater.policy.json_values import NoJsonError, parse_json
 from services.console.markdown import markdown
 from services.console.words import json_text, size
 

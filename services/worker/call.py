@@ -32,7 +32,8 @@ from breakwater.policy.classify import (
     classify,
     without_text,
 )
-from breakwater.policy.output import TOO_DEEP, Invalid, Valid, is_too_deep
+from breakwater.policy.json_values import TOO_DEEP, is_too_deep
+from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.policy.record import error_of
 from breakwater.policy.usage import Usage, credible

@@ -79,7 +79,6 @@ Reason = Literal[
     "cancelled",
 ]
 
-
 Encrypted = Annotated[
     str | None,
     Field(

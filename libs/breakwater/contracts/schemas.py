@@ -92,7 +92,7 @@ def asyncapi_document() -> dict[str, Any]:
             }
         },
         "channels": {channel.name: _channel(channel) for channel in CHANNELS},
-        "operations": {_operation_name(channel): _operation(channel) for channel in CHANNELS},
+        "operations": {f"{channel.action}_{channel.name}": _operation(channel) for channel in CHANNELS},
         "components": {
             "messages": {channel.message.__name__: _message(channel) for channel in CHANNELS},
             "schemas": {
@@ -118,10 +118,6 @@ def _channel(channel: Channel) -> dict[str, Any]:
         "messages": {name: {"$ref": f"#/components/messages/{name}"}},
         **({"x-jetstream-stream": channel.stream.value} if channel.stream is not None else {}),
     }
-
-
-def _operation_name(channel: Channel) -> str:
-    return f"{channel.action}_{channel.name}"
 
 
 def _operation(channel: Channel) -> dict[str, Any]:

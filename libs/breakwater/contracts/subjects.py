@@ -7,18 +7,17 @@ A token must not hold dots, spaces or wildcards, while agent names, model ids an
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from urllib.parse import unquote
 
 _CONCRETE = re.compile(r"[^\s*>\x00-\x1f\x7f.]+(\.[^\s*>\x00-\x1f\x7f.]+)*")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _ENCODED = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256))
 
-
 DUPLICATE_WINDOW_S = 600.0
 """Time for which JetStream knows the ids of jobs and results again."""
-
 
 REPLIES = "bw.replies."
 """Prefix of the subjects that programs choose for answers, apart from their inboxes."""
@@ -109,10 +108,8 @@ def _subject(kind: str, *names: str) -> str:
     return ".".join(("bw", kind, *map(encode_token, names)))
 
 
-def job(agent: str) -> str:
-    """Subject of jobs for an agent (JOBS)."""
-    return _subject("jobs", agent)
-
+job: Callable[[str], str] = partial(_subject, "jobs")
+"""Subject of jobs for an agent (JOBS)."""
 
 NOTHING = "bw.nothing"
 """A subject without publishers."""
@@ -123,9 +120,8 @@ def jobs_of(agent: str) -> list[str]:
     return [job(agent), f"{job(agent)}.*"]
 
 
-def job_by(agent: str, user: str) -> str:
-    """Subject that `job` becomes for a program: it names the publisher, where the program can't change it."""
-    return _subject("jobs", agent, user)
+job_by: Callable[[str, str], str] = partial(_subject, "jobs")
+"""Subject that `job` becomes for a program: it names the publisher, where the program can't change it."""
 
 
 def jobs_by(user: str) -> str:
@@ -133,9 +129,8 @@ def jobs_by(user: str) -> str:
     return f"bw.jobs.*.{encode_token(user)}"
 
 
-def parked(agent: str, execution_id: str) -> str:
-    """Subject of a job that has to wait for long (PARKED). Internal: programs have nothing to do there."""
-    return _subject("parked", agent, execution_id)
+parked: Callable[[str, str], str] = partial(_subject, "parked")
+"""Subject of a job that has to wait for long (PARKED). Internal: programs have nothing to do there."""
 
 
 def parked_anywhere(execution_id: str) -> str:
@@ -148,57 +143,38 @@ def attempt(agent: str, execution_id: str, number: int | str) -> str:
     return f"{_subject('attempts', agent, execution_id)}.{number}"
 
 
-def execution(agent: str, execution_id: str) -> str:
-    """Subject of the one terminal record of an execution (EVENTS)."""
-    return _subject("executions", agent, execution_id)
+execution: Callable[[str, str], str] = partial(_subject, "executions")
+"""Subject of the one terminal record of an execution (EVENTS)."""
 
+breaker: Callable[[str, str], str] = partial(_subject, "breakers")
+"""Subject of transitions of a breaker (EVENTS)."""
 
-def breaker(agent: str, model: str) -> str:
-    """Subject of transitions of a breaker (EVENTS)."""
-    return _subject("breakers", agent, model)
+guard: Callable[[str], str] = partial(_subject, "guards")
+"""Subject of trips and resets of task guards (EVENTS)."""
 
+budget: Callable[[str, str], str] = partial(_subject, "budgets")
+"""Subject of threshold crossings of a budget (EVENTS)."""
 
-def guard(agent: str) -> str:
-    """Subject of trips and resets of task guards (EVENTS)."""
-    return _subject("guards", agent)
+alert: Callable[[str], str] = partial(_subject, "alerts")
+"""Subject of alerts of a kind (ALERTS)."""
 
-
-def budget(scope: str, window: str) -> str:
-    """Subject of threshold crossings of a budget (EVENTS)."""
-    return _subject("budgets", scope, window)
-
-
-def alert(event: str) -> str:
-    """Subject of alerts of a kind (ALERTS)."""
-    return _subject("alerts", event)
-
-
-def audit(action: str) -> str:
-    """Subject of actions of people (AUDIT)."""
-    return _subject("audit", action)
-
+audit: Callable[[str], str] = partial(_subject, "audit")
+"""Subject of actions of people (AUDIT)."""
 
 ALERTER_LEADER = "bw.alerter.leader"
 """The lease of the alerter that notifies people (ALERTER). Internal, as all of ALERTER."""
 
-
 CHANNEL_TESTS = "bw.alerter.test.*"
 """Subjects of requests for test messages to channels; core NATS, not stored."""
 
+sent_message: Callable[[str, str], str] = partial(_subject, "alerter.sent")
+"""Subject of the message that a channel has of an incident, to be updated later (ALERTER)."""
 
-def sent_message(channel: str, incident_id: str) -> str:
-    """Subject of the message that a channel has of an incident, to be updated later (ALERTER)."""
-    return _subject("alerter.sent", channel, incident_id)
+disabled_channel: Callable[[str], str] = partial(_subject, "alerter.disabled")
+"""Subject of the record that a channel's receiver wants no more alerts (ALERTER)."""
 
-
-def disabled_channel(channel: str) -> str:
-    """Subject of the record that a channel's receiver wants no more alerts (ALERTER)."""
-    return _subject("alerter.disabled", channel)
-
-
-def baseline(agent: str) -> str:
-    """Subject of the baseline of an agent's figures (ALERTER)."""
-    return _subject("alerter.baselines", agent)
+baseline: Callable[[str], str] = partial(_subject, "alerter.baselines")
+"""Subject of the baseline of an agent's figures (ALERTER)."""
 
 
 def alert_replay(channel: str, dead_letter_id: int) -> str:
@@ -206,14 +182,11 @@ def alert_replay(channel: str, dead_letter_id: int) -> str:
     return f"{_subject('alerter.replays', channel)}.{dead_letter_id}"
 
 
-def channel_test(channel: str) -> str:
-    """Subject of a request for a test message to a channel; core NATS, not stored."""
-    return _subject("alerter.test", channel)
+channel_test: Callable[[str], str] = partial(_subject, "alerter.test")
+"""Subject of a request for a test message to a channel; core NATS, not stored."""
 
-
-def result(job_id: str) -> str:
-    """Subject of the answer to a job, unredacted (RESULTS)."""
-    return _subject("results", job_id)
+result: Callable[[str], str] = partial(_subject, "results")
+"""Subject of the answer to a job, unredacted (RESULTS)."""
 
 
 def dead_letter(reason: str, agent: str) -> str:
@@ -226,25 +199,17 @@ def replayed(dead_letter_id: int) -> str:
     return f"bw.replayed.{dead_letter_id}"
 
 
-def progress(agent: str, execution_id: str) -> str:
-    """Live progress of an execution; core NATS, not stored."""
-    return _subject("progress", agent, execution_id)
+progress: Callable[[str, str], str] = partial(_subject, "progress")
+"""Live progress of an execution; core NATS, not stored."""
 
+chunks: Callable[[str, str], str] = partial(_subject, "chunks")
+"""Subject of the pieces of an answer while it is produced, unredacted; core NATS, not stored."""
 
-def chunks(agent: str, execution_id: str) -> str:
-    """Subject of the pieces of an answer while it is produced, unredacted; core NATS, not stored."""
-    return _subject("chunks", agent, execution_id)
+cancel: Callable[[str], str] = partial(_subject, "cancel")
+"""Subject of programs' requests to cancel a job; core NATS, a request."""
 
-
-def cancel(job_id: str) -> str:
-    """Subject of programs' requests to cancel a job; core NATS, a request."""
-    return _subject("cancel", job_id)
-
-
-def cancel_request(job_id: str) -> str:
-    """Subject of notices to workers that a job is to be cancelled; core NATS, not stored. Internal."""
-    return _subject("cancel-requests", job_id)
-
+cancel_request: Callable[[str], str] = partial(_subject, "cancel-requests")
+"""Subject of notices to workers that a job is to be cancelled; core NATS, not stored. Internal."""
 
 CANCEL_REQUESTS = "bw.cancel-requests.*"
 
@@ -254,11 +219,8 @@ CANCELS = "bw.cancel.*"
 CANCELS_BY_USER = "bw.cancel-by.*.*"
 """The same, with who asks."""
 
-
-def worker(worker_id: str) -> str:
-    """Subject that a worker listens on while NATS has its connection; core NATS, nothing is sent there. Internal."""
-    return _subject("workers", worker_id)
-
+worker: Callable[[str], str] = partial(_subject, "workers")
+"""Subject that a worker listens on while NATS has its connection; core NATS, nothing is sent there. Internal."""
 
 WORKERS = "bw.workers.*"
 

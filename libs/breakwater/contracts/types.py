@@ -154,17 +154,16 @@ class _SwitchedOff:
     """Reads `off` as None, and says so in the JSON schema."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_none_for_off, handler(source))
+        # YAML 1.1 reads a bare `off` as false; both spellings mean the same to the person who wrote them.
+        def read(value: object) -> object:
+            return None if value is False or value == "off" else value
+
+        return core_schema.no_info_before_validator_function(read, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         known = handler(schema)
         known["anyOf"].append({"enum": ["off", False]})
         return known
-
-
-def _none_for_off(value: object) -> object:
-    # YAML 1.1 reads a bare `off` as false; both spellings mean the same to the person who wrote them.
-    return None if value is False or value == "off" else value
 
 
 Off = _SwitchedOff()

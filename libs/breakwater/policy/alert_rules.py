@@ -166,7 +166,6 @@ class Route(Message):
 Demanding = Literal["guard_tripped", "budget_hard_cap"]
 """Events that can demand a person."""
 
-
 _VALUES: Mapping[str, Callable[[Alert], str]] = {
     "title": lambda alert: alert.title,
     "text": lambda alert: alert.text,

@@ -63,7 +63,6 @@ _OF_THE_PLANE = frozenset({401, 402, 403, 407})
 """Statuses about the plane's own key: the client's is not the one at fault."""
 _OVERLOADED = frozenset({503, 529})
 
-
 _OF_ANSWERS: Mapping[str, tuple[int, str]] = {
     "ContentFilteredError": (400, "content_filter"),
     "OutputLimitError": (400, "max_tokens_reached"),

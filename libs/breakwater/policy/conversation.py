@@ -138,7 +138,11 @@ def trim(messages: Sequence[ChatMessage], keep_ratio: float) -> tuple[list[ChatM
     Returns:
         The conversation, and how many messages were dropped: 0 where nothing may be. Nothing given is changed.
     """
-    sizes = [0 if _is_system(message) else _size(message) for message in messages]
+    texts = (json.dumps(message, ensure_ascii=False, separators=(",", ":")) for message in messages)
+    sizes = [
+        0 if _is_system(message) else len(text.encode(errors="surrogatepass"))
+        for message, text in zip(messages, texts, strict=True)
+    ]
     excess = sum(sizes) - keep_ratio * sum(sizes)
     dropped: set[int] = set()
     for group in _droppable(messages):
@@ -179,11 +183,6 @@ def _droppable(messages: Sequence[ChatMessage]) -> Iterator[list[int]]:
 
 def _is_system(message: ChatMessage) -> bool:
     return message.get("role") in {"system", "developer"}
-
-
-def _size(message: ChatMessage) -> int:
-    text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-    return len(text.encode(errors="surrogatepass"))
 
 
 def _blocks(message: ChatMessage, kind: str) -> list[JsonValue]:

@@ -150,14 +150,11 @@ def _resets(headers: Mapping[str, str], now: datetime) -> list[float]:
         if _number(headers.get(f"anthropic-ratelimit-{limit}-remaining", "")) == 0:
             delays.append(_until_rfc3339(headers.get(f"anthropic-ratelimit-{limit}-reset", ""), now))
     if _number(headers.get("x-ratelimit-remaining", "0")) == 0:
-        delays += [_until_reset(headers.get(name, ""), now) for name in _RESETS]
+        for text in (headers.get(name, "") for name in _RESETS):
+            # Some send a moment, as seconds or milliseconds since the epoch, and some a duration.
+            moment = _since_epoch(_number(text) or 0.0)
+            delays.append(duration_s(text) if moment is None else _until(moment, now))
     return [delay for delay in delays if delay is not None]
-
-
-def _until_reset(text: str, now: datetime) -> float | None:
-    """Some send a moment, as seconds or milliseconds since the epoch, and some a duration."""
-    moment = _since_epoch(_number(text) or 0.0)
-    return duration_s(text) if moment is None else _until(moment, now)
 
 
 def _until_rfc3339(text: str, now: datetime) -> float | None:

@@ -21,7 +21,7 @@ from breakwater.contracts.types import Message, Off, UsdAmount
 from breakwater.policy.breaker import Preset, take_preset
 from breakwater.policy.budget import fits
 from breakwater.policy.formats import counted, money_text
-from breakwater.policy.output import NoJsonError, find_json
+from breakwater.policy.json_values import NoJsonError, find_json
 
 
 class ConfidenceRules(Message):

@@ -22,7 +22,6 @@ from breakwater.policy.guard import Task, Trip
 _SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls", "rate_limit"})
 """Kinds that say nothing of health: a message was wrong and is mended or sent back, or the model was busy."""
 
-
 NONE_SUCCEEDS = 10
 """So many failures in a row are no bad moment."""
 

@@ -125,8 +125,13 @@ def is_same_model(answered: str, asked: tuple[str, ...]) -> bool:
     """
     if _is_nameless(answered):
         return True
+    words, dates, tag = _parts(answered)
     wanted = [name for name in asked if name]
-    return any(_is_nameless(name) or _matches(answered, name) for name in wanted) or not wanted
+    for others, other_dates, other_tag in map(_parts, wanted):
+        pairs = ((dates, other_dates), (tag, other_tag))
+        if words == others and all(not one or not other or one == other for one, other in pairs):
+            return True
+    return not wanted or any(map(_is_nameless, wanted))
 
 
 def is_placeholder(answered: str) -> bool:
@@ -137,11 +142,6 @@ def is_placeholder(answered: str) -> bool:
 def _is_nameless(name: str) -> bool:
     stripped = name.strip().lower()
     return stripped in _ANY or _FILE.match(stripped) is not None
-
-
-def _matches(one: str, other: str) -> bool:
-    (words, dates, tag), (others, other_dates, other_tag) = _parts(one), _parts(other)
-    return words == others and all(not a or not b or a == b for a, b in ((dates, other_dates), (tag, other_tag)))
 
 
 def _parts(name: str) -> tuple[list[str], str, str]:

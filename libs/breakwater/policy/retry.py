@@ -23,7 +23,6 @@ _MENDED: frozenset[Cause] = frozenset({"credential_refresh", "orphan_recovery", 
 _RECOVERED_FROM_CLASSES = frozenset({"ContextOverflow", "OrphanToolCalls"})
 _CLASS_NAME = re.compile(r"[A-Z][A-Za-z0-9]*")
 
-
 LONG_WAIT_S = 10.0
 """A longer wait is given to the bus, so that it holds no slot of the worker and survives a restart."""
 

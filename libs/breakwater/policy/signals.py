@@ -24,7 +24,7 @@ from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.contracts.subjects import Header, encode_token
 from breakwater.contracts.types import format_time, is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
-from breakwater.policy.budget import NEVER_FITS
+from breakwater.policy.budget import NEVER_FITS, scope_key
 from breakwater.policy.formats import counted, moment, money_text, sentence
 from breakwater.policy.rate_limit import HELD
 
@@ -202,22 +202,12 @@ def command(group: str, action: str | None, *names: str, **options: str | None) 
 
 
 def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
-    names = {"global": None, "agent": event.agent, "tenant": event.tenant}
-    place = (event.scope, names[event.scope], event.window, event.period)
+    name = {"global": None, "agent": event.agent, "tenant": event.tenant}[event.scope]
+    place = (event.scope, name, event.window, event.period)
     who = {"global": "all agents", "agent": str(event.agent), "tenant": f"tenant {event.tenant}"}[event.scope]
-    fields = (
-        "scope",
-        "limit",
-        "total",
-        "reserved",
-        "window",
-        "agent",
-        "tenant",
-        "period",
-        "threshold_percent",
-        "enforcement",
-    )
-    origin = (event.event_id, event.at, _figures(event, *fields, "resets_at", timestamp="at"))
+    fields = ("scope", "limit", "total", "reserved", "window", "agent", "tenant", "period", "enforcement", "resets_at")
+    figures = _figures(event, *fields, "threshold_percent", timestamp="at")
+    origin = (event.event_id, event.at, figures)
     if event.kind == "raised" and event.limit:
         title = f"Cap raised: {who}, {event.window}"
         spent = f"{money_text(event.total)} of {money_text(event.limit)} are spent"
@@ -245,11 +235,8 @@ def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
     consequence = _CONSEQUENCE.get((kind, event.enforcement), _NOT_ENFORCED)
     advice = "check whether this is expected"
     if kind == "budget_hard_cap":
-        name = {"global": "", "agent": f":{event.agent}", "tenant": f":{event.tenant}"}[event.scope]
-        budget = f"{event.scope}{name}/{event.window}"
-        advice = (
-            f"find what spends, or raise the cap: `breakwater budgets raise {shlex.quote(budget)} USD --reason WHY`"
-        )
+        budget = shlex.quote(f"{scope_key(event)}/{event.window}")
+        advice = f"find what spends, or raise the cap: `breakwater budgets raise {budget} USD --reason WHY`"
     held = ""
     if event.reserved is not None:
         free = money_text(max(0, limit - event.total - event.reserved))

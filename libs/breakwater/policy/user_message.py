@@ -60,7 +60,6 @@ _PERMANENT: frozenset[ErrorKind] = frozenset(
     {"client", "quota", "context_overflow", "orphan_tool_calls", "logic", "invalid"}
 )
 
-
 _LONGEST = 300
 """Characters that are shown of what a provider said."""
 

@@ -41,11 +41,11 @@ def known_vulnerabilities(server: RedisServer, version: Version) -> tuple[str, .
         server: whose version it is.
         version: its numbers; empty, so older than any, where it is not known.
     """
-    return tuple(cve for cve, fixed in _FIXED.items() if not _is_fixed(version, fixed[server]))
-
-
-def _is_fixed(version: Version, releases: tuple[Version, ...]) -> bool:
-    for release in releases:
-        if release[:2] == version[:2]:
-            return version >= release
-    return version[:2] > releases[-1][:2]
+    found: list[str] = []
+    for cve, releases in _FIXED.items():
+        branches = {release[:2]: release for release in releases[server]}
+        if version < branches.get(version[:2], version) or (
+            version[:2] not in branches and version[:2] <= max(branches)
+        ):
+            found.append(cve)
+    return tuple(found)

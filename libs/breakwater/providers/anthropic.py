@@ -204,7 +204,9 @@ def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[ContentBl
             case "assistant":
                 role, blocks = "assistant", _said(message)
             case "tool":
-                role, blocks = "user", [_tool_result(message)]
+                content = {"content": found} if (found := _blocks(message.get("content"))) else {}
+                result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
+                role, blocks = "user", [result | content]
             case unknown:
                 raise refused(f"messages of the role {unknown!r} are not known to Anthropic", "messages")
         blocks = _marked(blocks, message)
@@ -270,12 +272,6 @@ def _called(function: Mapping[str, Any]) -> dict[str, Any]:
     except orjson.JSONDecodeError:  # also where it is no text
         arguments = None
     return {"name": function.get("name"), "input": arguments if isinstance(arguments, dict) else {}}
-
-
-def _tool_result(message: Mapping[str, Any]) -> ContentBlock:
-    result: ContentBlock = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
-    content = _blocks(message.get("content"))
-    return result | {"content": content} if content else result
 
 
 def _tools(params: Mapping[str, Any]) -> dict[str, Any]:

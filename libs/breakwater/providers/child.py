@@ -106,7 +106,12 @@ class Child:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        outputs = (_OutputPipe(process.stdout, self._take_stdout), _OutputPipe(process.stderr, self._take_stderr))
+
+        def take_stderr(data: bytes) -> None:
+            self.stderr += data
+            del self.stderr[:-STDERR_KEPT]
+
+        outputs = (_OutputPipe(process.stdout, self._take_stdout), _OutputPipe(process.stderr, take_stderr))
         self._ends += outputs
         for output in outputs:
             output.start()
@@ -158,10 +163,6 @@ class Child:
         elif not self.flooded:
             self.flooded = True
             self._kill_group()
-
-    def _take_stderr(self, data: bytes) -> None:
-        self.stderr += data
-        del self.stderr[:-STDERR_KEPT]
 
 
 class _OutputPipe:

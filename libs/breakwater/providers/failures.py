@@ -19,7 +19,7 @@ import orjson
 from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
-from breakwater.policy.output import MAX_DEPTH, flaw_of
+from breakwater.policy.json_values import MAX_DEPTH, flaw_of
 from breakwater.policy.redact import cut
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
@@ -83,7 +83,10 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
         headers: names in any case.
     """
     lowered = {name.lower(): value for name, value in headers.items()}
-    error = _error_of(_parsed(payload)) or _error_of(_parsed(_first_event(payload)))
+    error = _error_of(_parsed(payload))
+    if error is None:
+        with suppress(EventTooLargeError):
+            error = next((_error_of(_parsed(data)) for _, data in EventReader().feed(payload + b"\n\n")), None)
     if error is None:
         text = _plain_text(payload)
         return HttpFailure(
@@ -98,22 +101,25 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
 
 def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], silent: str) -> HttpFailure:
     message, code = _text(error.get("message")) or silent, _name(error, "code")
-    upstream = _upstream(error)
     limits = dict.fromkeys(name for name in _limits(error.get("details")) if name)
     if isinstance(source := fields(error.get("metadata")).get("limit_source"), str):
         limits[source] = None
-    if upstream is not None:
+    # OpenRouter passes on what it was answered itself, where it says no more of it than that.
+    if isinstance(raw := fields(error.get("metadata")).get("raw"), str) and raw:
+        upstream = _error_of(_parsed(raw.encode(errors="replace"))) or {"message": raw}
         message = f"{message}: {_text(upstream.get('message'))}"
     zone = _BEIJING if (code or "").startswith("13") else UTC  # Zhipu names the hour on its own clock
     reset = next((error[name] for name in ("resets_at", "reset_at", "resetTime") if error.get(name)), None)
+    # The place that FastAPI names, where it is a place in the request, and no words.
+    param = _name(error, "param") or _located(error.get("message")) or ""
     return HttpFailure(
         status,
         message,
         code,
-        _type(error),
+        _name(error, "type") or _name(error, "status"),  # Gemini's word
         {**headers, **_passed_on(error)},
         _delay_s(error, message),
-        _param(error),
+        param if _PLACE.fullmatch(param) else None,
         tuple(limits),
         moment_in(reset if isinstance(reset, int | float) else f"until {reset}" if reset else message, zone),
     )
@@ -186,12 +192,6 @@ def first_of(found: Any) -> Any:
     return cast(list[Any], found)[0] if isinstance(found, list) and found else found
 
 
-def _first_event(payload: bytes) -> bytes:
-    with suppress(EventTooLargeError):
-        return next((data for _, data in EventReader().feed(payload + b"\n\n")), b"")
-    return b""
-
-
 def _parsed(payload: bytes) -> Any:
     try:
         return read_json(payload)
@@ -222,13 +222,6 @@ def _error_of(body: Any) -> dict[str, Any] | None:
         return None
     status = top.get("statusCode")
     return {"code": status, **top, "message": message}
-
-
-def _upstream(error: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The error that OpenRouter was answered itself, where it says no more of it than that."""
-    raw = fields(error.get("metadata")).get("raw")
-    found = _error_of(_parsed(raw.encode(errors="replace"))) if isinstance(raw, str) else None
-    return found or ({"message": raw} if isinstance(raw, str) and raw else None)
 
 
 def _passed_on(error: Mapping[str, Any]) -> dict[str, str]:
@@ -271,12 +264,6 @@ def _name(error: Mapping[str, Any], field: str) -> str | None:
     return cut(str(value), _MAX_CODE) or None
 
 
-def _param(error: Mapping[str, Any]) -> str | None:
-    """OpenAI's `param`, or the place that FastAPI names, where it is a place in the request, and no words."""
-    param = _name(error, "param") or _located(error.get("message")) or ""
-    return param if _PLACE.fullmatch(param) else None
-
-
 def _located(message: Any) -> str:
     """`loc` of the first thing that is wrong, below the body."""
     if isinstance(message, dict):
@@ -284,11 +271,6 @@ def _located(message: Any) -> str:
     first = fields(cast(list[Any], message)[0]) if isinstance(message, list) and message else {}
     place = first.get("loc")
     return ".".join(str(part) for part in cast(list[Any], place) if part != "body") if isinstance(place, list) else ""
-
-
-def _type(error: Mapping[str, Any]) -> str | None:
-    """OpenAI's and Anthropic's `type`, or Gemini's `status`."""
-    return _name(error, "type") or _name(error, "status")
 
 
 def _status(error: Mapping[str, Any]) -> int | None:
@@ -341,7 +323,6 @@ _CLASS_BY_ERRNO = {
     errno.EHOSTUNREACH: "HostUnreachableError",
     errno.ENETUNREACH: "HostUnreachableError",
 }
-
 
 _WORDS = {
     "ConnectionRefusedError": "the provider's server refused the connection: it is not running, or not at this address",

@@ -241,17 +241,24 @@ class HttpProvider:
         raise CallFailed(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
     def _request(self, call: Call, key: str | None, course: _RequestState) -> _Requesting:
-        body = _encode(self._wire.body(call))
+        body = self._wire.body(call)
+        try:
+            data = orjson.dumps(body)
+        except TypeError:
+            data = json.dumps(body).encode()  # numbers beyond 64 bits are JSON, too
         headers = {"X-Client-Request-Id": call.attempt_id, **self._wire.headers(key)}
         if call.traceparent:
             headers["traceparent"] = call.traceparent
         url = URL(self._wire.url(call.model), encoded=True)
-        return self._opened().post(url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=course)
+        return self._opened().post(url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=course)
 
     def _opened(self) -> aiohttp.ClientSession:
+        async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+            cast(_RequestState, context.trace_request_ctx).sent = True
+
         if self._session is None:
             trace = aiohttp.TraceConfig()
-            trace.on_request_headers_sent.append(_note_sent)
+            trace.on_request_headers_sent.append(note_sent)
             self._session = aiohttp.ClientSession(
                 # The number of concurrent calls is bounded by the agents' concurrency; a second limit would hide it.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
@@ -331,10 +338,6 @@ class HttpProvider:
         return Answer(output, usage or Usage(None, None, model=model_of(body)), None, body, reason, several)
 
 
-async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-    cast(_RequestState, context.trace_request_ctx).sent = True
-
-
 async def _reply(response: aiohttp.ClientResponse) -> _HttpReply:
     payload, whole = await _payload(response)
     return _HttpReply(response.status, response.headers, payload, whole)
@@ -383,13 +386,6 @@ def _broken(status: int, text: str, usage: Usage | None = None) -> CallFailed:
 def _without(key: KnownSecrets, failure: CallFailure) -> CallFailure:
     """The failure without the key, which a provider may repeat when it complains of it."""
     return replace(failure, **{item.name: key.hidden_in(getattr(failure, item.name)) for item in fields_of(failure)})
-
-
-def _encode(body: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except TypeError:
-        return json.dumps(body).encode()  # numbers beyond 64 bits are JSON, too
 
 
 def _checked_origin(url: str) -> URL:

@@ -287,12 +287,17 @@ class ProcessProvider:
             text = "could not be started: the worker is stopping"
             raise CallFailed(TransportFailure("network", "IoError", text), maybe_billed=False)
         try:
+            if (cwd := program.cwd) is None:
+                self._own_cwd = self._own_cwd or tempfile.TemporaryDirectory(
+                    prefix="breakwater-process-", ignore_cleanup_errors=True
+                )
+                cwd = Path(self._own_cwd.name)
             self._guard.start()
             child = Child(
                 program.command,
                 program=program.file,
                 env=program.env,
-                cwd=program.cwd or self._directory(),
+                cwd=cwd,
                 max_output_bytes=program.max_output_bytes,
                 limits=program.limits,
             )
@@ -307,11 +312,6 @@ class ProcessProvider:
         await child.end()
         self._guard.forget(child.pid)
         self._children.discard(child)
-
-    def _directory(self) -> Path:
-        if self._own_cwd is None:
-            self._own_cwd = tempfile.TemporaryDirectory(prefix="breakwater-process-", ignore_cleanup_errors=True)
-        return Path(self._own_cwd.name)
 
     def _answer(self, child: Child, lines: _DeltaLines) -> Answer:
         shown = self._program.shown

@@ -1,0 +1,269 @@
+"""Checks values against a JSON schema: bounded in time, and with no way out to other documents."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, cast
+
+import re2
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError, best_match
+from jsonschema.validators import extend
+from pydantic import JsonValue
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012, SchemaRegistry
+
+from breakwater.policy.json_values import flaw_of, levels, subschemas
+
+_Schema = dict[str, JsonValue]
+
+_PATH, _NAMES, _OURS = 200, 200, 200
+"""Characters of a path, of a name that the value brought (longer ones are not shown), and shown of the schema."""
+
+_WORDS = {
+    "minimum": "should be at least {}",
+    "maximum": "should be at most {}",
+    "exclusiveMinimum": "should be more than {}",
+    "exclusiveMaximum": "should be less than {}",
+    "multipleOf": "should be a multiple of {}",
+    "minLength": "should be at least {} characters long",
+    "maxLength": "should be at most {} characters long",
+    "pattern": "should match the regular expression {}",
+    "minItems": "should have at least {} items",
+    "maxItems": "should have at most {} items",
+    "minProperties": "should have at least {} properties",
+    "maxProperties": "should have at most {} properties",
+    "minContains": "should have at least {} of the items asked for",
+    "maxContains": "should have at most {} of the items asked for",
+    "enum": "should be one of {}",
+    "const": "should be {}",
+    "uniqueItems": "has an item twice",
+    "unevaluatedProperties": "has properties that are named nowhere in the schema",
+    "unevaluatedItems": "has more items than the schema allows",
+}
+
+
+def _described(error: ValidationError) -> str:
+    """One thing that is wrong: its path, and what would be right."""
+    # Of the ways in which none of several forms fits, the one that comes nearest says most.
+    nearest = cast(ValidationError, best_match([error]))
+    path = nearest.json_path
+    # Whole or not at all: a part of a secret would not be known for one.
+    path = path if len(path) <= _PATH else "$…"
+    return f"{path}: {_words(nearest)}"
+
+
+def _words(error: ValidationError) -> str:
+    keyword = cast(str | None, error.validator)
+    asked, found = cast(Any, error.validator_value), cast(Any, error.instance)
+    if keyword == "type":
+        return f"should be {_kinds(asked)}, is {_kind(found)}"
+    if keyword == "required":
+        missing = [name for name in asked if name not in found]
+        return f"is missing {_shown(', '.join(map(repr, missing)), _OURS)}"
+    if keyword == "additionalProperties":
+        known = cast(Mapping[str, Any], cast(Mapping[str, Any], error.schema).get("properties", {}))
+        more = [name for name in cast(Mapping[str, Any], found) if name not in known]
+        named = ", ".join(map(_name, more[:5]))
+        return f"may not have {named}{f' and {len(more) - 5} more' if len(more) > 5 else ''}"
+    if keyword in {"anyOf", "oneOf"}:
+        if not error.context:
+            return "fits more than one of the forms it may have; should fit exactly one"
+        types = [
+            form.get("type") if isinstance(form, dict) else None for form in cast(list[dict[str, Any] | bool], asked)
+        ]
+        if not all(isinstance(kind, str) for kind in types):
+            return "has none of the forms it may have"
+        return f"should be {_kinds(cast(list[str], types))}, is {_kind(found)}"
+    if keyword in _WORDS:
+        return _WORDS[keyword].format(_json(asked))
+    return f"does not satisfy `{keyword}`: {_json(asked)}" if keyword is not None else "is not allowed"
+
+
+def _name(name: str) -> str:
+    # Whole or not at all, as a path. What is escaped takes up to ten times its own length.
+    shown = repr(name)
+    return shown if len(shown) <= _NAMES + len("''") else f"a name of {len(name)} characters"
+
+
+def _kinds(types: str | list[str]) -> str:
+    return types if isinstance(types, str) else " or ".join(dict.fromkeys(types))
+
+
+def _kind(value: object) -> str:
+    return _KINDS.get(type(value), "array")
+
+
+_KINDS: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    dict: "object",
+}
+
+
+def _json(value: object) -> str:
+    return _shown(json.dumps(value, ensure_ascii=False), _OURS)
+
+
+def _shown(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+MAX_PROBLEMS = 10
+MIN_STEPS, STEPS_PER_VALUE = 2_000, 10
+"""Number of references that one check may follow. Alternatives that refer to themselves could take for ever."""
+
+_INTRICATE = "$: is too deep or too intricate to be checked"
+
+
+class SchemaCheck:
+    """Checks values against one schema."""
+
+    def __init__(self, schema: _Schema) -> None:
+        """Prepares the check.
+
+        Raises:
+            ValueError: it is no JSON schema, or one that can't be checked safely; the text has the path within it.
+        """
+        _require_safe(schema)
+        self._steps = 0
+
+        def follow() -> None:
+            self._steps -= 1
+            if self._steps < 0:
+                raise RecursionError
+
+        self._validator = _validator_of(schema, follow)
+        probes: tuple[JsonValue, ...] = (None, {}, [], "", 0)
+        for probe in probes:
+            if self.problems(probe) == (_INTRICATE,):
+                raise ValueError("is a JSON schema that refers to itself without end")
+
+    def problems(self, value: JsonValue) -> tuple[str, ...]:
+        """The mistakes of a value, each with its path; empty where it satisfies the schema."""
+        self._steps = MIN_STEPS + STEPS_PER_VALUE * sum(map(len, levels(value)))
+        try:
+            found = islice(self._validator.iter_errors(value), MAX_PROBLEMS)
+            return tuple(dict.fromkeys(map(_described, found)))
+        except (RecursionError, OverflowError):
+            return (_INTRICATE,)
+
+
+def _validator_of(schema: _Schema, follow: Callable[[], None]) -> Any:
+    """A validator of the library, with five of its keywords in other ways.
+
+    Args:
+        schema: which was found safe.
+        follow: called for each reference.
+    """
+
+    def ref(validator: Any, ref: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        follow()
+        yield from Draft202012Validator.VALIDATORS["$ref"](validator, ref, instance, schema)
+
+    def forms(most: float) -> Callable[..., Iterator[ValidationError]]:
+        def check(validator: Any, forms: Sequence[Any], instance: Any, _: Any) -> Iterator[ValidationError]:
+            # The library's check looks for every mistake in every form, and in a tree that doubles the work at each
+            # level.
+            mistakes = [next(validator.descend(instance, form), None) for form in forms]
+            fitting = mistakes.count(None)
+            if not 1 <= fitting <= most:
+                yield ValidationError("", context=() if fitting else cast(Any, mistakes))
+
+        return check
+
+    def pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:  # noqa: ARG001
+        # Python's `re` could be kept busy endlessly by a crafted answer.
+        if isinstance(instance, str) and not _compiled(pattern).search(instance):
+            yield ValidationError("")
+
+    def unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> Iterator[ValidationError]:  # noqa: ARG001
+        # The library's check compares each object with each other one.
+        if wanted and isinstance(instance, list):
+            items = cast(list[Any], instance)
+            if len({_identity(item) for item in items}) < len(items):
+                yield ValidationError("")
+
+    keywords = {
+        "$ref": ref,
+        "anyOf": forms(math.inf),
+        "oneOf": forms(1),
+        "pattern": pattern,
+        "uniqueItems": unique_items,
+    }
+    # References lead nowhere outside; the validator's own registry would fetch them.
+    nothing_else: SchemaRegistry = Registry()
+    return extend(Draft202012Validator, keywords)(schema, registry=nothing_else)
+
+
+@lru_cache(maxsize=1000)
+def _compiled(pattern: str) -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    return re2.compile(pattern, options)
+
+
+def _identity(value: Any) -> Any:
+    """An identity that two values share exactly if they are equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    match value:
+        case dict():
+            pairs = cast(dict[str, Any], value).items()
+            return "object", frozenset((key, _identity(item)) for key, item in pairs)
+        case list():
+            return "array", tuple(_identity(item) for item in cast(list[Any], value))
+        case bool():
+            return "boolean", value
+        case _:
+            return value
+
+
+_REFUSED = {
+    "$dynamicRef": "write `$ref`",
+    "$recursiveRef": "write `$ref`",
+    "patternProperties": "write `propertyNames` with a pattern, and `additionalProperties` for the values",
+}
+
+
+def _require_safe(schema: _Schema) -> None:
+    """Raises ValueError where a schema is wrong, or can't be checked safely."""
+    if (flaw := flaw_of(schema)) is not None:
+        raise ValueError(flaw)
+    language = Draft202012Validator(Draft202012Validator.META_SCHEMA)
+    error = best_match(cast(Iterator[ValidationError], language.iter_errors(cast(Any, schema))))
+    if error is not None:
+        raise ValueError(f"is not a JSON schema: {_described(cast(ValidationError, error))}")
+    places = dict(subschemas(schema))
+    nothing_else: SchemaRegistry = Registry()
+    resolver = nothing_else.resolver_with_root(DRAFT202012.create_resource(schema))
+    for path, place in places.items():
+        for keyword, instead in _REFUSED.items():
+            if keyword in place:
+                raise ValueError(f"{path}.{keyword}: is not taken here; {instead}")
+        if path != "$" and "$id" in place:
+            raise ValueError(f"{path}.$id: is taken at the root alone")
+        if "pattern" in place:
+            pattern = str(place["pattern"])
+            try:
+                _compiled(pattern)
+            except re2.error as wrong:
+                raise ValueError(
+                    f"{path}.pattern: {pattern[:100]!r} is not a regular expression that RE2 takes: {wrong}"
+                ) from None
+        if (ref := place.get("$ref")) is None:
+            continue
+        if not str(ref).startswith("#"):
+            raise ValueError(f"{path}.$ref: only schemas within this one are followed; write it like '#/$defs/name'")
+        try:
+            target = resolver.lookup(str(ref)).contents
+        except Unresolvable:
+            target = None
+        if not isinstance(target, bool) and not any(target is known for known in places.values()):
+            raise ValueError(f"{path}.$ref: {str(ref)[:100]!r} leads to no schema; write it like '#/$defs/name'")
