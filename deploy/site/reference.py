@@ -6,12 +6,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import typer
-
 from breakwater.analytics.migrations import VIEWS
 from breakwater.analytics.schema import TABLES
 from breakwater.cli.contract import config_schema
-from breakwater.cli.main import app
+from breakwater.cli.main import every_command
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.schemas import message_schemas
 from services.request.openapi import document
@@ -46,7 +44,7 @@ def _config() -> Iterator[str]:
 
 def commands() -> Iterator[tuple[str, Any]]:
     """Every command as it is typed, groups before what is in them."""
-    waiting: list[tuple[str, Any]] = [("breakwater", typer.main.get_command(app))]
+    waiting: list[tuple[str, Any]] = [("breakwater", every_command())]
     while waiting:
         path, command = waiting.pop(0)
         inner = [(f"{path} {name}", one) for name, one in getattr(command, "commands", {}).items() if not one.hidden]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from breakwater.cli.errors import ExitCode
-from breakwater.cli.main import app, main
+from breakwater.cli.main import COMMANDS, every_command, main
 from breakwater.embedded.datadir import DataDir, Endpoints
 from tests.cli.conftest import Run
 
@@ -40,16 +40,10 @@ LIVE = [
 
 
 def commands() -> list[list[str]]:
-    groups = [[group.name or ""] for group in app.registered_groups]
-    single = [[command.name or command.callback.__name__] for command in app.registered_commands if command.callback]
-    within = [
-        [group.name or "", command.name or command.callback.__name__]
-        for group in app.registered_groups
-        if group.typer_instance is not None
-        for command in group.typer_instance.registered_commands
-        if command.callback
-    ]
-    return [*single, *groups, *within]
+    found: list[list[str]] = []
+    for name, command in every_command().commands.items():
+        found += [[name], *([name, inner] for inner in getattr(command, "commands", {}))]
+    return found
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
@@ -59,6 +53,12 @@ def test_help_of_every_command_has_a_purpose_and_examples(run: Run, command: lis
     assert "Usage: breakwater" in ran.out
     if command not in (["keys"], ["config"], ["encryption"]):
         assert f"breakwater {' '.join(command)}" in ran.out.split("xample", 1)[1]
+
+
+def test_each_command_is_listed_with_its_purpose(run: Run) -> None:
+    shown = run("--help").out
+    for listed in COMMANDS.values():
+        assert all(f"│ {name} " in shown for name in listed)
 
 
 def test_help_documents_the_exit_codes(run: Run) -> None:

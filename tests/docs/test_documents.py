@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import typer
 import yaml
 from pydantic import SecretStr
 
 from breakwater.bus.topology import Plan, streams
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.executions import ListsOrShows
-from breakwater.cli.main import app
+from breakwater.cli.main import every_command
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.events import Scope
 from breakwater.policy.breaker import BreakerRules
@@ -39,7 +38,7 @@ from tests.policy import usage_table
 from tests.sdks.__main__ import CLIENTS, version
 from tests.services.worker.error_table import ROWS
 
-COMMANDS: Any = typer.main.get_command(app)
+COMMANDS: Any = every_command()
 SETTINGS = ROOT / "docs" / "settings.md"
 NAMING = (*DOCUMENTS, ROOT / "deploy" / "prometheus" / "rules.yaml")
 """What names commands and files to whoever reads it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import asyncio
+from typing import Annotated
 from urllib.parse import quote
 
 import typer
@@ -13,10 +14,8 @@ from breakwater.cli.connect import run
 from breakwater.cli.errors import ExitCode, wrong_usage
 from breakwater.cli.given import sendable
 from breakwater.cli.output import Column
-
-if TYPE_CHECKING:
-    from breakwater.client import ApiClient, ApiError
-    from breakwater.contracts.submission import CancelledJob
+from breakwater.client import ApiClient, ApiError, parse
+from breakwater.contracts.submission import CancelledJob
 
 DEFAULT_WAIT_S = 5.0
 LONGEST_WAIT_S = 300.0
@@ -78,11 +77,6 @@ async def _cancel(
     client: ApiClient, ids: list[str], reason: str | None, wait_s: float
 ) -> list[tuple[CancelledJob | None, ApiError | None]]:
     """The outcome of each, or why it is not known."""
-    import asyncio
-
-    from breakwater.client import ApiError, parse
-    from breakwater.contracts.submission import CancelledJob
-
     slots = asyncio.Semaphore(AT_ONCE)
     body = {} if reason is None else {"reason": reason}
 

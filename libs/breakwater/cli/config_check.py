@@ -6,23 +6,26 @@ import getpass
 from collections.abc import Callable, Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
 import typer
 
+from breakwater.bus.permissions import program, with_variables
 from breakwater.cli import formats, output
+from breakwater.cli.connect import run
 from breakwater.cli.formats import counted
 from breakwater.cli.output import Column
 from breakwater.cli.plane import OWN_CONFIG, JsonOption, own_config
-
-if TYPE_CHECKING:
-    from breakwater.config import Agent, Alerts, Config
-    from breakwater.policy.addresses import Network
-    from breakwater.policy.breaker import BreakerRules
-    from breakwater.policy.budget import Caps
-    from breakwater.policy.guard import ConfidenceRules, GuardRules
-    from breakwater.policy.rate_limit import RateLimit
+from breakwater.cli.reload import apply_to_servers
+from breakwater.config import Agent, Alerts, Config, load_config
+from breakwater.policy.addresses import Network, refusal
+from breakwater.policy.breaker import BreakerRules
+from breakwater.policy.budget import Caps
+from breakwater.policy.guard import ConfidenceRules, GuardRules
+from breakwater.policy.rate_limit import RateLimit
+from breakwater.pricing import long_inputs_cost_more, unaffordable
+from breakwater.settings import Settings
 
 T = TypeVar("T")
 
@@ -43,9 +46,6 @@ def nats_users(file: FileArgument = None) -> None:
 
         breakwater config nats-users > deploy/nats/users.conf
     """
-    from breakwater.bus.permissions import program, with_variables
-    from breakwater.config import load_config
-
     config = load_config(own_config(file))
     programs = [program(name, one.agents) for name, one in config.programs.items()]
     typer.echo(f"# Printed by `breakwater config nats-users`.\n{with_variables(programs)}", nl=False)
@@ -64,8 +64,6 @@ def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
 
         breakwater config check deploy/breakwater.yaml --json | jq '.agents[].models'
     """
-    from breakwater.config import load_config
-
     path = own_config(file)
     config = load_config(path)
     if as_json:
@@ -114,11 +112,6 @@ def apply(
 
         docker compose kill --signal HUP request worker breaker budget alerter sink console
     """
-    from breakwater.cli.connect import run
-    from breakwater.cli.reload import apply_to_servers
-    from breakwater.config import load_config
-    from breakwater.settings import Settings
-
     path = own_config(file)
     applied = run(apply_to_servers(Settings(), load_config(path), by or getpass.getuser()))
     if as_json:
@@ -132,8 +125,6 @@ def apply(
 
 def warnings(config: Config) -> tuple[str, ...]:
     """Settings that are valid, and probably a mistake."""
-    from breakwater.pricing import long_inputs_cost_more, unaffordable
-
     every = {f"agents.{name}.budget": agent.budget for name, agent in config.agents.items()}
     found: list[str] = []
     for place, caps in {**every, **_shared_caps(config)}.items():
@@ -184,8 +175,6 @@ def _about_alerts(alerts: Alerts) -> Iterable[str]:
 
 def _refused(url: str, allowed: Sequence[Network]) -> str | None:
     """The reason to send nothing to a URL that has an address in place of a name; None where there is none."""
-    from breakwater.policy.addresses import refusal
-
     try:
         address = ip_address(urlsplit(url).hostname or "")
     except ValueError:

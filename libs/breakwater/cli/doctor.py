@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from breakwater.cli import doctor_checks as of
+from breakwater.cli import doctor_nats as of_nats
 from breakwater.cli import formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.doctor_findings import Check, Finding, FindingVerdict
 from breakwater.cli.errors import CliError, ExitCode, expected
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
+from breakwater.config import Config
 from breakwater.errors import ConfigError
-
-if TYPE_CHECKING:
-    from breakwater.config import Config
-
 
 CHECK_TIMEOUT_S = 10.0
 
 _LEAST_WIDTH = 30
 
 
-def checks() -> list[tuple[str, Check]]:
-    """All checks but those of the config file, in the report's order, each with the area of its failure."""
-    # Imported here: the rooms behind them would cost every command its fast start.
-    from breakwater.cli import doctor_checks as of
-    from breakwater.cli import doctor_nats as of_nats
-
-    return [
-        ("nats", of_nats.nats_findings),
-        ("redis", of.redis_findings),
-        ("jobs", of_nats.job_findings),
-        ("clickhouse", of.clickhouse_findings),
-        ("record", of.record_findings),
-        ("api", of.api_findings),
-        ("console", of.console_findings),
-        ("config", of.config_findings),
-        ("provider", of.provider_findings),
-        ("openid", of.openid_findings),
-        ("encryption", of.encryption_findings),
-    ]
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("nats", of_nats.nats_findings),
+    ("redis", of.redis_findings),
+    ("jobs", of_nats.job_findings),
+    ("clickhouse", of.clickhouse_findings),
+    ("record", of.record_findings),
+    ("api", of.api_findings),
+    ("console", of.console_findings),
+    ("config", of.config_findings),
+    ("provider", of.provider_findings),
+    ("openid", of.openid_findings),
+    ("encryption", of.encryption_findings),
+)
+"""All checks but those of the config file, in the report's order, each with the area of its failure."""
 
 
 def doctor(
@@ -64,8 +59,6 @@ def doctor(
 
         breakwater doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """
-    from breakwater.cli.doctor_checks import secret_findings
-
     plane = PlaneLocation(data)
     settings = None
     try:
@@ -76,7 +69,7 @@ def doctor(
     else:
         file = plane.config_file(config)
         findings = [Finding("config", "ok", f"{file} is right, {formats.counted(len(settings.agents), 'agent')}")]
-        findings += [] if plane.runs_with(file) else secret_findings(settings)
+        findings += [] if plane.runs_with(file) else of.secret_findings(settings)
     findings += run(all_findings(plane, settings))
     counts: Counter[FindingVerdict] = Counter(finding.verdict for finding in findings)
     if as_json:
@@ -90,7 +83,6 @@ def doctor(
 
 async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Finding]:
     """The findings of all checks, which run at the same time."""
-    import asyncio
 
     async def guarded(area: str, find: Check) -> list[Finding]:
         try:
@@ -103,7 +95,7 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
             remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address right?"
             return [Finding(area, "fail", known.message, remedy)]
 
-    return [finding for found in await asyncio.gather(*(guarded(*one) for one in checks())) for finding in found]
+    return [finding for found in await asyncio.gather(*(guarded(*one) for one in CHECKS)) for finding in found]
 
 
 def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbose: bool) -> None:

@@ -6,13 +6,11 @@ import functools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from breakwater.cli import formats
 from breakwater.cli.plane import PlaneLocation
-
-if TYPE_CHECKING:
-    from breakwater.config import Config
+from breakwater.config import Config
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import typer
 
+from breakwater import encryption
 from breakwater.cli import output
 from breakwater.cli.errors import CliError
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
+from breakwater.encryption import Undecryptable
 
 app = typer.Typer(help="Keys that stored texts are encrypted with, and reading what is.", no_args_is_help=True)
 
@@ -22,8 +24,6 @@ def new_key() -> None:
 
         export BREAKWATER_ENCRYPTION_KEY=$(breakwater encryption new-key)
     """
-    from breakwater import encryption
-
     output.write(encryption.new_key())
 
 
@@ -76,8 +76,6 @@ def decrypt(config: ConfigOption = None, data: DataOption = None) -> None:
 
         breakwater encryption decrypt < week.jsonl | jq .output
     """
-    from breakwater.encryption import Undecryptable
-
     _each_line(PlaneLocation(data).cipher(config).decrypt_document, Undecryptable, "undecryptable")
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, BinaryIO, Literal
 
 import typer
 
+from breakwater.analytics.rows import EXPORT_SETTINGS, export_statement, exported_rows
 from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import CliError, unreachable, written, wrong_usage
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
@@ -76,8 +77,6 @@ def export(
 
         breakwater executions export --format parquet --what attempts --since 2026-11-01 --until 2026-12-01
     """
-    from breakwater.analytics.rows import exported_rows
-
     target = file or Path(f"{what}.{form}")
     for wrong, message, remedy in (
         (status is not None and what != "executions", "--status is of executions", "Attempts have an `outcome`."),
@@ -132,8 +131,6 @@ def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
 async def _export(
     url: str, progress: ExportProgress, rows: str, parameters: dict[str, object], target: Path
 ) -> ExportedFile:
-    from breakwater.analytics.rows import EXPORT_SETTINGS, export_statement
-
     async with connect.analytics(url, answer_timeout_s=SILENCE_S) as analytics:
         # As long as this user may: a reader's statements are limited, and an export of years takes longer.
         longest = "SELECT ifNull(max, '0') FROM system.settings WHERE name = 'max_execution_time'"

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import typer
+import yaml
 
 from breakwater.cli import formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, written, wrong_usage
 from breakwater.cli.formats import usd
 from breakwater.cli.plane import JsonOption
-
-if TYPE_CHECKING:
-    from breakwater.config import Config
+from breakwater.config import Config, parse_config
+from breakwater.policy.breaker import PRESETS
+from breakwater.policy.classify import classify
+from breakwater.pricing import pricing_of
+from breakwater.providers.base import Call, CallFailed
 
 OPENAI_URL = "https://api.openai.com/v1"
 ANTHROPIC_URL = "https://api.anthropic.com/v1"
@@ -189,8 +195,6 @@ def _model(found: StartingProvider, *, asks: bool) -> str:
 
 async def detect(environment: Mapping[str, str]) -> list[StartingProvider]:
     """The providers that this environment and this machine have. Only this machine is asked anything."""
-    import asyncio
-
     found: list[StartingProvider] = []
     if environment.get("OPENAI_API_KEY"):
         found.append(StartingProvider("openai", environment.get("OPENAI_BASE_URL") or OPENAI_URL, "OPENAI_API_KEY"))
@@ -215,8 +219,6 @@ async def _named(url: str, key_env: str | None) -> StartingProvider:
 
 async def _models_of(provider: StartingProvider, environment: Mapping[str, str]) -> Sequence[str] | None:
     """The models that an OpenAI-compatible server lists; None where none answers there."""
-    import aiohttp
-
     key = environment.get(provider.key_env or "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=LOOK_S if provider.is_local else 10)
@@ -233,9 +235,6 @@ async def _models_of(provider: StartingProvider, environment: Mapping[str, str])
 
 def _written(file: Path, provider: StartingProvider, agent: StartingAgent) -> Config:
     """Writes the config, as far as it is valid. Raises ConfigError, CliError."""
-    from breakwater.config import parse_config
-    from breakwater.pricing import pricing_of
-
     text = config_text(provider, agent, priced=True)
     config = parse_config(text, source="the config that this would be")
     if pricing_of(config, provider.name, agent.model) is None:
@@ -248,11 +247,6 @@ def _written(file: Path, provider: StartingProvider, agent: StartingAgent) -> Co
 
 async def _answer(config: Config, agent: str) -> str:
     """The answer of the model to one call. Raises CliError: the call failed; the file is written all the same."""
-    from datetime import UTC, datetime
-
-    from breakwater.policy.classify import classify
-    from breakwater.providers.base import Call, CallFailed
-
     settings = config.agents[agent]
     model = settings.chain[0]
     name = config.provider_name(settings, model) or ""
@@ -284,8 +278,6 @@ def config_text(provider: StartingProvider, agent: StartingAgent, *, priced: boo
         agent: the agent.
         priced: whether the price of its model is known. A hard budget refuses calls of a model without a price.
     """
-    from breakwater.policy.breaker import PRESETS
-
     kind = f"    kind: {provider.kind}\n" if provider.kind != "openai" else ""
     key = f"    api_key: {{env: {provider.key_env}}}   # read from the environment; never write a key in here\n"
     free = f"""models:
@@ -340,8 +332,6 @@ def with_agent(text: str, agent: StartingAgent) -> str:
 
 def _first_agent(text: str) -> tuple[int, int] | None:
     """The line below `agents:`, and how far its entries are indented; None where they are not a block."""
-    import yaml
-
     document = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(document, yaml.MappingNode):
         return None
@@ -353,8 +343,6 @@ def _first_agent(text: str) -> tuple[int, int] | None:
 
 def _scalar(value: object) -> str:
     """A value in one line of YAML."""
-    import yaml
-
     if isinstance(value, str) and not value.isprintable():
         return json.dumps(value)  # YAML would spread it over lines
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from breakwater.api_keys import create_key, list_keys, revoke_key
 from breakwater.cli import output
 from breakwater.cli.output import Column
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
-
-if TYPE_CHECKING:
-    from breakwater.policy.callers import ApiKey
+from breakwater.contracts.access import KEY_SCOPES, KeyScope
+from breakwater.policy.callers import ApiKey
 
 app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_args_is_help=True)
 
@@ -82,9 +82,6 @@ def create(
 
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
     """
-    from breakwater.api_keys import create_key, list_keys
-    from breakwater.contracts.access import KEY_SCOPES, KeyScope
-
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]
     scopes = tuple[KeyScope, ...](one for one in KEY_SCOPES if not scope or one in scope)
@@ -110,8 +107,6 @@ def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption 
 
         breakwater keys list --json
     """
-    from breakwater.api_keys import list_keys
-
     path = keys_file(file, data)
     keys = list_keys(path)
     if as_json:
@@ -150,8 +145,6 @@ def revoke(
 
         breakwater keys revoke billing-service
     """
-    from breakwater.api_keys import revoke_key
-
     revoked = revoke_key(keys_file(file, data), key)
     if as_json:
         output.json_document({"id": revoked.id, "name": revoked.name, "revoked": True})

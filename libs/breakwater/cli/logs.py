@@ -15,6 +15,7 @@ import typer
 from breakwater.cli import formats, output
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
+from breakwater.telemetry import line_for_people
 
 LOOK_EVERY_S = 0.3
 
@@ -134,8 +135,6 @@ def _names(service: str) -> set[str]:
 
 
 def _show(event: dict[str, Any], *, as_json: bool) -> None:
-    from breakwater.telemetry import line_for_people
-
     if as_json:
         output.json_line(event)
         return

@@ -1,45 +1,87 @@
-"""The command `breakwater`. Commands import what they need when they run, so that `--help` comes at once."""
+"""The command `breakwater`. A subcommand is imported when it is called, so that `--help` lists all without a wait."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
-from breakwater.cli import (
-    agents,
-    alerts,
-    breakers,
-    budgets,
-    cancel,
-    config_check,
-    contract,
-    costs,
-    dlq,
-    doctor,
-    encryption,
-    errors,
-    executions,
-    guards,
-    init,
-    keys,
-    logs,
-    plans,
-    query,
-    setup,
-    simulate,
-    submit,
-    tail,
-    up,
-)
-from breakwater.cli.demo import command as demo
+from breakwater.cli import errors
 from breakwater.cli.errors import EXIT_CODES, CliError, ExitCode
+
+COMMANDS = {
+    "Run": {
+        "init": ("init", "Write a first config, and check it."),
+        "up": ("up", "Run the whole plane on this machine: NATS, Redis, ClickHouse and all services."),
+        "demo": (
+            "demo.command",
+            "Show the whole plane at work: failing providers, retries, breakers, budgets, alerts.",
+        ),
+        "doctor": ("doctor", "Check the plane: config, servers, streams, schema, lags, clocks, providers."),
+        "setup": ("setup", "Create and update the streams of NATS and the tables of ClickHouse, as the config asks."),
+        "contract": ("contract", "Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, the config's schema."),
+        "simulate": ("simulate", "Break the simulated provider of a running `breakwater up --simulate`."),
+        "config": ("config_check", "Check the config file, apply it, and print what follows from it."),
+        "keys": ("keys", "API keys of the HTTP API, and what each may do."),
+        "encryption": ("encryption", "Keys that stored texts are encrypted with, and reading such texts."),
+    },
+    "Work": {
+        "submit": ("submit", "Submit a job, and wait for its answer."),
+        "cancel": ("cancel", "Cancel jobs: one that waits makes no other call, and a call under way is aborted."),
+    },
+    "Look": {
+        "tail": ("tail", "Show live events: attempts, executions, breakers, budgets, guards, alerts, progress."),
+        "logs": ("logs", "Show the logs of a local stack, of its services and its servers."),
+        "query": ("query", "Run SQL on what is recorded: executions, attempts, transitions, budgets, alerts."),
+        "costs": ("costs", "Show what the calls of a month cost, the month before, the caps and the waste."),
+        "agents": ("agents", "Show the health of agents, and add agents to the config."),
+        "executions": ("executions", "List executions, the latest first; show one; or export them to a file."),
+        "plans": ("plans", "See the states of plans."),
+        "breakers": ("breakers", "See which breakers are open; force one open, or reset it."),
+        "guards": ("guards", "See which tasks a guard has stopped, and reset them."),
+        "budgets": ("budgets", "See what is left of every budget, compare it with the record, raise a cap."),
+        "alerts": ("alerts", "See incidents; acknowledge or resolve them; test a channel."),
+        "dlq": ("dlq", "See the jobs that were given up, look at one, and run such jobs again."),
+    },
+}
+"""The subcommands by their panel in `--help`: module and summary. A module has an `app`, or a function of its name."""
+
+
+class CommandsOnDemand(typer.core.TyperGroup):
+    """The subcommands, each a summary until it is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for panel, listed in COMMANDS.items():
+            for name, (_, summary) in listed.items():
+                self.commands[name] = typer.core.TyperCommand(name, help=summary, rich_help_panel=panel)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Imports the subcommand that is called."""
+        self.load(args[0])
+        return super().resolve_command(ctx, args)
+
+    def load(self, name: str) -> None:
+        """Imports a subcommand; nothing where there is none of the name."""
+        found = next((listed[name] for listed in COMMANDS.values() if name in listed), None)
+        if found is None:
+            return
+        module, loaded = import_module(f"breakwater.cli.{found[0]}"), typer.Typer(rich_markup_mode="markdown")
+        if isinstance(group := getattr(module, "app", None), typer.Typer):
+            loaded.add_typer(group, name=name)
+        else:
+            loaded.command(name)(getattr(module, name))
+        self.commands[name] = typer.main.get_group(loaded).commands[name]
+
 
 app = typer.Typer(
     name="breakwater",
+    cls=CommandsOnDemand,
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=True,
@@ -48,30 +90,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command(rich_help_panel="Run")(init.init)
-app.command(rich_help_panel="Run")(up.up)
-app.command(rich_help_panel="Run")(demo.demo)
-app.add_typer(simulate.app, name="simulate", rich_help_panel="Run")
-app.command(rich_help_panel="Work")(submit.submit)
-app.command(rich_help_panel="Work")(cancel.cancel)
-app.command(rich_help_panel="Look")(tail.tail)
-app.command(rich_help_panel="Look")(logs.logs)
-app.add_typer(agents.app, name="agents", rich_help_panel="Look")
-app.add_typer(executions.app, name="executions", rich_help_panel="Look")
-app.add_typer(plans.app, name="plans", rich_help_panel="Look")
-app.command(rich_help_panel="Look")(query.query)
-app.add_typer(breakers.app, name="breakers", rich_help_panel="Look")
-app.add_typer(guards.app, name="guards", rich_help_panel="Look")
-app.add_typer(budgets.app, name="budgets", rich_help_panel="Look")
-app.command(rich_help_panel="Look")(costs.costs)
-app.add_typer(alerts.app, name="alerts", rich_help_panel="Look")
-app.add_typer(dlq.app, name="dlq", rich_help_panel="Look")
-app.command(rich_help_panel="Run")(doctor.doctor)
-app.command(rich_help_panel="Run")(setup.setup)
-app.command(rich_help_panel="Run")(contract.contract)
-app.add_typer(config_check.app, name="config", rich_help_panel="Run")
-app.add_typer(keys.app, name="keys", rich_help_panel="Run")
-app.add_typer(encryption.app, name="encryption", rich_help_panel="Run")
+
+def every_command() -> typer.core.TyperGroup:
+    """The command with all subcommands imported, for its documentation."""
+    whole = typer.main.get_group(app)
+    for name in list(whole.commands):
+        whole.load(name)  # pyright: ignore[reportAttributeAccessIssue]  # it is a CommandsOnDemand
+    return whole
 
 
 def _show_version(shown: bool) -> None:

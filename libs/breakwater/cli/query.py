@@ -12,18 +12,17 @@ from contextlib import aclosing
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from breakwater.analytics.client import ResultSet
+from breakwater.analytics.errors import AnalyticsUnavailable
 from breakwater.cli import connect, output
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.policy.formats import csv_cell, no_formula
-
-if TYPE_CHECKING:
-    from breakwater.analytics.client import ResultSet
 
 PEOPLE_READ = 1_000
 """Number of rows in a table where no limit is given."""
@@ -113,8 +112,6 @@ async def _print(
     url: str, statement: str, form: RowFormat, limit: int | None, timeout_s: float, *, write: bool
 ) -> bool:
     """Prints the rows of a statement as they come. Returns True if there are more than the limit."""
-    from breakwater.analytics.errors import AnalyticsUnavailable
-
     async with connect.analytics(url, answer_timeout_s=timeout_s + ANSWER_MARGIN_S) as analytics:
         bounds: dict[str, object] = {"max_execution_time": timeout_s}
         settings = bounds if write else await connect.read_only(analytics, bounds)
@@ -142,8 +139,6 @@ class _Limited:
         self.cut = False
 
     async def __aiter__(self) -> AsyncGenerator[ResultSet]:
-        from breakwater.analytics.client import ResultSet
-
         left = self._limit
         async with aclosing(self._blocks) as blocks:
             async for block in blocks:

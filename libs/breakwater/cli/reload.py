@@ -13,12 +13,15 @@ import signal
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from breakwater import background
 from breakwater.bus.errors import BusError
-from breakwater.cli import output
+from breakwater.bus.incidents import IncidentLog
+from breakwater.bus.publisher import Publisher
+from breakwater.cli import connect, output
 from breakwater.cli.errors import CliError
+from breakwater.cli.setup import prepare
 from breakwater.config import (
     Config,
     ConfigError,
@@ -30,15 +33,18 @@ from breakwater.config import (
     unusable_programs,
     variables_of,
 )
+from breakwater.embedded.datadir import DataDir
+from breakwater.embedded.process import for_service
+from breakwater.embedded.simulation import Simulation
+from breakwater.embedded.stack import Stack, nats_server
+from breakwater.embedded.supervisor import ProcessEvent, Supervisor
 from breakwater.files import write_private
 from breakwater.outage import Outage
-
-if TYPE_CHECKING:
-    from breakwater.embedded.datadir import DataDir
-    from breakwater.embedded.simulation import Simulation
-    from breakwater.embedded.stack import Stack
-    from breakwater.embedded.supervisor import ProcessEvent, Supervisor
-    from breakwater.settings import Settings
+from breakwater.policy.incidents import IncidentRules
+from breakwater.policy.redact import Redactor
+from breakwater.policy.signals import config_applied
+from breakwater.settings import Settings
+from breakwater.state.configs import Configs
 
 LOOK_EVERY_S = 1.0
 
@@ -53,13 +59,6 @@ def require_usable(path: Path, config: Config, *, simulate: bool = False) -> Non
 
 async def announce(nats_url: str, before: Config, after: Config, by: str) -> None:
     """Notifies people, as of any incident. Raises CliError, BusError."""
-    from breakwater.bus.incidents import IncidentLog
-    from breakwater.bus.publisher import Publisher
-    from breakwater.cli import connect
-    from breakwater.policy.incidents import IncidentRules
-    from breakwater.policy.redact import Redactor
-    from breakwater.policy.signals import config_applied
-
     alerts = after.alerts
     rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
     signal_ = config_applied(after.version, before.version, by, changes(before, after), datetime.now(UTC))
@@ -87,10 +86,6 @@ async def apply_to_servers(settings: Settings, config: Config, by: str) -> Prepa
         ConfigError: a running plane can't go over to it.
         CliError, BusError, AnalyticsError, StateUnavailable: a server does not answer, or refuses.
     """
-    from breakwater.cli import connect
-    from breakwater.cli.setup import prepare
-    from breakwater.state.configs import Configs
-
     async with connect.state(settings.redis_url.get_secret_value()) as redis:
         configs = Configs(redis)
         text = await configs.applied()
@@ -197,8 +192,6 @@ class ConfigFollower:
 
     async def _apply(self) -> None:
         """Raises ConfigError, and what is raised where a server does not answer."""
-        from breakwater.cli.setup import prepare
-
         before, source = self._config, self._file
         if self._simulation is not None:
             source = await self._simulation.follow(self._file)
@@ -233,8 +226,6 @@ class ConfigFollower:
 
     def _provision_programs(self, config: Config) -> None:
         """Gives NATS the users of programs that are new, and takes away those that are gone."""
-        from breakwater.embedded.stack import nats_server
-
         nats = self._supervisor.keepers.get("nats")
         if nats is not None and config.programs != self._config.programs:
             nats_server(self._data, self._stack.nats_port, config)
@@ -243,8 +234,6 @@ class ConfigFollower:
 
     def _signal_services(self, before: Config, config: Config) -> tuple[str, ...]:
         """Has every service read the config; returns those that were ended for it, to be started again."""
-        from breakwater.embedded.process import for_service
-
         restarted: list[str] = []
         for spec in self._stack.services:
             keeper, service = self._supervisor.keepers[spec.name], spec.service or spec.name

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import nats.errors
 import typer
+from pydantic import SecretStr
 
+from breakwater.analytics.client import connect as analytics_at
+from breakwater.analytics.migrations import migrate, script
+from breakwater.analytics.schema import Layout
+from breakwater.bus.provision import provision
+from breakwater.bus.topology import Plan
 from breakwater.cli import connect, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
-
-if TYPE_CHECKING:
-    from breakwater.analytics.schema import Layout
-    from breakwater.bus.topology import Plan
-    from breakwater.config import Config
-    from breakwater.settings import Settings
+from breakwater.config import Config
+from breakwater.contracts.subjects import Stream
+from breakwater.settings import Settings
 
 
 def setup(
@@ -39,10 +43,6 @@ def setup(
 
         breakwater setup --print-sql > clickhouse.sql
     """
-    from pydantic import SecretStr
-
-    from breakwater.settings import Settings
-
     plane = PlaneLocation(data)
     if print_sql:
         output.write("\n".join(statements(plane.clickhouse_url, plane.config(config))))
@@ -71,10 +71,6 @@ async def prepare(settings: Settings, config: Config) -> tuple[str, ...]:
 
 async def prepare_nats(settings: Settings, config: Config) -> tuple[str, ...]:
     """The part of `prepare` for NATS."""
-    import nats.errors
-
-    from breakwater.bus.provision import provision
-
     nats_url = settings.nats_url.get_secret_value()
     async with connect.bus(nats_url):
         pass  # a wrong address or password is reported immediately; provision would try for two minutes
@@ -89,17 +85,12 @@ async def prepare_nats(settings: Settings, config: Config) -> tuple[str, ...]:
 
 async def prepare_clickhouse(settings: Settings, config: Config) -> tuple[str, ...]:
     """The part of `prepare` for ClickHouse."""
-    from breakwater.analytics.migrations import migrate
-
     async with connect.analytics(settings.clickhouse_url.get_secret_value()) as analytics:
         return await migrate(analytics, layout(config))
 
 
 def statements(clickhouse_url: str, config: Config) -> tuple[str, ...]:
     """The statements that `prepare` may run on ClickHouse, as SQL. Raises CliError: the address can't be used."""
-    from breakwater.analytics.client import connect as analytics_at
-    from breakwater.analytics.migrations import script
-
     try:
         database = analytics_at(clickhouse_url).database
     except ValueError as error:
@@ -109,16 +100,11 @@ def statements(clickhouse_url: str, config: Config) -> tuple[str, ...]:
 
 def layout(config: Config) -> Layout:
     """The settings of the config that shape ClickHouse's tables."""
-    from breakwater.analytics.schema import Layout
-
     return Layout(config.clickhouse.cluster, config.clickhouse.retention_days.model_dump())
 
 
 def bus_plan(config: Config) -> Plan:
     """The settings of the config that shape streams and consumers."""
-    from breakwater.bus.topology import Plan
-    from breakwater.contracts.subjects import Stream
-
     return Plan(
         agents={name: agent.concurrency for name, agent in config.agents.items()},
         alert_channels=tuple(config.alerts.channels),

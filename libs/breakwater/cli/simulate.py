@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from breakwater.cli import connect, output
 from breakwater.cli.errors import CliError, ExitCode, unreachable
@@ -71,8 +72,6 @@ def _inject(faults: dict[str, Any], data: Path | None, *, as_json: bool) -> None
 
 
 async def _post(url: str, body: dict[str, Any]) -> tuple[int, Any]:
-    from aiohttp import ClientError, ClientSession, ClientTimeout
-
     try:
         async with ClientSession(timeout=ClientTimeout(10)) as session, session.post(url, json=body) as answer:
             return answer.status, await answer.json()

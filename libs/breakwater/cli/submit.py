@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
 import typer
@@ -19,9 +19,8 @@ from breakwater.cli.errors import ExitCode, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.output import Column
 from breakwater.cli.plane import PlaneLocation
-
-if TYPE_CHECKING:
-    from breakwater.client import ApiClient
+from breakwater.client import ApiClient
+from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
 
 DEFAULT_WAIT_S = 30.0
 LONGEST_WAIT_S = 300.0
@@ -112,8 +111,6 @@ def submit(
 
         breakwater submit --job job.json --via nats --no-wait
     """
-    from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
-
     given = {
         "agent": agent,
         "prompt": _prompt(prompt, message_file),

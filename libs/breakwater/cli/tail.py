@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from nats.aio.client import Client
 
+from breakwater.bus.lookup import Found, scan
 from breakwater.cli import connect, formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import wrong_usage
 from breakwater.cli.output import Cell, state
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
-
-if TYPE_CHECKING:
-    from nats.aio.client import Client
-
-    from breakwater.bus.lookup import Found
-    from breakwater.contracts.subjects import Stream
+from breakwater.contracts.subjects import Stream, encode_token
+from breakwater.errors import ConfigError
 
 KINDS = ("attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress")
 
@@ -86,8 +85,6 @@ def tail(
 
 def _note_unknown(place: PlaneLocation, agent: str) -> None:
     """An agent of a plane whose config is not at hand may be any."""
-    from breakwater.errors import ConfigError
-
     try:
         agents = place.config(None).agents
     except ConfigError:
@@ -98,8 +95,6 @@ def _note_unknown(place: PlaneLocation, agent: str) -> None:
 
 def subject_of(kind: str, agent: str | None) -> str:
     """The subjects of a kind, of one agent where they name it."""
-    from breakwater.contracts.subjects import encode_token
-
     if agent is None or kind not in _AGENT_IN_SUBJECT:
         return f"bw.{kind}.>"
     token = encode_token(agent)
@@ -109,8 +104,6 @@ def subject_of(kind: str, agent: str | None) -> str:
 async def _tail(
     url: str, agent: str | None, kinds: Sequence[str], begin: datetime | None, *, follow: bool, as_json: bool
 ) -> None:
-    import asyncio
-
     received: asyncio.Queue[ReceivedEvent] = asyncio.Queue()
     seen: set[str] = set()
 
@@ -148,9 +141,6 @@ async def _past(
     client: Client, kinds: Sequence[str], agent: str | None, begin: datetime
 ) -> AsyncGenerator[ReceivedEvent]:
     """The stored events of the kinds, in the order of the logs' own times."""
-    from breakwater.bus.lookup import scan
-    from breakwater.contracts.subjects import Stream
-
     logged = [kind for kind in kinds if kind not in ("alerts", "progress")]
     wanted: list[tuple[Stream, str]] = []
     if logged:

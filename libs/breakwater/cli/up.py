@@ -11,24 +11,27 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from breakwater import prctl
+from breakwater import background, prctl
+from breakwater.api_keys import create_key, list_keys
+from breakwater.background import run_together
+from breakwater.bus.server_health import unhealthy_servers
 from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.plane import DEFAULT_DATA
+from breakwater.cli.reload import ConfigFollower, StackEvents, require_usable
+from breakwater.cli.setup import prepare_clickhouse, prepare_nats
+from breakwater.config import Config, load_config
+from breakwater.embedded.datadir import DataDir
+from breakwater.embedded.process import ProcessSpec
+from breakwater.embedded.simulation import simulated
+from breakwater.embedded.stack import Stack, plan_stack
+from breakwater.embedded.supervisor import Supervisor
 from breakwater.files import write_private
-
-if TYPE_CHECKING:
-    from breakwater.cli.reload import StackEvents
-    from breakwater.config import Config
-    from breakwater.embedded.datadir import DataDir
-    from breakwater.embedded.process import ProcessSpec
-    from breakwater.embedded.stack import Stack
-    from breakwater.embedded.supervisor import Supervisor
-    from breakwater.settings import Settings
+from breakwater.settings import Settings
 
 LOOK_AT_DISK_EVERY_S = 5.0
 
@@ -73,10 +76,6 @@ def up(
 
         breakwater up --config breakwater.yaml --data /var/lib/breakwater --workers 4
     """
-    from breakwater.cli.reload import StackEvents, require_usable
-    from breakwater.config import load_config
-    from breakwater.embedded.datadir import DataDir
-
     if not config.exists() and str(config) == "breakwater.yaml":
         raise wrong_usage(
             "there is no breakwater.yaml here",
@@ -103,13 +102,6 @@ async def _run(
     workers: int,
     ports: tuple[int | None, int | None],
 ) -> int:
-    from breakwater import background
-    from breakwater.cli.reload import ConfigFollower
-    from breakwater.config import load_config
-    from breakwater.embedded.simulation import simulated
-    from breakwater.embedded.stack import plan_stack
-    from breakwater.embedded.supervisor import Supervisor
-
     supervisor = Supervisor(
         on_event=events.of_process, inherit=[lock], stop_s=12.0, fork_log=data.logs / "fork-server.log"
     )
@@ -164,11 +156,6 @@ async def start_stack(
         ProcessFailedError: a process did not come up.
         CliError: a server does not answer.
     """
-    from breakwater.api_keys import create_key, list_keys
-    from breakwater.background import run_together
-    from breakwater.cli.setup import prepare_clickhouse, prepare_nats
-    from breakwater.config import load_config
-
     prctl.hide_memory()  # the secrets of all services are in its environment
     (data.path / "alive").mkdir(mode=0o700, exist_ok=True)
     settings = stack.setup
@@ -198,8 +185,6 @@ async def _mend_nats(supervisor: Supervisor, data: DataDir, stack: Stack, events
 
     Looks every few seconds, until cancelled; returns immediately where NATS is not ours to start again.
     """
-    from breakwater.bus.server_health import unhealthy_servers
-
     nats, reported = supervisor.keepers.get("nats"), False
     while nats is not None:
         await asyncio.sleep(LOOK_AT_DISK_EVERY_S)

@@ -12,8 +12,11 @@ import typer
 
 from breakwater.cli import formats, output
 from breakwater.cli.connect import run
+from breakwater.cli.demo.report import Report
+from breakwater.cli.demo.run import run_demo
 from breakwater.cli.errors import ExitCode, wrong_usage
 from breakwater.cli.plane import JsonOption
+from breakwater.embedded.datadir import DataDir
 
 
 def demo(
@@ -65,10 +68,6 @@ def demo(
 
 
 def _run(directory: Path, jobs: int, seed: int, *, as_json: bool) -> int:
-    from breakwater.cli.demo.report import Report
-    from breakwater.cli.demo.run import run_demo
-    from breakwater.embedded.datadir import DataDir
-
     data = DataDir(directory)
     data.create()
     with data.locked() as lock:
