@@ -39,7 +39,7 @@ from breakwater.policy.callers import person
 from breakwater.policy.costs import month_before
 from breakwater.settings import Settings
 from services.request.costs import CostRoutes
-from services.request.routing import ApiRequest
+from services.request.operations import ApiRequest
 from tests.browser.conftest import OPTIONS, PROGRAM
 from tests.cli.api_stub import KEY, Stub, serving
 from tests.server_sources import EmbeddedServers
@@ -84,7 +84,7 @@ def costs_of(analytics: Analytics) -> Callable[[web.Request], Awaitable[web.Resp
     )
 
     async def show(request: web.Request) -> web.Response:
-        found = await routes.show(ApiRequest(CostsListQuery.model_validate(dict(request.query)), {}, who, ""))
+        found = await routes.show_costs(ApiRequest(CostsListQuery.model_validate(dict(request.query)), {}, who, ""))
         return web.json_response(text=found.model_dump_json())
 
     return show

@@ -1,4 +1,4 @@
-"""`/alerts/{incident_id}`: where a signed link in a message leads, for people without an API key.
+"""`/alerts/{incident_id}`: the page of a signed link in a message, for people without an API key.
 
 A GET changes nothing, as mail scanners and link previews follow links, too; only submitting the form does. The form
 needs no CSRF token: there are no cookies, the signature in the URL is the whole permission, and a foreign page that
@@ -12,13 +12,13 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from html import escape
 from importlib.resources import files
-from string import Template
 from typing import Annotated, Literal
 from urllib.parse import parse_qsl, urlencode
 
 import structlog
+from jinja2 import Environment
+from markupsafe import Markup, escape
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,8 +34,9 @@ from breakwater.policy.formats import moment, sentence
 from breakwater.policy.incidents import acknowledge, resolve
 from breakwater.policy.links import link_objection
 from breakwater.policy.redact import Redactor
-from services.request.alerts import decided, utc_now
+from services.request.alerts import decided
 from services.request.audit import Actor, AuditLog
+from services.request.operations import utc_now
 from services.request.parsing import read_open_body
 from services.request.problems import Problem
 
@@ -46,15 +47,13 @@ _STATE = {
     "acknowledged": "Acknowledged",
     "resolved": "Resolved",
 }
-_BUTTONS = {
-    "acknowledge": '<button name="action" value="acknowledge">Acknowledge</button>',
-    "resolve": '<button name="action" value="resolve">Resolve</button>',
-}
+_ACTIONS = {"acknowledged": ("resolve",), "resolved": ()}
+"""Possible actions by status; both for any other."""
 _LABELS = {"name": "Your name", "reason": "Reason", "action": "What to do"}
 
 
 class LinkForm(Message):
-    """What a person fills in."""
+    """The fields of the form."""
 
     name: Annotated[ReasonText, Field(min_length=1, max_length=80)]
     reason: ReasonText = ""
@@ -80,7 +79,7 @@ class LinkRoutes:
         self._pages = _Pages()
 
     async def show(self, request: Request) -> Response:
-        """GET: 200 with the incident as it is."""
+        """GET: 200 with the incident."""
         if (objection := self._objection(request)) is not None:
             return objection
         try:
@@ -90,7 +89,7 @@ class LinkRoutes:
             return self._trouble(error)
 
     async def act(self, request: Request) -> Response:
-        """POST: 303 to the page once it is done; 200 where there was nothing to do."""
+        """POST: 303 to the page once it is done; 200 if there was nothing to do."""
         if (objection := self._objection(request)) is not None:
             return objection
         try:
@@ -128,7 +127,7 @@ class LinkRoutes:
         return self._pages.seen(f"?{urlencode(signed)}")
 
     def _objection(self, request: Request) -> Response | None:
-        """Comes before anything is read or looked up: what has no signature costs nothing."""
+        """Checks the signature before anything is read or looked up: a request without one costs nothing."""
         asked = request.query_params
         why = link_objection(
             self._secret,
@@ -142,12 +141,12 @@ class LinkRoutes:
     def _trouble(self, error: Problem | BusError) -> Response:
         if isinstance(error, Problem):
             return self._pages.message("This was not done", error.message, error.status, error.headers)
-        why = f"whether it is done can't be known now: {error}; load this page again"
+        why = f"it may be done or not: {error}; load this page again"
         return self._pages.message("Breakwater can't answer now", why, 503, {"Retry-After": "1"})
 
 
 def _linked(known: Incidents, request: Request) -> Alert:
-    """The incident that a link is of: all of its id is signed. Raises Problem: it is not known."""
+    """The incident of a link, whose whole id is signed. Raises Problem: it is not known."""
     alert = known.get(request.path_params["incident_id"])
     if alert is None:
         raise Problem(404, "unknown_incident", "this incident is no longer known: it was resolved long ago")
@@ -155,7 +154,7 @@ def _linked(known: Incidents, request: Request) -> Alert:
 
 
 def _fields(body: bytes) -> dict[str, str]:
-    """What a form sent. Raises Problem: it is none."""
+    """The fields of a form. Raises Problem: the body is none."""
     try:
         return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError as error:
@@ -168,17 +167,17 @@ def _in_words(error: ValidationError) -> str:
 
 
 class _Pages:
-    """Writes them. Everything that comes from an incident or a person is escaped here."""
+    """Writes the pages. The template escapes everything that comes from an incident or a person."""
 
     def __init__(self) -> None:
         folder = files("services.request") / "pages"
-        self._page, self._incident, self._form = (
-            Template((folder / f"{name}.html").read_text("utf-8")) for name in ("page", "incident", "form")
-        )
+        environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment.filters |= {"code": _with_code, "moment": moment, "iso": format_time}
+        self._template = environment.from_string((folder / "incident.html").read_text("utf-8"))
         self._style = (folder / "page.css").read_text("utf-8")
         digest = base64.b64encode(hashlib.sha256(self._style.encode()).digest()).decode()
         self._headers = {
-            # Nothing is loaded and nothing runs, whatever stands in a title: only this style and our own form.
+            # Nothing is loaded and nothing runs, whatever a title contains: only this style and our own form.
             "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{digest}'; form-action 'self'; "
             "base-uri 'none'; frame-ancestors 'none'",
             "X-Frame-Options": "DENY",
@@ -192,51 +191,37 @@ class _Pages:
     def incident(
         self, alert: Alert, *, status: int = 200, wrong: str | None = None, given: Mapping[str, str] | None = None
     ) -> Response:
-        """An incident, with a form for what may be done about it.
+        """An incident, with a form for the possible actions.
 
         Args:
             alert: the newest of the incident.
             status: of the answer.
-            wrong: why what was sent was not done, in words.
-            given: what was sent, to be mended.
+            wrong: why nothing was done, in words.
+            given: the fields that were sent, to be corrected.
         """
-        body = self._incident.substitute(
-            colour=_colour(alert),
-            state=escape(f"{_STATE[alert.status]} · {highest_severity(alert)} · {began_with(alert).replace('_', ' ')}"),
-            title=escape(alert.title),
-            notices="\n".join(_notices(alert, wrong)),
-            text=_with_code(alert.text),
-            facts="\n".join(f"<dt>{escape(name)}</dt><dd>{value}</dd>" for name, value in _facts(alert).items()),
-            form=self._form_of(alert, given or {}),
-        )
-        return self._answer(alert.title, body, status)
+        known = {
+            "colour": "good" if alert.status == "resolved" else alert.severity,
+            "state": f"{_STATE[alert.status]} · {highest_severity(alert)} · {began_with(alert).replace('_', ' ')}",
+            "actions": _ACTIONS.get(alert.status, ("acknowledge", "resolve")),
+            "last_action": last_action(alert),
+        }
+        return self._page(alert.title, status, None, alert=alert, wrong=wrong, given=given or {}, **known)
 
     def message(self, title: str, text: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
         """A page that says why there is nothing else."""
-        body = f'<h1>{escape(title)}</h1>\n<p class="text">{_with_code(sentence(text))}</p>'
-        return self._answer(title, body, status, headers)
+        return self._page(title, status, headers, text=sentence(text))
 
     def seen(self, location: str) -> Response:
         """303: to the page, by GET, so that loading it again does nothing again."""
         return Response(status_code=303, headers={**self._headers, "Location": location})
 
-    def _form_of(self, alert: Alert, given: Mapping[str, str]) -> str:
-        if alert.status == "resolved":
-            return ""
-        possible = ["resolve"] if alert.status == "acknowledged" else ["acknowledge", "resolve"]
-        return self._form.substitute(
-            name=escape(given.get("name", "")),
-            reason=escape(given.get("reason", "")),
-            buttons="\n".join(_BUTTONS[action] for action in possible),
-        )
-
-    def _answer(self, title: str, body: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-        page = self._page.substitute(title=escape(title), style=self._style, body=body)
+    def _page(self, title: str, status: int, headers: Mapping[str, str] | None, **content: object) -> Response:
+        page = self._template.render(title=title, style=Markup(self._style), **content)  # noqa: S704  ours
         return Response(page, status, {**self._headers, **(headers or {})}, "text/html")
 
 
 def last_action(alert: Alert) -> str | None:
-    """What was done about an incident last, by whom and when; None where nothing was done."""
+    """The last action on an incident, with its actor and time; None if there was none."""
     why = f": {alert.reason}" if alert.reason else ""
     if alert.status == "resolved" and alert.resolved_at is not None:
         by = f" by {alert.resolved_by}" if alert.resolved_by else ", by itself,"
@@ -246,38 +231,6 @@ def last_action(alert: Alert) -> str | None:
     return None
 
 
-def _notices(alert: Alert, wrong: str | None) -> list[str]:
-    action = last_action(alert)
-    return [
-        *([] if wrong is None else [f'<p class="wrong" role="alert">{escape(wrong)}</p>']),
-        *([] if action is None else [f'<p class="action" role="status">{escape(action)}</p>']),
-    ]
-
-
-def _facts(alert: Alert) -> dict[str, str]:
-    """Of an incident, by name, as HTML."""
-    where = {"Agent": alert.agent, "Model": alert.model, "Tenant": alert.tenant}
-    facts = {name: escape(value) for name, value in where.items() if value is not None}
-    facts["Since"] = _time(alert.opened_at)
-    facts["Happened"] = "once" if alert.count == 1 else f"{alert.count:,} times, the last at {_time(alert.last_at)}"
-    if alert.ends_at is not None and alert.status != "resolved":
-        facts["Ends"] = f"by itself at {_time(alert.ends_at)}"
-    if alert.acknowledged_by is not None and alert.acknowledged_at is not None and alert.status == "resolved":
-        facts["Acknowledged"] = f"by {escape(alert.acknowledged_by)} at {_time(alert.acknowledged_at)}"
-    facts["Incident"] = escape(alert.incident_id)
-    return facts
-
-
-def _time(at: datetime) -> str:
-    return f'<time datetime="{format_time(at)}">{moment(at)}</time>'
-
-
-def _with_code(text: str) -> str:
-    """Escaped, and what stands between backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-
-
-def _colour(alert: Alert) -> str:
-    if alert.status == "resolved":
-        return "good"
-    return alert.severity if alert.severity in ("critical", "warning") else ""
+def _with_code(text: str) -> Markup:
+    """Escaped text, with everything between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704  is escaped

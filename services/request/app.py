@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -37,7 +37,7 @@ from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER
 from breakwater.encryption import Undecryptable
 from breakwater.http_metrics import CountRequests
 from breakwater.http_server import HttpServer, PortTakenError, Shares, listen
-from breakwater.metrics import GaugeCollector, HttpMetrics, Readings, StreamMetrics
+from breakwater.metrics import GaugeCollector, HttpMetrics, StreamMetrics
 from breakwater.policy.redact import Redactor
 from breakwater.reconciliation import RecordedSpend, compare
 from breakwater.settings import Settings
@@ -52,39 +52,32 @@ from breakwater.state.in_flight_requests import InFlightRequests
 from breakwater.state.plans import Plans
 from breakwater.state.sessions import PersonSession, Sessions, SignIns
 from breakwater.state.tasks import Tasks
-from services.request.agents import Agents
-from services.request.alert_channels import ChannelRoutes
 from services.request.alert_links import LinkRoutes
-from services.request.alerts import AlertRoutes
+from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.audit import AuditLog
 from services.request.auth import RequireApiKey
-from services.request.breakers import BreakerRoutes
+from services.request.breakers import AgentAvailability, AgentRoutes, BreakerRoutes
 from services.request.budgets import BudgetRoutes
-from services.request.cancels import CancelRequests, CancelRoute, Cancels
+from services.request.cancels import CancelRequests, CancelRoutes, Cancels
 from services.request.costs import CostRoutes
-from services.request.dead_letter_routes import DeadLetterRoutes
-from services.request.dead_letters import Replays
+from services.request.dead_letters import DeadLetterRoutes, Replays
 from services.request.dialects.openai import NameRequests, OpenAIRoutes
-from services.request.event_log import EventLog
 from services.request.event_stream import OpenStreams
-from services.request.events import EventStreams
+from services.request.events import EventLog, EventRoutes
 from services.request.executions import ExecutionRoutes
-from services.request.gauges import RequestGauges
 from services.request.guards import GuardRoutes
-from services.request.jobs import Jobs, Queue
-from services.request.observe import show_metrics
+from services.request.intake import JobIntake
+from services.request.job_queue import JobQueue, QueueQuota
+from services.request.jobs import JobRoutes
+from services.request.observe import RequestGauges, ServiceRoutes, StreamFill
 from services.request.openapi import documentation
-from services.request.openid import OpenIdRoutes
-from services.request.operations import OPERATIONS
+from services.request.operations import as_routed, routes_of
 from services.request.plans import PlanRoutes
 from services.request.problems import Problem, unavailable
-from services.request.progress import ProgressStreams, Sources
-from services.request.queue_quota import QueueQuota
+from services.request.progress import ProgressRoutes
 from services.request.queues import QueueRoutes
-from services.request.results import ResultReader, Waiters
-from services.request.routing import Endpoint, Handler, as_routed, endpoint, route, show_key
-from services.request.sessions import SessionRoutes
-from services.request.stream_fill import StreamFill
+from services.request.results import JobLookup, ResultReader, Waiters
+from services.request.sign_in import OpenIdRoutes, SessionRoutes
 
 if TYPE_CHECKING:
     from services.request.openid_provider import OpenIdProvider
@@ -102,7 +95,7 @@ def build(settings: Settings, config: Config) -> RequestService:
 
 
 class RequestService:
-    """Takes jobs over HTTP, and answers for them."""
+    """Serves the HTTP API."""
 
     def __init__(self, settings: Settings, config: Config) -> None:
         self._settings = settings
@@ -112,28 +105,28 @@ class RequestService:
         self._sessions = Sessions(self._redis)
         self._cipher = cipher_of(config, settings.plane_key)
         self._waiters = Waiters(self._any_connection, self._cipher)
-        self._results = ResultReader(self._connection, self._reconnects, self._cipher)
+        results = ResultReader(self._connection, self._reconnects, self._cipher)
+        self._lookup = JobLookup(results, self._waiters, self._accepted)
         self._publisher = Publisher(self._connection, "request", self._cipher)
         redactor = Redactor.compile(config.redaction)
         self._incidents = IncidentLog(self._connection, self._publisher, redactor)
-        executions, connection = Executions(self._redis), self._connection
-        self._cancels = Cancels(self._results, self._waiters, self._accepted, executions, self._publisher, connection)
+        self._cancels = Cancels(self._lookup, Executions(self._redis), self._publisher, self._connection)
         self._cancel_requests = CancelRequests(self._cancels, config, redactor)
         self._analytics = connect(settings.clickhouse_url)
         self._live = LiveConfig(config)
-        self._shares = QueueQuota(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
+        self._quota = QueueQuota(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._streams = OpenStreams()
         self._request_shares = Shares()
         self._event_log = EventLog(self._connection)
         app, self._gauges = self._app_for(config, redactor)
         self._app = _LiveApp(app)
-        self._shown = GaugeCollector("request", self._health, self._backlog)
+        self._shown = GaugeCollector("request", lambda: self._gauges.health(), lambda: self._gauges.backlog())
         self._server = HttpServer(
             self._app,
             drain_s=config.limits.drain_s,
             release=self._waiters.release,
-            # At once: a reader connects again, and a job that runs for hours must hold up no restart.
+            # Immediately: a reader connects again, and a job that runs for hours must hold up no restart.
             stopping=self._streams.release,
         )
         self._connecting: asyncio.Task[None] | None = None
@@ -143,7 +136,7 @@ class RequestService:
         """Serves until SIGTERM or SIGINT, then drains.
 
         Raises:
-            SystemExit: with code 1, the port can't be had; the reason is on stderr.
+            SystemExit: with code 1, the port is taken; the reason is on stderr.
         """
         try:
             listening = listen(self._settings.http_host, self._settings.http_port)
@@ -156,15 +149,15 @@ class RequestService:
             self._connecting.result()
 
     async def is_alive(self) -> bool:
-        """Whether its event loop turns; whether it is ready stands at /readyz."""
+        """True if its event loop turns; /readyz says if it is ready."""
         return True
 
     async def reload(self, config: Config) -> None:
-        """Answers by another config what is asked from now on. Raises ConfigError, and nothing has changed then."""
+        """Takes another config for new requests. Raises ConfigError, and nothing has changed then."""
         redactor = Redactor.compile(config.redaction)
         app, gauges = self._app_for(config, redactor)
         self._incidents.redactor = redactor
-        self._shares.set_share(config.limits.jobs_max_bytes_per_agent)
+        self._quota.set_share(config.limits.jobs_max_bytes_per_agent)
         self._live.reload(config)
         self._cancel_requests.reload(config, redactor)
         self._app.now, self._gauges = app, gauges
@@ -174,95 +167,46 @@ class RequestService:
         self._server.stop()
 
     def _app_for(self, config: Config, redactor: Redactor) -> tuple[Starlette, RequestGauges]:
-        publisher, connection = self._publisher, self._connection
-        state, queue = Breakers(self._redis), Queue(publisher, self._shares)
-        deployments, audit = Deployments(self._redis, config.retry_budget), AuditLog(publisher, redactor)
-        agents = Agents(config, state, Healths(self._redis), deployments)
-        breakers = BreakerRoutes(config, state, deployments, publisher, connection)
-        guards = GuardRoutes(Tasks(self._redis), publisher)
-        alerts = AlertRoutes(self._incidents, config.agents)
-        channels = ChannelRoutes(config.alerts.channels, connection, publisher)
-        replays = Replays(config, connection, queue, publisher, self._accepted, redactor, self._cipher)
-        dead_letters = DeadLetterRoutes(connection, replays, redactor)
+        publisher, connection, lookup = self._publisher, self._connection, self._lookup
+        zone, limit, audit = config.budgets.zone, config.limits.max_body_bytes, AuditLog(publisher, redactor)
+        breakers, deployments = Breakers(self._redis), Deployments(self._redis, config.retry_budget)
+        availability, queue = AgentAvailability(config, breakers), JobQueue(publisher, self._quota, self._accepted)
+        intake = JobIntake(config, queue, lookup, availability)
+        agents = AgentRoutes(config, breakers, Healths(self._redis), deployments)
         concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
         queues = QueueRoutes(concurrency, tuple(config.alerts.channels), connection)
-        counters = BudgetCounters(self._redis, config.budgets.zone)
-        record = RecordedSpend(connection, self._analytics, config.budgets.zone)
+        counters, record = BudgetCounters(self._redis, zone), RecordedSpend(connection, self._analytics, zone)
+        replays = Replays(config, connection, queue, publisher, redactor, self._cipher)
+        provider = None if config.console.openid is None else _provider_of(config.console, config.console.openid)
 
         async def compared() -> Reconciliation:
             return (await compare(record, counters, datetime.now(UTC))).reconciliation()
 
-        budgets = BudgetRoutes(self._live.caps, counters, publisher, compared)
-        costs = CostRoutes(self._analytics, self._live.caps, config.budgets.zone, config.cost_tags)
-        provider = None if config.console.openid is None else _provider_of(config.console, config.console.openid)
-        openid = OpenIdRoutes(config.console.openid, provider, self._sessions, SignIns(self._redis), audit)
-
         async def end_at_provider(session: PersonSession) -> str | None:
             return provider and await provider.end_session_url(session.id_token, f"{config.console.url}/sign-in")
 
-        sessions = SessionRoutes(self._sessions, audit, end_at_provider)
-        jobs = Jobs(config, queue, self._results, self._waiters, self._accepted, agents)
-        plans = PlanRoutes(config, jobs, agents, Plans(self._redis), self._analytics, connection)
-        openai = OpenAIRoutes(config, jobs, InFlightRequests(self._redis), self._connection, self._cancels)
-        executions = ExecutionRoutes(self._analytics, self._cipher)
-        progress = ProgressStreams(
-            self._streams, Sources(self._connection, self._results, self._accepted, self._reconnects)
+        handlers = (
+            JobRoutes(intake, lookup, limit),
+            ProgressRoutes(self._streams, lookup),
+            CancelRoutes(self._cancels, redactor, audit),
+            PlanRoutes(limit, intake, availability, Plans(self._redis), self._analytics, connection),
+            OpenAIRoutes(config, intake, InFlightRequests(self._redis), connection, self._cancels),
+            ExecutionRoutes(self._analytics, self._cipher),
+            EventRoutes(self._streams, self._event_log),
+            agents,
+            BreakerRoutes(config, breakers, deployments, publisher, connection),
+            GuardRoutes(Tasks(self._redis), publisher),
+            BudgetRoutes(self._live.caps, counters, publisher, compared),
+            CostRoutes(self._analytics, self._live.caps, zone, config.cost_tags),
+            IncidentRoutes(self._incidents, config.agents),
+            ChannelRoutes(config.alerts.channels, connection, publisher),
+            DeadLetterRoutes(config, connection, replays, redactor),
+            queues,
+            SessionRoutes(self._sessions, audit, end_at_provider),
+            OpenIdRoutes(config.console.openid, provider, self._sessions, SignIns(self._redis), audit),
+            ServiceRoutes(self._check_ready),
         )
-        handlers: dict[str, Handler] = {
-            "list_executions": executions.show,
-            "show_execution": executions.show_one,
-            "list_plans": plans.show,
-            "show_plan": plans.show_one,
-            "list_agents": agents.show,
-            "list_breakers": breakers.show,
-            "isolate_breaker": breakers.isolate,
-            "reset_breaker": breakers.reset,
-            "list_stopped_tasks": guards.show,
-            "reset_task": guards.reset,
-            "list_budgets": budgets.show,
-            "reconcile_budgets": budgets.reconciliation,
-            "raise_cap": budgets.raise_cap,
-            "show_costs": costs.show,
-            "export_costs": costs.export,
-            "list_incidents": alerts.show,
-            "show_incident": alerts.show_one,
-            "acknowledge_incident": alerts.acknowledge,
-            "resolve_incident": alerts.resolve,
-            "test_channel": channels.test,
-            "list_undelivered_alerts": channels.undelivered,
-            "replay_alerts": channels.replay,
-            "list_dead_letters": dead_letters.show,
-            "show_dead_letter": dead_letters.show_one,
-            "replay_dead_letters": dead_letters.replay,
-            "list_queues": queues.show,
-            "show_key": show_key,
-            "sign_in": sessions.begin,
-            "sign_out": sessions.end,
-            "list_models": openai.list_models,
-            "show_model": openai.show_model,
-        }
-        endpoints: dict[str, Endpoint] = {
-            "submit_job": jobs.submit,
-            "submit_plan": plans.submit,
-            "cancel_job": CancelRoute(self._cancels, redactor, audit).cancel,
-            "show_job": jobs.show,
-            "create_chat_completion": openai.complete,
-            "begin_openid": openid.begin,
-            "complete_openid": openid.complete,
-            "logout_openid": openid.log_out,
-            "follow_job": progress.follow,
-            "follow_events": EventStreams(self._streams, self._event_log).follow,
-            "alive": self._alive,
-            "ready": self._ready,
-            "metrics": show_metrics,
-        }
-        routes: list[Route] = []
-        # Paths without parameters first: `alerts/undelivered` is not the incident `undelivered`. In the table, a job's
-        # progress comes before the job, whose id may hold slashes.
-        for operation in sorted(OPERATIONS, key=lambda one: "{" in one.path):
-            handler = handlers.get(operation.id)
-            respond = endpoints[operation.id] if handler is None else endpoint(operation, handler, redactor, audit)
-            routes.append(route(operation, respond))
+        routes = routes_of(handlers, redactor, audit)
         if config.alerts.links is not None:
             links = LinkRoutes(config.alerts.links.signing_secret(), self._incidents, redactor, audit)
             routes += [
@@ -293,18 +237,17 @@ class RequestService:
         )
         return app, RequestGauges(agents, queues, Lookup(connection))
 
-    async def _health(self) -> Readings:
-        return await self._gauges.health()
-
-    async def _backlog(self) -> Readings:
-        return await self._gauges.backlog()
-
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
         # Not waited for: without NATS the service responds all the same, with 503 and the reason.
         self._connecting = asyncio.create_task(self._connect())
-        watching = [asyncio.create_task(one.run()) for one in (self._shares, self._fill)]
-        self._connecting.add_done_callback(self._stop_if_failed)
+        watching = [asyncio.create_task(one.run()) for one in (self._quota, self._fill)]
+
+        def stop_if_failed(connecting: asyncio.Task[None]) -> None:
+            if not connecting.cancelled() and connecting.exception() is not None:
+                self.stop()
+
+        self._connecting.add_done_callback(stop_if_failed)
         self._shown.start()
         structlog.get_logger().info(
             "listening", url=f"http://{self._settings.http_host}:{self._settings.http_port}", docs="/docs"
@@ -334,13 +277,9 @@ class RequestService:
         self._subscribed = True
         structlog.get_logger().info("service_ready")
 
-    def _stop_if_failed(self, connecting: asyncio.Task[None]) -> None:
-        if not connecting.cancelled() and connecting.exception() is not None:
-            self.stop()
-
     async def _cancel(self, message: Msg) -> None:
         async def respond(answer: bytes) -> None:
-            # Who is gone, or a connection that is, has no use for it.
+            # A program or a connection that is gone has no use for it.
             if message.reply:
                 with suppress(NatsError):
                     await message.respond(answer)
@@ -348,7 +287,7 @@ class RequestService:
         await self._cancel_requests.receive(message.subject, message.data, respond)
 
     def _any_connection(self) -> Client:
-        """The connection, which may be lost just now: what subscribes then does so when it is back."""
+        """The connection, which may be lost just now: subscriptions are made when it is back."""
         try:
             return self._broker.connection
         except IncorrectState:
@@ -366,21 +305,17 @@ class RequestService:
         except IncorrectState:
             return 0
 
-    async def _alive(self, _: Request) -> Response:
-        return JSONResponse({"status": "alive"})
-
-    async def _ready(self, _: Request) -> Response:
+    def _check_ready(self) -> None:
         try:
             self._connection()
         except BusUnavailable as error:
             raise unavailable("not_ready", str(error)) from None
         if not self._subscribed:
             raise unavailable("not_ready", "the requests of programs are not subscribed to yet")
-        return JSONResponse({"status": "ready"})
 
 
 class _LiveApp:
-    """The routes of the config that holds now. A request is answered to its end by those that it began with."""
+    """The routes of the current config. A request is answered to its end by those that it began with."""
 
     def __init__(self, app: Starlette) -> None:
         self.now = self._first = app
@@ -392,7 +327,7 @@ class _LiveApp:
 
 def _provider_of(console: ConsoleSettings, openid: OpenId) -> OpenIdProvider:
     """Raises ConfigError: the client's secret can't be read."""
-    # Imported where there is a provider only: its library takes 0.13 s of CPU and 3 MB.
+    # Imported only for a provider: its library takes 0.13 s of CPU and 3 MB.
     from services.request.openid_provider import OpenIdProvider
 
     return OpenIdProvider(openid, openid.secret(), f"{console.url}{OPENID_CALLBACK}")
@@ -425,6 +360,6 @@ async def _undecryptable(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, _error: Exception) -> Response:
-    # The server logs the error itself; its text may hold what must not leave the plane.
+    # The server logs the error itself; its text must not leave the plane.
     problem = Problem(500, "internal", "something went wrong inside Breakwater; its log says what")
     return problem.response(request.url.path)

@@ -1,12 +1,10 @@
-"""The audit log: what people do is recorded before it is done, and again with its outcome.
+"""The audit log: each action of a person is recorded before it is done, and again with its outcome.
 
-What can't be recorded is not done. If a process crashes in between, the action stays `begun`.
+An action that can't be recorded is not done. If a process crashes in between, the action stays `begun`.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,28 +17,34 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import ActorKind, AuditEvent, AuditOutcome
-from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.errors import Unavailable
+from breakwater.policy.callers import Caller
 from breakwater.policy.redact import Redactor
 from services.request.problems import Problem
+from services.request.submission import make_job_id
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts."""
+    """A person, or the holder of a key."""
 
     name: str
     kind: ActorKind
     id: str | None = None
 
 
+def actor_of(caller: Caller) -> Actor:
+    """The caller of a request, in the audit log."""
+    return Actor(caller.name, caller.kind, caller.id)
+
+
+@dataclass(frozen=True, slots=True)
 class AuditLog:
     """Records actions."""
 
-    def __init__(self, publisher: Publisher, redactor: Redactor) -> None:
-        self._publisher = publisher
-        self._redactor = redactor
+    publisher: Publisher
+    redactor: Redactor
 
     @asynccontextmanager
     async def action(
@@ -50,9 +54,9 @@ class AuditLog:
 
         Args:
             action: the operation's id.
-            actor: who acts.
-            details: what is asked for.
-            reason: why, redacted already.
+            actor: the person.
+            details: the input.
+            reason: as given, redacted already.
 
         Raises:
             BusError: it can't be recorded, and the block is not entered.
@@ -75,7 +79,7 @@ class AuditLog:
     async def note(
         self, action: str, actor: Actor, details: Mapping[str, JsonValue], *, error: str | None = None
     ) -> None:
-        """Records what was done, or refused with an error: signing in, which must go on where it can't be recorded."""
+        """Records an action, done or refused with an error, that goes on even if it can't be recorded: signing in."""
         outcome: AuditOutcome = "done" if error is None else "refused"
         event = self._event(action, actor, outcome, details, None).model_copy(update={"error": error})
         try:
@@ -92,13 +96,13 @@ class AuditLog:
         reason: str | None,
     ) -> AuditEvent:
         return AuditEvent(
-            audit_id=new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES)),
+            audit_id=make_job_id(),
             action=action,
             outcome=outcome,
             by=actor.name,
             actor=actor.kind,
             actor_id=actor.id,
-            details={name: self._redactor.json(value) for name, value in details.items()},
+            details={name: self.redactor.json(value) for name, value in details.items()},
             reason=reason or None,
             at=time_from_ms(ms_from_time(datetime.now(UTC))),
         )
@@ -112,6 +116,6 @@ class AuditLog:
             log.warning("audit_outcome_not_recorded", audit_id=begun.audit_id, outcome=outcome, error=str(failure))
 
     async def _publish(self, event: AuditEvent) -> None:
-        await self._publisher.event(
+        await self.publisher.event(
             subjects.audit(event.action), event, id=f"{event.audit_id}/{event.outcome}", at=event.at
         )

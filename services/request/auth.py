@@ -1,12 +1,13 @@
 """Authorization: nothing under /api and /v1, and no metrics, without an API key whose scopes let the request pass.
 
-Or with the token of a session, which stands for the key that it was begun with, or for a person with roles.
+The token of a session has the rights of the key that it was begun with, or of a person with roles.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 
 from starlette.requests import Request
@@ -40,21 +41,21 @@ _LOOK_AGAIN = "breakwater.caller.look_again"
 
 
 def caller_of(request: Request) -> Caller:
-    """Whose key or session let this request in; only of what is guarded."""
+    """The holder of the key or session of a request to a guarded path."""
     return request.scope[_CALLER]
 
 
 def session_of(request: Request) -> str | None:
-    """The token of the session that this request belongs to; None where it came with a key."""
+    """The token of the request's session; None if it came with a key."""
     return request.scope[_SESSION]
 
 
 async def refusal(request: Request, every_s: float) -> str:
-    """Waits until the key that let this request in would not do so any more, and says why.
+    """Waits until the key of a long request would not let it in any more, and says why.
 
     Args:
-        request: one of what is guarded, which takes long.
-        every_s: how often the key is looked at, in seconds.
+        request: to a guarded path.
+        every_s: interval of the checks, in seconds.
     """
     look_again: Callable[[], Awaitable[str | None]] = request.scope[_LOOK_AGAIN]
     why: str | None = None
@@ -64,31 +65,31 @@ async def refusal(request: Request, every_s: float) -> str:
     return why
 
 
+@dataclass(frozen=True, slots=True)
 class RequireApiKey:
-    """ASGI middleware that lets requests to what is guarded pass with a valid `Authorization: Bearer bw_…` only.
+    """ASGI middleware that lets requests to guarded paths pass with a valid `Authorization: Bearer bw_…` only.
 
-    The key must have one of the scopes that `scopes_for` wants. The token of a session stands for the key that it was
-    begun with, or for a person: these have the rights that the key, or the config's roles, give them now.
+    The key must have one of the scopes that `scopes_for` wants. The token of a session has the rights
+    that the key with which it was begun, or the config's roles of its person, have now.
 
     Args:
-        app: what is behind it.
-        keys: that are known.
-        sessions: of those who are signed in.
+        app: the application behind it.
+        keys: the known keys.
+        sessions: the known sessions.
         openid: of the config; without it, sessions of persons have ended.
         shares: of the connections.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, sessions: Sessions, openid: OpenId | None, shares: Shares) -> None:
-        self._app = app
-        self._keys = keys
-        self._sessions = sessions
-        self._openid = openid
-        self._shares = shares
+    app: ASGIApp
+    keys: KeyRing
+    sessions: Sessions
+    openid: OpenId | None
+    shares: Shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers it with 401, 403 or 429."""
         if scope["type"] != "http" or not is_guarded(scope["path"]):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         try:
             key = _key_of(scope)
@@ -99,16 +100,16 @@ class RequireApiKey:
             if not caller.may(needed):
                 raise _forbidden(caller, needed)
             scope[_LOOK_AGAIN] = lambda: self._why_not_now(key, needed)
-            if not self._shares.take(caller.id):
+            if not self.shares.take(caller.id):
                 raise _too_many()
         except Problem as problem:
             await problem.response(scope["path"])(scope, receive, send)
             return
         vouch(scope)
         try:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         finally:
-            self._shares.release(caller.id)
+            self.shares.release(caller.id)
 
     async def _caller(self, key: str) -> Caller:
         try:
@@ -123,21 +124,21 @@ class RequireApiKey:
 
     async def _find(self, token: str) -> Caller | None:
         if not is_session(token):
-            key = self._keys.holder(token)
+            key = self.keys.holder(token)
             return None if key is None else holder_of_key(key)
-        known = await self._sessions.find(token)
+        known = await self.sessions.find(token)
         if known is None:
             return None
         match known.session:
             case KeySession(key_id):
-                key = self._keys.of(key_id)
+                key = self.keys.of(key_id)
                 return None if key is None else holder_of_key(key)
             case PersonSession() as session:
                 return self._person(session, time_from_ms(known.began_ms))
 
     def _person(self, session: PersonSession, signed_in_at: datetime) -> Caller | None:
-        """Who a session is of, with the roles that the config gives them now; None where it gives none any more."""
-        openid = self._openid
+        """The person of a session, with the roles that the config gives them now; None if it gives none any more."""
+        openid = self.openid
         if openid is None or openid.issuer != session.issuer:
             return None
         roles = roles_of(session.values, openid.roles, openid.default_role)
@@ -154,12 +155,12 @@ class RequireApiKey:
 
 
 def is_guarded(path: str) -> bool:
-    """Whether a path takes a key."""
+    """True if a path takes a key."""
     return path not in OPEN_TO_ALL and (path.startswith(_BELOW) or path in GUARDED)
 
 
 def _key_of(scope: Scope) -> str:
-    """The key as it was sent; empty where it was not sent as a bearer's."""
+    """The key as it was sent; empty if it was not sent as a bearer's."""
     header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
     if header is None:
         raise _unauthorized("an API key is needed: send the header `Authorization: Bearer bw_…`")
@@ -184,7 +185,7 @@ def _forbidden(caller: Caller, needed: tuple[KeyScope, ...]) -> Problem:
 def _too_many() -> Problem:
     message = (
         "this API key has as many requests under way here as it may, most of which wait for results or for their own "
-        "bodies; send it again when some are answered, or wait for fewer results at once"
+        "bodies; send it again when some are answered, or wait for fewer results"
     )
     return Problem(429, "too_many_requests", message, headers={"Retry-After": "1"})
 

@@ -1,29 +1,146 @@
-"""`/api/v1/breakers`: the state of breakers, and forcing them open or resetting them."""
+"""Breakers and the health of agents: showing both, isolating and resetting breakers, and refusing jobs by them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 
 from breakwater.breaker_events import dumped, publish_saved
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, breaker_of, breakers_of
-from breakwater.contracts.breakers import BreakerList, BreakerRequest, UnchangedBreaker
+from breakwater.contracts.breakers import (
+    AgentHealth,
+    BreakerList,
+    BreakerRequest,
+    BreakerStatus,
+    ModelHealth,
+    UnchangedBreaker,
+)
 from breakwater.contracts.events import BreakerTransition
-from breakwater.contracts.types import Message
+from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.breaker import ALL, Breaker, BreakerChange, BreakerKey, BreakerRules, isolate, reset
-from breakwater.policy.health import transition
+from breakwater.policy.breaker import (
+    ALL,
+    Breaker,
+    BreakerChange,
+    BreakerKey,
+    BreakerRules,
+    caller_of,
+    consecutive_failures,
+    isolate,
+    reset,
+)
+from breakwater.policy.health import health_of_agent, health_of_model, transition
+from breakwater.pricing import unaffordable
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.deployments import Deployments
-from services.request.agents import breaker_status, breaker_statuses
+from breakwater.state.health import CallHealth, Healths
+from services.request.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
 from services.request.parsing import suggestion
-from services.request.problems import Problem, unavailable
-from services.request.routing import ApiRequest
+from services.request.problems import Problem, unavailable, unknown
+from services.request.submission import Submission
+
+PROBE_WAIT_S = 2.0
+"""The wait of a submission for a probe under way, as of a worker's call: the probe may have succeeded already."""
+
+PROBE_POLL_S = 0.2
 
 Decision = Callable[[Loaded, BreakerRules], tuple[Breaker, BreakerChange | None]]
+
+_CHANGED = "The transition; or, if there was nothing to do, the breaker with `unchanged`."
+_CHANGE_ERRORS = {
+    404: "Neither the config nor Redis knows the breaker (`unknown_breaker`).",
+    503: f"Redis or NATS is unavailable (`unavailable`). {PERHAPS_DONE} Or it was done and its event waits for NATS "
+    "(`not_published`): a breaker service publishes it.",
+}
+
+
+@dataclass(frozen=True)
+class AgentRoutes:
+    """The health of agents."""
+
+    config: Config
+    breakers: Breakers
+    healths: Healths
+    deployments: Deployments
+
+    @operation(
+        "GET",
+        "/api/v1/agents",
+        tag="agents",
+        summary="The health of every agent",
+        description="`circuit_open_until` is always in the future. It is absent while a call may be made, even if only "
+        "a probe, as with an open breaker whose cool-down has ended; and if the breaker is isolated.",
+        result="All agents of the config, in its order.",
+        errors={503: REDIS_UNAVAILABLE},
+    )
+    async def list_agents(self, _: ApiRequest[Message]) -> list[AgentHealth]:
+        """All agents."""
+        return await self.read()
+
+    async def read(self) -> list[AgentHealth]:
+        """All agents as of now. Raises StateUnavailable."""
+        return await agents_health(self.config, self.breakers, self.healths, self.deployments, self._unaffordable)
+
+    @cached_property
+    def _unaffordable(self) -> frozenset[str]:
+        return frozenset(name for name in self.config.agents if unaffordable(self.config, name))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAvailability:
+    """Refuses jobs of agents that may call no model now, by the agents' `refuse_when_open`."""
+
+    config: Config
+    breakers: Breakers
+
+    async def refusal(self, sent: Submission, *, of_plan: bool = False) -> Problem | None:
+        """The problem for which a job is refused; None if it may be accepted.
+
+        A whole plan (`of_plan`) is refused whatever its agents want.
+
+        Takes no probe and changes nothing: of the jobs that come once a cool-down is over, the worker lets one probe.
+        While a probe is under way, it waits a moment for its end.
+        """
+        job = sent.job
+        agent = self.config.agents[job.agent]
+        if not (agent.refuse_when_open or of_plan) or agent.breaker is None or job.dry_run:
+            return None
+        chain = agent.chain_for(job)
+        keys = [key for model in chain if (key := breaker_of(self.config, job.agent, model)) is not None]
+        caller = caller_of(sent.owner or (sent.submitted_by if job.tenant else None), job.tenant)
+        ends = time.monotonic() + PROBE_WAIT_S
+        while True:
+            try:
+                loaded = await self.breakers.load(keys)
+            except StateUnavailable:
+                return None  # the worker decides, when Redis is back; other users of Redis log the outage
+            untils = [until for one in loaded if (until := refused_until(one, caller)) is not None]
+            if not loaded or len(untils) < len(chain):
+                return None
+            if time.monotonic() >= ends or not any(one.breaker.probe for one in loaded):
+                return _agent_unavailable(job.agent, dict(zip(chain, untils, strict=True)), loaded[0].now_ms)
+            await asyncio.sleep(PROBE_POLL_S)
+
+
+def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> Problem:
+    """503 with the time until one of the models may be called again; 0 means an isolated one."""
+    first_ms = min((until for until in untils.values() if until), default=None)
+    headers = {} if first_ms is None else {"Retry-After": str(max(1, math.ceil((first_ms - now_ms) / 1000)))}
+    details = list[FieldError]()
+    for model, until in untils.items():
+        when = format_time(time_from_ms(until)) if until else "an operator resets its breaker"
+        details.append(FieldError(path="agent", message=f"no call to {model!r} before {when}"))
+    message = f"agent {agent!r} is temporarily unavailable due to recent failures"
+    return Problem(503, "agent_unavailable", message, details, headers)
 
 
 class BreakerRoutes:
@@ -44,41 +161,68 @@ class BreakerRoutes:
         self._publisher = publisher
         self._connected = connected
 
-    async def show(self, _: ApiRequest[Message]) -> BreakerList:
-        """All of them."""
+    @operation(
+        "GET",
+        "/api/v1/breakers",
+        tag="breakers",
+        summary="The state of every breaker",
+        description="Those of the agents' own models, and all others used within the last week.",
+        result="By agent and model.",
+        errors={503: REDIS_UNAVAILABLE},
+    )
+    async def list_breakers(self, _: ApiRequest[Message]) -> BreakerList:
+        """All breakers."""
         statuses = await breaker_statuses(self._config, self._breakers, self._deployments)
         return BreakerList(breakers=tuple(statuses), alive=await self._breakers.alive())
 
-    async def isolate(self, asked: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
+    @operation(
+        "POST",
+        "/api/v1/breakers/isolate",
+        tag="breakers",
+        summary="Isolate a breaker",
+        description="It admits no call, not even a probe, until it is reset. It need not have counted anything yet. If "
+        "it is isolated already, the response is an `UnchangedBreaker`.",
+        result=_CHANGED,
+        errors=_CHANGE_ERRORS,
+    )
+    async def isolate_breaker(self, request: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
         """Forces a breaker open, and publishes that."""
-        return await self._change(
-            asked,
-            "breaker_isolated",
-            lambda loaded, rules: isolate(
-                loaded.breaker, by=asked.by, why=asked.why, rules=rules, now_ms=loaded.now_ms
-            ),
-        )
 
-    async def reset(self, asked: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
+        def decide(loaded: Loaded, rules: BreakerRules) -> tuple[Breaker, BreakerChange | None]:
+            return isolate(loaded.breaker, by=request.by, why=request.why, rules=rules, now_ms=loaded.now_ms)
+
+        return await self._change(request, "breaker_isolated", decide)
+
+    @operation(
+        "POST",
+        "/api/v1/breakers/reset",
+        tag="breakers",
+        summary="Close a breaker and clear its counts",
+        description="From any state, even closed. If it has never counted anything, the response is an "
+        "`UnchangedBreaker`.",
+        result=_CHANGED,
+        errors=_CHANGE_ERRORS,
+    )
+    async def reset_breaker(self, request: ApiRequest[BreakerRequest]) -> BreakerTransition | UnchangedBreaker:
         """Closes a breaker and clears its counts, and publishes that; the hold of its model ends, too."""
 
         def decide(loaded: Loaded, rules: BreakerRules) -> tuple[Breaker, BreakerChange | None]:
             if loaded.revision == UNSAVED:
                 return loaded.breaker, None
-            return reset(loaded.breaker, by=asked.by, why=asked.why, rules=rules, now_ms=loaded.now_ms)
+            return reset(loaded.breaker, by=request.by, why=request.why, rules=rules, now_ms=loaded.now_ms)
 
-        changed = await self._change(asked, "breaker_reset", decide)
-        agent = self._config.agents.get(asked.form.agent, self._config.defaults)
-        await self._deployments.release(self._config.deployment(agent, asked.form.model))
+        changed = await self._change(request, "breaker_reset", decide)
+        agent = self._config.agents.get(request.input.agent, self._config.defaults)
+        await self._deployments.release(self._config.deployment(agent, request.input.model))
         return changed
 
     async def _change(
-        self, asked: ApiRequest[BreakerRequest], what: str, decide: Decision
+        self, request: ApiRequest[BreakerRequest], what: str, decide: Decision
     ) -> BreakerTransition | UnchangedBreaker:
-        key = BreakerKey(asked.form.agent, asked.form.model)
-        self._connected()  # not begun where it can't be published
+        key = BreakerKey(request.input.agent, request.input.model)
+        self._connected()  # not begun if it can't be published
         loaded, event = await self._save(key, decide)
-        asked.log(what, agent=key.agent, model=key.model, changed=event is not None)
+        request.log(what, agent=key.agent, model=key.model, changed=event is not None)
         if event is None:
             return UnchangedBreaker.model_validate(breaker_status(key, loaded.breaker).model_dump())
         try:
@@ -89,40 +233,39 @@ class BreakerRoutes:
         return event
 
     async def _save(self, key: BreakerKey, decide: Decision) -> tuple[Loaded, BreakerTransition | None]:
-        """Saves what is decided of a breaker as it is; the event remains to be published.
+        """Saves the decision on a breaker as it is; the event remains to be published.
 
         Returns:
-            The breaker as it was, and its transition; None where there is none.
+            The breaker as it was, and its transition, if any.
         """
-        rules = self._configured.get(key) or _unconfigured(key)
+        rules = self._configured.get(key)
         while True:
             [before] = await self._breakers.load([key])
-            if before.revision == UNSAVED and key not in self._configured:
+            if before.revision == UNSAVED and rules is None:
                 raise self._unknown(key)
             if before.unpublished is not None:
                 # The process that saved it crashed or waits for NATS: it comes first, and must not be overwritten.
                 await self._publish(key, before.unpublished)
-            after, change = decide(before, rules)
+            known_rules = rules or _rules_of_unconfigured(key)
+            after, change = decide(before, known_rules)
             if change is None:
                 return before, None
-            event = transition(key, change, rules, before.now_ms)
-            saving = Saving(key, before, after, dumped([event]))
-            if all(await self._breakers.save([saving])):
+            event = transition(key, change, known_rules, before.now_ms)
+            if all(await self._breakers.save([Saving(key, before, after, dumped([event]))])):
                 return before, event
             # Another writer was quicker: decided again, on what it saved.
 
     async def _publish(self, key: BreakerKey, saved: str | None) -> None:
-        # What stays marked as not published is published once more, and that changes nothing.
+        # A transition that stays marked as not published is published once more, and that changes nothing.
         with suppress(StateUnavailable):
             await publish_saved(self._publisher, self._breakers, key, saved or "[]")
 
     def _unknown(self, key: BreakerKey) -> Problem:
-        path, message = self._hint(key)
-        what = f"no breaker is known for agent {key.agent!r} and model {key.model!r}"
-        return Problem(404, "unknown_breaker", f"{what}; {message}", [FieldError(path=path, message=message)])
+        message = f"no breaker is known for agent {key.agent!r} and model {key.model!r}"
+        return unknown("breaker", message, *self._hint(key))
 
     def _hint(self, key: BreakerKey) -> tuple[str, str]:
-        """Which field is wrong, and what would be right."""
+        """The field that is wrong, and what would be right."""
         agent = self._config.agents.get(key.agent)
         if agent is not None and agent.breaker is None:
             return "agent", f"agent {key.agent!r} has `breaker: off`"
@@ -136,8 +279,171 @@ class BreakerRoutes:
         return "agent", suggestion(key.agent, agents).removeprefix("; ")
 
 
-def _unconfigured(key: BreakerKey) -> BreakerRules:
-    """For one that only Redis knows: an agent's that is not in this config, or a model's that none has any more."""
+def _rules_of_unconfigured(key: BreakerKey) -> BreakerRules:
+    """For one that only Redis knows: of an agent that is not in this config, or of a model that no agent has."""
     if key.agent != ALL:
         return BreakerRules()
     return BreakerRules(scope="provider" if key.model.endswith(f"/{ALL}") else "model")
+
+
+async def agents_health(
+    config: Config,
+    breakers: Breakers,
+    healths: Healths,
+    deployments: Deployments,
+    never_called: Collection[str] = (),
+) -> list[AgentHealth]:
+    """The health of every configured agent, in the config's order; in two round trips to Redis.
+
+    Those in `never_called` are unhealthy before any of their jobs has failed: their hard caps have no room for a call.
+
+    A time in `circuit_open_until` is always still to come: once a cool-down is over, or the lease of a probe, a call
+    may probe, and there is nothing to wait for although the breaker is not closed yet.
+
+    Raises:
+        StateUnavailable: Redis does not answer.
+    """
+    keys = {
+        name: {model: breaker_of(config, name, model) for model in agent.chain} for name, agent in config.agents.items()
+    }
+    guarding = list(dict.fromkeys(key for models in keys.values() for key in models.values() if key is not None))
+    # In one round trip.
+    found, held = await asyncio.gather(
+        breakers.load(guarding),
+        held_until(config, deployments, ((name, model) for name, models in keys.items() for model in models)),
+    )
+    loaded = dict(zip(guarding, found, strict=True))
+    lately = await healths.of(list(keys))
+    return [
+        _agent_health(
+            name,
+            {model: key and loaded[key] for model, key in models.items()},
+            calls,
+            {model: held.get((name, model)) for model in models},
+            never=name in never_called,
+        )
+        for (name, models), calls in zip(keys.items(), lately, strict=True)
+    ]
+
+
+async def held_until(
+    config: Config, deployments: Deployments, models: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], datetime]:
+    """The ends of holds, by the agent (or `*`) and the model; held models only. Raises StateUnavailable."""
+    names = {
+        (agent, model): config.deployment(config.agents.get(agent, config.defaults), model) for agent, model in models
+    }
+    held = await deployments.held_until(names.values())
+    return {one: time_from_ms(held[name]) for one, name in names.items() if name in held}
+
+
+async def breaker_statuses(config: Config, breakers: Breakers, deployments: Deployments) -> list[BreakerStatus]:
+    """Every breaker in Redis, and those of the agents' own models that were not, by agent and model.
+
+    Raises:
+        StateUnavailable: Redis does not answer.
+    """
+    known = dict(await breakers.all())
+    quiet = [key for key in breakers_of(config) if key not in known]
+    if quiet:
+        known |= zip(quiet, await breakers.load(quiet), strict=True)
+    by_name = sorted(known.items(), key=lambda one: (one[0].agent, one[0].model))
+    held = await held_until(config, deployments, ((key.agent, key.model) for key in known))
+    return [breaker_status(key, loaded.breaker, held.get((key.agent, key.model))) for key, loaded in by_name]
+
+
+def breaker_status(key: BreakerKey, breaker: Breaker, held: datetime | None = None) -> BreakerStatus:
+    """A breaker in the contract's words."""
+    in_a_row = consecutive_failures(breaker)
+    return BreakerStatus(
+        agent=key.agent,
+        model=key.model,
+        state=breaker.state,
+        health=health_of_model(breaker.state, in_a_row),
+        reason=breaker.reason or None,
+        since=_time(breaker.changed_ms),
+        open_until=_time(breaker.open_until_ms) if breaker.state == "open" else None,
+        probe_until=_time(breaker.probe_until_ms) if breaker.state == "half_open" and breaker.probe else None,
+        held_until=held,
+        consecutive_failures=in_a_row,
+        total_failures=breaker.total_failures,
+        unique_errors=len(breaker.errors_seen),
+        last_failure_at=_time(breaker.last_failure_ms),
+        last_success_at=_time(breaker.last_success_ms),
+        version=breaker.version,
+    )
+
+
+def refused_until(loaded: Loaded, caller: str = "") -> int | None:
+    """The time until which a breaker lets no call pass, in ms since the epoch, as of when it was read.
+
+    Args:
+        loaded: the breaker.
+        caller: of the call, as `caller_of` names it; empty: one that the breaker refuses.
+
+    Returns:
+        None if it lets one pass, a probe at least; 0 if it was isolated: until an operator resets it.
+    """
+    breaker, until_ms = loaded.breaker, 0
+    match breaker.state:
+        case "closed":
+            return None
+        case "isolated":
+            return 0
+        case _ if caller and breaker.alone not in {"", caller}:
+            return None
+        case "open" if caller and breaker.probed_by not in {"", caller}:
+            return None
+        case "open":
+            until_ms = breaker.open_until_ms
+        case "half_open":
+            until_ms = breaker.probe_until_ms if breaker.probe else 0
+    return until_ms if until_ms > loaded.now_ms else None
+
+
+def _agent_health(
+    name: str,
+    models: Mapping[str, Loaded | None],
+    calls: Mapping[str, CallHealth],
+    held: Mapping[str, datetime | None],
+    *,
+    never: bool,
+) -> AgentHealth:
+    of_models = list[ModelHealth]()
+    waits = list[int | None]()
+    for model, loaded in models.items():
+        called = calls.get(model, CallHealth())
+        state = None if loaded is None else loaded.breaker.state
+        health = health_of_model(state, called.consecutive_failures)
+        waits.append(None if loaded is None else refused_until(loaded))
+        of_models.append(
+            ModelHealth(
+                model=model,
+                health=health,
+                known=called.called or health != "healthy",
+                breaker=state,
+                consecutive_failures=called.consecutive_failures,
+                last_failure_at=_time(called.last_failure_ms),
+                last_success_at=_time(called.last_success_ms),
+                circuit_open_until=_time(waits[-1]),
+                held_until=held[model],
+            )
+        )
+    together = calls.get("", CallHealth())
+    # The time of isolated ones is unknown; and if one may be called now, there is nothing to wait for.
+    first = None if None in waits else min((until for until in waits if until), default=None)
+    health = health_of_agent([model.health for model in of_models], together.consecutive_failures)
+    return AgentHealth(
+        agent_id=name,
+        health="unhealthy" if never else health,
+        known=never or together.called or health != "healthy",
+        consecutive_failures=together.consecutive_failures,
+        last_failure_at=_time(together.last_failure_ms),
+        last_success_at=_time(together.last_success_ms),
+        circuit_open_until=_time(first),
+        models=tuple(of_models),
+    )
+
+
+def _time(epoch_ms: int | None) -> datetime | None:
+    return time_from_ms(epoch_ms) if epoch_ms else None

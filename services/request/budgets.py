@@ -26,11 +26,11 @@ from breakwater.errors import Unavailable
 from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, periods_at, threshold
 from breakwater.policy.formats import money_text
 from breakwater.policy.ledger import AttemptSums, is_reached
-from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
+from breakwater.state.budget_counters import BudgetCounters, PeriodCounters, Snapshot
 from breakwater.state.budgets import NotFilled
+from services.request.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from services.request.parsing import suggestion
-from services.request.problems import Problem, unavailable
-from services.request.routing import ApiRequest
+from services.request.problems import Problem, unavailable, unknown
 
 _SCOPES: tuple[Scope, ...] = get_args(Scope)
 
@@ -42,8 +42,8 @@ class BudgetRoutes:
         caps: the config's, as they are now.
         counters: the counters in Redis.
         publisher: for raised caps.
-        compare: sets the counters beside the record. May raise StateUnavailable, BusError, AnalyticsUnavailable,
-            QueryFailed, and NotFilled where the counters are lost.
+        compare: compares the counters with the record. May raise StateUnavailable, BusError, AnalyticsUnavailable,
+            QueryFailed, and NotFilled if the counters are lost.
         now: the clock.
     """
 
@@ -60,12 +60,22 @@ class BudgetRoutes:
         self._publisher = publisher
         self._compare = compare
         self._now = now
-        # Of two who raise a cap at once, the last on record is to be the one whose cap holds.
+        # Of two raises at the same time, the last on record is to be the one that counts.
         self._one_by_one = asyncio.Lock()
 
-    async def show(self, asked: ApiRequest[BudgetQuery]) -> BudgetList:
-        """All of them, or those that a call of the agent, for the tenant, is held against."""
-        agent, tenant = asked.form.agent, asked.form.tenant
+    @operation(
+        "GET",
+        "/api/v1/budgets",
+        tag="budgets",
+        summary="The state of every budget",
+        description="Those of the current day and month, for all agents and tenants in the config and all others that "
+        "called a model. With a parameter, only those that such a call counts against.",
+        result="Global, then agents, then tenants.",
+        errors={404: "The agent is not known (`unknown_agent`).", 503: REDIS_UNAVAILABLE},
+    )
+    async def list_budgets(self, request: ApiRequest[BudgetQuery]) -> BudgetList:
+        """All budgets, or those that a call of the agent, for the tenant, counts against."""
+        agent, tenant = request.input.agent, request.input.tenant
         caps = self._caps()
         snapshot = await self._counters.snapshot(current(self._counters, self._now()))
         keys = known_keys(caps, snapshot)
@@ -77,7 +87,20 @@ class BudgetRoutes:
             keys = ("global", *(f"{scope}:{name}" for scope, name in named if name is not None))
         return BudgetList(filled=snapshot.filled is not None, budgets=statuses(caps, snapshot, keys))
 
-    async def reconciliation(self, _: ApiRequest[Message]) -> Reconciliation:
+    @operation(
+        "GET",
+        "/api/v1/budgets/reconciliation",
+        tag="budgets",
+        summary="Compare the counters in Redis with the record",
+        description="Reads the counters in Redis, and adds up all attempts in ClickHouse and the event log, as of the "
+        "same moment. The budget service repairs differences by itself.",
+        result="Both figures for every budget, whether they agree or not.",
+        errors={
+            503: "Redis, NATS or ClickHouse is unavailable (`unavailable`), or the counters are being rebuilt "
+            "(`not_filled`)."
+        },
+    )
+    async def reconcile_budgets(self, _: ApiRequest[Message]) -> Reconciliation:
         """The counters in Redis and the record, whether they agree or not."""
         try:
             return await self._compare()
@@ -86,40 +109,83 @@ class BudgetRoutes:
         except (Unavailable, BusError, QueryFailed) as error:
             raise unavailable("unavailable", f"the budgets can't be compared now: {error}") from error
 
-    async def raise_cap(self, asked: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
+    @operation(
+        "POST",
+        "/api/v1/budgets/raise",
+        tag="budgets",
+        summary="Raise a cap until its day or month ends",
+        description="Setting exactly the config's cap revokes an earlier raise. If the cap already has this "
+        "value, the response is an `UnchangedBudget`.",
+        result="The raise, which is now in effect; or, if there was nothing to do, the budget with `unchanged`.",
+        errors={
+            404: "There is no such budget (`unknown_budget`).",
+            409: "The config gives this budget no cap (`no_cap`).",
+            422: "The body is invalid (`invalid_request`), or the cap is below the config's (`below_cap`).",
+            503: "Redis or NATS is unavailable (`unavailable`), or the counters are being rebuilt (`not_filled`). Ask "
+            "again: repeating the request is safe.",
+        },
+    )
+    async def raise_cap(self, request: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
         """Raises a cap, and publishes that."""
         try:
             async with self._one_by_one:
-                result = await self._raise(asked)
+                result = await self._raise(request)
         except NotFilled as error:
             raise _not_filled() from error
-        limit, changed = usd_from_nano(asked.form.limit_usd), isinstance(result, BudgetEvent)
-        asked.log("cap_raised", budget=asked.form.budget, limit=limit, changed=changed)
+        limit, changed = usd_from_nano(request.input.limit_usd), isinstance(result, BudgetEvent)
+        request.log("cap_raised", budget=request.input.budget, limit=limit, changed=changed)
         return result
 
-    async def _raise(self, asked: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
+    async def _raise(self, request: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
         """Publishes first, and records it then: a raise that only Redis knew would end when Redis is filled again."""
-        now, caps, limit = self._now(), self._caps(), asked.form.limit_usd
+        now, caps, limit = self._now(), self._caps(), request.input.limit_usd
         snapshot = await self._counters.snapshot(current(self._counters, now))
-        counter = _counter(asked.form.budget, caps, snapshot)
+        counter = _counter(request.input.budget, caps, snapshot)
         configured = counter.limit
         if configured is None:
-            raise _no_cap(counter)
+            where = "budgets.global" if counter.of is None else f"budgets.tenants.{counter.of}"
+            if counter.scope == "agent":
+                where = f"agents.{counter.of}.budget"
+            message = f"the budget {counter.name} has no cap that could be raised"
+            detail = FieldError(path="budget", message=f"the config sets one with {where}.{counter.window}_usd")
+            raise Problem(409, "no_cap", message, [detail])
         if limit < configured:
-            raise _below(configured)
+            detail = FieldError(path="limit_usd", message="give more; or exactly that, which takes a raise back")
+            message = f"a cap can't be below what the config says ({money_text(configured)})"
+            raise Problem(422, "below_cap", message, [detail])
         if snapshot.filled is None:
             raise NotFilled
         period_counters = snapshot.periods[WINDOWS.index(counter.window)]
         before = budget_status(counter, period_counters)
         if limit == before.limit:
             return UnchangedBudget.model_validate(before.model_dump())
-        event = _event(counter, period_counters, before, asked, now, ends=limit == configured)
+        ends, at = limit == configured, time_from_ms(ms_from_time(now))
+        event = BudgetEvent(
+            event_id=f"{counter.name}/{period_counters.period.name}/raised/{ms_from_time(now)}/{request.caller.id}",
+            kind="raise_ended" if ends else "raised",
+            scope=counter.scope,
+            agent=counter.agent,
+            tenant=counter.tenant,
+            window=counter.window,
+            period=period_counters.period.name,
+            limit=limit,
+            total=before.spent,
+            previous=before.limit,
+            configured=configured,
+            enforcement=counter.caps.enforcement,
+            by=request.by,
+            reason=request.why,
+            resets_at=before.resets_at,
+            at=at,
+        )
         subject = subjects.budget(counter.scope, counter.window)
         await self._publisher.event(subject, event, id=event.event_id, at=event.at)
-        raised = CapRaise(limit=limit, configured=configured, by=asked.by, reason=asked.why, at=event.at)
-        await self._counters.note_raise(period_counters.period, counter.key, None if limit == configured else raised)
-        if not _same(snapshot.filled, await self._counters.filled()):
-            # Filled meanwhile, perhaps from what was on record before the raise.
+        raised = CapRaise(limit=limit, configured=configured, by=request.by, reason=request.why, at=at)
+        await self._counters.note_raise(period_counters.period, counter.key, None if ends else raised)
+        filled, known = snapshot.filled, await self._counters.filled()
+        # Repairs add and take away; they leave raised caps alone.
+        if known is None or (filled.log, filled.zone, filled.upto) != (known.log, known.zone, known.upto):
+            # Filled meanwhile, perhaps from the record before the raise.
             raise NotFilled
         return event
 
@@ -128,8 +194,8 @@ def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
     """The budget of a name. Raises Problem: there is none."""
     key, _, window = budget.rpartition("/")
     scope, _, name = key.partition(":")
-    anybody = scope == "tenant" and OTHERS in caps.tenants and name != OTHERS and is_identifier(name)
-    known = anybody or key in known_keys(caps, snapshot)
+    any_tenant = scope == "tenant" and OTHERS in caps.tenants and name != OTHERS and is_identifier(name)
+    known = any_tenant or key in known_keys(caps, snapshot)
     if known:
         for one in WINDOWS:
             if one == window:
@@ -139,79 +205,12 @@ def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
     else:
         meant = (key,) if known else caps.keys()
         hint = suggestion(budget, [f"{one}/{window}" for one in meant for window in WINDOWS]).removeprefix("; ")
-    message = f"there is no budget {budget!r}; {hint}"
-    raise Problem(404, "unknown_budget", message, [FieldError(path="budget", message=hint)])
-
-
-def _event(
-    counter: Counter,
-    period_counters: PeriodCounters,
-    before: BudgetStatus,
-    asked: ApiRequest[RaiseCapRequest],
-    now: datetime,
-    *,
-    ends: bool,
-) -> BudgetEvent:
-    return BudgetEvent(
-        event_id=f"{counter.name}/{period_counters.period.name}/raised/{ms_from_time(now)}/{asked.caller.id}",
-        kind="raise_ended" if ends else "raised",
-        scope=counter.scope,
-        agent=counter.agent,
-        tenant=counter.tenant,
-        window=counter.window,
-        period=period_counters.period.name,
-        limit=asked.form.limit_usd,
-        total=before.spent,
-        previous=before.limit,
-        configured=counter.limit,
-        enforcement=counter.caps.enforcement,
-        by=asked.by,
-        reason=asked.why,
-        resets_at=before.resets_at,
-        at=time_from_ms(ms_from_time(now)),
-    )
-
-
-def _same(before: Filled, after: Filled | None) -> bool:
-    # Repairs add and take away; they leave raised caps alone.
-    return after is not None and (before.log, before.zone, before.upto) == (after.log, after.zone, after.upto)
-
-
-def _no_cap(counter: Counter) -> Problem:
-    where = "budgets.global" if counter.of is None else f"budgets.tenants.{counter.of}"
-    if counter.scope == "agent":
-        where = f"agents.{counter.of}.budget"
-    message = f"the budget {counter.name} has no cap that could be raised"
-    detail = FieldError(path="budget", message=f"the config sets one with {where}.{counter.window}_usd")
-    return Problem(409, "no_cap", message, [detail])
-
-
-def _below(configured: int) -> Problem:
-    detail = FieldError(path="limit_usd", message="give more; or exactly that, which takes a raise back")
-    return Problem(422, "below_cap", f"a cap can't be below what the config says ({money_text(configured)})", [detail])
+    raise unknown("budget", f"there is no budget {budget!r}", "budget", hint)
 
 
 def _not_filled() -> Problem:
     message = "the counters are being rebuilt from the record, and until then hard caps refuse calls; ask again"
     return unavailable("not_filled", message)
-
-
-async def budget_statuses(caps: CapTable, counters: BudgetCounters, now: datetime) -> tuple[BudgetStatus, ...]:
-    """Every budget of the current day and month: those that the config names, and those that anything is counted of.
-
-    Args:
-        caps: the config's.
-        counters: in Redis.
-        now: which day and month it is.
-
-    Returns:
-        Global first, then agents, then tenants; the daily budget of each before its monthly one.
-
-    Raises:
-        StateUnavailable: Redis does not answer.
-    """
-    snapshot = await counters.snapshot(current(counters, now))
-    return statuses(caps, snapshot, known_keys(caps, snapshot))
 
 
 def current(counters: BudgetCounters, now: datetime) -> tuple[Period, Period]:
@@ -221,7 +220,7 @@ def current(counters: BudgetCounters, now: datetime) -> tuple[Period, Period]:
 
 
 def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
-    """The scopes that the config names or that something stands of in Redis: global, agents, tenants."""
+    """The scopes that the config names or that Redis has counters of: global, agents, tenants."""
     counted = {
         key
         for period_counters in snapshot.periods
@@ -243,10 +242,19 @@ def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[B
 def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetStatus:
     """A budget in the contract's words."""
     figures = period_counters.figures.get(counter.key, AttemptSums())
-    held, raised = period_counters.reserved.get(counter.key, 0), period_counters.notes.raises.get(counter.key)
-    limit = period_counters.limit(counter)
-    if limit == counter.limit:
-        raised = None  # the config's cap has changed since, or there is none any more
+    held, notes = period_counters.reserved.get(counter.key, 0), period_counters.notes
+    limit, enforcement = period_counters.limit(counter), counter.caps.enforcement
+    reached = False
+    if limit is not None:
+        refused = enforcement == "hard" and threshold(counter.key, limit, 100) in notes.announced
+        reached = is_reached(limit, figures, held, refused=refused)
+    estimate = EstimateAccuracy(
+        calls=figures.gauged,
+        reserved=figures.foreseen,
+        cost=figures.measured,
+        percent=round(100 * figures.measured / figures.foreseen, 1) if figures.foreseen else None,
+        exceeded=figures.exceeded,
+    )
     return BudgetStatus(
         budget=counter.name,
         scope=counter.scope,
@@ -254,32 +262,16 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
         tenant=counter.tenant,
         window=counter.window,
         period=period_counters.period.name,
-        enforcement=counter.caps.enforcement,
+        enforcement=enforcement,
         limit=limit,
-        raised=raised,
+        # Of another cap of the config, there is no raise any more.
+        raised=None if limit == counter.limit else notes.raises.get(counter.key),
         spent=figures.spent,
         reserved=held,
         remaining=None if limit is None else max(0, limit - figures.spent - held),
-        reached=limit is not None
-        and is_reached(limit, figures, held, refused=_has_refused(counter, limit, period_counters.notes)),
+        reached=reached,
         calls=figures.calls,
         calls_of_unknown_cost=figures.unpriced,
         resets_at=time_from_ms(period_counters.period.end_ms),
-        estimate=_accuracy(figures),
-    )
-
-
-def _has_refused(counter: Counter, limit: int, notes: Notes) -> bool:
-    return counter.caps.enforcement == "hard" and threshold(counter.key, limit, 100) in notes.announced
-
-
-def _accuracy(figures: AttemptSums) -> EstimateAccuracy | None:
-    if not figures.gauged:
-        return None
-    return EstimateAccuracy(
-        calls=figures.gauged,
-        reserved=figures.foreseen,
-        cost=figures.measured,
-        percent=round(100 * figures.measured / figures.foreseen, 1) if figures.foreseen else None,
-        exceeded=figures.exceeded,
+        estimate=estimate if figures.gauged else None,
     )

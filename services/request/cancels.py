@@ -1,7 +1,7 @@
-"""Cancelling jobs: over HTTP, by a request on NATS, and because the client of a stream has left.
+"""Cancelling jobs: over HTTP, by a request on NATS, and when the client of a stream has left.
 
-An order is kept in Redis, where every worker finds it that has the job or takes it, and sent to the workers, so that a
-call under way is aborted at once. A job that sleeps is put back into its queue, where it ends.
+A cancel request is kept in Redis, where every worker finds it that has the job or takes it, and sent to the workers, so
+that a call under way is aborted immediately. A job that sleeps is put back into its queue, where it ends.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import orjson
@@ -27,134 +28,137 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.http import ErrorBody, ErrorDetails
 from breakwater.contracts.subjects import PROGRAM, decode_token
-from breakwater.contracts.submission import CancelledJob, CancelRequest
+from breakwater.contracts.submission import CancelledJob, CancelRequest, SubmitQuery
 from breakwater.contracts.types import is_full_id
 from breakwater.encryption import Undecryptable
-from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import is_made, outside, scope_in, scoped
 from breakwater.policy.redact import Redactor
-from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.executions import MAX_UNSEEN, Executions
-from services.request.audit import AuditLog
+from services.request.audit import AuditLog, actor_of
 from services.request.auth import caller_of
-from services.request.jobs import find_job, wait_s_of
-from services.request.parsing import A_REQUEST, read_body, read_command
+from services.request.operations import PERHAPS_DONE, TOO_MANY, operation
+from services.request.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, wait_s_of
 from services.request.problems import Problem, not_done, unknown_job
-from services.request.results import ResultReader, Waiters
-from services.request.routing import MAX_BYTES, actor_of
+from services.request.results import JobLookup
 
 CLIENT = "client"
 """The NATS user of all programs that have none of their own."""
 
 
 class Cancels:
-    """Cancel requests."""
+    """Cancels jobs."""
 
-    def __init__(
-        self,
-        results: ResultReader,
-        waiters: Waiters,
-        accepted: Accepted,
-        executions: Executions,
-        publisher: Publisher,
-        connection: Connection,
-    ) -> None:
-        self.results = results
-        self.waiters = waiters
-        self.accepted = accepted
+    def __init__(self, lookup: JobLookup, executions: Executions, publisher: Publisher, connection: Connection) -> None:
+        self.lookup = lookup
         self._executions = executions
         self._publisher = publisher
-        self._lookup = Lookup(connection)
+        self._bus = Lookup(connection)
 
-    async def order(self, order: PendingCancel) -> PendingCancel:
-        """Has a job cancelled that is not decided. Returns the order that stands, which may be an earlier one.
+    async def request(self, wanted: PendingCancel) -> PendingCancel:
+        """Has a job cancelled that is not decided. Returns the request that counts, which may be an earlier one.
 
         Raises:
-            StateUnavailable: nothing is known of what was done; ask again.
+            StateUnavailable: it may have been stored or not; ask again.
         """
-        stands = await self._executions.cancel(order)
-        job_id = order.execution_id
-        # What follows only makes it faster: whoever has the job or takes it finds the order in Redis.
+        kept = await self._executions.cancel(wanted)
+        job_id = wanted.execution_id
+        # The rest only makes it faster: the worker that has the job or takes it finds the request in Redis.
         with suppress(BusUnavailable):
-            await self._publisher.transient(subjects.cancel_request(job_id), stands)
+            await self._publisher.transient(subjects.cancel_request(job_id), kept)
         try:
-            # Once for an order: each time puts another message of the job into its queue.
-            if stands.json_bytes() == order.json_bytes():
-                await wake_early(self._publisher, self._lookup, job_id, order.agents, order.owner)
+            # Once for a request: each time puts another message of the job into its queue.
+            if kept.json_bytes() == wanted.json_bytes():
+                await wake_early(self._publisher, self._bus, job_id, wanted.agents, wanted.owner)
         except (BusUnavailable, PublishRefused) as error:
             structlog.get_logger().info("cancelled_job_not_woken", execution_id=job_id, error=str(error))
-        cancellation = stands.cancellation
-        structlog.get_logger().info("job_cancelled", execution_id=job_id, by=cancellation.by, name=cancellation.name)
-        return stands
+        by = kept.cancellation
+        structlog.get_logger().info("job_cancelled", execution_id=job_id, by=by.by, name=by.name)
+        return kept
 
     async def has_too_many(self, user: str, job_id: str) -> bool:
-        """Whether a NATS user has no room for another order for a job of which nothing is known. Raises as `order`."""
-        if await self.accepted.standing(job_id, just_now=False) is not None:
+        """True if a NATS user has no room for another request for an unknown job. Raises as `request`."""
+        if await self.lookup.accepted.standing(job_id, just_now=False) is not None:
             return False
         return not await self._executions.count_unseen(user, job_id)
 
 
-class CancelRoute:
-    """`POST /api/v1/jobs/{job_id}/cancel`."""
+@dataclass(frozen=True, slots=True)
+class CancelRoutes:
+    """Cancels jobs over HTTP."""
 
-    def __init__(self, cancels: Cancels, redactor: Redactor, audit: AuditLog) -> None:
-        self._cancels = cancels
-        self._redactor = redactor
-        self._audit = audit
+    cancels: Cancels
+    redactor: Redactor
+    audit: AuditLog
 
-    async def cancel(self, request: Request) -> Response:
+    @operation(
+        "POST",
+        "/api/v1/jobs/{job_id}/cancel",
+        tag="jobs",
+        summary="Cancel a job",
+        description="A job that waits or sleeps ends without a call. A call under way is aborted within a second, and "
+        "recorded with what it may have cost. The job's result and record have the status `cancelled`, and say who "
+        "cancelled it and why. Repeating the request is safe. The body may be empty.",
+        query=SubmitQuery,
+        body=CancelRequest,
+        results={
+            200: ("The job has ended, `cancelled` or, before that, otherwise: see `status`.", CancelledJob),
+            202: ("It is being cancelled, whatever crashes. With `wait_s`: still.", CancelledJob),
+        },
+        errors={
+            404: "There is no such job (`unknown_job`).",
+            422: "The body is not a request to cancel (`invalid_request`), or the query is wrong (`invalid_query`).",
+            429: TOO_MANY,
+            503: f"NATS or Redis is unavailable (`unavailable`). {PERHAPS_DONE}",
+        },
+    )
+    async def cancel_job(self, request: Request) -> Response:
         """200 with how the job has ended, or 202 while it is being cancelled."""
-        job_id, caller = str(request.path_params["job_id"]), caller_of(request)
+        given, caller = str(request.path_params["job_id"]), caller_of(request)
         wait_s = wait_s_of(request.scope["query_string"])
-        body = await read_body(request, MAX_BYTES, A_REQUEST)
-        reason = _reason_in(body, self._redactor)
-        if not is_full_id(job_id):
+        reason = _reason_in(await read_body(request, MAX_BYTES, A_REQUEST), self.redactor)
+        if not is_full_id(given):
             raise unknown_job(None)
-        if not caller.may(("operate",)):
-            # A program's own job: who cancelled it stands in its record.
-            return await self._cancel(caller, job_id, reason, wait_s)
+        is_person = caller.kind == "person"
+        by = Cancellation(
+            by="person" if is_person else "api_key",
+            name=caller.name,
+            key_id=None if is_person else caller.id,
+            reason=reason,
+            at=datetime.now(UTC),
+        )
+        lookup = self.cancels.lookup
         try:
-            async with self._audit.action("cancel_job", actor_of(caller), {"job_id": job_id}, reason):
-                return await self._cancel(caller, job_id, reason, wait_s)
-        except BusError as error:
-            raise not_done(error) from error
-
-    async def _cancel(self, caller: Caller, given: str, reason: str | None, wait_s: float | None) -> Response:
-        cancels = self._cancels
-        try:
-            found = await find_job(caller, given, cancels.results, cancels.accepted)
-            if found is None:
-                raise unknown_job(given)
-            job_id, decided = found
-            if decided is not None:
-                return _response(_of_result(given, decided))
-            async with cancels.waiters.listening(subjects.result(job_id)) as answer:
-                by = _cancellation(caller, reason)
-                order = PendingCancel(execution_id=job_id, cancellation=by, agents=caller.agents)
-                stands = await cancels.order(order)
-                if wait_s is not None:
-                    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    deadline = time.monotonic() + wait_s
-                    decided = await cancels.results.wait(job_id, answer, never, deadline, look_now=True)
+            async with AsyncExitStack() as stack:
+                # Who cancelled a program's own job is in its record.
+                if caller.may(("operate",)):
+                    recording = self.audit.action("cancel_job", actor_of(caller), {"job_id": given}, reason)
+                    await stack.enter_async_context(recording)
+                found = await lookup.find(caller, given)
+                if found is None:
+                    raise unknown_job(given)
+                job_id, decided = found
+                if decided is None:
+                    heard = await stack.enter_async_context(lookup.waiters.listening(subjects.result(job_id)))
+                    wanted = PendingCancel(execution_id=job_id, cancellation=by, agents=caller.agents)
+                    kept = await self.cancels.request(wanted)
+                    if wait_s is not None:
+                        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                        deadline = time.monotonic() + wait_s
+                        decided = await lookup.results.wait(job_id, heard, never, deadline, look_now=True)
+                    if decided is None:
+                        return _response(_cancelling(given, kept), 202)
+                return _response(_of_result(given, decided), 200)
         except (BusError, StateUnavailable) as error:
             raise not_done(error) from error
-        return _response(_cancelling(given, stands) if decided is None else _of_result(given, decided))
-
-
-def _cancellation(caller: Caller, reason: str | None) -> Cancellation:
-    at = datetime.now(UTC)
-    if caller.kind == "person":
-        return Cancellation(by="person", name=caller.name, reason=reason, at=at)
-    return Cancellation(by="api_key", name=caller.name, key_id=caller.id, reason=reason, at=at)
 
 
 MAX_AT_ONCE = 256
-"""Requests of one program that are answered at the same time. Others of it are refused, and none waits for them."""
+"""Requests of one program that are answered at the same time. Its others are refused, so that none waits for them."""
 
 
 class CancelRequests:
-    """The same for programs: requests on `bw.cancel.<job>`, each user's beside those of the others."""
+    """Cancels jobs for programs: requests on `bw.cancel.<job>`, of all users at the same time."""
 
     def __init__(self, cancels: Cancels, config: Config, redactor: Redactor) -> None:
         self._cancels = cancels
@@ -162,7 +166,7 @@ class CancelRequests:
         self.reload(config, redactor)
 
     async def receive(self, subject: str, data: bytes, respond: Callable[[bytes], Awaitable[None]]) -> None:
-        """Answers a request beside what else is under way; at once where that is too much for its user."""
+        """Answers a request in a task of its own; refuses it if its user has too many under way."""
         user = subject.split(".")[2] if subject.count(".") > 2 else CLIENT
         tasks = self._under_way.setdefault(user, set())
         if len(tasks) >= MAX_AT_ONCE:
@@ -181,12 +185,12 @@ class CancelRequests:
         await background.stop(*(task for tasks in self._under_way.values() for task in tasks))
 
     def reload(self, config: Config, redactor: Redactor) -> None:
-        """Answers by another config from now on."""
+        """Takes another config."""
         self._programs = {f"{PROGRAM}{name}": program for name, program in config.programs.items()}
         self._redactor = redactor
 
     async def answer(self, subject: str, data: bytes) -> bytes:
-        """What is answered to a request: a `CancelledJob`, or an `ErrorBody`."""
+        """The answer to a request: a `CancelledJob`, or an `ErrorBody`."""
         try:
             return (await self._cancel(subject, data)).json_bytes()
         except Problem as problem:
@@ -195,40 +199,39 @@ class CancelRequests:
             return _refusal(not_done(error))
 
     async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
-        user, given = _asked(subject)
+        user, given = _user_and_job(subject)
         job_id = scoped(given, None if user == CLIENT else scope_in(user, None))
         reason = _reason_in(data, self._redactor)
         program = self._programs.get(user)
         if program is not None and program.tenants and is_made(given):
             # Its tenant's job over HTTP, perhaps.
-            known = await self._cancels.accepted.standing(given, just_now=False)
+            known = await self._cancels.lookup.accepted.standing(given, just_now=False)
             if known is not None and known.agent is not None and known.tenant in program.tenants:
                 job_id = given
         if not is_full_id(job_id) or (user != CLIENT and program is None):
             raise unknown_job(None)
-        decided = await self._cancels.results.decided(job_id)
+        decided = await self._cancels.lookup.results.decided(job_id)
         if decided is not None:
             if program is not None and not _is_of(user, program, decided):
                 raise unknown_job(given)
             return _of_result(given, decided)
-        # Nothing may be known yet of a job that came over NATS. The order names whose it may be.
+        # A job that came over NATS may be unknown yet. The request names its possible owners.
         if await self._cancels.has_too_many(user, job_id):
             message = (
-                f"{MAX_UNSEEN:,} orders of this user are kept for jobs that no worker has seen; wait for some to end"
+                f"{MAX_UNSEEN:,} requests of this user are kept for jobs that no worker has seen; wait for some to end"
             )
             raise Problem(429, "too_many_requests", message)
         by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
-        order = PendingCancel(execution_id=job_id, cancellation=by)
+        wanted = PendingCancel(execution_id=job_id, cancellation=by)
         if program is not None:
             owner = None if program.tenants else user
-            order = PendingCancel(
-                execution_id=job_id, cancellation=by, agents=program.agents, tenants=program.tenants, owner=owner
-            )
-        return _cancelling(given, await self._cancels.order(order))
+            bounds = {"agents": program.agents, "tenants": program.tenants, "owner": owner}
+            wanted = wanted.model_copy(update=bounds)
+        return _cancelling(given, await self._cancels.request(wanted))
 
 
 def _is_of(user: str, program: NatsProgram, decided: bytes) -> bool:
-    """Whether a job belongs to a named program, by its result: to its tenant, or to it alone."""
+    """True if a job belongs to a named program, by its result: to its tenant, or to it alone."""
     of = orjson.loads(decided)
     if outside(program, of["agent"], of.get("tenant")) is not None:
         return False
@@ -241,12 +244,12 @@ def _refusal(problem: Problem) -> bytes:
 
 
 def _reason_in(body: bytes, redactor: Redactor) -> str | None:
-    asked = read_command(body, CancelRequest) if body.strip() else CancelRequest()
-    return redactor.text(asked.reason) if asked.reason else None
+    reason = read_command(body, CancelRequest).reason if body.strip() else None
+    return redactor.text(reason) if reason else None
 
 
-def _asked(subject: str) -> tuple[str, str]:
-    """Who asks for which job, by a subject of the form `CANCELS` or `CANCELS_BY_USER`."""
+def _user_and_job(subject: str) -> tuple[str, str]:
+    """The user and the job of a subject of the form `CANCELS` or `CANCELS_BY_USER`."""
     match subject.split("."):
         case ["bw", "cancel", job]:
             user = CLIENT
@@ -265,9 +268,9 @@ def _of_result(job_id: str, decided: bytes) -> CancelledJob:
     return CancelledJob.model_validate({**fields, "job_id": job_id, "execution_id": job_id})
 
 
-def _cancelling(job_id: str, order: PendingCancel) -> CancelledJob:
-    return CancelledJob(job_id=job_id, execution_id=job_id, status="cancelling", cancellation=order.cancellation)
+def _cancelling(job_id: str, kept: PendingCancel) -> CancelledJob:
+    return CancelledJob(job_id=job_id, execution_id=job_id, status="cancelling", cancellation=kept.cancellation)
 
 
-def _response(job: CancelledJob) -> Response:
-    return Response(job.json_bytes(), 202 if job.status == "cancelling" else 200, media_type="application/json")
+def _response(job: CancelledJob, status: int) -> Response:
+    return Response(job.json_bytes(), status, media_type="application/json")

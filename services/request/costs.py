@@ -1,8 +1,9 @@
-"""`/api/v1/costs`: what the calls of a month cost, as JSON and as CSV."""
+"""`/api/v1/costs`: costs of the calls of a month, as JSON and as CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
@@ -13,14 +14,15 @@ from breakwater.contracts.types import ms_from_time, time_from_ms, usd_from_nano
 from breakwater.policy.budget import CapTable, period
 from breakwater.policy.costs import CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
 from breakwater.policy.formats import csv_text
-from services.request.clickhouse import answered
-from services.request.routing import ApiRequest
+from services.request.executions import answered
+from services.request.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
 
 _AMOUNTS = ("spend", "wasted", "estimated", "previous", "cap", "forecast")
 _COUNTS = ("calls", "failed_calls", "calls_of_unknown_cost", "input_tokens", "output_tokens", "cached_tokens")
 CSV_COLUMNS = ("month", "timezone", "by", "name", "currency", *_AMOUNTS, *_COUNTS)
 
 
+@dataclass(frozen=True, slots=True)
 class CostRoutes:
     """A month's costs, for people and their spreadsheets.
 
@@ -32,38 +34,52 @@ class CostRoutes:
         now: the clock.
     """
 
-    def __init__(
-        self,
-        analytics: Analytics,
-        caps: Callable[[], CapTable],
-        zone: ZoneInfo,
-        cost_tags: tuple[str, ...],
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        self._analytics = analytics
-        self._caps = caps
-        self._zone = zone
-        self._cost_tags = cost_tags
-        self._now = now
+    analytics: Analytics
+    caps: Callable[[], CapTable]
+    zone: ZoneInfo
+    cost_tags: tuple[str, ...]
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
-    async def show(self, asked: ApiRequest[CostsListQuery]) -> Costs:
+    @operation(
+        "GET",
+        "/api/v1/costs",
+        tag="costs",
+        summary="Costs of the calls of a month",
+        description="By agent, tenant, model, provider, API key or tag, with the month before, caps, the costs of "
+        "failed calls, and a forecast. The amounts are those that the budgets count. A call is included about a second "
+        "after it has ended.",
+        result="The month.",
+        errors={503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def show_costs(self, request: ApiRequest[CostsListQuery]) -> Costs:
         """The lines of the highest spend, and the sums of all."""
-        return await self._costs(asked.form, asked.form.limit)
+        return await self._costs(request.input, request.input.limit)
 
-    async def export(self, asked: ApiRequest[CostsQuery]) -> str:
+    @operation(
+        "GET",
+        "/api/v1/costs.csv",
+        tag="costs",
+        summary="Costs of the calls of a month, as CSV",
+        description="All lines of `/api/v1/costs`, without the total. Amounts are in USD with nine decimal places; "
+        "unknown ones are empty. A name that a spreadsheet would take for a formula has an apostrophe in front.",
+        result="A heading and the lines.",
+        content_type="text/csv",
+        errors={503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def export_costs(self, request: ApiRequest[CostsQuery]) -> str:
         """All lines, as CSV. The total is left out: a sum over the lines would count it, too."""
-        costs = await self._costs(asked.form, None)
+        costs = await self._costs(request.input, None)
         by = costs.by if costs.tag is None else f"tag {costs.tag}"
         place = (costs.month, costs.timezone, by)
         return csv_text(CSV_COLUMNS, ((*place, line.name, "USD", *_cells(line)) for line in costs.lines))
 
     async def _costs(self, form: CostsQuery, limit: int | None) -> Costs:
-        now = self._now()
-        month = period("monthly", now, self._zone) if form.month is None else month_of(form.month, self._zone)
-        before, now_ms = month_before(month, self._zone), ms_from_time(now)
-        sums = await answered(month_costs(self._analytics, month, before, form.by, tag=form.tag, now_ms=now_ms))
-        raises = raises_of(await answered(budget_notes(self._analytics, [month])))
-        caps = self._caps()
+        now = self.now()
+        month = period("monthly", now, self.zone) if form.month is None else month_of(form.month, self.zone)
+        before, now_ms = month_before(month, self.zone), ms_from_time(now)
+        sums = await answered(month_costs(self.analytics, month, before, form.by, tag=form.tag, now_ms=now_ms))
+        raises = raises_of(await answered(budget_notes(self.analytics, [month])))
+        caps = self.caps()
 
         def line(name: str | None, sums: CostSums, key: str | None) -> CostLine:
             return cost_line(name, sums, cap_of(key, caps, raises), month, now_ms)
@@ -73,7 +89,7 @@ class CostRoutes:
         return Costs(
             month=month.name,
             previous_month=before.name,
-            timezone=self._zone.key,
+            timezone=self.zone.key,
             starts_at=time_from_ms(month.start_ms),
             ends_at=time_from_ms(month.end_ms),
             by=form.by,
@@ -81,7 +97,7 @@ class CostRoutes:
             total=line(None, sum(sums.values(), CostSums()), "global"),
             lines=tuple(line(name, of, scope_of(form.by, name)) for name, of in listed),
             others=line(None, sum((of for _, of in rest), CostSums()), None) if rest else None,
-            cost_tags=self._cost_tags,
+            cost_tags=self.cost_tags,
         )
 
 

@@ -1,32 +1,40 @@
-"""Dead letters, as they are kept; and running their jobs again, each once.
+"""`/api/v1/dlq`: dead letters as people may see them, and running their jobs again, each once.
 
-A replay's id is a function of its dead letter, so the worker runs it once as long as its record is kept. What outlasts
-that is the record beside the dead letter. It is written once the job is queued: after a crash in
-between, a second replay is the same job again.
+A replay's id is a function of its dead letter, so the worker runs it once as long as its record is kept. A note in DLQ
+outlasts that. It is written once the job is queued: after a crash in between, a second replay is the same job again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
 
 import structlog
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
+from pydantic_core import from_json, to_json
 
 from breakwater.bus.errors import AlreadyDecided, BusError
-from breakwater.bus.lookup import Connection, Found, last_on
+from breakwater.bus.lookup import Connection, Found, Lookup, last_on, newest, scan
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, validate_job
 from breakwater.contracts import subjects
 from breakwater.contracts.dead_letters import (
+    MAX_DEAD_LETTERS,
     DeadLetterCount,
+    DeadLetterDetails,
     DeadLetterKind,
+    DeadLetterList,
+    DeadLetterQuery,
+    DeadLetterReplays,
+    ListedDeadLetter,
+    ReplayDeadLettersRequest,
     ReplayedDeadLetter,
     ReplayStatus,
     SkippedDeadLetter,
@@ -35,16 +43,32 @@ from breakwater.contracts.events import DeadLetter, ReplayNote
 from breakwater.contracts.execution import Status
 from breakwater.contracts.job import Job, ScopedJob
 from breakwater.contracts.subjects import PROGRAM, Header, Stream, decode_token, encode_token
-from breakwater.contracts.types import Event, FullId, format_time
+from breakwater.contracts.types import Event, FullId, Message, format_time
 from breakwater.encryption import LEFT_OUT, OFF, Cipher, Undecryptable
 from breakwater.policy.ownership import longest_job, scope_in, scoped, within
 from breakwater.policy.redact import Redactor
-from breakwater.state.accepted import Accepted
-from services.request.jobs import Queue
-from services.request.parsing import Submission, read_job, suggestion
-from services.request.problems import Problem, not_done, unavailable
+from services.request.job_queue import JobQueue
+from services.request.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
+from services.request.parsing import read_job, suggestion
+from services.request.problems import Problem, not_done, unavailable, unknown
+from services.request.submission import Submission
 
 ALL_DEAD_LETTERS = "bw.dlq.>"
+SHOWN_DAYS = 7
+MAX_DIGITS = 19
+"""Of a dead letter's number, which is below 2**63."""
+
+AT_ONCE = 64
+AT_ONCE_BYTES = 8 * 1024 * 1024
+"""The most dead letters that are replayed together; memory holds their jobs."""
+
+REPLAY_S = 5.0
+"""Time after which a request to replay many is answered with what is done, and where to go on."""
+
+MAX_PAYLOAD = 64 * 1024
+"""The most bytes of a dead letter's payload that are shown."""
+
+SUCCEEDED = "its job succeeded after all, by another worker: there is nothing to replay"
 
 _KINDS: Mapping[str, DeadLetterKind] = {
     Stream.JOBS: "job",
@@ -53,12 +77,10 @@ _KINDS: Mapping[str, DeadLetterKind] = {
     Stream.ALERTER: "alert",
 }
 
-SUCCEEDED = "its job succeeded after all, by another worker: there is nothing to replay"
-
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A dead letter as it stands in DLQ."""
+class StoredDeadLetter:
+    """A dead letter in DLQ."""
 
     number: int
     dead_letter: DeadLetter
@@ -66,16 +88,16 @@ class Kept:
     """The original, with all its secrets."""
     ce_id: str
     undecryptable: str | None = None
-    """Why the original can't be read; None where it can."""
+    """The reason why the original can't be read, if so."""
 
     @property
     def kind(self) -> DeadLetterKind:
-        """What it is of."""
+        """The kind of the original."""
         return _KINDS.get(self.dead_letter.stream, "event")
 
     @property
     def channel(self) -> str | None:
-        """The channel that an alert did not reach; None where it is no such alert."""
+        """The channel that an alert did not reach; None for other dead letters."""
         return self.dead_letter.headers.get(Header.CHANNEL.value)
 
     @property
@@ -86,8 +108,8 @@ class Kept:
         return f"rpl_{hashlib.sha256(named.encode()).hexdigest()[:32]}"
 
 
-def read_dead_letter(found: Found, cipher: Cipher = OFF) -> Kept | None:
-    """A stored message as a dead letter; None, and a line in the log, where it is none."""
+def read_dead_letter(found: Found, cipher: Cipher = OFF) -> StoredDeadLetter | None:
+    """A stored message as a dead letter; None, and a line in the log, if it is none."""
     undecryptable: str | None = None
     data = found.data
     try:
@@ -106,7 +128,8 @@ def read_dead_letter(found: Found, cipher: Cipher = OFF) -> Kept | None:
         payload = cipher.decrypt_document(payload)  # of a job whose key the worker had not
     except Undecryptable as error:
         undecryptable = str(error)
-    return Kept(found.sequence, dead_letter, payload, found.headers.get(Header.CE_ID.value, ""), undecryptable)
+    ce_id = found.headers.get(Header.CE_ID.value, "")
+    return StoredDeadLetter(found.sequence, dead_letter, payload, ce_id, undecryptable)
 
 
 def filter_for(reason: str | None, agent: str | None) -> str:
@@ -116,44 +139,156 @@ def filter_for(reason: str | None, agent: str | None) -> str:
     return ".".join(("bw.dlq", *("*" if name is None else encode_token(name) for name in (reason, agent))))
 
 
-def counted(subjects: Mapping[str, int]) -> tuple[DeadLetterCount, ...]:
-    """How many dead letters there are, the most first, from how many messages their subjects hold."""
-    counts: list[DeadLetterCount] = []
-    for subject, count in subjects.items():
-        match subject.split("."):
-            case [_, _, reason, agent]:
-                counts.append(DeadLetterCount(reason=_name(reason), agent=_name(agent), count=count))
-            case _:
-                continue  # not published by us
-    return tuple(sorted(counts, key=lambda one: (-one.count, one.reason, one.agent)))
+@dataclass(slots=True)
+class ReplayTally:
+    """The outcome of replaying dead letters, so far."""
+
+    replayed: list[ReplayedDeadLetter] = field(default_factory=list[ReplayedDeadLetter])
+    already: int = 0
+    skipped: list[SkippedDeadLetter] = field(default_factory=list[SkippedDeadLetter])
+
+    def skip(self, dead_letter_id: int, why: str) -> None:
+        """Counts a dead letter that is left alone."""
+        self.skipped.append(SkippedDeadLetter(dead_letter_id=dead_letter_id, why=why))
 
 
-def job_of(config: Config, kept: Kept) -> Job | str:
-    """The job of a dead letter, where it can run with the current config; else why not, not redacted."""
-    if kept.kind != "job":
-        return _why_no_job(config, kept)
-    if kept.undecryptable is not None:
-        return kept.undecryptable
-    if (size := kept.dead_letter.omitted_bytes) is not None:
-        return f"its {size:,} bytes were too large to be kept in a dead letter: submit the job again, and smaller"
-    limit = config.limits.max_body_bytes
-    is_scoped = Header.SCOPED_IDS.value in kept.dead_letter.headers
-    if len(kept.payload) > longest_job(limit, scoped_ids=is_scoped):
-        return f"the job has {len(kept.payload):,} bytes; at most {limit:,} are accepted (limits.max_body_bytes)"
-    try:
-        job = read_job(kept.payload, ScopedJob if is_scoped else Job)
-    except Problem as problem:
-        return f"this is not a job: {problem.message}"
-    if job.agent not in config.agents:
-        return f"agent {job.agent!r} is not configured{suggestion(job.agent, config.agents)}"
-    if kept.dead_letter.agent not in (None, job.agent):
-        # A caller that may publish for one agent must not run another one through an operator's replay.
-        return f"the job is for agent {job.agent!r}, and was published on the subject of {kept.dead_letter.agent!r}"
-    problem = validate_job(config, job)
-    return job if problem is None else f"{problem.path}: {problem.message}"
+class _Ended(Event):
+    """The fields that are read of a result or a record."""
+
+    execution_id: FullId
+    status: Status
 
 
-def replay_of(kept: Kept, job: Job) -> Submission:
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """Runs the jobs of dead letters again, and knows which were."""
+
+    config: Config
+    connection: Connection
+    queue: JobQueue
+    publisher: Publisher
+    redactor: Redactor
+    cipher: Cipher = OFF
+
+    def job_of(self, kept: StoredDeadLetter) -> Job | str:
+        """The job of a dead letter, if it can run with the current config; else why not, redacted."""
+        try:
+            return self._job_of(kept)
+        except ValueError as why_not:
+            return self.redactor.text(str(why_not))
+
+    def _job_of(self, kept: StoredDeadLetter) -> Job:
+        if kept.kind != "job":
+            raise ValueError(_why_no_job(self.config, kept))
+        if kept.undecryptable is not None:
+            raise ValueError(kept.undecryptable)
+        if (size := kept.dead_letter.omitted_bytes) is not None:
+            raise ValueError(
+                f"its {size:,} bytes were too large to be kept in a dead letter: submit the job again, and smaller"
+            )
+        limit = self.config.limits.max_body_bytes
+        is_scoped = Header.SCOPED_IDS.value in kept.dead_letter.headers
+        if len(kept.payload) > longest_job(limit, scoped_ids=is_scoped):
+            raise ValueError(
+                f"the job has {len(kept.payload):,} bytes; at most {limit:,} are accepted (limits.max_body_bytes)"
+            )
+        try:
+            job = read_job(kept.payload, ScopedJob if is_scoped else Job)
+        except Problem as problem:
+            raise ValueError(f"this is not a job: {problem.message}") from None
+        if job.agent not in self.config.agents:
+            raise ValueError(f"agent {job.agent!r} is not configured{suggestion(job.agent, self.config.agents)}")
+        if kept.dead_letter.agent not in (None, job.agent):
+            # A caller that may publish for one agent must not run another one through an operator's replay.
+            raise ValueError(
+                f"the job is for agent {job.agent!r}, and was published on the subject of {kept.dead_letter.agent!r}"
+            )
+        if (problem := validate_job(self.config, job)) is not None:
+            raise ValueError(f"{problem.path}: {problem.message}")
+        return job
+
+    async def notes(self, dead_letters: Sequence[int]) -> dict[int, ReplayNote]:
+        """The notes of dead letters that were replayed. Raises BusError."""
+        found: dict[int, ReplayNote] = {}
+        async with aclosing(
+            last_on(self.connection, Stream.DLQ, [subjects.replayed(number) for number in dead_letters])
+        ) as stored:
+            async for one in stored:
+                if (note := one.read(ReplayNote)) is not None:
+                    found[note.dead_letter_id] = note
+        return found
+
+    async def ended(self, agents: Mapping[str, str]) -> dict[str, Status]:
+        """The status of executions that have ended and are remembered. `agents`: of each. Raises BusError."""
+        found: dict[str, Status] = {}
+        # The result comes before the record.
+        for stream in (Stream.EVENTS, Stream.RESULTS):
+            rest = {execution_id: agent for execution_id, agent in agents.items() if execution_id not in found}
+            of = [
+                subjects.execution(agent, execution_id) if stream is Stream.EVENTS else subjects.result(execution_id)
+                for execution_id, agent in rest.items()
+            ]
+            async with aclosing(last_on(self.connection, stream, of)) as stored:
+                async for one in stored:
+                    if (ended := one.read(_Ended)) is not None:
+                        found[ended.execution_id] = ended.status
+        return found
+
+    async def replay(
+        self, dead_letters: Sequence[StoredDeadLetter], by: str, why: str, at: datetime, tally: ReplayTally
+    ) -> None:
+        """Replays dead letters at the same time, and counts them.
+
+        Raises:
+            BusError: whether they were replayed before is not known; none was replayed.
+            Problem: 503, not all were accepted; `tally` has those that were.
+        """
+        notes = await self.notes([kept.number for kept in dead_letters])
+        runnable: list[tuple[StoredDeadLetter, Job]] = []
+        for kept in dead_letters:
+            if kept.number in notes:
+                tally.already += 1
+            elif isinstance(job := self.job_of(kept), str):
+                tally.skip(kept.number, job)
+            else:
+                runnable.append((kept, job))
+        ended = await self.ended(
+            {kept.dead_letter.execution_id: job.agent for kept, job in runnable if kept.dead_letter.execution_id}
+        )
+
+        async def put(kept: StoredDeadLetter, job: Job) -> None:
+            # Two workers may have run a job: one gave it up, and the other one answered it.
+            if ended.get(kept.dead_letter.execution_id or "") == "succeeded":
+                tally.skip(kept.number, SUCCEEDED)
+            elif await self._put(kept, job, by, why, at):
+                tally.replayed.append(ReplayedDeadLetter(dead_letter_id=kept.number, execution_id=kept.replay_id))
+            else:
+                tally.already += 1
+
+        done = await asyncio.gather(*(put(kept, job) for kept, job in runnable), return_exceptions=True)
+        for result in done:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _put(self, kept: StoredDeadLetter, job: Job, by: str, why: str, at: datetime) -> bool:
+        """Queues a job again; False if another request has done so."""
+        again = replay_of(kept, job)
+        duplicate = await self.queue.put(again, None)
+        self.queue.mark(again)
+        note = ReplayNote(
+            dead_letter_id=kept.number, execution_id=kept.replay_id, agent=job.agent, by=by, why=why or None, at=at
+        )
+        # Another request that replays it at the same moment may be the first to record it.
+        try:
+            await self.publisher.event(subjects.replayed(kept.number), note, id=kept.replay_id, at=at, once=True)
+        except AlreadyDecided:
+            return False
+        if not duplicate:
+            await self.queue.announce_queued(again)
+        return not duplicate
+
+
+def replay_of(kept: StoredDeadLetter, job: Job) -> Submission:
     """The job of a dead letter, to be published again: a new execution, which names the old one."""
     dead_letter = kept.dead_letter
     original = dead_letter.execution_id or job.job_id or f"{dead_letter.stream}/{dead_letter.sequence}"
@@ -167,7 +302,7 @@ def replay_of(kept: Kept, job: Job) -> Submission:
     return Submission(again, kept.replay_id, False, again.model_dump_json(exclude_unset=True).encode(), owner, sender)
 
 
-def _why_no_job(config: Config, kept: Kept) -> str:
+def _why_no_job(config: Config, kept: StoredDeadLetter) -> str:
     if kept.channel is not None:
         again = f"`breakwater alerts replay --dead-letter {kept.number}` tries it again"
         return f"it is an alert that did not reach channel {kept.channel!r}; {again}"
@@ -188,173 +323,258 @@ def _name(token: str) -> str:
         return token
 
 
-@dataclass(frozen=True, slots=True)
-class By:
-    """Who replays, when and why."""
-
-    name: str
-    why: str
-    at: datetime
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What came of replaying dead letters, as far as it has come."""
-
-    replayed: list[ReplayedDeadLetter] = field(default_factory=list[ReplayedDeadLetter])
-    already: int = 0
-    skipped: list[SkippedDeadLetter] = field(default_factory=list[SkippedDeadLetter])
-
-    def skip(self, dead_letter_id: int, why: str) -> None:
-        """Leaves a dead letter alone."""
-        self.skipped.append(SkippedDeadLetter(dead_letter_id=dead_letter_id, why=why))
-
-
-class _Ended(Event):
-    """What is read of a result or a record."""
-
-    execution_id: FullId
-    status: Status
-
-
-class Replays:
-    """The replays that there are, and new ones."""
+class DeadLetterRoutes:
+    """Dead letters, for people."""
 
     def __init__(
         self,
         config: Config,
         connection: Connection,
-        queue: Queue,
-        publisher: Publisher,
-        accepted: Accepted,
+        replays: Replays,
         redactor: Redactor,
-        cipher: Cipher = OFF,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self.cipher = cipher
         self._config = config
         self._connection = connection
-        self._queue = queue
-        self._publisher = publisher
-        self._accepted = accepted
+        self._lookup = Lookup(connection)
+        self._replays = replays
         self._redactor = redactor
-        self._remembered = timedelta(hours=config.limits.events_max_age_h)
+        self._now = now
 
-    def is_withheld(self, kept: Kept) -> bool:
-        """Whether nobody may be shown the original: then, or as the config is now, its agent keeps no prompts."""
-        if kept.kind != "job" or kept.dead_letter.withheld:
-            return kept.dead_letter.withheld
-        agent = self._config.agents.get(kept.dead_letter.agent or "")
-        return agent is None or not agent.persist_prompts
+    @operation(
+        "GET",
+        "/api/v1/dlq",
+        tag="dead letters",
+        summary="Dead letters",
+        description="The latest first: jobs that failed for good or are not valid jobs, alerts that could not be "
+        "delivered, events that could not be stored. They are kept for 30 days.",
+        result="The dead letters that match.",
+        errors={503: NATS_UNAVAILABLE},
+    )
+    async def list_dead_letters(self, request: ApiRequest[DeadLetterQuery]) -> DeadLetterList:
+        """The latest dead letters that match."""
+        wanted = request.input
 
-    def why_not(self, kept: Kept) -> str | None:
-        """Why the dead letter holds nothing that can run as the config is now; redacted. None where it does."""
-        job = job_of(self._config, kept)
-        return self._redactor.text(job) if isinstance(job, str) else None
+        def light(found: Found) -> tuple[StoredDeadLetter, str | None] | None:
+            """The dead letter without its payload, of which there may be megabytes, and why its job can't run."""
+            kept = read_dead_letter(found, self._replays.cipher)
+            if kept is None or wanted.execution_id not in (None, kept.dead_letter.execution_id):
+                return None
+            job = self._replays.job_of(kept)
+            dead_letter = kept.dead_letter.model_copy(update={"payload_base64": "", "headers": {}})
+            why_not = job if isinstance(job, str) else None
+            return dataclasses.replace(kept, dead_letter=dead_letter, payload=b""), why_not
 
-    async def notes(self, dead_letters: Sequence[int]) -> dict[int, ReplayNote]:
-        """The replays of some dead letters. Raises BusError."""
-        found: dict[int, ReplayNote] = {}
-        async with aclosing(
-            last_on(
-                self._connection, Stream.DLQ, [subjects.replayed(dead_letter_id) for dead_letter_id in dead_letters]
-            )
-        ) as stored:
-            async for one in stored:
-                if (note := one.read(ReplayNote)) is not None:
-                    found[note.dead_letter_id] = note
-        return found
-
-    async def ended(self, agents: Mapping[str, str]) -> dict[str, Status]:
-        """How executions ended, of those that have and are remembered. `agents`: of each. Raises BusError."""
-        records = [subjects.execution(agent, execution_id) for execution_id, agent in agents.items()]
-        found = await self._ended(Stream.EVENTS, records)
-        # The result comes before the record.
-        rest = [subjects.result(execution_id) for execution_id in agents if execution_id not in found]
-        return found | await self._ended(Stream.RESULTS, rest)
-
-    def status(self, note: ReplayNote, ended: Mapping[str, Status], now: datetime) -> ReplayStatus | None:
-        """How a replay stands; None where that is forgotten."""
-        forgotten = now - note.at > self._remembered
-        return ended.get(note.execution_id, None if forgotten else "accepted")
-
-    async def replay(self, dead_letters: Sequence[Kept], by: By, outcome: Outcome) -> None:
-        """Replays dead letters at the same time, and adds what came of it to `outcome`.
-
-        Raises:
-            BusError: whether they were replayed before is not known; none was replayed.
-            Problem: 503, not all were accepted; `outcome` has those that were.
-        """
-        notes = await self.notes([kept.number for kept in dead_letters])
-        runnable: list[tuple[Kept, Job]] = []
-        for kept in dead_letters:
-            if kept.number in notes:
-                outcome.already += 1
-            elif isinstance(job := job_of(self._config, kept), str):
-                outcome.skip(kept.number, self._redactor.text(job))
-            else:
-                runnable.append((kept, job))
-        ended = await self.ended(
-            {kept.dead_letter.execution_id: job.agent for kept, job in runnable if kept.dead_letter.execution_id}
+        counts = list[DeadLetterCount]()
+        for subject, count in (await self._lookup.counts(Stream.DLQ, ALL_DEAD_LETTERS)).items():
+            match subject.split("."):
+                case [_, _, reason, agent]:
+                    counts.append(DeadLetterCount(reason=_name(reason), agent=_name(agent), count=count))
+                case _:
+                    continue  # not published by us
+        # One more than is shown, to know whether there are more.
+        latest = await newest(
+            self._connection,
+            Stream.DLQ,
+            filter_for(wanted.reason, wanted.agent),
+            most=wanted.limit + 1,
+            since=self._since(wanted.since),
+            read=light,
         )
-        # Two workers can have run a job at once: one gave it up, and the other one answered it.
-        wanted: list[tuple[Kept, Job]] = []
-        for kept, job in runnable:
-            if ended.get(kept.dead_letter.execution_id or "") == "succeeded":
-                outcome.skip(kept.number, SUCCEEDED)
-            else:
-                wanted.append((kept, job))
-        done = await asyncio.gather(*(self._put(kept, job, by) for kept, job in wanted), return_exceptions=True)
-        for (kept, _), result in zip(wanted, done, strict=True):
-            if result == "replayed":
-                outcome.replayed.append(ReplayedDeadLetter(dead_letter_id=kept.number, execution_id=kept.replay_id))
-            elif result == "already":
-                outcome.already += 1
-        for result in done:
-            if isinstance(result, BaseException):
-                raise result
+        dead_letters, _ = await self._listed(latest[: wanted.limit])
+        return DeadLetterList(
+            dead_letters=dead_letters,
+            more=len(latest) > wanted.limit,
+            counts=tuple(sorted(counts, key=lambda one: (-one.count, one.reason, one.agent))),
+        )
 
-    async def _put(self, kept: Kept, job: Job, by: By) -> Literal["replayed", "already"]:
-        again = replay_of(kept, job)
-        duplicate = await self._queue.put(again, None)
-        self._accepted.mark(
-            again.job_id,
-            job.agent,
-            tenant=job.tenant,
-            owner=again.owner,
-            digest=again.digest,
-            plan_id=job.plan_id,
+    @operation(
+        "GET",
+        "/api/v1/dlq/{dead_letter_id}",
+        tag="dead letters",
+        summary="One dead letter",
+        description="With the original message, redacted by the rules of the config, and truncated at 64 KiB.",
+        result="The dead letter.",
+        errors={404: "There is no such dead letter (`unknown_dead_letter`).", 503: NATS_UNAVAILABLE},
+    )
+    async def show_dead_letter(self, request: ApiRequest[Message]) -> DeadLetterDetails:
+        """One dead letter, with the visible part of the original."""
+        number = request.path["dead_letter_id"]
+        is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
+        kept = await self._dead_letter(int(number)) if is_number else None
+        if kept is None:
+            hint = "`breakwater dlq list` lists them; each is kept for 30 days"
+            raise unknown("dead_letter", f"there is no dead letter {number[:40]!r}", "dead_letter_id", hint)
+        job = self._replays.job_of(kept)
+        [listed], notes = await self._listed([(kept, job if isinstance(job, str) else None)])
+        note, dead_letter = notes.get(kept.number), kept.dead_letter
+        withheld = dead_letter.withheld
+        if kept.kind == "job" and not withheld:
+            # Then or as the config is now, its agent keeps no prompts.
+            agent = self._config.agents.get(dead_letter.agent or "")
+            withheld = agent is None or not agent.persist_prompts
+        hidden = withheld or kept.undecryptable is not None
+        omitted = dead_letter.omitted_bytes
+        payload, cut = (None, False) if hidden or omitted is not None else self._visible(kept.payload)
+        return DeadLetterDetails.model_validate(
+            {
+                **listed.model_dump(),
+                "stream": dead_letter.stream,
+                "subject": dead_letter.subject,
+                "sequence": dead_letter.sequence,
+                "headers": self._redactor.json(dict(dead_letter.headers)),
+                "payload": payload,
+                "payload_withheld": withheld,
+                "payload_omitted": omitted is not None,
+                "payload_sha256": dead_letter.omitted_sha256,
+                "payload_bytes": len(kept.payload) if omitted is None else omitted,
+                "payload_cut": cut,
+                "replayed_by": None if note is None else note.by,
+                "replayed_at": None if note is None else note.at,
+            }
         )
-        note = ReplayNote(
-            dead_letter_id=kept.number,
-            execution_id=kept.replay_id,
-            agent=job.agent,
-            by=by.name,
-            why=by.why or None,
-            at=by.at,
-        )
-        # Another request that replays it at the same moment may be the first to record it.
+
+    @operation(
+        "POST",
+        "/api/v1/dlq/replay",
+        tag="dead letters",
+        summary="Replay dead letters",
+        description="Each once: its job is queued unchanged, under an id derived from the dead letter, with the "
+        "original execution as `metadata.replay_of`. A dead letter that was replayed before is skipped; a replay that "
+        f"fails becomes a dead letter of its own. One request covers up to {MAX_DEAD_LETTERS:,} dead letters; if "
+        "there are more, the response says where to continue.",
+        result="The jobs that were queued.",
+        errors={
+            503: "NATS is unavailable (`unavailable`), or JOBS is full (`refused`). Nothing is lost, and "
+            "nothing is replayed twice: ask again."
+        },
+    )
+    async def replay_dead_letters(self, request: ApiRequest[ReplayDeadLettersRequest]) -> DeadLetterReplays:
+        """Queues the jobs again."""
+        wanted, tally = request.input, ReplayTally()
+        continue_after: int | None = None
+        up_to = wanted.up_to
         try:
-            await self._publisher.event(subjects.replayed(kept.number), note, id=kept.replay_id, at=by.at, once=True)
-        except AlreadyDecided:
-            return "already"
-        if duplicate:
-            return "already"
-        await self._queue.announce_queued(again)
-        return "replayed"
+            if up_to is None and wanted.dead_letters is None:
+                # Replays that fail again are behind it.
+                last = await self._lookup.last(Stream.DLQ, filter_for(wanted.reason, wanted.agent))
+                up_to = 0 if last is None else last.sequence
+            continue_after = await self._replay(request, up_to, tally)
+        except (BusError, Problem) as error:
+            problem = error if isinstance(error, Problem) else not_done(error)
+            if tally.replayed:
+                done = f"{len(tally.replayed):,} were replayed before this happened"
+                message = f"{problem.message}; {done}, and asking again replays none of them twice"
+                problem = unavailable(problem.code, message)
+            raise problem from error
+        finally:
+            counts = {"already": tally.already, "skipped": len(tally.skipped)}
+            request.log("dead_letters_replayed", replayed=len(tally.replayed), **counts)
+        return DeadLetterReplays(
+            replayed=tuple(tally.replayed),
+            already=tally.already,
+            skipped=tuple(sorted(tally.skipped, key=lambda one: one.dead_letter_id)),
+            continue_after=continue_after,
+            up_to=None if continue_after is None else up_to,
+        )
 
-    async def _ended(self, stream: Stream, of: Sequence[str]) -> dict[str, Status]:
-        found: dict[str, Status] = {}
-        async with aclosing(last_on(self._connection, stream, of)) as stored:
-            async for one in stored:
-                if (ended := one.read(_Ended)) is not None:
-                    found[ended.execution_id] = ended.status
-        return found
+    async def _replay(
+        self, request: ApiRequest[ReplayDeadLettersRequest], up_to: int | None, tally: ReplayTally
+    ) -> int | None:
+        """Replays in batches, and returns the dead letter behind which to go on; None if that was all."""
+        wanted, begun, at = request.input, time.monotonic(), self._now()
+        batch, size, looked_at, last = list[StoredDeadLetter](), 0, 0, wanted.after
+        continue_after: int | None = None
+        missing = "this dead letter can't be read" if wanted.dead_letters is None else "there is no such dead letter"
+        async with aclosing(self._wanted(wanted, up_to)) as found:
+            async for number, kept in found:
+                late = looked_at == MAX_DEAD_LETTERS or (looked_at and time.monotonic() - begun > REPLAY_S)
+                if late and wanted.dead_letters is None:
+                    continue_after = last
+                    break
+                looked_at, last = looked_at + 1, number
+                if kept is None:
+                    tally.skip(number, missing)
+                    continue
+                batch.append(kept)
+                size += len(kept.payload)
+                if len(batch) >= AT_ONCE or size >= AT_ONCE_BYTES:
+                    await self._replays.replay(batch, request.by, request.why, at, tally)
+                    batch, size = [], 0
+        await self._replays.replay(batch, request.by, request.why, at, tally)
+        return continue_after
 
+    async def _wanted(
+        self, wanted: ReplayDeadLettersRequest, up_to: int | None
+    ) -> AsyncGenerator[tuple[int, StoredDeadLetter | None]]:
+        """The dead letters that a request names, by their numbers; None for one that is not there, or is unreadable."""
+        if wanted.dead_letters is not None:
+            for number in dict.fromkeys(wanted.dead_letters):
+                yield number, await self._dead_letter(number)
+            return
+        subject_filter = filter_for(wanted.reason, wanted.agent)
+        start = wanted.after + 1 if wanted.after else self._since(wanted.since)
+        async with aclosing(scan(self._connection, Stream.DLQ, subject_filter, start=start, up_to=up_to)) as stored:
+            async for found in stored:
+                yield found.sequence, read_dead_letter(found, self._replays.cipher)
 
-def not_all(error: BusError | Problem, outcome: Outcome) -> Problem:
-    """503: what was asked for is not done, or not all of it."""
-    problem = error if isinstance(error, Problem) else not_done(error)
-    if not outcome.replayed:
-        return problem
-    done = f"{len(outcome.replayed):,} were replayed before this happened, and asking again replays none of them twice"
-    return unavailable(problem.code, f"{problem.message}; {done}")
+    async def _dead_letter(self, number: int) -> StoredDeadLetter | None:
+        if not 0 < number < 2**63:
+            return None
+        found = await self._lookup.next(Stream.DLQ, ALL_DEAD_LETTERS, number)
+        return None if found is None or found.sequence != number else read_dead_letter(found, self._replays.cipher)
+
+    def _since(self, given: datetime | None) -> datetime:
+        return given or self._now() - timedelta(days=SHOWN_DAYS)
+
+    async def _listed(
+        self, found: Sequence[tuple[StoredDeadLetter, str | None]]
+    ) -> tuple[tuple[ListedDeadLetter, ...], dict[int, ReplayNote]]:
+        """Dead letters with the state of their jobs and replays, and the notes of the replays. Raises BusError."""
+        jobs = [kept for kept, _ in found if kept.kind == "job"]
+        notes = await self._replays.notes([kept.number for kept in jobs])
+        executions = {note.execution_id: note.agent for note in notes.values()}
+        for kept in jobs:
+            if kept.dead_letter.execution_id and kept.dead_letter.agent and kept.number not in notes:
+                executions[kept.dead_letter.execution_id] = kept.dead_letter.agent
+        ended = await self._replays.ended(executions)
+        remembered_since = self._now() - timedelta(hours=self._config.limits.events_max_age_h)
+        listed: list[ListedDeadLetter] = []
+        for kept, why_not in found:
+            note = notes.get(kept.number)
+            replay_status: ReplayStatus | None = None
+            if note is not None:
+                why_not = f"it was replayed before, as {note.execution_id}"
+                replay_status = ended.get(note.execution_id)
+                if replay_status is None and note.at >= remembered_since:
+                    replay_status = "accepted"
+            elif why_not is None and ended.get(kept.dead_letter.execution_id or "") == "succeeded":
+                why_not = SUCCEEDED
+            listed.append(
+                ListedDeadLetter(
+                    dead_letter_id=kept.number,
+                    kind=kept.kind,
+                    reason=kept.dead_letter.reason,
+                    agent=kept.dead_letter.agent,
+                    execution_id=kept.dead_letter.execution_id,
+                    error=self._redactor.text(kept.dead_letter.error),
+                    at=kept.dead_letter.at,
+                    replayable=why_not is None,
+                    why_not=why_not,
+                    replayed_as=None if note is None else note.execution_id,
+                    replay_status=replay_status,
+                )
+            )
+        return tuple(listed), notes
+
+    def _visible(self, payload: bytes) -> tuple[JsonValue, bool]:
+        """The visible part of a payload, and True if that is only its beginning."""
+        try:
+            document: JsonValue = self._redactor.json(from_json(payload, allow_inf_nan=False))
+            text, cut = to_json(document), False
+            if len(text) <= MAX_PAYLOAD:
+                return document, False
+        except ValueError:
+            decoded = payload.decode("utf-8", "replace")
+            text, cut = self._redactor.text(decoded).encode(), len(decoded) > self._redactor.max_length
+        return text[:MAX_PAYLOAD].decode("utf-8", "ignore"), cut or len(text) > MAX_PAYLOAD

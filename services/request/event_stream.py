@@ -1,21 +1,24 @@
-"""Responses that are server-sent events: how many there may be, what they consist of, and what ends them."""
+"""Responses that are server-sent events: their number, their format, and their end."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any
 
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from breakwater import background
+from breakwater.bus.errors import BusError
+from breakwater.state.connection import StateUnavailable
 from services.request.auth import caller_of, refusal
-from services.request.problems import Problem
+from services.request.problems import Problem, not_read
+from services.request.results import disconnected
 
 MAX_STREAMS = 200
 MAX_OF_A_KEY = 50
@@ -28,14 +31,14 @@ SEND_TIMEOUT_S = 60.0
 """For a client to take anything at all."""
 
 KEY_LOOK_S = 15.0
-"""How often it is looked whether the key that opened a stream still would: it may be revoked meanwhile."""
+"""Interval at which the key that opened a stream is checked: it may be revoked meanwhile."""
 
 FAREWELL_S = 1.0
 
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 Ending = asyncio.Future[str]
-"""Why a stream is to end, once it is."""
+"""The reason why a stream is to end."""
 
 
 class OpenStreams:
@@ -82,7 +85,7 @@ def end(ending: Ending, why: str) -> None:
 
 
 class EventStream(Response):
-    """The headers of an event stream, whose length nobody knows. What it sends is its subclass's."""
+    """The headers of an event stream, without a length. A subclass sends the events."""
 
     def __init__(self, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(headers={**_HEADERS, **(headers or {})})
@@ -94,39 +97,69 @@ class EventStream(Response):
 
 
 class Sender:
-    """Sends to a reader, and knows since when it was not."""
+    """Sends to a reader, and knows when a comment is due."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.silent_until = 0.0
-        """When a comment is due, on the monotonic clock."""
+        """Time at which a comment is due, on the monotonic clock."""
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
-        """Waits for a reader that is slow. Raises TimeoutError: it takes nothing at all."""
+        """Sends, and waits for a slow reader. Raises TimeoutError: it takes nothing at all."""
         async with asyncio.timeout(SEND_TIMEOUT_S):
             await send_part(self._send, data, more=more)
         self.silent_until = time.monotonic() + KEEP_ALIVE_S
 
 
-async def supervise(
-    request: Request, ending: Ending, receive: Receive, send: Send, write: Callable[[Sender], Coroutine[Any, Any, None]]
-) -> None:
-    """Has a stream written until that is done, the reader goes away or is too slow, its key is revoked, or `ending`."""
-    writing = asyncio.create_task(write(Sender(send)))
-    left = asyncio.create_task(_disconnected(receive))
-    watching = asyncio.create_task(_watch_key(request, ending))
-    try:
-        await asyncio.wait([writing, left, ending], return_when=asyncio.FIRST_COMPLETED)
-        if writing.done():
-            _look_at_end(writing, request)
-        elif not left.done():
-            # Between two events: what a server was given it has taken, and only waiting can be cancelled.
-            await background.stop(writing)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FAREWELL_S):
-                    await send_part(send, comment(ending.result()), more=False)
-    finally:
-        await background.stop(writing, left, watching)
+class FollowedStream(EventStream):
+    """The stream of one reader. Problems before it has begun become error responses."""
+
+    def __init__(self, streams: OpenStreams, request: Request) -> None:
+        super().__init__()
+        self._streams = streams
+        self._request = request
+
+    def opened(self, ending: Ending) -> AbstractAsyncContextManager[Callable[[Sender], Coroutine[Any, Any, None]]]:
+        """Opens the source of the stream; gives the function that writes it."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the stream until it is done, its reader leaves or is too slow, its key is revoked, or it is ended."""
+        with self._streams.open(self._request) as ending:
+            try:
+                async with self.opened(ending) as write:
+                    await self.begin(send)
+                    if scope["method"] == "HEAD":
+                        await send_part(send, b"", more=False)
+                    else:
+                        await self._send(write(Sender(send)), ending, receive, send)
+            except (BusError, StateUnavailable) as error:
+                raise not_read(error) from error
+
+    async def _send(self, writes: Coroutine[Any, Any, None], ending: Ending, receive: Receive, send: Send) -> None:
+        async def watch_key() -> None:
+            end(ending, await refusal(self._request, KEY_LOOK_S))
+
+        writing = asyncio.create_task(writes)
+        left = asyncio.create_task(disconnected(receive))
+        watching = asyncio.create_task(watch_key())
+        try:
+            await asyncio.wait([writing, left, ending], return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                try:
+                    writing.result()
+                except TimeoutError:
+                    # It takes nothing, not even a farewell: its connection breaks off, and only the log says why.
+                    key_id = caller_of(self._request).id
+                    structlog.get_logger().warning("stream_cut", path=self._request.url.path, key_id=key_id)
+            elif not left.done():
+                # Between two events: only waiting can be cancelled.
+                await background.stop(writing)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FAREWELL_S):
+                        await send_part(send, comment(ending.result()), more=False)
+        finally:
+            await background.stop(writing, left, watching)
 
 
 async def send_part(send: Send, data: bytes, *, more: bool = True) -> None:
@@ -140,22 +173,5 @@ def server_sent(event: str, data: bytes, event_id: object) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """What readers skip."""
+    """A comment, which readers skip."""
     return f": {text}\n\n".encode()
-
-
-def _look_at_end(writing: asyncio.Task[None], request: Request) -> None:
-    try:
-        writing.result()
-    except TimeoutError:
-        # It takes nothing, not even a farewell: its connection breaks off, and only the log says why.
-        structlog.get_logger().warning("stream_cut", path=request.url.path, key_id=caller_of(request).id)
-
-
-async def _watch_key(request: Request, ending: Ending) -> None:
-    end(ending, await refusal(request, KEY_LOOK_S))
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

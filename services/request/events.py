@@ -1,41 +1,234 @@
-"""`/api/v1/events`: all that happens, as server-sent events."""
+"""`/api/v1/events`: EVENTS and ALERTS as server-sent events, read once for all readers.
+
+Events are read from the store and not received by subscription: they have sequences there, so that a reader who comes
+back goes on exactly where it was, and nothing is missed while a connection is lost. The newest are kept in memory; for
+a reader that is further behind, the store is read, a batch at a time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
-from contextlib import suppress
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
+from breakwater import background
 from breakwater.bus.errors import BusError
+from breakwater.bus.lookup import Connection, Found, Lookup, scan
+from breakwater.bus.records import read_record
+from breakwater.contracts.alerts import Alert
+from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
+from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
 from breakwater.contracts.http import EventGap, EventQuery
-from services.request.event_log import EventLog, LoggedEvent, LogTail
-from services.request.event_stream import EventStream, OpenStreams, Sender, comment, send_part, server_sent, supervise
+from breakwater.contracts.subjects import Stream
+from breakwater.outage import Outage
+from services.request.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, server_sent
+from services.request.operations import operation
 from services.request.parsing import read_query
-from services.request.problems import Problem, not_read
+from services.request.problems import Problem
 
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})\Z", re.ASCII)
 
+POLL_S = 0.5
+"""Interval of looks for new events, while anyone follows them."""
 
-class EventStreams:
+AT_ONCE = 100
+"""Events in one batch for a reader, which bounds its memory."""
+
+KEPT = 5_000
+"""The newest events of each stream, in memory."""
+
+_READ_AT_ONCE = 2
+"""Readers that the store is read for at a time: a batch may have megabytes until it is rendered."""
+
+_OTHERS = {"breakers": BreakerTransition, "budgets": BudgetEvent, "guards": GuardEvent, "alerts": Alert}
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """An event, ready to be sent."""
+
+    sequence: int
+    kind: str
+    agent: str | None
+    data: bytes
+    """JSON on one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogBatch:
+    """The events behind a place in a stream."""
+
+    events: tuple[LoggedEvent, ...]
+    at: int
+    """The place behind the batch: everything up to this sequence is in it, or can't be sent."""
+    gap: bool = False
+    """Events in between were removed."""
+
+
+class LogTail:
+    """One stream of the bus."""
+
+    def __init__(self, name: Literal["EVENTS", "ALERTS"], connection: Connection) -> None:
+        self.name: Literal["EVENTS", "ALERTS"] = name
+        self._stream = Stream(name)
+        self._connection = connection
+        self._newest: deque[LoggedEvent] = deque(maxlen=KEPT)
+        self._identity = ""
+        self._first = self._last = 0
+        """First and last sequence of the stream, as of the last look."""
+        self._begin = self._end = 0
+        """Every event behind the one and up to the other is among the newest, if it can be sent."""
+
+    async def look(self) -> int:
+        """Looks up the bounds of the stream, and returns its last sequence. Raises BusUnavailable."""
+        facts = await Lookup(self._connection).facts(self._stream)
+        if facts.identity != self._identity:
+            self._identity, self._last = facts.identity, facts.last
+            self.start()
+        # Of two answers the later one may come first.
+        self._first, self._last = facts.first, max(self._last, facts.last)
+        return self._last
+
+    def start(self) -> None:
+        """Forgets its events, and begins with those that are published from now on."""
+        self._newest.clear()
+        self._begin = self._end = self._last
+
+    async def read_on(self) -> bool:
+        """Reads new events; True if there were any. Raises BusError."""
+        last, before = await self.look(), self._end
+        async with aclosing(self._stored(before, last)) as stored:
+            async for message in stored:
+                if (event := logged(message)) is not None:
+                    if len(self._newest) == KEPT:
+                        self._begin = self._newest[0].sequence
+                    self._newest.append(event)
+                self._end = message.sequence
+        return self._end > before
+
+    async def after(self, place: int, reading: asyncio.Semaphore) -> LogBatch:
+        """The events behind a place, perhaps none yet. Raises BusError."""
+        if place > self._last:
+            return LogBatch((), self._last, gap=True)
+        if place + 1 < self._first:
+            return LogBatch((), self._first - 1, gap=True)
+        if place >= self._begin:
+            events = tuple([event for event in self._newest if event.sequence > place][:AT_ONCE])
+            return LogBatch(events, events[-1].sequence if len(events) == AT_ONCE else max(place, self._end))
+        found: list[LoggedEvent] = []
+        async with reading, aclosing(self._stored(place, min(place + AT_ONCE, self._begin))) as stored:
+            async for message in stored:
+                if (event := logged(message)) is not None:
+                    found.append(event)
+                place = message.sequence
+        return LogBatch(tuple(found), place)
+
+    def _stored(self, after: int, up_to: int) -> AsyncGenerator[Found]:
+        return scan(self._connection, self._stream, "bw.>", start=after + 1, up_to=up_to)
+
+
+class EventLog:
+    """Both streams, read on for as long as anyone follows them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.tails = (LogTail("EVENTS", connection), LogTail("ALERTS", connection))
+        self.reading = asyncio.Semaphore(_READ_AT_ONCE)
+        self._followers = 0
+        self._reading_on: asyncio.Task[None] | None = None
+        self.news = asyncio.Event()
+        """Set when there are new events, and replaced then: a reader that takes it before it reads misses none."""
+        self._outage = Outage("nats")
+
+    @asynccontextmanager
+    async def following(self) -> AsyncGenerator[tuple[int, ...]]:
+        """Has new events read while the block runs; gives the last sequence of each stream. Raises BusUnavailable."""
+        now = tuple([await tail.look() for tail in self.tails])
+        if self._followers == 0:
+            for tail in self.tails:
+                tail.start()
+            self._reading_on = asyncio.create_task(self._read_on())
+        self._followers += 1
+        try:
+            yield now
+        finally:
+            self._followers -= 1
+            if self._followers == 0 and self._reading_on is not None:
+                await background.stop(self._reading_on)
+
+    async def _read_on(self) -> None:
+        async def look() -> None:
+            if any([await tail.read_on() for tail in self.tails]):
+                self.news.set()
+                self.news = asyncio.Event()
+
+        while True:
+            await asyncio.sleep(POLL_S)
+            # In an outage, readers get comments, and the missed events once NATS answers.
+            await self._outage.run_logged(look, expected=BusError)
+
+
+def logged(message: Found) -> LoggedEvent | None:
+    """A stored message as it is sent; None, and a line in the log, if it is no event of ours.
+
+    An execution is sent as its summary: its texts may have megabytes, and be encrypted.
+    """
+    kind = message.subject.split(".", 2)[1]
+    if kind == "attempts":
+        event = read_record(message, Attempt)
+    elif kind == "executions":
+        record = read_record(message, Execution)
+        event = None if record is None else ExecutionSummary.of(record)
+    else:
+        event = message.read(_OTHERS[kind]) if kind in _OTHERS else None
+    return None if event is None else LoggedEvent(message.sequence, kind, event.agent, event.json_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class EventRoutes:
     """The streams of events of this process."""
 
-    def __init__(self, streams: OpenStreams, log: EventLog) -> None:
-        self._streams = streams
-        self._log = log
+    streams: OpenStreams
+    log: EventLog
 
-    async def follow(self, request: Request) -> Response:
-        """GET: the stream."""
+    @operation(
+        "GET",
+        "/api/v1/events",
+        tag="events",
+        summary="Follow all events live",
+        description="Server-sent events. The name of each is its kind, and its data an `Attempt` (`attempts`), "
+        "`ExecutionSummary` (`executions`), `BreakerTransition` (`breakers`), `BudgetEvent` (`budgets`), `GuardEvent` "
+        "(`guards`) or `Alert` (`alerts`). Events of one stream of the bus come in its order and each once; alerts are "
+        "in a stream of their own. The stream begins now, or after the event that `Last-Event-ID` names, as "
+        "long as it is stored: for 72 hours by default, and alerts for thirty days. What is not stored any more is "
+        "reported by an event `gap`, with an `EventGap`. Comments keep an idle stream open; they carry an id, too. A "
+        "reader that takes nothing for a minute is cut off; it misses nothing if it connects again with its last id.",
+        query=EventQuery,
+        headers={"Last-Event-ID": "The id of the last event that was received, such as `1042-17`."},
+        results={200: ("The stream.", str)},
+        content_type="text/event-stream",
+        errors={
+            422: "A parameter is wrong (`invalid_query`), or the id (`invalid_last_event_id`).",
+            429: "The API key already has 50 streams open in this process (`too_many_streams`).",
+            503: "NATS is unavailable (`unavailable`), or this process already has 200 streams open, the maximum "
+            "(`too_many_streams`).",
+        },
+    )
+    async def follow_events(self, request: Request) -> Response:
+        """The stream."""
         query = read_query(request, EventQuery)
-        return _Following(self._streams, self._log, query, request, _places(request))
+        return _EventFollower(self.streams, self.log, query, request, _places(request))
 
 
 def _places(request: Request) -> tuple[int, ...] | None:
-    """Where a reader was who comes back: a sequence of each stream."""
+    """The place of a reader who comes back: a sequence of each stream."""
     given = request.headers.get("last-event-id")
     if not given:
         return None
@@ -45,41 +238,31 @@ def _places(request: Request) -> tuple[int, ...] | None:
     return tuple(map(int, found.groups()))
 
 
-class _Following(EventStream):
-    """One stream. Problems that are found before it has begun are answered as any other."""
-
+class _EventFollower(FollowedStream):
     def __init__(
         self, streams: OpenStreams, log: EventLog, query: EventQuery, request: Request, places: tuple[int, ...] | None
     ) -> None:
-        super().__init__()
-        self._streams = streams
+        super().__init__(streams, request)
         self._log = log
         self._query = query
-        self._request = request
         self._places = None if places is None else list(places)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends events until the reader goes away or takes nothing, its key is revoked, or the process stops."""
-        with self._streams.open(self._request) as ending:
-            try:
-                async with self._log.following() as now:
-                    self._places = self._places or list(now)
-                    await self.begin(send)
-                    if scope["method"] == "HEAD":
-                        await send_part(send, b"", more=False)
-                        return
-                    await supervise(self._request, ending, receive, send, self._write)
-            except BusError as error:
-                raise not_read(error) from error
+    @asynccontextmanager
+    async def opened(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
+        """Has the log read on."""
+        del ending
+        async with self._log.following() as now:
+            self._places = self._places or list(now)
+            yield self._write
 
     async def _write(self, sender: Sender) -> None:
-        # Said before the first event: who loses the connection before that misses nothing either.
+        # Before the first event: a reader that loses its connection before that misses nothing either.
         await self._say(sender, "events follow")
         while True:
             news = self._log.news
             moved = False
             for number, tail in enumerate(self._log.tails):
-                # An outage is no reason to end: what is missed now is read later.
+                # An outage is no reason to end: missed events are read later.
                 with suppress(BusError):
                     moved = await self._write_part(sender, number, tail) or moved
             if time.monotonic() >= sender.silent_until:
@@ -90,26 +273,26 @@ class _Following(EventStream):
                         await news.wait()
 
     async def _say(self, sender: Sender, text: str) -> None:
-        """A comment, and the place up to which all was sent or passed over."""
+        """Sends a comment, and the place up to which all was sent or passed over."""
         await sender.send(f"id: {self._place}\n".encode() + comment(text))
 
     async def _write_part(self, sender: Sender, number: int, tail: LogTail) -> bool:
-        """Sends what there is next of one stream; whether there was anything, to be sent or passed over."""
+        """Sends the next batch of one stream; True if there were events, sent or passed over."""
         assert self._places is not None
         before = self._places[number]
-        part = await tail.after(before, self._log.reading)
+        batch = await tail.after(before, self._log.reading)
         written = list[bytes]()
-        if part.gap:
-            self._places[number] = part.at
-            gap = EventGap(stream=tail.name, after=before, next=part.at + 1)
+        if batch.gap:
+            self._places[number] = batch.at
+            gap = EventGap(stream=tail.name, after=before, next=batch.at + 1)
             written.append(server_sent("gap", gap.json_bytes(), self._place))
-        for event in filter(self._wanted, part.events):
+        for event in filter(self._wanted, batch.events):
             self._places[number] = event.sequence
             written.append(server_sent(event.kind, event.data, self._place))
-        self._places[number] = part.at
+        self._places[number] = batch.at
         if written:
             await sender.send(b"".join(written))
-        return part.at != before
+        return batch.at != before
 
     def _wanted(self, event: LoggedEvent) -> bool:
         return event.kind in self._query.kinds and self._query.agent in (None, event.agent)

@@ -1,45 +1,77 @@
-"""`/api/v1/executions`: what became of jobs, from ClickHouse: page by page, and one with its attempts."""
+"""`/api/v1/executions`: the record of jobs in ClickHouse, page by page, and one with its attempts."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
 
 from breakwater.analytics.client import Analytics
+from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
 from breakwater.analytics.search import Cursor, Filters, find_execution, search
 from breakwater.contracts.execution import Execution, ExecutionList, ExecutionQuery
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
 from breakwater.encryption import Cipher, Undecryptable
-from services.request.clickhouse import answered
+from services.request.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
 from services.request.problems import Problem
-from services.request.routing import ApiRequest
+
+ANSWER_WITHIN_S = 20.0
 
 _OF_PAGES = ("after", "before", "limit")
 
+T = TypeVar("T")
 
+
+@dataclass(frozen=True, slots=True)
 class ExecutionRoutes:
-    """What may be asked of the record of executions."""
+    """The record of executions, for people."""
 
-    def __init__(self, analytics: Analytics, cipher: Cipher) -> None:
-        self._analytics = analytics
-        self._cipher = cipher
+    analytics: Analytics
+    cipher: Cipher
 
-    async def show(self, asked: ApiRequest[ExecutionQuery]) -> ExecutionList:
-        """A page of those that match. Raises Problem: 422 for what is no cursor."""
-        query = asked.form
+    @operation(
+        "GET",
+        "/api/v1/executions",
+        tag="executions",
+        summary="Executions",
+        description="The latest first, by when they ended; in the list about a second after that. `older` and `newer` "
+        "of a page are cursors: sent as `after` or `before`, with the same other parameters, they give the next page "
+        "in that direction. A cursor is a place between two executions and stays right whatever is recorded later; it "
+        "never expires, and gives no rights. What is recorded late is missing in pages that were read before.",
+        result="A page of the executions that match.",
+        errors={503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def list_executions(self, request: ApiRequest[ExecutionQuery]) -> ExecutionList:
+        """A page of the executions that match. Raises Problem: 422 for a wrong cursor."""
+        query = request.input
         given = {name: getattr(query, name) for name in ExecutionQuery.model_fields if name not in _OF_PAGES}
         after, before = _cursor("after", query.after), _cursor("before", query.before)
-        page = await answered(search(self._analytics, Filters(**given), after=after, before=before, limit=query.limit))
+        page = await answered(search(self.analytics, Filters(**given), after=after, before=before, limit=query.limit))
         return ExecutionList(
             executions=page.lines,
             older=page.older and page.older.text,
             newer=page.newer and page.newer.text,
         )
 
-    async def show_one(self, asked: ApiRequest[Message]) -> Execution:
+    @operation(
+        "GET",
+        "/api/v1/executions/{execution_id}",
+        tag="executions",
+        summary="One execution, with its attempts",
+        description="Its record, redacted. With encrypted texts whose key is missing, `encrypted` is in their place. "
+        "`ETag` is a digest of the body.",
+        headers={"If-None-Match": "The `ETag` of the body that you have."},
+        result="The record.",
+        etag=True,
+        errors={404: "It is not recorded (`unknown_execution`).", 503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def show_execution(self, request: ApiRequest[Message]) -> Execution:
         """The record of an execution, with its attempts. Raises Problem: 404."""
-        execution_id = asked.path["execution_id"]
-        found = await answered(find_execution(self._analytics, execution_id))
+        execution_id = request.path["execution_id"]
+        found = await answered(find_execution(self.analytics, execution_id))
         if found is None:
             message = (
                 f"no execution {execution_id!r} is recorded: a record is there about a second after the job has ended, "
@@ -48,7 +80,7 @@ class ExecutionRoutes:
             raise Problem(404, "unknown_execution", message)
         # Without its key the record is shown all the same, with the token in place of the texts.
         with suppress(Undecryptable):
-            found = self._cipher.decrypt_record(found)
+            found = self.cipher.decrypt_record(found)
         return found
 
 
@@ -57,3 +89,16 @@ def _cursor(name: str, text: str | None) -> Cursor | None:
         return None if text is None else Cursor.parse(text)
     except ValueError as error:
         raise Problem(422, "invalid_query", f"{name}: {error}", [FieldError(path=name, message=str(error))]) from None
+
+
+async def answered(query: Awaitable[T]) -> T:
+    """The answer of ClickHouse. Raises AnalyticsUnavailable: there is none, or it can't read its tables."""
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            return await query
+    except TimeoutError as error:
+        message = f"ClickHouse did not answer within {ANSWER_WITHIN_S:g} s; ask for less, such as a shorter time"
+        raise AnalyticsUnavailable(message) from error
+    except QueryFailed as error:
+        message = f"ClickHouse refused the query: {error.message}; `breakwater setup` brings its tables up to date"
+        raise AnalyticsUnavailable(message) from error

@@ -1,22 +1,91 @@
-"""What is seen of this service from outside: its submissions traced, its metrics shown."""
+"""Traces of submissions, the metrics of this process, and its health."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import asyncio
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import get_args
 
+import structlog
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from breakwater import metrics, tracing
+from breakwater.bus.delivery import believed, queued_at
+from breakwater.bus.errors import BusError
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.topology import NEARLY_FULL, WHEN_FULL
+from breakwater.contracts import subjects
+from breakwater.contracts.events import LiveHealth
+from breakwater.contracts.http import AgentQueue, ServiceStatus
+from breakwater.contracts.subjects import Stream
+from breakwater.metrics import (
+    AGENT_HEALTH,
+    CONSUMER_IN_PROGRESS,
+    CONSUMER_WAITING,
+    JOBS_WAITING,
+    OLDEST_JOB,
+    PARKED_JOBS,
+    Readings,
+    StreamMetrics,
+    one_of,
+)
+from breakwater.outage import Outage
+from services.request.breakers import AgentRoutes
+from services.request.operations import operation
 from services.request.problems import Problem
+from services.request.queues import QueueRoutes
+
+LOOK_EVERY_S = 30.0
+WATCHED = (Stream.JOBS, Stream.EVENTS, Stream.RESULTS, Stream.DLQ, Stream.ALERTS)
 
 
-def show_metrics(request: Request) -> Response:
-    """GET /metrics. Not a coroutine, so that gathering them blocks no request."""
-    body, content_type = metrics.exposition(request.headers.get("accept", ""))
-    return Response(body, headers={"Content-Type": content_type})
+@dataclass(frozen=True, slots=True)
+class ServiceRoutes:
+    """The health and the metrics of this process."""
+
+    check_ready: Callable[[], None]
+
+    @operation(
+        "GET",
+        "/healthz",
+        tag="health",
+        summary="Whether the process is alive",
+        results={200: ("It is.", ServiceStatus)},
+    )
+    async def alive(self, _: Request) -> Response:
+        """200."""
+        return JSONResponse({"status": "alive"})
+
+    @operation(
+        "GET",
+        "/readyz",
+        tag="health",
+        summary="Whether jobs can be accepted",
+        results={200: ("They can.", ServiceStatus)},
+        errors={503: "NATS is unavailable (`not_ready`)."},
+    )
+    async def ready(self, _: Request) -> Response:
+        """200, or 503 with the reason."""
+        self.check_ready()
+        return JSONResponse({"status": "ready"})
+
+    @operation(
+        "GET",
+        "/metrics",
+        tag="metrics",
+        summary="Metrics of this process, for Prometheus",
+        description="In OpenMetrics format if the scraper accepts it.",
+        results={200: ("All metrics.", str)},
+        content_type="text/plain",
+    )
+    def metrics(self, request: Request) -> Response:
+        """The metrics. Not a coroutine, so that gathering them blocks no request."""
+        body, content_type = metrics.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
 
 
 @dataclass(slots=True)
@@ -24,11 +93,11 @@ class SubmissionTrace:
     """A submission under way."""
 
     traceparent: str | None
-    """To go with the job; None where no trace has begun."""
+    """For the job; None without a trace."""
     attributes: dict[str, tracing.Attribute] = field(default_factory=dict[str, tracing.Attribute])
 
     def of(self, agent: str, job_id: str) -> None:
-        """Records which job it is, once that is known."""
+        """Records the job, once it is known."""
         self.attributes |= {"gen_ai.agent.name": agent, "breakwater.execution_id": job_id}
 
     def answered(self, status: int) -> None:
@@ -56,7 +125,7 @@ def submitting(request: Request, route: str) -> Generator[SubmissionTrace]:
         yield submission
     except Problem as problem:
         submission.answered(problem.status)
-        error = problem.code if problem.status >= 500 else None  # what a caller did wrong is no error of ours
+        error = problem.code if problem.status >= 500 else None  # a caller's mistake is no error of ours
         raise
     except ClientDisconnect:
         submission.answered(499)
@@ -67,3 +136,89 @@ def submitting(request: Request, route: str) -> Generator[SubmissionTrace]:
         raise
     finally:
         span.end(error=error, attributes=submission.attributes)
+
+
+class RequestGauges:
+    """Gauges of agents and queues, as `/api/v1/agents` and `/api/v1/queues` show them, and of the oldest jobs."""
+
+    def __init__(
+        self,
+        agents: AgentRoutes,
+        queues: QueueRoutes,
+        lookup: Lookup,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._agents, self._queues, self._lookup, self._now = agents, queues, lookup, now
+
+    async def health(self) -> Readings:
+        """Of the agents. Raises StateUnavailable."""
+        healths: dict[tuple[str, ...], float] = {}
+        for agent in await self._agents.read():
+            healths |= one_of(agent.shown, get_args(LiveHealth), agent.agent_id)
+        return {AGENT_HEALTH: healths}
+
+    async def backlog(self) -> Readings:
+        """Of workers and services; one that has no queue yet is left out. Raises BusError."""
+        queues = await self._queues.read()
+        known = [one for one in queues.agents if one.waiting is not None]
+        oldest = await asyncio.gather(*(self._oldest_s(one) for one in known))
+        return {
+            JOBS_WAITING: {(one.agent,): one.waiting or 0 for one in known},
+            OLDEST_JOB: {(one.agent,): age_s for one, age_s in zip(known, oldest, strict=True)},
+            PARKED_JOBS: {} if queues.parked is None else {(): queues.parked},
+            CONSUMER_WAITING: {(one.consumer,): one.waiting for one in queues.services if one.waiting is not None},
+            CONSUMER_IN_PROGRESS: {
+                (one.consumer,): one.in_progress for one in queues.services if one.in_progress is not None
+            },
+        }
+
+    async def _oldest_s(self, queue: AgentQueue) -> float:
+        """Time since the oldest job in an agent's queue was accepted; 0 if it is empty."""
+        if not (queue.waiting or queue.in_progress):
+            return 0.0
+        found = await asyncio.gather(
+            *(self._lookup.next(Stream.JOBS, subject, 1) for subject in subjects.jobs_of(queue.agent))
+        )
+        now = self._now()
+        # The two clocks are two machines'.
+        return max(
+            (
+                0.0,
+                *(
+                    (now - queued_at(believed(one.subject, one.headers), one.stored_at)).total_seconds()
+                    for one in found
+                    if one is not None
+                ),
+            )
+        )
+
+
+class StreamFill:
+    """Watches how full the streams with a limit in bytes are, for Prometheus and the log: before one is, not after."""
+
+    def __init__(self, lookup: Lookup, metrics: StreamMetrics) -> None:
+        self._lookup = lookup
+        self._metrics = metrics
+        self._warned: set[Stream] = set()
+        self._outage = Outage("the streams' sizes")
+
+    async def run(self) -> None:
+        """Looks again and again until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self._outage.run_logged(self.look, expected=BusError)
+
+    async def look(self) -> None:
+        """Publishes how full each stream is, and logs when one begins or ends to be nearly full. Raises BusError."""
+        for stream in WATCHED:
+            facts = await self._lookup.facts(stream)
+            used = facts.bytes / facts.max_bytes if facts.max_bytes > 0 else 0.0
+            self._metrics.used(stream, used)
+            log = structlog.get_logger().bind(stream=stream.value, used=round(used, 2))
+            # Once their stream has been filled, the oldest alerts are removed: nothing needs to be done.
+            if used >= NEARLY_FULL and stream is not Stream.ALERTS and stream not in self._warned:
+                self._warned.add(stream)
+                log.warning("stream_nearly_full", when_full=WHEN_FULL[stream])
+            elif used < NEARLY_FULL and stream in self._warned:
+                self._warned.discard(stream)
+                log.info("stream_has_room_again")

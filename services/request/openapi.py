@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of operations, and the page that shows it."""
+"""The OpenAPI document, made from the declared operations, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,80 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ExecutionSummary, Progress
 from breakwater.contracts.http import ErrorBody, EventGap
-from breakwater.contracts.types import Message
+from breakwater.contracts.openai import OpenAIErrorBody
+from breakwater.contracts.types import Event, Message
 from breakwater.policy.callers import scopes_for
+from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.auth import is_guarded
-from services.request.operations import OPERATIONS, PATH_PARAMETERS, Operation
+from services.request.breakers import AgentRoutes, BreakerRoutes
+from services.request.budgets import BudgetRoutes
+from services.request.cancels import CancelRoutes
+from services.request.costs import CostRoutes
+from services.request.dead_letters import DeadLetterRoutes
+from services.request.dialects.openai import OpenAIRoutes
+from services.request.events import EventRoutes
+from services.request.executions import ExecutionRoutes
+from services.request.guards import GuardRoutes
+from services.request.jobs import JobRoutes
+from services.request.observe import ServiceRoutes
+from services.request.operations import Operation, operations_of
+from services.request.plans import PlanRoutes
 from services.request.problems import is_openai
+from services.request.progress import ProgressRoutes
+from services.request.queues import QueueRoutes
+from services.request.sign_in import OpenIdRoutes, SessionRoutes
+
+HANDLERS = (
+    JobRoutes,
+    ProgressRoutes,
+    CancelRoutes,
+    PlanRoutes,
+    OpenAIRoutes,
+    ExecutionRoutes,
+    EventRoutes,
+    AgentRoutes,
+    BreakerRoutes,
+    GuardRoutes,
+    BudgetRoutes,
+    CostRoutes,
+    IncidentRoutes,
+    ChannelRoutes,
+    DeadLetterRoutes,
+    QueueRoutes,
+    SessionRoutes,
+    OpenIdRoutes,
+    ServiceRoutes,
+)
+"""All handlers, in the order of the document."""
+OPERATIONS = tuple(operation for handlers in HANDLERS for operation in operations_of(handlers))
 
 TITLE = "Breakwater"
+PATH_PARAMETERS: dict[str, dict[str, Any]] = {
+    "job_id": {
+        "description": "Percent-encoded, slashes too: `a%2Fprogress` is the job `a/progress`.",
+        "schema": {"type": "string", "examples": ["019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
+    },
+    "execution_id": {
+        "description": "The job's id. Slashes in it may be percent-encoded.",
+        "schema": {"type": "string", "examples": ["019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
+    },
+    "plan_id": {
+        "description": "Slashes in it may be percent-encoded.",
+        "schema": {"type": "string", "examples": ["report-47"]},
+    },
+    "model": {
+        "description": "It may hold slashes.",
+        "schema": {"type": "string", "examples": ["content-writer/gpt-4.1-mini"]},
+    },
+    "incident_id": {
+        "description": "Or a prefix that no other incident has: `inc_` and at least 6 characters.",
+        "schema": {"type": "string", "examples": ["inc_3f9a1c07d2e84b56a1c0d375", "inc_3f9a1c07"]},
+    },
+    "dead_letter_id": {
+        "description": "Its sequence in DLQ.",
+        "schema": {"type": "integer", "minimum": 1, "examples": [17]},
+    },
+}
 _REF = "#/components/schemas/{model}"
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
@@ -84,7 +151,7 @@ def _page() -> str:
     folder, inline = files("services.request") / "pages", MarkdownIt("commonmark", {"html": False})
 
     def words(text: str) -> Markup:
-        return Markup(inline.renderInline(text))  # noqa: S704  what is HTML in it is escaped
+        return Markup(inline.renderInline(text))  # noqa: S704  HTML in it is escaped
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"words": words, "pretty": partial(json.dumps, indent=2, ensure_ascii=False)}
@@ -128,16 +195,14 @@ class _Writer:
         security: list[dict[str, list[str]]] = []
         if operation.query is not None:
             errors[422] = "A parameter is wrong (`invalid_query`)."
-        of_json = operation.body_type == "application/json"
         if operation.body is not None:
-            errors |= {
-                status: text for status, text in _ERRORS_OF_BODIES.items() if of_json or status not in (400, 422)
-            }
+            of_json = operation.body_type == "application/json"
+            errors |= {code: text for code, text in _ERRORS_OF_BODIES.items() if of_json or code not in (400, 422)}
         if operation.method == "POST" and operation.tag not in ("jobs", "plans", "openai", "openid"):
             description.append("The action is recorded under the name of the API key.")
         if is_guarded(operation.path):
-            openai = is_openai(operation.path)
-            errors[401] = f"No valid API key (`{'invalid_api_key' if openai else 'unauthorized'}`)."
+            code = "invalid_api_key" if is_openai(operation.path) else "unauthorized"
+            errors[401] = f"No valid API key (`{code}`)."
             needed = scopes_for(operation.method, operation.path)
             if needed == KEY_SCOPES:
                 description.append("Any valid key will do.")
@@ -148,7 +213,11 @@ class _Writer:
                 description.append(f"Needs a key with the scope {named}.")
                 security = [{"api_key": [scope]} for scope in needed]  # alternatives: each of them is enough
         errors |= operation.errors
-        parameters, body = self._parameters(operation), operation.body
+        parameters = self._parameters(operation)
+        body = dict[str, Any]()
+        if operation.body is not None:
+            content = self._content(operation, operation.body, "validation", "request")
+            body["requestBody"] = {"required": True, "content": {operation.body_type: content}}
         return {
             "tags": [operation.tag],
             "operationId": operation.id,
@@ -156,13 +225,9 @@ class _Writer:
             **({"description": " ".join(filter(None, description))} if any(description) else {}),
             "security": security,
             **({"parameters": parameters} if parameters else {}),
-            **({} if body is None else {"requestBody": self._body(operation, body)}),
+            **body,
             "responses": self._responses(operation, errors),
         }
-
-    def _body(self, operation: Operation, body: type[Message]) -> dict[str, Any]:
-        content = self._content(operation, body, "validation", "request")
-        return {"required": True, "content": {operation.body_type: content}}
 
     def _parameters(self, operation: Operation) -> list[dict[str, Any]]:
         named = re.findall(r"{(\w+)}", operation.path)
@@ -190,8 +255,8 @@ class _Writer:
             }
         if operation.method == "POST" and "202" in responses:
             responses["202"]["headers"] = _HEADERS[202]
-        error = {"application/json": {"schema": self._schema(operation.error_body, "serialization")}}
-        if operation.error_body is not ErrorBody:
+        error = {"application/json": {"schema": self._schemas[repr(_error_body(operation)), "serialization"]}}
+        if is_openai(operation.path):
             errors.pop(422, None)  # is 400 there
         for status, description in sorted(errors.items()):
             headers = {"headers": _HEADERS[status]} if status in _HEADERS else {}
@@ -201,20 +266,21 @@ class _Writer:
     def _content(self, operation: Operation, kind: Any, mode: JsonSchemaMode, of: str | int) -> dict[str, Any]:
         examples = self._examples.get(operation.id, {}).get(of, {})
         shown = {"examples": {name: {"value": value} for name, value in examples.items()}} if examples else {}
-        return {"schema": self._schema(kind, mode), **shown}
+        return {"schema": self._schemas[repr(kind), mode], **shown}
 
-    def _schema(self, kind: Any, mode: JsonSchemaMode) -> Any:
-        return self._schemas[repr(kind), mode]
+
+def _error_body(operation: Operation) -> type[Event | Message]:
+    return OpenAIErrorBody if is_openai(operation.path) else ErrorBody
 
 
 def _types() -> Iterator[tuple[Any, JsonSchemaMode]]:
-    """The types of all bodies, and those that the text refers to."""
+    """The types of all bodies, and those that descriptions refer to."""
     for kind in (ErrorBody, *_OF_STREAMS):
         yield kind, "serialization"
     for operation in OPERATIONS:
         if operation.body is not None:
             yield operation.body, "validation"
-        yield operation.error_body, "serialization"
+        yield _error_body(operation), "serialization"
         for _, kind in operation.results.values():
             yield kind, "serialization"
 

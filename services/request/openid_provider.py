@@ -1,8 +1,8 @@
-"""The OpenID provider: what it says of itself, the codes that it redeems, and the ID tokens that it issues, checked.
+"""The OpenID provider: its metadata, the codes that it redeems, and the ID tokens that it issues, checked.
 
 Its answers are bounded in time and size, and no redirect is followed. Endpoints on other hosts than the issuer's have
-to be at public addresses, unless the config allows a network: so what the provider says of itself makes no request to
-addresses that only this machine can reach.
+to be at public addresses, unless the config allows a network: so its metadata causes no request to addresses that
+only this machine can reach.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from services.request.problems import Problem, unavailable
 TIMEOUT_S = 5.0
 """For each request."""
 COMPLETE_WITHIN_S = 12.0
-"""For all requests of a sign-in: those who ask for it wait for 15 s."""
+"""For all requests of a sign-in: the console waits for 15 s."""
 KEPT_S = 3_600.0
-"""How long what the provider says of itself, and its keys, are used without asking again."""
+"""Time for which the provider's metadata and keys are used without asking again."""
 LOGOUT_S = 600
-"""How old a logout token may be."""
+"""The highest age of a logout token."""
 KEYS_AGAIN_S = 30.0
-"""How soon its keys are read again for a logout token of another key, which anybody may send."""
+"""Time until its keys are read again for a logout token of another key, which needs no key to send."""
 LEEWAY_S = 60
-"""How far its clock and ours may differ."""
+"""The largest difference of its clock and ours."""
 MAX_AT_ONCE = 20
-"""Codes that it is redeeming at the same time. Those who begin to sign in take no place."""
+"""Codes that are redeemed at the same time. The beginning of a sign-in takes no place."""
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 """Signatures with a key pair. Never `none`, and none by a shared secret."""
@@ -58,7 +58,7 @@ _CODE = re.compile(r"[a-z_]{1,64}\Z")
 
 
 class ProviderMetadata(Event):
-    """What a provider says of itself, as far as it is used."""
+    """The used part of a provider's metadata."""
 
     issuer: str
     authorization_endpoint: _Endpoint
@@ -77,7 +77,7 @@ class _Tokens(Event):
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """Who has signed in at the provider."""
+    """A person who has signed in at the provider."""
 
     id_token: str
     claims: Mapping[str, Any]
@@ -86,11 +86,11 @@ class SignedIn:
 
 @dataclass(frozen=True, slots=True)
 class SignedOut:
-    """Who has signed out at the provider."""
+    """A person who has signed out at the provider."""
 
     token_id: str
     subject: str | None
-    """All sessions of the person; None where the one of the provider alone is named."""
+    """All sessions of the person; None if only the provider's session is named."""
     session: str | None
     """The provider's session, and those here that have come from it; None for all of the person."""
 
@@ -101,7 +101,7 @@ class OpenIdProvider:
     Args:
         settings: of the config.
         secret: the client's; None for a public client.
-        redirect_uri: where the provider sends browsers back to.
+        redirect_uri: to which the provider sends browsers back.
         now: seconds since the epoch.
     """
 
@@ -118,10 +118,10 @@ class OpenIdProvider:
         self._keys: tuple[float, KeySet] | None = None
         self._reading = asyncio.Lock()
         self._failed: tuple[float, Problem] | None = None
-        """When what it says of itself could last not be read, and why."""
+        """The last failure to read its metadata, and its time."""
 
     async def authorization_url(self, flow: SignInFlow) -> str:
-        """Where a browser begins to sign in."""
+        """The URL at which a browser begins to sign in."""
         metadata = await self._read_metadata()
         asked = {
             "response_type": "code",
@@ -146,7 +146,7 @@ class OpenIdProvider:
             return SignedIn(tokens.id_token, await self._completed(metadata, claims, tokens.access_token))
 
     async def end_session_url(self, id_token: str | None, then: str) -> str | None:
-        """Where a browser signs out of the provider, too; None where that does not offer it, or does not respond."""
+        """The URL at which a browser signs out of the provider, too; None if there is none, or no response."""
         try:
             metadata = await self._read_metadata()
         except Problem:
@@ -158,7 +158,7 @@ class OpenIdProvider:
         return str(URL(metadata.end_session_endpoint).update_query({**hint, **query}))
 
     async def signed_out(self, logout_token: str) -> SignedOut:
-        """Whom the provider says has signed out. Raises Problem: 400, it does not say so."""
+        """The person of a logout token. Raises Problem: 400, it is not valid."""
         metadata = await self._read_metadata()
         try:
             async with self._bounded():
@@ -185,7 +185,7 @@ class OpenIdProvider:
             raise self._unavailable(f"it took over {COMPLETE_WITHIN_S:g} s") from None
 
     async def _read_metadata(self) -> ProviderMetadata:
-        """One at a time asks for it: those who wait meanwhile get the same, also where it fails."""
+        """One request at a time asks for it: those that wait meanwhile get the same, also a failure."""
         came = time.monotonic()
         async with self._reading:
             if self._metadata is not None and time.monotonic() - self._metadata[0] < KEPT_S:
@@ -240,7 +240,7 @@ class OpenIdProvider:
             claims = await self._signed(metadata, id_token)
             self._check(metadata, claims, flow)
         except JoseError as error:
-            # Of a claim that is wrong the value stays out: it may name somebody.
+            # The value of a wrong claim stays out: it may name a person.
             raise self._invalid(str(error)) from None
         return claims
 
@@ -286,7 +286,7 @@ class OpenIdProvider:
             raise self._invalid("its ID token was issued to another client")
         subject = claims["sub"]
         if not (subject.isascii() and subject.isprintable() and len(subject) <= 255):
-            raise self._invalid("its ID token names nobody: sub")
+            raise self._invalid("its ID token has no usable subject: sub")
 
     async def _read_keys(self, metadata: ProviderMetadata, *, kept_s: float = KEPT_S) -> KeySet:
         if self._keys is not None and time.monotonic() - self._keys[0] < kept_s:
@@ -313,7 +313,7 @@ class OpenIdProvider:
         _, document = await self._ask("GET", metadata.userinfo_endpoint, headers=headers, only=200)
         more = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
         if more.get("sub") != claims["sub"]:
-            raise self._invalid("its userinfo is of somebody else")
+            raise self._invalid("its userinfo is of another person")
         return {**more, **claims}
 
     async def _ask(
@@ -371,7 +371,7 @@ class OpenIdProvider:
 
 
 def _check_logout(metadata: ProviderMetadata, claims: dict[str, Any], client_id: str, now: int) -> None:
-    """Whether claims are those of a logout token (OpenID Connect Back-Channel Logout 1.0, 2.6). Raises JoseError."""
+    """Checks the claims of a logout token (OpenID Connect Back-Channel Logout 1.0, 2.6). Raises JoseError."""
     jwt.JWTClaimsRegistry(
         now,
         LEEWAY_S,
@@ -394,7 +394,7 @@ def _check_logout(metadata: ProviderMetadata, claims: dict[str, Any], client_id:
 
 
 def _reason(error: Exception) -> str:
-    """Why there is no answer, without addresses: anybody may ask. The log has the rest."""
+    """The reason why there is no answer, without addresses: the request needs no key. The log has the rest."""
     match error:
         case Redirected():
             return f"it answers with a redirect ({error.status})"

@@ -1,15 +1,14 @@
-"""From the bytes of a request to a job that may be published, or to an error that says what is wrong with them."""
+"""From the bytes of a request to a value, or to an error that says what is wrong with them."""
 
 from __future__ import annotations
 
 import asyncio
 import difflib
 import json
-import re
+import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NoReturn, TypeVar
+from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -18,9 +17,6 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError, ambiguity, problems
 from breakwater.http_server import OPEN_BODY_BYTES, OPEN_BODY_S
-from breakwater.policy.ownership import job_digest, scoped, scoped_execution, shown, within
-from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
-from breakwater.state.accepted import JobStatus
 from services.request.problems import Problem
 
 MAX_DETAILS = 20
@@ -28,6 +24,9 @@ MAX_EXPLAINED = 1_000
 """Explaining a mistake costs far more than finding it: a body can hold a million of them."""
 
 READ_TIMEOUT_S = 30.0
+MAX_WAIT_S = 300.0
+MAX_BYTES = 16_384
+"""Of a body that is not a job."""
 
 _A_JOB = (
     "a job may have at most {limit:,} bytes (limits.max_body_bytes in Breakwater's config); "
@@ -36,49 +35,7 @@ _A_JOB = (
 
 A_REQUEST = "a request like this may have at most {limit:,} bytes"
 
-Form = TypeVar("Form", bound=Message)
-
-_ID_IN_HEADER = re.compile(r"[\x20-\x7e]{1,128}\Z")
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A job that may be published, with its ids as they are called inside the plane."""
-
-    job: Job
-    job_id: str
-    id_made_here: bool
-    """It was made here, so no other job has it."""
-    payload: bytes
-    """The job as its sender wrote it, with the ids in it."""
-    owner: str | None = None
-    """The name of the API key that the job belongs to."""
-    submitted_by: str | None = None
-    """The name of the API key that it was sent with, whomever it belongs to."""
-    by_operator: bool = False
-    """That key may operate the plane."""
-    scope: str | None = None
-    """Whose names its ids are."""
-    checked: bool = False
-    """It is known that its id is not that of another job."""
-    known: JobStatus | None = None
-    """What was known of it then, where it was sent before."""
-
-    @property
-    def shown_id(self) -> str:
-        """Its id as its sender chose it."""
-        return shown(self.job_id)
-
-    def with_own_name(self) -> Submission:
-        """The same under a name of its sender's own: its id, although made, is that of another's job."""
-        job_id = scoped(self.job_id, self.scope)
-        job = self.job.model_copy(update={"job_id": job_id})
-        return replace(self, job=job, job_id=job_id, payload=job.model_dump_json(exclude_unset=True).encode())
-
-    @cached_property
-    def digest(self) -> str:
-        """Of what the job asks, for whom."""
-        return job_digest(self.job, self.owner)
+InputT = TypeVar("InputT", bound=Message)
 
 
 async def read_open_body(request: Request) -> bytes:
@@ -89,12 +46,12 @@ async def read_open_body(request: Request) -> bytes:
 async def read_body(request: Request, limit: int, too_large: str = _A_JOB, within_s: float = READ_TIMEOUT_S) -> bytes:
     """The whole body, at most `limit` bytes.
 
-    What is left of a body that is too large is not kept: the server discards it while the answer goes out.
+    The rest of a body that is too large is not kept: the server discards it while the answer goes out.
 
     Args:
-        request: whose.
+        request: the request.
         limit: in bytes.
-        too_large: what to say of a larger one; `{limit}` stands for the limit.
+        too_large: the message for a larger one, with `{limit}` for the limit.
         within_s: how long it may take.
 
     Raises:
@@ -129,86 +86,55 @@ async def _read(request: Request, limit: int, too_large: str) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def read_job(body: bytes, form: type[Job] = Job) -> Job:
+def read_job(body: bytes, model: type[InputT] = Job, what: str = "job") -> InputT:
     """Parses a body, once.
 
     Raises:
-        Problem: 400 for what is not JSON in UTF-8, 422 for what is not a job.
+        Problem: 400 for a body that is not JSON in UTF-8, 422 (`invalid_job`) for one that is not of the model.
     """
     try:
-        job = form.model_validate_json(body)
+        parsed = model.model_validate_json(body)
     except ValidationError as error:
-        _explain(error, body, Job, "job")
-    _refuse_ambiguous(body)
-    return job
+        _explain(error, body, model, what)
+    if (why := ambiguity(body)) is not None:
+        raise Problem(400, "not_json", f"the body is not JSON: {why}")
+    return parsed
 
 
-def read_command(body: bytes, form: type[Form]) -> Form:
-    """Parses the body of a request that is not a job.
-
-    Raises:
-        Problem: 400 for what is not JSON in UTF-8, 422 (`invalid_request`) for what does not have the form.
-    """
-    try:
-        command = form.model_validate_json(body)
-    except ValidationError as error:
-        _explain(error, body, form, "request")
-    _refuse_ambiguous(body)
-    return command
+def read_command(body: bytes, model: type[InputT]) -> InputT:
+    """Parses the body of a request that is not a job. Raises as `read_job`, with 422 as `invalid_request`."""
+    return read_job(body, model, "request")
 
 
-def read_query(request: Request, form: type[Form]) -> Form:
-    """Parses the parameters of a URL. Raises Problem: 422 (`invalid_query`) for what does not have the form."""
+def read_query(request: Request, model: type[InputT]) -> InputT:
+    """Parses the parameters of a URL. Raises Problem: 422 (`invalid_query`)."""
     given = dict(request.query_params)
     try:
-        return form.model_validate(given)
+        return model.model_validate(given)
     except ValidationError as error:
-        found = problems(error, form, given)
-        raise _invalid("query", (FieldError(path=problem.path, message=problem.message) for problem in found)) from None
+        raise _invalid("query", problems(error, model, given)) from None
 
 
-def submission(
-    job: Job,
-    body: bytes,
-    *,
-    idempotency_key: str | None,
-    made_id: str,
-    owner: str | None = None,
-    scope: str | None = None,
-) -> Submission:
-    """Settles the job's ids: its own is the one it chose, else the Idempotency-Key header's, else the one made here.
-
-    A dry run takes no id: it decides nothing for a job that comes with the same one.
-
-    Raises:
-        Problem: 422 for an Idempotency-Key that can't be an id, or has the form of a key.
-    """
-    chosen = job.job_id if job.job_id is not None else _checked(idempotency_key)
-    own = f"{chosen}@{made_id}" if job.dry_run else scoped_execution(chosen or "", scope)
-    job_id = made_id if chosen is None else own
-    refers = within(job, scope)
-    inside = refers if job_id == job.job_id else refers.model_copy(update={"job_id": job_id})
-    if refers is not job or ("job_id" in job.model_fields_set and inside is not job):
-        body = inside.model_dump_json(exclude_unset=True).encode()
-    elif inside is not job:
-        # The sender's own bytes, as they are: no number and no escape changes its form on the way.
-        body = with_field(body, "job_id", job_id)
-    return Submission(inside, job_id, chosen is None or job.dry_run, body, owner, scope=scope)
-
-
-def _checked(idempotency_key: str | None) -> str | None:
-    if idempotency_key is None:
+def wait_s_of(query: bytes) -> float | None:
+    """The `wait_s` of a query string, its only parameter. Raises Problem: 422."""
+    if not query:
         return None
-    if not _ID_IN_HEADER.match(idempotency_key):
-        message = "must have 1 to 128 characters, all of them printable ASCII"
-        raise invalid_job([FieldError(path="Idempotency-Key", message=message)])
-    if holds_key(idempotency_key):
-        raise invalid_job([FieldError(path="Idempotency-Key", message=NO_KEY_IN_ID)])
-    return idempotency_key
+    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    unknown = next((name for name in given if name != "wait_s"), None)
+    if unknown is not None:
+        raise _invalid("query", [FieldError(unknown, "is not a parameter here; the only one is wait_s")])
+    try:
+        seconds = float(given.get("wait_s", ""))
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_WAIT_S:
+        message = f"must be a number of seconds, over 0 and at most {MAX_WAIT_S:g}"
+        raise _invalid("query", [FieldError("wait_s", message)])
+    return seconds
 
 
 def with_field(document: bytes, name: str, value: str) -> bytes:
-    """Puts a field in front of the fields of a JSON object that has at least one, and not this one."""
+    """Adds a field in front of the fields of a JSON object that has at least one, and not this one."""
     opening = document.index(b"{") + 1
     return b"%s%s:%s,%s" % (
         document[:opening],
@@ -219,25 +145,24 @@ def with_field(document: bytes, name: str, value: str) -> bytes:
 
 
 def suggestion(wrong: str, known: Collection[str]) -> str:
-    """`; did you mean 'x'?` where something is close, else all that is known."""
+    """`; did you mean 'x'?` if a known name is close, else `; known are …`."""
     close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"
 
 
-def _explain(error: ValidationError, body: bytes, form: type[Message], what: str) -> NoReturn:
+def invalid_job(details: Iterable[FieldError]) -> Problem:
+    """422 with the mistakes, the first of them in the message."""
+    return _invalid("job", details)
+
+
+def _explain(error: ValidationError, body: bytes, model: type[Message], what: str) -> NoReturn:
     count = error.error_count()
     if count > MAX_EXPLAINED:
         raise Problem(422, f"invalid_{what}", f"the {what} has {count:,} mistakes, too many to list")
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         _explain_syntax(str(first.get("ctx", {}).get("error", "")), body)
-    found = problems(error, form, json.loads(body))
-    raise _invalid(what, (FieldError(path=problem.path, message=problem.message) for problem in found))
-
-
-def invalid_job(details: Iterable[FieldError]) -> Problem:
-    """422 with the mistakes, the first of them in the message."""
-    return _invalid("job", details)
+    raise _invalid(what, problems(error, model, json.loads(body)))
 
 
 def _invalid(what: str, details: Iterable[FieldError]) -> Problem:
@@ -256,8 +181,3 @@ def _explain_syntax(what: str, body: bytes) -> NoReturn:
         ) from None
     hint = "; it is empty" if not body.strip() else "; it begins with a byte order mark" if body[:1] == b"\xef" else ""
     raise Problem(400, "not_json", f"the body is not JSON: {what}{hint}")
-
-
-def _refuse_ambiguous(body: bytes) -> None:
-    if (why := ambiguity(body)) is not None:
-        raise Problem(400, "not_json", f"the body is not JSON: {why}")

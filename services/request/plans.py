@@ -1,10 +1,11 @@
-"""`/api/v1/plans`: submitting the jobs of a plan together, and looking up how plans stand."""
+"""`/api/v1/plans`: submitting the jobs of a plan together, and the state of plans."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -16,7 +17,6 @@ from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import ended_jobs, newest_plans
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Connection, last_on
-from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.submission import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
@@ -28,14 +28,15 @@ from breakwater.policy.plans import circle_among, plan_of
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 from breakwater.state.connection import StateUnavailable
 from breakwater.state.plans import KnownPlan, NotedJob, Plans
-from services.request.agents import Agents
 from services.request.auth import caller_of
-from services.request.clickhouse import answered
-from services.request.jobs import ForeignIdError, Jobs, make_job_id
+from services.request.breakers import AgentAvailability
+from services.request.executions import answered
+from services.request.intake import JobIntake
 from services.request.observe import submitting
-from services.request.parsing import Submission, invalid_job, read_body, read_command
+from services.request.operations import TOO_MANY, ApiRequest, operation
+from services.request.parsing import invalid_job, read_body, read_command
 from services.request.problems import Problem, not_done
-from services.request.routing import ApiRequest
+from services.request.submission import Submission, make_job_id
 
 AT_ONCE = 50
 """Jobs of one plan that are looked up or published at the same time."""
@@ -43,29 +44,47 @@ AT_ONCE = 50
 _TOO_LARGE = "a plan may have at most {limit:,} bytes (limits.max_body_bytes in Breakwater's config), as a job"
 
 
+@dataclass(frozen=True, slots=True)
 class PlanRoutes:
-    """What may be asked of plans."""
+    """Plans, for programs and people."""
 
-    def __init__(
-        self, config: Config, jobs: Jobs, agents: Agents, plans: Plans, analytics: Analytics, connection: Connection
-    ) -> None:
-        self._limit = config.limits.max_body_bytes
-        self._jobs = jobs
-        self._agents = agents
-        self._plans = plans
-        self._analytics = analytics
-        self._connection = connection
+    max_body_bytes: int
+    intake: JobIntake
+    availability: AgentAvailability
+    plans: Plans
+    analytics: Analytics
+    connection: Connection
 
-    async def submit(self, request: Request) -> Response:
-        """POST: 202 once all jobs are safe on the bus. None is accepted where one is invalid, or refused."""
+    @operation(
+        "POST",
+        "/api/v1/plans",
+        tag="plans",
+        summary="Submit a plan",
+        description="Its jobs, all or none: each is validated before one is accepted. Sending the same plan again "
+        "accepts nothing twice, and further jobs join it. While the breakers of all models of one of its agents are "
+        "open, the plan is refused whatever `refuse_when_open` says, and has failed.",
+        headers={"traceparent": "W3C trace context that the jobs become a part of."},
+        body=PlanRequest,
+        results={202: ("Accepted, or a draft. `Location` is where its state is.", AcceptedPlan)},
+        errors={
+            404: "An agent is not configured (`unknown_agent`).",
+            409: "A job id is that of another job, or of another key's (`id_conflict`).",
+            422: "The body is not a plan (`invalid_request`), or a job in it is invalid (`invalid_job`).",
+            429: TOO_MANY,
+            503: "The plan was refused (`agent_unavailable`). Or NATS or Redis is unavailable (`unavailable`), or NATS "
+            "is full (`refused`): some of the jobs may have been accepted, and sending the plan again adds the others.",
+        },
+    )
+    async def submit_plan(self, request: Request) -> Response:
+        """202 once all jobs are safe on the bus. None is accepted if one is invalid, or refused."""
         with submitting(request, "/api/v1/plans") as trace:
-            caller, body = caller_of(request), await read_body(request, self._limit, _TOO_LARGE)
+            caller, body = caller_of(request), await read_body(request, self.max_body_bytes, _TOO_LARGE)
             plan_id, submissions = self._prepare(caller, read_command(body, PlanRequest))
             try:
                 if submissions:
                     await self._accept(caller, submissions, trace.traceparent)
                 else:
-                    await self._plans.announce(names_of(caller, plan_id, made_first=False)[0], caller.name)
+                    await self.plans.announce(names_of(caller, plan_id, made_first=False)[0], caller.name)
             except (BusError, StateUnavailable) as error:
                 raise not_done(error) from error
             trace.answered(202)
@@ -73,24 +92,46 @@ class PlanRoutes:
         headers = {"Location": f"/api/v1/plans/{quote(plan_id, safe='')}"}
         return Response(accepted.json_bytes(), 202, headers, "application/json")
 
-    async def show(self, asked: ApiRequest[PlanQuery]) -> PlanList:
+    @operation(
+        "GET",
+        "/api/v1/plans",
+        tag="plans",
+        summary="Plans",
+        description="Without their jobs. Those of which a job has ended are listed for 30 days, others for 72 hours. "
+        "Of jobs submitted over NATS, those count that a worker has taken.",
+        result="The newest first.",
+        errors={503: "ClickHouse, Redis or NATS is unavailable (`unavailable`); the message says which."},
+    )
+    async def list_plans(self, request: ApiRequest[PlanQuery]) -> PlanList:
         """The newest plans."""
-        limit = asked.form.limit
-        noted = await self._plans.newest(limit)
-        ended = await answered(newest_plans(self._analytics, limit))
+        limit = request.input.limit
+        noted = await self.plans.newest(limit)
+        ended = await answered(newest_plans(self.analytics, limit))
         latest = {
             plan_id: max(at for of in (noted, ended) if (at := of.get(plan_id))) for plan_id in {**noted, **ended}
         }
         newest = sorted(latest, key=lambda plan_id: latest[plan_id], reverse=True)[:limit]
-        return PlanList(plans=tuple(await self._read(asked.caller, newest)))
+        return PlanList(plans=tuple(await self._read(request.caller, newest)))
 
-    async def show_one(self, asked: ApiRequest[Message]) -> PlanStatus:
+    @operation(
+        "GET",
+        "/api/v1/plans/{plan_id}",
+        tag="plans",
+        summary="One plan, with its jobs",
+        description="A key without the scope `read` sees its own jobs of a plan.",
+        result="The plan as it is now.",
+        errors={
+            404: "There is no such plan (`unknown_plan`).",
+            503: "ClickHouse, Redis or NATS is unavailable (`unavailable`); the message says which.",
+        },
+    )
+    async def show_plan(self, request: ApiRequest[Message]) -> PlanStatus:
         """One plan, with its jobs. Raises Problem: 404."""
-        plan_id = asked.path["plan_id"]
-        *own, full = names_of(asked.caller, plan_id, made_first=False)
+        plan_id = request.path["plan_id"]
+        *own, full = names_of(request.caller, plan_id, made_first=False)
         # Of a key that is bound to several tenants, each of them has its part.
         for names in filter(None, (own, [full])):
-            if parts := await self._read(asked.caller, names, with_jobs=True):
+            if parts := await self._read(request.caller, names, with_jobs=True):
                 jobs = [job for part in parts for job in part.jobs]
                 refusal = next((part.refusal for part in parts if part.refusal is not None), None)
                 return plan_of(parts[0].plan_id, jobs, None if jobs else refusal, with_jobs=True)
@@ -109,7 +150,7 @@ class PlanRoutes:
                 job = job.model_copy(update={"plan_id": plan_id})
                 body = job.model_dump_json(exclude_unset=True).encode()
                 made_id = make_job_id() if plan.plan_id else own_id
-                sent.append(self._jobs.prepare(caller, job, body, own_id if plan.plan_id else None, made_id))
+                sent.append(self.intake.authorize(caller, job, body, own_id if plan.plan_id else None, made_id))
             except Problem as problem:
                 raise _of_job(number, problem) from None
         depends_on = {one.job_id: one.job.depends_on for one in sent}
@@ -121,33 +162,29 @@ class PlanRoutes:
         return plan_id, sent
 
     async def _accept(self, caller: Caller, submissions: Sequence[Submission], traceparent: str | None) -> None:
-        submissions = list(submissions)
+        compared = list[Submission]()
         for number, sent in enumerate(submissions):
-            if not sent.id_made_here:
-                try:
-                    await self._jobs.refuse_other_job(sent, just_now=False)
-                except ForeignIdError:
-                    submissions[number] = sent.with_own_name()
-                except Problem as problem:
-                    raise _of_job(number, problem) from None
-        await self._refuse_when_open(caller, submissions)
-        # All are known before one of them can end: a plan must not look as if it had fewer. Of a key that is bound to
+            try:
+                compared.append(await self.intake.compare(sent, required=True))
+            except Problem as problem:
+                raise _of_job(number, problem) from None
+        await self._admit(caller, compared)
+        # All are noted before one of them can end: a plan must not look as if it had fewer. Of a key that is bound to
         # several tenants, each of them has its part.
-        at, before = datetime.now(UTC), await self._plans.known({str(sent.job.plan_id) for sent in submissions})
+        at, before = datetime.now(UTC), await self.plans.known({str(sent.job.plan_id) for sent in compared})
         noted: dict[str, dict[str, NotedJob]] = {plan_id: {} for plan_id in before}
-        for sent in submissions:
+        for sent in compared:
             plan_id = str(sent.job.plan_id)
             if sent.job_id not in before[plan_id].jobs and not sent.job.dry_run:
                 noted[plan_id][sent.job_id] = NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner)
         for plan_id, jobs in noted.items():
-            await self._plans.accept(plan_id, jobs, caller.name)
+            await self.plans.accept(plan_id, jobs, caller.name)
         missing = {job_id: plan_id for plan_id, jobs in noted.items() for job_id in jobs}
         try:
-            for start in range(0, len(submissions), AT_ONCE):
-                batch = submissions[start : start + AT_ONCE]
-                done = await asyncio.gather(
-                    *(self._jobs.accept(sent, traceparent) for sent in batch), return_exceptions=True
-                )
+            for start in range(0, len(compared), AT_ONCE):
+                batch = compared[start : start + AT_ONCE]
+                storing = (self.intake.store(sent, traceparent) for sent in batch)
+                done = await asyncio.gather(*storing, return_exceptions=True)
                 for sent, one in zip(batch, done, strict=True):
                     if not isinstance(one, BaseException):
                         missing.pop(sent.job_id, None)
@@ -156,29 +193,29 @@ class PlanRoutes:
                         raise one
         finally:
             for plan_id in set(missing.values()):
-                await self._plans.withdraw(plan_id, [one for one, of in missing.items() if of == plan_id])
+                await self.plans.withdraw(plan_id, [one for one, of in missing.items() if of == plan_id])
 
-    async def _refuse_when_open(self, caller: Caller, submissions: Sequence[Submission]) -> None:
+    async def _admit(self, caller: Caller, submissions: Sequence[Submission]) -> None:
         """Raises Problem: 503, no model of an agent may be called now. The plan has failed with it."""
         found: dict[tuple[str | None, ...], Problem | None] = {}
         for sent in (one for one in submissions if not one.job.dry_run):
             models = (sent.job.agent, str(sent.job.model), str(sent.job.fallback_models), sent.job.tenant)
             if models not in found:
-                found[models] = await self._agents.refusal(sent, of_plan=True)
-            if (refusal := found[models]) is not None and not await self._jobs.is_repeated(sent):
+                found[models] = await self.availability.refusal(sent, of_plan=True)
+            if (refusal := found[models]) is not None and sent.known is None:
                 plan_id = str(sent.job.plan_id)
-                await self._plans.announce(plan_id, caller.name, refusal.message)
+                await self.plans.announce(plan_id, caller.name, refusal.message)
                 refusal.message += f": no job was accepted for the plan {shown(plan_id)!r}, failed if it has no others"
                 raise refusal
 
     async def _read(self, caller: Caller, plan_ids: Sequence[str], *, with_jobs: bool = False) -> list[PlanStatus]:
-        """Those of some plans that a caller may see, in the order given."""
-        known = await self._plans.known(plan_ids)
-        ended = await answered(ended_jobs(self._analytics, plan_ids))
+        """The plans that a caller may see, in the order given."""
+        known = await self.plans.known(plan_ids)
+        ended = await answered(ended_jobs(self.analytics, plan_ids))
         recorded = {job.job_id for jobs in ended.values() for job in jobs}
         undecided = {job_id: (plan_id, job) for plan_id, plan in known.items() for job_id, job in plan.jobs.items()}
         decided = await self._decided({job_id: one for job_id, one in undecided.items() if job_id not in recorded})
-        begun = await self._plans.begun(undecided.keys() - recorded - decided.keys())
+        begun = await self.plans.begun(undecided.keys() - recorded - decided.keys())
         plans: list[PlanStatus] = []
         for plan_id in plan_ids:
             visible = _visible(caller, known[plan_id])
@@ -198,9 +235,9 @@ class PlanRoutes:
         return plans
 
     async def _decided(self, noted: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
-        """Those of some jobs that have results. Another's job may have got the id first: it is none of the plan's."""
+        """The jobs that have results. Another's job may have taken the id first: it is none of the plan's."""
         found: dict[str, PlanJob] = {}
-        async with aclosing(last_on(self._connection, Stream.RESULTS, list(map(subjects.result, noted)))) as stored:
+        async with aclosing(last_on(self.connection, Stream.RESULTS, list(map(subjects.result, noted)))) as stored:
             async for message in stored:
                 if (job := message.read(PlanJob)) is not None and job.job_id in noted:
                     plan_id, one = noted[job.job_id]
@@ -217,7 +254,7 @@ def _shown(caller: Caller, plan: PlanStatus) -> PlanStatus:
 
 
 def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:
-    """What a caller may see of a plan; None for all of it."""
+    """The part of a plan that a caller may see; None for all of it."""
     if caller.may(("read", "operate")):
         return None
     jobs = {
@@ -229,6 +266,6 @@ def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:
 
 
 def _of_job(number: int, problem: Problem) -> Problem:
-    """What is wrong with one job, as what is wrong with its plan."""
+    """The problem of one job, as a problem of its plan."""
     details = [FieldError(f"jobs.{number}.{one.path}", one.message) for one in problem.details]
     return Problem(problem.status, problem.code, f"jobs.{number}: {problem.message}", details, problem.headers)

@@ -12,7 +12,7 @@ from breakwater.contracts.openai import CallOptions
 from breakwater.contracts.validation import FieldError
 
 OPENAI = "/v1"
-"""Below it, all is as OpenAI's clients expect it."""
+"""The root of OpenAI's API, whose errors have its form."""
 
 _OPENAI_CODES = {
     "unauthorized": "invalid_api_key",
@@ -23,7 +23,7 @@ _OPENAI_CODES = {
 
 
 def is_openai(path: str) -> bool:
-    """Whether a path is one of OpenAI's API."""
+    """True if a path is one of OpenAI's API."""
     return path == OPENAI or path.startswith(f"{OPENAI}/")
 
 
@@ -67,7 +67,7 @@ class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is a 
         param = openai_param(self.details[0].path) if self.details and self.details[0].path else None
         # OpenAI's clients try a conflict again, and this one stays.
         headers = {"x-should-retry": "false", **self.headers} if status == 409 else self.headers
-        # What the message says of a place is said of that in OpenAI's request.
+        # The message names the place in OpenAI's request.
         message = self.message if param is None else self.message.replace(f"{self.details[0].path}: ", f"{param}: ", 1)
         body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         return Response(orjson.dumps(body), status, headers, "application/json")
@@ -93,16 +93,21 @@ def unknown_job(job_id: str | None) -> Problem:
     )
 
 
+def unknown(what: str, message: str, path: str, hint: str) -> Problem:
+    """404 (`unknown_<what>`): the field at `path` names nothing known; `hint` says what it may be."""
+    return Problem(404, f"unknown_{what}", f"{message}; {hint}", [FieldError(path=path, message=hint)])
+
+
 def unavailable(code: str, message: str) -> Problem:
     """503: the same request may be sent again; a job is best sent with the same job id."""
     return Problem(503, code, message, headers={"Retry-After": "1"})
 
 
 def not_read(error: Exception) -> Problem:
-    """503: the state can't be read, as NATS, Redis or ClickHouse does not respond."""
+    """503: the state can't be read; NATS, Redis or ClickHouse does not respond."""
     return unavailable("unavailable", f"the state cannot be read now: {error}")
 
 
 def not_done(error: Exception) -> Problem:
-    """503: an action was not carried out; or perhaps it was, and asking again shows it."""
+    """503: an action was perhaps not carried out; asking again shows it."""
     return unavailable("unavailable", f"this can't be done now: {error}; ask again")

@@ -1,4 +1,4 @@
-"""`/api/v1/queues`: what waits for workers and for the other services."""
+"""`/api/v1/queues`: the backlog of workers and of the other services."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from breakwater.bus.topology import PARKED_CONSUMER, Plan, consumers, worker_con
 from breakwater.contracts.http import AgentQueue, Queues, ReadingService, ServiceQueue
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import Message, ms_from_time, time_from_ms
-from services.request.routing import ApiRequest
+from services.request.operations import NATS_UNAVAILABLE, ApiRequest, operation
 
 KEPT_S = 1.0
-"""How long a response is cached, in seconds: many open pages cost NATS no more than one."""
+"""Age up to which a response is used again: many open pages cost NATS no more than one."""
 
 
 class QueueRoutes:
-    """What waits on the bus, for people.
+    """The backlog on the bus, for people.
 
     Args:
         agents: each agent's concurrency.
@@ -46,12 +46,22 @@ class QueueRoutes:
         self._one_asks = asyncio.Lock()
         self._known: tuple[float, Queues | BusError] | None = None
 
-    async def show(self, _: ApiRequest[Message]) -> Queues:
-        """All of them."""
+    @operation(
+        "GET",
+        "/api/v1/queues",
+        tag="queues",
+        summary="Queues",
+        description="For each agent, the jobs that are waiting and in progress; the jobs waiting for their next "
+        "attempt; and how far services are behind the event log. At most about a second old.",
+        result="The queues.",
+        errors={503: NATS_UNAVAILABLE},
+    )
+    async def list_queues(self, _: ApiRequest[Message]) -> Queues:
+        """All queues."""
         return await self.read()
 
     async def read(self) -> Queues:
-        """As of a second ago at most. Raises BusError."""
+        """All queues, as of a second ago at most. Raises BusError."""
         async with self._one_asks:
             known = self._known
             # Requests that waited while NATS did not answer fail together, not one timeout after the other.
@@ -69,30 +79,26 @@ class QueueRoutes:
         except BusError as error:
             return error
         by_consumer = dict(zip(self._consumers, found, strict=True))
-        parked = by_consumer[(Stream.PARKED, PARKED_CONSUMER)]
-        return Queues(
-            agents=tuple(
-                _agent(agent, most, by_consumer[(Stream.JOBS, worker_consumer(agent))])
-                for agent, most in self._agents.items()
-            ),
-            # Those that sleep were delivered to the worker that will wake them.
-            parked=None if parked is None else parked.waiting + parked.in_progress,
-            services=tuple(
-                _service(stream, name, one)
-                for (stream, name), one in by_consumer.items()
-                if stream not in (Stream.JOBS, Stream.PARKED)
-            ),
-            at=at,
-        )
+        agents = list[AgentQueue]()
+        for agent, concurrency in self._agents.items():
+            waiting, in_progress = _figures(by_consumer[(Stream.JOBS, worker_consumer(agent))])
+            agents.append(AgentQueue(agent=agent, waiting=waiting, in_progress=in_progress, concurrency=concurrency))
+        services = list[ServiceQueue]()
+        for (stream, name), one in by_consumer.items():
+            if stream not in (Stream.JOBS, Stream.PARKED):
+                waiting, in_progress = _figures(one)
+                # All of a service's consumers begin with its name.
+                service = cast(ReadingService, name.partition("-")[0])
+                services.append(
+                    ServiceQueue(
+                        service=service, consumer=name, stream=stream.value, waiting=waiting, in_progress=in_progress
+                    )
+                )
+        # Those that sleep were delivered to the worker that will wake them.
+        waiting, in_progress = _figures(by_consumer[(Stream.PARKED, PARKED_CONSUMER)])
+        parked = None if waiting is None or in_progress is None else waiting + in_progress
+        return Queues(agents=tuple(agents), parked=parked, services=tuple(services), at=at)
 
 
-def _agent(agent: str, concurrency: int, found: Backlog | None) -> AgentQueue:
-    waiting, in_progress = (None, None) if found is None else (found.waiting, found.in_progress)
-    return AgentQueue(agent=agent, waiting=waiting, in_progress=in_progress, concurrency=concurrency)
-
-
-def _service(stream: Stream, name: str, found: Backlog | None) -> ServiceQueue:
-    waiting, in_progress = (None, None) if found is None else (found.waiting, found.in_progress)
-    # All of a service's consumers begin with its name.
-    service = cast(ReadingService, name.partition("-")[0])
-    return ServiceQueue(service=service, consumer=name, stream=stream.value, waiting=waiting, in_progress=in_progress)
+def _figures(found: Backlog | None) -> tuple[int | None, int | None]:
+    return (None, None) if found is None else (found.waiting, found.in_progress)

@@ -1,4 +1,4 @@
-"""Results of jobs: looked up, or waited for."""
+"""Results of jobs, looked up or waited for, and who may see them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import orjson
+from starlette.types import Receive
 
 from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusUnavailable
@@ -17,83 +21,85 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.encryption import OFF, Cipher, Undecryptable
+from breakwater.policy.callers import Caller
+from breakwater.policy.ownership import document_as_chosen, may_see, names_of, shown_to
+from breakwater.state.accepted import LINGER_S, Accepted, JobStatus
 from services.request.parsing import with_field
 
 CHECK_S = 2.0
-"""How often a waiting request checks whether the connection, and with it a result, was lost meanwhile."""
+"""Interval at which a waiting request looks for a lost connection, which may have lost the result."""
 
 FIRST_LOOK_S = 2.0
 LONGEST_LOOK_S = 30.0
 
 
-Answer = asyncio.Future[bytes | None]
+HeardResult = asyncio.Future[bytes | None]
 """The result as it was published, or None when the process stops."""
 
 
 class Waiters:
     """Hands results to the requests that wait for them.
 
-    Each subscribes to its own job's result for as long as it waits: those of all other jobs, most of which nobody waits
-    for here, are not delivered to this process.
+    Each subscribes to its own job's result for as long as it waits: results of other jobs don't reach this process.
     """
 
     def __init__(self, connection: Connection, cipher: Cipher = OFF) -> None:
         self._connection = connection
         self._cipher = cipher
-        self._waiting: dict[str, set[Answer]] = {}
+        self._waiting: dict[str, set[HeardResult]] = {}
         self._released = False
 
     def waits_for(self, subject: str) -> bool:
-        """Whether somebody listens to a subject."""
+        """True if a request waits for a result on this subject."""
         return subject in self._waiting
 
     def __len__(self) -> int:
-        return sum(len(answers) for answers in self._waiting.values())
+        return sum(len(waiting) for waiting in self._waiting.values())
 
     @asynccontextmanager
-    async def listening(self, subject: str) -> AsyncGenerator[Answer]:
+    async def listening(self, subject: str) -> AsyncGenerator[HeardResult]:
         """Listens to a subject while the block runs. Begin before publishing: an answer may be faster than the ack.
 
         Raises:
             BusUnavailable: NATS is not connected yet, or no more.
         """
-        answer: Answer = asyncio.get_running_loop().create_future()
+        heard: HeardResult = asyncio.get_running_loop().create_future()
         if self._released:
-            answer.set_result(None)
-        self._waiting.setdefault(subject, set()).add(answer)
+            heard.set_result(None)
+        self._waiting.setdefault(subject, set()).add(heard)
         try:
-            async with hearing(self._connection, subject, partial(self._deliver, subject, answer), confirmed=False):
-                yield answer
+            async with hearing(self._connection, subject, partial(self._deliver, subject, heard), confirmed=False):
+                yield heard
         finally:
-            answers = self._waiting[subject]
-            answers.discard(answer)
-            if not answers:
+            waiting = self._waiting[subject]
+            waiting.discard(heard)
+            if not waiting:
                 del self._waiting[subject]
 
-    def _deliver(self, subject: str, answer: Answer, data: bytes) -> None:
-        if answer.done() or not is_result_of(data, subjects.decode_token(subject.rpartition(".")[2])):
+    def _deliver(self, subject: str, heard: HeardResult, data: bytes) -> None:
+        if heard.done() or not is_result_of(data, subjects.decode_token(subject.rpartition(".")[2])):
             return
         try:
-            answer.set_result(self._cipher.decrypt_document(data))
+            heard.set_result(self._cipher.decrypt_document(data))
         except Undecryptable as error:
-            answer.set_exception(error)
+            heard.set_exception(error)
 
     def release(self) -> None:
         """Ends all waiting, now and from now on: the process stops."""
         self._released = True
-        for answers in self._waiting.values():
-            for answer in answers:
-                if not answer.done():
-                    answer.set_result(None)
+        for waiting in self._waiting.values():
+            for heard in waiting:
+                if not heard.done():
+                    heard.set_result(None)
 
 
 class ResultReader:
     """Reads results. Bytes are passed on as they were published, or decrypted, and not parsed."""
 
     def __init__(self, connection: Connection, reconnects: Callable[[], int], cipher: Cipher = OFF) -> None:
-        self._connection = connection
+        self.connection = connection
+        self.reconnects = reconnects
         self._lookup = Lookup(connection, cipher)
-        self._reconnects = reconnects
 
     async def decided(self, job_id: str) -> bytes | None:
         """The result, else the execution's record with redactions, which is kept longer. None while undecided.
@@ -116,7 +122,7 @@ class ResultReader:
         if newest is None or int(newest.subject.rpartition(".")[2]) <= beyond:
             return []
         found: list[Attempt] = []
-        async with aclosing(scan(self._connection, Stream.EVENTS, subject)) as stored:
+        async with aclosing(scan(self.connection, Stream.EVENTS, subject)) as stored:
             async for message in stored:
                 attempt = read_record(message, Attempt)
                 if attempt is not None and attempt.number > beyond:
@@ -124,25 +130,25 @@ class ResultReader:
         return sorted(found, key=lambda attempt: attempt.number)
 
     async def wait(
-        self, job_id: str, answer: Answer, left: asyncio.Future[Any], deadline: float, *, look_now: bool
+        self, job_id: str, heard: HeardResult, left: asyncio.Future[Any], deadline: float, *, look_now: bool
     ) -> bytes | None:
         """The result, if it comes in time.
 
-        The subscription brings it (`answer`); what it missed while the connection was lost is looked up.
+        The subscription brings it (`heard`); a result that it missed while the connection was lost is looked up.
 
         Args:
-            job_id: whose result.
-            answer: of the waiter that listens for it.
+            job_id: of the job.
+            heard: the result, once the subscription has it.
             left: done when the client is gone.
             deadline: on the monotonic clock.
-            look_now: the result may be there already.
+            look_now: the result may be stored already.
         """
-        reconnects = self._reconnects()
+        reconnects = self.reconnects()
         pause = FIRST_LOOK_S
         look_at = time.monotonic() + (0.0 if look_now else pause)
-        while not answer.done() and not left.done() and (now := time.monotonic()) < deadline:
-            if now >= look_at or self._reconnects() != reconnects:
-                connection = self._reconnects()
+        while not heard.done() and not left.done() and (now := time.monotonic()) < deadline:
+            if now >= look_at or self.reconnects() != reconnects:
+                connection = self.reconnects()
                 # An outage is no reason to stop waiting: the job is accepted, and the look-up is tried again.
                 with suppress(BusUnavailable, TimeoutError):
                     async with asyncio.timeout(deadline - now):
@@ -152,5 +158,65 @@ class ResultReader:
                     reconnects = connection
                     look_at, pause = now + pause, min(pause * 2, LONGEST_LOOK_S)
             left_s = min(CHECK_S, deadline - time.monotonic())
-            await asyncio.wait([answer, left], timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
-        return answer.result() if answer.done() else None
+            await asyncio.wait([heard, left], timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
+        return heard.result() if heard.done() else None
+
+
+@dataclass(frozen=True, slots=True)
+class JobLookup:
+    """Everything that is known of jobs: results, records, and jobs that are not decided yet."""
+
+    results: ResultReader
+    waiters: Waiters
+    accepted: Accepted
+
+    async def find(self, caller: Caller, given: str) -> tuple[str, bytes | None] | None:
+        """A job of a caller by the id that it chose, or by its full id: its full id, and its result or record.
+
+        None if there is no such job. Raises BusUnavailable, or StateUnavailable.
+        """
+        names = names_of(caller, given)
+        for wait_s in (0.0, 2 * LINGER_S):  # another process may have accepted it and not have saved it yet
+            if wait_s:
+                await asyncio.sleep(wait_s)
+            for name in names:
+                decided, status = await self.status(name)
+                if job_is_of(caller, status):
+                    return name, decided
+        return None
+
+    async def status(self, job_id: str, *, just_now: bool = False) -> tuple[bytes | None, JobStatus | None]:
+        """The result or record of a job, and its status; (None, None) for an unknown job.
+
+        Args:
+            job_id: its full id.
+            just_now: another process may have accepted it at this moment.
+        """
+        decided = await self.results.decided(job_id)
+        if decided is None:
+            return None, await self.accepted.standing(job_id, just_now=just_now)
+        return decided, status_of(decided)
+
+
+def status_of(decided: bytes) -> JobStatus:
+    """The status of a job that is decided, from its result or record."""
+    of = orjson.loads(decided)
+    return JobStatus(of["agent"], None, False, None, of.get("tenant"), of.get("owner"), of.get("job_digest"))
+
+
+def job_is_of(caller: Caller, status: JobStatus | None) -> bool:
+    """True for a job that belongs to a caller, or that it may see as an operator."""
+    return status is not None and (
+        caller.may(("operate",)) or may_see(caller, agent=status.agent, tenant=status.tenant, owner=status.owner)
+    )
+
+
+def shown_result(caller: Caller, document: bytes) -> bytes:
+    """A result, a record or a step with its ids as a caller writes them."""
+    return document_as_chosen(document, partial(shown_to, caller))
+
+
+async def disconnected(receive: Receive) -> None:
+    """Waits until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,4 +1,4 @@
-"""Who may use the HTTP API: scopes of API keys, roles of people, and their sessions."""
+"""Access to the HTTP API: scopes of API keys, roles of people, and their sessions."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pydantic import Field, StringConstraints
 from breakwater.contracts.types import Event, Identifier, Message, Timestamp
 
 KeyScope = Literal["submit", "read", "operate", "approve", "audit"]
-"""What an API key may be used for: `submit` jobs and read their results; `read` the state of everything, redacted;
-`operate`: what people do, such as reset a breaker or replay a job; `approve`: the part of that which decides on
-incidents, stopped tasks and caps; `audit`: see who did that, in the console."""
+"""Uses of an API key: `submit` jobs and read their results; `read` the state of everything, redacted; `operate`: act as
+an operator, such as reset a breaker or replay a job; `approve`: decide on incidents, stopped tasks and caps, which
+`operate` includes; `audit`: see the audit log, in the console."""
 
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 
 CallerKind = Literal["key", "person"]
-"""Who sends a request: the holder of an API key, or somebody who signed in with OpenID Connect."""
+"""The sender of a request: the holder of an API key, or a person who signed in with OpenID Connect."""
 
 Role = Literal["viewer", "operator", "approver", "admin"]
-"""What a person may do who signs in with OpenID Connect."""
+"""Roles of people who sign in with OpenID Connect."""
 
 
 class KeyDetails(Event):
@@ -56,23 +56,21 @@ class EndedSession(Event):
 
 
 OPENID_CALLBACK = "/sign-in/openid/callback"
-"""Where an OpenID provider sends browsers back to, below the console's URL."""
+"""The path below the console's URL to which an OpenID provider sends browsers back."""
 
 
 class OpenIdRedirect(Event):
-    """How a sign-in with OpenID Connect begins."""
+    """The beginning of a sign-in with OpenID Connect."""
 
-    url: str = Field(description="Where the browser is sent: the OpenID provider's page.")
-    flow: str = Field(
-        description="For the browser that signs in, and nobody else: it is sent back with what the provider answers."
-    )
+    url: str = Field(description="The OpenID provider's page, for the browser.")
+    flow: str = Field(description="A secret of the browser that signs in: it is sent back with the provider's answer.")
 
 
 _OfProvider = Annotated[str, StringConstraints(max_length=4_096)]
 
 
 class OpenIdCallback(Message):
-    """What an OpenID provider has the browser bring back: the parameters of the redirect."""
+    """The parameters with which an OpenID provider sends the browser back."""
 
     flow: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
         description="That of the browser, from the beginning of its sign-in."
@@ -85,7 +83,7 @@ class OpenIdCallback(Message):
 
 
 class BackChannelLogout(Message):
-    """What an OpenID provider sends when somebody has signed out of it."""
+    """The notice of an OpenID provider that a person has signed out of it."""
 
     logout_token: Annotated[str, StringConstraints(min_length=1, max_length=8_192)] = Field(
         description="As OpenID Connect Back-Channel Logout 1.0 has it, signed by the provider."
@@ -93,6 +91,6 @@ class BackChannelLogout(Message):
 
 
 class EndedSessions(Event):
-    """Sessions that were ended for somebody who has signed out elsewhere."""
+    """Sessions that were ended because their person has signed out elsewhere."""
 
     ended: int = Field(ge=0, description="How many.")

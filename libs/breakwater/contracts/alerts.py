@@ -122,10 +122,10 @@ class ChannelTest(Event):
 
 
 class AlertQuery(Message):
-    """Which incidents to list."""
+    """A filter of incidents."""
 
     status: IncidentStatus | Literal["unresolved", "all"] = Field(
-        default="unresolved", description="`unresolved` stands for every status but `resolved`."
+        default="unresolved", description="`unresolved` means every status but `resolved`."
     )
     event: AlertEvent | None = Field(
         default=None, description="The latest event of the incident, or its first: a breaker that closed was open."
@@ -135,7 +135,7 @@ class AlertQuery(Message):
 
 
 class AlertRequest(OperatorRequest):
-    """Which incident, and why."""
+    """An incident, and the reason for the action."""
 
     incident_id: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_CONTROLS)] = Field(
         description="Its id, or a prefix that no other incident has: `inc_` and at least 6 characters.",
@@ -157,13 +157,13 @@ class UnchangedAlert(Alert):
 
 
 class ChannelRequest(Message):
-    """Which channel."""
+    """A channel."""
 
     channel: Identifier = Field(description="Its name in `alerts.channels`.")
 
 
 class UndeliveredQuery(Message):
-    """Which undelivered alerts to list."""
+    """A filter of undelivered alerts."""
 
     channel: Identifier | None = Field(default=None, description="Only alerts of this channel.")
     limit: Limit = 100
@@ -191,7 +191,7 @@ class UndeliveredList(Event):
 
 
 class ReplayAlertsRequest(Message):
-    """Which undelivered alerts to send again; with no field set, all that were not sent again yet."""
+    """The undelivered alerts to send again; with no field set, all that were not sent again yet."""
 
     channel: Identifier | None = Field(default=None, description="Only alerts of this channel.")
     dead_letter_id: int | None = Field(

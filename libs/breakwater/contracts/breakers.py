@@ -12,14 +12,14 @@ from breakwater.contracts.types import Count, Event, FullId, Identifier, ModelId
 
 
 class BreakerRequest(OperatorRequest):
-    """Which breaker, and why."""
+    """A breaker, and the reason for the action."""
 
     agent: Identifier = Field(description="`*` for a breaker that agents share.")
     model: ModelId = Field(description="`<provider>/*` for a provider's breaker.")
 
 
 class GuardRequest(OperatorRequest):
-    """Which task, and why."""
+    """A task, and the reason for the action."""
 
     task_id: FullId
     tenant: Identifier | None = Field(default=None, description="Whose task; omit it for a task of no tenant.")

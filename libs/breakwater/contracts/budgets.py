@@ -19,7 +19,7 @@ class BudgetQuery(Message):
 
 
 class RaiseCapRequest(OperatorRequest):
-    """Which cap to raise, to what, and why."""
+    """A cap to raise, its new value, and the reason."""
 
     budget: Annotated[str, StringConstraints(min_length=1, max_length=160, pattern=NO_CONTROLS)] = Field(
         description="Its name: `global/daily`, `agent:<name>/monthly`, `tenant:<name>/daily`.",
@@ -34,7 +34,7 @@ class RaiseCapRequest(OperatorRequest):
 
 
 class EstimateAccuracy(Event):
-    """How the worst case reserved for calls compares with their actual cost. Over calls that succeeded."""
+    """The worst case reserved for calls against their actual cost, over calls that succeeded."""
 
     calls: Count
     reserved: Money = Field(description="Reserved for them.")
@@ -125,7 +125,7 @@ class CostsListQuery(CostsQuery):
 
 
 class CostLine(Event):
-    """What calls of one agent, tenant, … cost. An amount is null where nothing of it is known."""
+    """Costs of the calls of one agent, tenant, … An amount is null if no part of it is known."""
 
     name: str | None = Field(description="Null for calls that have none: no tenant, no key, no such tag.")
     spend: Money | None = Field(description="A lower bound where there are `calls_of_unknown_cost`.")
@@ -148,7 +148,7 @@ class CostLine(Event):
 
 
 class Costs(Event):
-    """What the calls of a month cost. A call counts in the month in which its budgets charge it."""
+    """Costs of the calls of a month. A call counts in the month in which its budgets charge it."""
 
     month: str = Field(examples=["2026-11"])
     previous_month: str = Field(examples=["2026-10"])

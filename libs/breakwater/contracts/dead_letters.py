@@ -11,7 +11,7 @@ from breakwater.contracts.http import Limit, Moment, ReasonText
 from breakwater.contracts.types import NO_CONTROLS, Count, Event, FullId, Identifier, Message, Timestamp
 
 MAX_DEAD_LETTERS = 1_000
-"""How many dead letters one request lists, or looks at to replay them, so that it is answered within seconds."""
+"""The most dead letters that one request lists, or looks at to replay them, so that it is answered within seconds."""
 
 DeadLetterKind = Literal["job", "alert", "event"]
 
@@ -36,7 +36,7 @@ Since = Annotated[
 
 
 class DeadLetterQuery(Message):
-    """Which dead letters to list."""
+    """A filter of dead letters."""
 
     reason: ReasonFilter = None
     agent: AgentFilter = None
@@ -78,7 +78,7 @@ class DeadLetterDetails(ListedDeadLetter):
     )
     payload_withheld: bool = Field(
         default=False,
-        description="Whether nobody is shown the original, as its agent keeps no prompts or is configured no more. "
+        description="True if the original is shown to no one, as its agent keeps no prompts or is configured no more. "
         "A replay reads it all the same.",
     )
     payload_omitted: bool = Field(
@@ -92,7 +92,7 @@ class DeadLetterDetails(ListedDeadLetter):
 
 
 class DeadLetterCount(Event):
-    """How many dead letters there are of a reason and an agent."""
+    """The number of dead letters of a reason and an agent."""
 
     reason: str
     agent: str = Field(description="`unknown` where it is not known.")
@@ -110,7 +110,7 @@ class DeadLetterList(Event):
 
 
 class ReplayDeadLettersRequest(Message):
-    """Which dead letters to replay: some by their ids, or all of a reason, of an agent, or at all."""
+    """The dead letters to replay: some by their ids, or all of a reason, of an agent, or at all."""
 
     dead_letters: (
         Annotated[tuple[Annotated[Number, Field(ge=1)], ...], Field(min_length=1, max_length=MAX_DEAD_LETTERS)] | None

@@ -402,7 +402,7 @@ PageCursor = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class ExecutionQuery(Message):
-    """Which executions to list. What is left out restricts nothing."""
+    """A filter of executions, and a page of them."""
 
     agent: Identifier | None = Field(default=None, description="Only those of this agent.")
     status: Status | None = Field(default=None, description="Only those that ended so.")

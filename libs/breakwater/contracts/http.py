@@ -21,7 +21,7 @@ Limit = Annotated[int, Field(ge=1, le=1_000, description="The most to list; the 
 
 
 class ErrorDetails(Message):
-    """What went wrong, and what to do about it."""
+    """An error, and what to do about it."""
 
     code: str = Field(description="Stable, for programs: `invalid_job`, `unknown_agent`, …")
     message: str = Field(description="For people.")
@@ -51,7 +51,7 @@ Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A time in RFC 3339, with its zone."""
 
 EventKind = Literal["attempts", "executions", "breakers", "budgets", "guards", "alerts"]
-"""What the stream of events has: the second token of their subjects on the bus."""
+"""Kinds of events in the stream: the second token of their subjects on the bus."""
 
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
@@ -61,7 +61,7 @@ def _split(value: object) -> object:
 
 
 class EventQuery(Message):
-    """Which events to send."""
+    """A filter of events."""
 
     kinds: Annotated[
         tuple[EventKind, ...],
@@ -102,11 +102,11 @@ class AgentQueue(Event):
     in_progress: Count | None = Field(
         description="Jobs that a worker has taken, those between two attempts included. None as for `waiting`."
     )
-    concurrency: Count = Field(description="How many may be in progress at once, over all workers.")
+    concurrency: Count = Field(description="The most that may be in progress, over all workers.")
 
 
 class ServiceQueue(Event):
-    """What one service reads from one stream."""
+    """The backlog of one service on one stream."""
 
     service: ReadingService
     consumer: str = Field(description="Its name on the bus, such as `sink-events`.")

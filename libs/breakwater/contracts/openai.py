@@ -11,7 +11,7 @@ from breakwater.contracts.types import NO_CONTROLS, Event, Identifier, Message, 
 
 
 class CallOptions(Message):
-    """What OpenAI's requests have no field for: `breakwater` in the body, or headers. Each is what it is in a `Job`."""
+    """Fields of a `Job` that OpenAI's requests lack: `breakwater` in the body, or headers."""
 
     model_config = ConfigDict(strict=True)
 
@@ -86,7 +86,7 @@ class ModelNames(Event):
 
 
 class OpenAIErrorDetails(Event):
-    """What went wrong, in OpenAI's words."""
+    """An error in OpenAI's words."""
 
     message: str
     type: str = Field(description="`invalid_request_error`, `insufficient_quota`, `rate_limit_error`, `server_error`.")

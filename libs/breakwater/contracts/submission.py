@@ -13,7 +13,7 @@ from breakwater.contracts.types import Count, Event, FullId, Identifier, Message
 
 
 class SubmitQuery(Message):
-    """How long to wait for the result of a job."""
+    """The wait for the result of a job."""
 
     wait_s: Annotated[float, Field(gt=0, le=300)] | None = Field(
         default=None, description="Seconds to wait for the result. If it comes in time, the response is 200 with it."
@@ -42,13 +42,13 @@ class UndecidedJob(Event):
 
 
 class CancelRequest(Message):
-    """Why a job is cancelled."""
+    """The reason for cancelling a job."""
 
     reason: ReasonText | None = Field(default=None, description="For the record, redacted.")
 
 
 class CancelledJob(Event):
-    """What became of a job that was to be cancelled."""
+    """The state of a job that was to be cancelled."""
 
     job_id: FullId
     execution_id: FullId = Field(description="The same as `job_id`.")
@@ -90,7 +90,7 @@ class AcceptedPlan(Event):
 
 
 class PlanQuery(Message):
-    """Which plans to list."""
+    """A limit of plans."""
 
     limit: Annotated[int, Field(ge=1, le=200, description="The most to list; the newest are listed.")] = 50
 

@@ -1,1 +1,1 @@
-"""The APIs of others that this service speaks besides its own: parsed to one job, and answered from its result."""
+"""APIs of others that this service speaks, too: parsed to one job, and answered from its result."""

@@ -1,4 +1,4 @@
-"""What `model` stands for in OpenAI's requests: an agent, or an agent with one of its models."""
+"""The meanings of `model` in OpenAI's requests: an agent, or an agent with one of its models."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class ModelNameTable:
         self._longest_first = sorted(config.agents, key=len, reverse=True)
 
     def resolve(self, name: str, caller: Caller) -> tuple[str, str | None]:
-        """The agent, and the model of it that is asked for; None for its own.
+        """The agent, and the requested model; None for its own.
 
-        For a key that is bound to one agent, a model that the agent lists comes before `agent/model`, and what it only
-        allows by `*` after it.
+        For a key that is bound to one agent, a model that the agent lists comes before `agent/model`, and one that it
+        only allows by `*` after it.
 
         Args:
             name: `agent`, `agent/model`, or a model of the agent that the key is bound to. A model is named by its id,
                 or by its name at the provider.
-            caller: who sent the request.
+            caller: the sender.
 
         Raises:
             Problem: 404, there is no such agent or model for this key.

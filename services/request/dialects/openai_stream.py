@@ -1,4 +1,4 @@
-"""A chat completion as server-sent events: what the worker publishes, and the rest of what was missed by its result."""
+"""A chat completion as server-sent events: the worker's chunks, and any missed rest from the result."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_UNSENT = 1_000
 
 _KEEP_ALIVE = b": still here\n\n"
 _OF_ALL = ("id", "created", "model", "system_fingerprint")
-"""What each chunk says of the whole answer."""
+"""Fields of a chunk that are the same in the whole answer."""
 _LIMIT_EVERY_S = 5.0
-"""How often it is noted that the client takes what it is sent."""
+"""Interval at which the limit of sending is moved on."""
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -31,7 +31,7 @@ class ChunkInbox:
     """The messages of a job's answer, as they come. Never waits.
 
     Attributes:
-        whole: none was missed. After one was, no more are taken: what follows a gap can't be sent.
+        whole: none was missed. After a gap, no more are taken: they can't be sent.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ChunkInbox:
         self._stirred = asyncio.Event()
 
     def put(self, data: bytes) -> None:
-        """Takes a message that was received."""
+        """Takes a received message."""
         message: dict[str, Any] = orjson.loads(data)
         if self.whole and (message["number"] != self._next or len(self._messages) >= MAX_UNSENT):
             self.whole = False
@@ -52,7 +52,7 @@ class ChunkInbox:
 
     @property
     def first(self) -> Mapping[str, Any] | None:
-        """The one that is next."""
+        """The next message."""
         return self._messages[0] if self._messages else None
 
     def take(self) -> list[dict[str, Any]]:
@@ -96,13 +96,13 @@ class ChatStream(EventStream):
         """Prepares it.
 
         Args:
-            inbox: what has come.
-            deciding: gives the result; None where the client has left, or the process stops.
+            inbox: the received messages.
+            deciding: gives the result; None if the client has left, or the process stops.
             headers: of the response.
             with_usage: the client wants the usage, too.
             error: makes the body of an error from a result, or from None: the process stops.
-            ended: called at the end, with whether all was sent, and whether the client takes nothing any more; closes
-                what is open for the stream.
+            ended: called at the end with two flags: all was sent; the client takes nothing any more. Closes everything
+                that is open for the stream.
         """
         super().__init__(headers)
         self._inbox = inbox
@@ -156,7 +156,7 @@ class ChatStream(EventStream):
         if self._first and chunk.get("id") != self._first.get("id"):
             # Of another attempt, which continues the answer. For the client it is one.
             chunk |= self._first
-        chunk.setdefault("object", OBJECT)  # clients pass over what does not say that it is a chunk
+        chunk.setdefault("object", OBJECT)  # clients skip an object that is not a chunk
         self._sent.add(chunk)
         self._first = self._first or {name: chunk[name] for name in _OF_ALL if name in chunk}
         if self._with_usage:

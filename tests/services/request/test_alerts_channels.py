@@ -27,7 +27,7 @@ from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import Event, format_time
 from breakwater.embedded.ports import free_port
-from services.request import alert_channels
+from services.request import alerts
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import ALERTING, LINK_SECRET, HttpApi, publish_alert, running, settings_for
@@ -110,7 +110,7 @@ async def test_without_an_alerter_nobody_waits_for_one(alerting: HttpApi) -> Non
 async def test_an_alerter_that_does_not_answer_is_distinguished_from_none(
     alerting: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alert_channels, "TEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(alerts, "TEST_TIMEOUT_S", 0.1)
 
     async def silent(_: Msg) -> None: ...
 
@@ -259,7 +259,7 @@ async def test_many_who_replay_at_once_replay_each_once(alerting: HttpApi, alert
 async def test_one_request_looks_at_a_part_of_them_and_says_where_to_go_on(
     alerting: HttpApi, alert: Alert, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alert_channels, "MAX_DEAD_LETTERS", 3)
+    monkeypatch.setattr(alerts, "MAX_DEAD_LETTERS", 3)
     for _ in range(4):
         await give_up(alerting, "ops", alert)
         await give_up(alerting, "second line", alert)

@@ -14,7 +14,7 @@ from breakwater.policy.ledger import AttemptSums, Ledger
 from breakwater.state.budget_counters import BudgetCounters, Notes
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
-from services.request.budgets import budget_statuses
+from services.request.budgets import current, known_keys, statuses
 
 CAPS = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
@@ -30,6 +30,11 @@ agents:
 ZONE = ZoneInfo("Europe/Berlin")
 
 
+async def statuses_of(caps: CapTable, counters: BudgetCounters, now: datetime) -> tuple[BudgetStatus, ...]:
+    snapshot = await counters.snapshot(current(counters, now))
+    return statuses(caps, snapshot, known_keys(caps, snapshot))
+
+
 async def reported(
     redis: Redis,
     figures: Ledger | None = None,
@@ -42,7 +47,7 @@ async def reported(
     day = periods_at(moment, ZONE).day
     noted = {day.name: Notes(notes or {}, announced)}
     assert await counters.fill(await counters.filled(), "log", 0, counters.periods(moment), figures or {}, noted)
-    return {status.budget: status for status in await budget_statuses(caps, counters, moment)}
+    return {status.budget: status for status in await statuses_of(caps, counters, moment)}
 
 
 async def test_every_budget_that_the_config_names_is_reported_before_anything_is_spent(redis: Redis) -> None:
@@ -102,9 +107,7 @@ async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below
     call = Budgets(redis, ZONE).reserve_call("x:1", "writer", None, held, counters, now=now, lease_ms=60_000)
     await redis.run([call])
     [writer] = [
-        one
-        for one in await budget_statuses(CAPS, BudgetCounters(redis, ZONE), now)
-        if one.budget == "agent:writer/daily"
+        one for one in await statuses_of(CAPS, BudgetCounters(redis, ZONE), now) if one.budget == "agent:writer/daily"
     ]
     assert (writer.spent, writer.reserved, writer.remaining) == (9 * NANO_PER_USD, held, NANO_PER_USD - held)
     assert (writer.calls, writer.calls_of_unknown_cost) == (7, 2)

@@ -370,7 +370,7 @@ async def test_counters_and_record_are_answered_whether_they_agree_or_not(redis:
     async def compare() -> Reconciliation:
         return reconciliation
 
-    assert await routes(redis, compare).reconciliation(ASKED) == reconciliation
+    assert await routes(redis, compare).reconcile_budgets(ASKED) == reconciliation
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ async def test_counters_that_can_not_be_compared_now_are_said_to_be_so(
         raise error
 
     with pytest.raises(Problem) as raised:
-        await routes(redis, compare).reconciliation(ASKED)
+        await routes(redis, compare).reconcile_budgets(ASKED)
     assert (raised.value.status, raised.value.code, raised.value.headers["Retry-After"]) == (503, code, "1")
     assert said in raised.value.message
 

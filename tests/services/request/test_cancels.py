@@ -25,9 +25,9 @@ from breakwater.state.accepted import Accepted
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim, Claimed, Executions
 from services.request import cancels
-from services.request.cancels import CancelRequests, Cancels, _asked
+from services.request.cancels import CancelRequests, Cancels, _user_and_job
 from services.request.problems import Problem
-from services.request.results import ResultReader, Waiters
+from services.request.results import JobLookup, ResultReader, Waiters
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, new_id, publish_result, result_of
 
@@ -36,7 +36,7 @@ JOB = {"agent": "writer", "prompt": "x"}
 
 
 @asynccontextmanager
-async def orders_heard(api: HttpApi) -> Any:
+async def requests_heard(api: HttpApi) -> Any:
     """What workers hear meanwhile."""
     heard: list[PendingCancel] = []
 
@@ -68,7 +68,7 @@ async def accepted(api: HttpApi, **more: Any) -> str:
 async def test_an_order_is_kept_for_whoever_takes_the_job_and_heard_by_whoever_has_it(
     api: HttpApi, redis: Redis
 ) -> None:
-    async with orders_heard(api) as heard:
+    async with requests_heard(api) as heard:
         job_id = await accepted(api)
         answer = await api.act(
             f"jobs/{job_id}/cancel", reason="  a wrong prompt; sk-proj-abcdefghijklmnopqrstuvwx1234 "
@@ -89,7 +89,7 @@ async def test_an_order_is_kept_for_whoever_takes_the_job_and_heard_by_whoever_h
 
 
 async def test_who_waits_gets_how_the_job_has_ended(api: HttpApi, redis: Redis) -> None:
-    async with orders_heard(api) as heard:
+    async with requests_heard(api) as heard:
         job_id = await accepted(api)
         waiting = asyncio.create_task(api.ask("POST", f"/api/v1/jobs/{job_id}/cancel?wait_s=60"))
         await until(lambda: len(heard) == 1)
@@ -194,10 +194,10 @@ programs: {desk: {agents: [reader]}}
 
 
 def test_who_asks_is_read_from_the_subject() -> None:
-    assert _asked("bw.cancel.a%2Fb") == ("client", "a/b")
-    assert _asked("bw.cancel-by.program-desk.j1") == ("program-desk", "j1")
+    assert _user_and_job("bw.cancel.a%2Fb") == ("client", "a/b")
+    assert _user_and_job("bw.cancel-by.program-desk.j1") == ("program-desk", "j1")
     with pytest.raises(Problem):
-        _asked("bw.cancel.%FF")
+        _user_and_job("bw.cancel.%FF")
 
 
 async def test_without_redis_nothing_is_cancelled_and_the_caller_knows(redis_away: HttpApi) -> None:
@@ -210,10 +210,10 @@ def requests_of(api: HttpApi, redis: Redis) -> CancelRequests:
     def connection() -> Client:
         return api.bus
 
-    results, publisher = ResultReader(connection, lambda: 0), Publisher(connection, "tests")
-    orders = Cancels(results, Waiters(connection), Accepted(redis), Executions(redis), publisher, connection)
+    lookup = JobLookup(ResultReader(connection, lambda: 0), Waiters(connection), Accepted(redis))
+    sending = Cancels(lookup, Executions(redis), Publisher(connection, "tests"), connection)
     config = f"{CONFIG}\nprograms: {{desk: {{agents: [writer]}}}}\n"
-    return CancelRequests(orders, parse_config(config), Redactor.compile(RedactionRules()))
+    return CancelRequests(sending, parse_config(config), Redactor.compile(RedactionRules()))
 
 
 async def test_a_program_that_asks_without_end_neither_delays_others_nor_waits_without_end(

@@ -29,7 +29,7 @@ from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
 from breakwater.encryption import OFF, Cipher, new_key
-from services.request import dead_letter_routes as routes
+from services.request import dead_letters as routes
 from tests.helpers import FIRST
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer

@@ -227,7 +227,7 @@ async def test_without_clickhouse_it_is_said_that_there_is_none(recorded: Record
 async def test_a_slow_clickhouse_is_not_waited_for_without_end(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.request.clickhouse.ANSWER_WITHIN_S", 0.0)
+    monkeypatch.setattr("services.request.executions.ANSWER_WITHIN_S", 0.0)
     answer = await recorded.api.ask("GET", PATH)
     assert (answer.status, answer.code) == (503, "unavailable")
     assert "did not answer within" in answer.message

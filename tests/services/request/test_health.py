@@ -14,7 +14,7 @@ from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import EndedCall, Healths
-from services.request.agents import agents_health, breaker_statuses, refused_until
+from services.request.breakers import agents_health, breaker_statuses, refused_until
 
 CONFIG = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}

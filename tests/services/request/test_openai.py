@@ -344,7 +344,7 @@ async def test_a_retry_of_the_sdk_attaches_to_the_call_that_it_gave_up(plane: De
     [waiting] = await commands.keys("bw:unanswered-calls:*")
 
     async def given_up() -> bool:
-        return await commands.hget(waiting, f"left:{ids[1]}") == ids[1]
+        return await commands.zscore(waiting, ids[1]) == 0
 
     async def all_answered() -> bool:
         return not await commands.exists(waiting)

@@ -443,14 +443,14 @@ async def test_a_job_goes_on_while_a_retry_at_another_replica_waits_for_it(plane
 async def test_a_retry_is_never_answered_that_its_own_client_has_left(
     plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_order, ordering, order = asyncio.Event(), asyncio.Event(), Cancels.order
+    may_order, ordering, order = asyncio.Event(), asyncio.Event(), Cancels.request
 
     async def late(cancels: Cancels, given: PendingCancel) -> PendingCancel:
         ordering.set()
         await may_order.wait()
         return await order(cancels, given)
 
-    monkeypatch.setattr(Cancels, "order", late)
+    monkeypatch.setattr(Cancels, "request", late)
     sdk, ask = plane.sdk(), {**ASK, "messages": [{"role": "user", "content": new_id()}]}
     first, stream = await opened(sdk, "left", "0", ask)
     await stream.close()

@@ -240,7 +240,7 @@ async def test_an_answer_is_taken_from_the_browser_that_asked_for_it_alone(
         ({}, "openid_refused", "no code"),
     ],
 )
-async def test_what_a_provider_refuses_is_said_to_the_browser_that_asked(
+async def test_what_a_provider_refuses_is_said_to_the_browser_that_user_and_job(
     api: HttpApi, provider: RunningProvider, said: dict[str, str], code: str, shown: str
 ) -> None:
     url, flow = await begin(api)
@@ -386,7 +386,7 @@ async def test_a_flow_is_good_for_ten_minutes_and_for_this_plane(
         assert (refused.status, refused.code) == (403, "openid_state"), changed
     now = time.time()
     with monkeypatch.context() as later:
-        later.setattr("services.request.openid.time.time", lambda: now + 601)
+        later.setattr("services.request.sign_in.time.time", lambda: now + 601)
         assert (await complete(api, flow, back)).code == "openid_state"
     await redis.client.delete("bw:openid:key")
     assert (await complete(api, flow, back)).code == "openid_state", "begun on another plane"

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from services.request.parsing import MAX_DETAILS, read_job, submission, with_field
+from services.request.parsing import MAX_DETAILS, read_job, with_field
 from services.request.problems import Problem
+from services.request.submission import submission
 
 NEW_ID = "019aa8f2-0000-7000-8000-000000000000"
 

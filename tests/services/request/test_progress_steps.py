@@ -8,7 +8,7 @@ from breakwater.contracts.execution import ErrorInfo, Notification, Progress
 from breakwater.policy.record import steps_of
 from breakwater.state.accepted import JobStatus
 from services.request.event_stream import server_sent
-from services.request.progress import SentSteps, decision, of_standing
+from services.request.progress import SentSteps, decision, steps_of_undecided
 from tests.services.request.test_progress import attempt_of
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -66,9 +66,9 @@ def test_waits_and_handovers_are_reported_as_often_as_they_are_and_the_end_once(
 @pytest.mark.parametrize("checkpoint", [None, "{", '{"later_version": 1}'])
 def test_a_checkpoint_that_says_nothing_still_says_that_a_worker_has_it(checkpoint: str | None) -> None:
     standing = JobStatus("writer", NOW, taken=True, checkpoint=checkpoint)
-    assert [found.state for found in of_standing("j", standing, [], NOW)] == ["dispatched"]
+    assert [found.state for found in steps_of_undecided("j", standing, [], NOW)] == ["dispatched"]
     attempts = [attempt_of("j", 1, fails=True)]
-    assert of_standing("j", standing, attempts, NOW) == []
+    assert steps_of_undecided("j", standing, attempts, NOW) == []
 
 
 def test_a_call_whose_attempt_is_recorded_is_not_under_way() -> None:
@@ -77,8 +77,8 @@ def test_a_call_whose_attempt_is_recorded_is_not_under_way() -> None:
         ' "in_flight": {"number": 1, "model": "m", "started_at": "2026-11-21T10:00:01Z"}}'
     )
     standing = JobStatus(None, None, taken=True, checkpoint=checkpoint)
-    assert of_standing("j", standing, [attempt_of("j", 1, fails=True)], NOW) == []
-    assert of_standing("j", standing, [], NOW) == [], "whose agent is not known"
+    assert steps_of_undecided("j", standing, [attempt_of("j", 1, fails=True)], NOW) == []
+    assert steps_of_undecided("j", standing, [], NOW) == [], "whose agent is not known"
 
 
 def test_a_wait_that_is_over_is_not_reported() -> None:
@@ -86,7 +86,7 @@ def test_a_wait_that_is_over_is_not_reported() -> None:
         resume_at = (NOW + timedelta(seconds=seconds)).isoformat()
         checkpoint = f'{{"dispatched_at": "2026-11-21T10:00:00Z", "resume_at": "{resume_at}"}}'
         standing = JobStatus("writer", NOW, taken=True, checkpoint=checkpoint)
-        assert [found.state for found in of_standing("j", standing, [], NOW)] == states
+        assert [found.state for found in steps_of_undecided("j", standing, [], NOW)] == states
 
 
 def test_of_a_result_only_the_decision_is_reported_and_events_are_what_the_standard_says() -> None:

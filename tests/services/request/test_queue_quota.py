@@ -8,9 +8,9 @@ from structlog.testing import capture_logs
 
 from breakwater.bus.lookup import Lookup
 from breakwater.metrics import StreamMetrics
-from services.request import queue_quota
-from services.request.queue_quota import QueueQuota
-from services.request.stream_fill import StreamFill
+from services.request import job_queue
+from services.request.job_queue import QueueQuota
+from services.request.observe import StreamFill
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, StartApi
 
@@ -21,7 +21,7 @@ LARGE = {"agent": "writer", "prompt": "x" * 200_000}
 async def test_an_agent_whose_jobs_take_its_share_is_refused_until_some_are_done_and_others_are_not(
     start_api: StartApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_quota, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(job_queue, "LOOK_EVERY_S", 0.05)
     config = CONFIG.replace("limits: {", f"limits: {{jobs_max_bytes_per_agent: {SHARE}, ")
     async with start_api(config) as api:
         accepted = 0
@@ -42,7 +42,7 @@ async def test_an_agent_whose_jobs_take_its_share_is_refused_until_some_are_done
 async def test_an_agent_that_programs_have_brought_over_its_share_is_named_once(
     start_api: StartApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_quota, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(job_queue, "LOOK_EVERY_S", 0.05)
     config = CONFIG.replace("limits: {", f"limits: {{jobs_max_bytes_per_agent: {SHARE}, ")
     with capture_logs() as logs:
         async with start_api(config) as api:
@@ -63,7 +63,7 @@ async def test_an_agent_that_programs_have_brought_over_its_share_is_named_once(
 
 async def test_what_others_have_published_counts_by_its_size(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     jetstream, shares = api.bus.jetstream(), QueueQuota(SHARE, Lookup(lambda: api.bus))
-    monkeypatch.setattr(queue_quota, "LARGEST", 400_000)
+    monkeypatch.setattr(job_queue, "LARGEST", 400_000)
     for _ in range(6):
         await jetstream.publish("bw.jobs.writer", bytes(400_000))
         for _ in range(6):

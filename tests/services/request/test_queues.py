@@ -100,7 +100,7 @@ async def test_an_answer_serves_everybody_for_a_second_and_no_longer(api: HttpAp
     routes = QueueRoutes({"writer": 8}, (), connection, lambda: seconds)
 
     async def ask() -> Queues:
-        return await routes.show(None)  # pyright: ignore[reportArgumentType]
+        return await routes.list_queues(None)  # pyright: ignore[reportArgumentType]
 
     first, *others = await asyncio.gather(*(ask() for _ in range(20)))
     asked_once = connections

@@ -8,7 +8,7 @@ import pytest
 from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
-from services.request.agents import PROBE_POLL_S, PROBE_WAIT_S
+from services.request.breakers import PROBE_POLL_S, PROBE_WAIT_S
 from tests.services.request.conftest import HttpApi, new_id, publish_result, put_breaker, redis_ms, result_of
 
 ISOLATED = Breaker(state="isolated", version=1)
