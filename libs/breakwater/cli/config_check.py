@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
 
 import typer
+from pydantic import BaseModel
 
 from breakwater.bus.permissions import program, with_variables
 from breakwater.cli import formats, output
@@ -20,16 +21,9 @@ from breakwater.cli.plane import OWN_CONFIG, JsonOption, own_config
 from breakwater.cli.reload import apply_to_servers
 from breakwater.config import Agent, Alerts, Config, load_config
 from breakwater.policy.addresses import Network, refusal
-from breakwater.policy.breaker import BreakerRules
 from breakwater.policy.budget import Caps
-from breakwater.policy.guard import ConfidenceRules, GuardRules
-from breakwater.policy.rate_limit import RateLimit
 from breakwater.pricing import long_inputs_cost_more, unaffordable
 from breakwater.settings import Settings
-
-T = TypeVar("T")
-
-_SHARED = {"agent_model": "", "model": ", per model for all agents", "provider": ", per provider for all agents"}
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=OWN_CONFIG)]
 
@@ -77,8 +71,8 @@ def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
         Column("timeouts", lambda one: f"{one[1].timeout_s:g} s, {one[1].total_timeout_s:g} s in all", drop=3),
         Column("parallel", lambda one: one[1].concurrency, right=True, drop=4),
         Column("budget", lambda one: _budget(one[1]), drop=1),
-        Column("breaker", lambda one: breaker_in_words(one[1].breaker), below=True),
-        Column("guard", lambda one: guard_in_words(one[1].guard), below=True),
+        Column("breaker", lambda one: settings_in_words(one[1].breaker), below=True),
+        Column("guard", lambda one: settings_in_words(one[1].guard), below=True),
         Column("rate limit", lambda one: _rate_limits(config, one[1]), below=True),
     ]
     output.table(columns, config.agents.items())
@@ -217,13 +211,13 @@ def _retry(agent: Agent) -> str:
 
 def _rate_limits(config: Config, agent: Agent) -> str:
     """The agent's own, and those of its models, which it shares with others."""
-    own = rate_limit_in_words(agent.rate_limit)
     shared = [
-        f"{model}: {rate_limit_in_words(settings.rate_limit)}"
+        f"{model}: {settings_in_words(settings.rate_limit)}"
         for model in agent.chain
         if (settings := config.models.get(model)) is not None and settings.rate_limit is not None
     ]
-    return "; ".join(([] if shared and agent.rate_limit is None else [own]) + shared)
+    own = [] if shared and agent.rate_limit is None else [settings_in_words(agent.rate_limit, "none")]
+    return "; ".join(own + shared)
 
 
 def _budget(agent: Agent) -> str:
@@ -232,67 +226,27 @@ def _budget(agent: Agent) -> str:
 
 
 def _caps(caps: Caps) -> str:
-    windows = (
-        _said(caps.daily_usd, lambda limit: f"{formats.money(limit)}/day"),
-        _said(caps.monthly_usd, lambda limit: f"{formats.money(limit)}/month"),
-    )
-    return f"{', '.join(filter(None, windows))} {caps.enforcement}" if any(windows) else "no cap"
+    windows = [
+        f"{formats.money(limit)}/{unit}"
+        for limit, unit in ((caps.daily_usd, "day"), (caps.monthly_usd, "month"))
+        if limit is not None
+    ]
+    return f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"
 
 
-def breaker_in_words(rules: BreakerRules | None) -> str:
-    """The rules of a breaker: `3 in a row, or 5 alike in 60 s; open 60 s`."""
-    if rules is None:
-        return "off"
-    windowed = (
-        _said(rules.same_error, lambda least: f"{least} alike"),
-        _said(rules.errors, lambda least: counted(least, "error")),
-        _said(rules.failure_rate, lambda least: f"{least:.0%} of {rules.minimum_calls:,} or more"),
-    )
-    opens = [f"{rules.consecutive_failures} in a row"] if rules.consecutive_failures is not None else []
-    if any(windowed):
-        opens.append(f"{' or '.join(filter(None, windowed))} in {rules.within_s:g} s")
-    longest = (
-        f"-{rules.max_cooldown_s:g}" if rules.cooldown_growth > 1 and rules.max_cooldown_s > rules.cooldown_s else ""
-    )
-    preset = f"{rules.preset}: " if rules.preset is not None else ""
-    return f"{preset}{', or '.join(opens)}; open {rules.cooldown_s:g}{longest} s{_SHARED[rules.scope]}"
+def settings_in_words(settings: BaseModel | None, none: str = "off") -> str:
+    """Settings under their names in the config: `consecutive_failures: 3, same_error: 5, within_s: 60`."""
+    if settings is None:
+        return none
+    return _named(settings.model_dump(mode="json", exclude_none=True))
 
 
-def guard_in_words(rules: GuardRules | None) -> str:
-    """The limits of a task: `10 iterations, 200,000 tokens, $10.00, 3 failures in a row, 5 alike`."""
+def _named(settings: dict[str, Any]) -> str:
+    def text(name: str, value: Any) -> str:
+        if isinstance(value, dict):
+            return f"{{{_named(cast(dict[str, Any], value))}}}"
+        if name.endswith("_usd"):
+            return formats.dollars(value)
+        return f"{value:g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value).lower()
 
-    def confidence(rules: ConfidenceRules) -> str:
-        how = [f"below {rules.floor:g}"] if rules.floor is not None else []
-        how += ["falling"] if rules.falling else []
-        return f"{rules.field} {' or '.join(how)} in {rules.answers} answers"
-
-    if rules is None:
-        return "off"
-    limits = (
-        _said(rules.max_iterations, lambda most: counted(most, "iteration")),
-        _said(rules.max_tokens, lambda most: counted(most, "token")),
-        _said(rules.max_cost_usd, formats.money),
-        _said(rules.consecutive_failures, lambda most: f"{counted(most, 'failure')} in a row"),
-        _said(rules.same_error, lambda most: f"{most:,} alike"),
-        _said(rules.confidence, confidence),
-    )
-    return ", ".join(filter(None, limits)) or "no limit"
-
-
-def rate_limit_in_words(limit: RateLimit | None) -> str:
-    """The limits of calls, and what happens beyond: `60 requests/min, 4 calls at a time, then waits`."""
-    if limit is None:
-        return "none"
-    limits = (
-        _said(limit.requests_per_minute, lambda most: f"{counted(most, 'request')}/min"),
-        _said(limit.tokens_per_minute, lambda most: f"{counted(most, 'token')}/min"),
-        _said(limit.requests, lambda most: f"{counted(most, 'request')}/{limit.per}"),
-        _said(limit.tokens, lambda most: f"{counted(most, 'token')}/{limit.per}"),
-        _said(limit.concurrent_calls, lambda most: f"{counted(most, 'call')} at a time"),
-    )
-    return f"{', '.join(filter(None, limits))}, then {'waits' if limit.on_exceeded == 'wait' else 'the next model'}"
-
-
-def _said(limit: T | None, words: Callable[[T], str]) -> str:
-    """A limit in words; nothing where there is none."""
-    return "" if limit is None else words(limit)
+    return ", ".join(f"{name}: {text(name, value)}" for name, value in settings.items() if value not in ([], {}))
