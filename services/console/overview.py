@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
-from urllib.parse import urlencode
+from typing import get_args
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics import figures
-from breakwater.analytics.figures import History, Spender, SpendLine
+from breakwater.analytics.figures import ErrorLine, History, ProviderLine, RefusalLine, Spender, SpendLine, WasteLine
 from breakwater.bus import topology
 from breakwater.contracts.http import ServiceQueue
 from breakwater.contracts.subjects import decode_token
@@ -20,9 +18,8 @@ from services.console import tiles
 from services.console.history import history_charts
 from services.console.overall_health import Live, behind, live, overall_health
 from services.console.pages import Fetched, PageContext
-from services.console.sessions import session_of
 from services.console.time_range import TimeRange
-from services.console.visits import visit_of
+from services.console.visits import ReadModels, View, Visit, page
 from services.console.words import segment
 
 CAUSES, SHOWN = 3, 5
@@ -43,64 +40,74 @@ _TASKS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class RangeFigures:
+    """The figures of the page's time range."""
+
+    history: Fetched[History]
+    held: Fetched[tuple[RefusalLine, ...]]
+    errors: Fetched[tuple[ErrorLine, ...]]
+    waste: Fetched[tuple[WasteLine, ...]]
+    providers: Fetched[tuple[ProviderLine, ...]]
+    spenders: Fetched[tuple[SpendLine, ...]]
+
+
 def routes(context: PageContext) -> list[Route]:
     """The routes of this page."""
+    return [page(context, "/", "overview.html", read, view)]
 
-    async def show(request: Request) -> Response:
-        visit = visit_of(context, request)
-        time_range = visit.time_range()
-        wanted = request.query_params.get("by")
-        by: Spender = wanted if wanted in _SPENDERS else "agent"
-        database, window = context.analytics, time_range.window
-        summed = partial(visit.part, slow=time_range.is_long)
-        now, held, (history, errors, waste, providers, spenders) = await asyncio.gather(
-            live(session_of(request).api),
+
+async def read(visit: Visit, models: ReadModels) -> tuple[Live, RangeFigures]:
+    """The state now, and the figures of the time range."""
+    time_range = visit.time_range()
+    database, window, summed = models.analytics, time_range.window, partial(visit.part, slow=time_range.is_long)
+    now, found = await asyncio.gather(
+        live(models.api),
+        asyncio.gather(
+            summed(figures.history(database, window)),
             summed(figures.refusals(database, window)),
-            asyncio.gather(
-                summed(figures.history(database, window)),
-                summed(figures.errors(database, window, limit=CAUSES)),
-                summed(figures.waste(database, window)),
-                summed(figures.providers(database, window)),
-                summed(figures.spend_by(database, window, by, limit=SHOWN)),
-            ),
-        )
-        query = dict(request.query_params)
-        return context.pages.render(
-            request,
-            "overview.html",
-            **summary(time_range, now, history),
-            history=history,
-            errors=errors,
-            held=held,
-            waste=waste,
-            providers=providers,
-            spenders=spenders,
-            by=by,
-            tabs=[(one, f"/?{urlencode(query | {'by': one})}#spend", one == by) for one in _SPENDERS],
-            address=partial(_address, time_range, by),
-            behind=behind,
-            task_of=task_of,
-            causes=CAUSES,
-            shown=SHOWN,
-        )
-
-    return [Route("/", show, methods=["GET"])]
+            summed(figures.errors(database, window, limit=CAUSES)),
+            summed(figures.waste(database, window)),
+            summed(figures.providers(database, window)),
+            summed(figures.spend_by(database, window, _spender(visit), limit=SHOWN)),
+        ),
+    )
+    return now, RangeFigures(*found)
 
 
-def summary(time_range: TimeRange, now: Live, history: Fetched[History]) -> dict[str, Any]:
-    """The sentence, the tiles and the charts of the page, from the state now and the history of a time range."""
+def view(visit: Visit, now: Live, found: RangeFigures) -> View:
+    """The sentence, the tiles and the charts of the page, and its tables."""
+    time_range, by = visit.time_range(), _spender(visit)
+    history = found.history
     totals = history.value and history.value.totals
-    failed = time_range.executions(status="dead_lettered")
     return {
         "time_range": time_range,
         "live": now,
-        "health": overall_health(totals, now, time_range.words, failed),
+        "health": overall_health(totals, now, time_range.words, time_range.executions(status="dead_lettered")),
         "past_tiles": tiles.pending() if history.pending else tiles.of_history(totals, time_range),
         "present_tiles": tiles.of_now(now),
         "history_charts": history.value and history_charts(history.value.steps, time_range.window),
+        "history": history,
+        "held": found.held,
+        "errors": found.errors,
+        "waste": found.waste,
         "unknown_waste": totals and totals.unknown_waste,
+        "providers": found.providers,
+        "spenders": found.spenders,
+        "by": by,
+        "tabs": [(one, visit.address.link("spend", by=one), one == by) for one in _SPENDERS],
+        "address": partial(_address, time_range, by),
+        "behind": behind,
         "late": [one for one in now.queues.value.services if behind(one)] if now.queues.value else [],
+        "task_of": task_of,
+        "causes": CAUSES,
+        "shown": SHOWN,
     }
+
+
+def _spender(visit: Visit) -> Spender:
+    wanted = visit.get("by")
+    return wanted if wanted in _SPENDERS else "agent"
 
 
 def _address(time_range: TimeRange, by: Spender, line: SpendLine) -> str | None:
