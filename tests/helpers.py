@@ -26,7 +26,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from breakwater.bus.core import close
-from breakwater.embedded.fork_server import SUPPORTED, ForkServer
+from breakwater.embedded.fork_server import SUPPORTED, ForkedProcess, ForkServer
 
 TIMEOUT_S = 120.0
 """Long, as a machine may be busy with other things; a condition that holds ends the wait at once."""
@@ -162,4 +162,4 @@ def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> 
         if not SUPPORTED or "LD_PRELOAD" in environment:  # a fork is loaded already
             argv = (sys.executable, "-m", "services", name)
             return subprocess.Popen(argv, env=everything, stdout=log, stderr=log)
-        return fork_server().fork(name, log.fileno(), everything)
+        return ForkedProcess(name, fork_server().request(name, log.fileno(), everything))

@@ -46,7 +46,7 @@ def fork(server: ForkServer, directory: Path, service: str = "breaker", **enviro
         "BREAKWATER_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0",
     }
     with (directory / f"{service}.log").open("ab") as log:
-        return server.fork(service, log.fileno(), os.environ | defaults | environment)
+        return ForkedProcess(service, server.request(service, log.fileno(), os.environ | defaults | environment))
 
 
 async def test_a_server_that_takes_too_long_is_ended_and_started_again(server: ForkServer, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ async def test_a_server_that_takes_too_long_is_ended_and_started_again(server: F
     [hanging] = [child for child in psutil.Process().children() if child.pid not in before]
     hanging.suspend()
     with (tmp_path / "log").open("ab") as log, pytest.raises(ForkServerError, match=r"within 0\.2 s"):
-        await server.fork_soon("breaker", log.fileno(), os.environ, 0.2)
+        await server.fork("breaker", log.fileno(), os.environ, 0.2)
     assert not hanging.is_running()
     assert fork(server, tmp_path).poll() is None
 
@@ -99,7 +99,7 @@ async def test_requests_that_come_together_start_a_service_each(server: ForkServ
     with (tmp_path / "log").open("ab") as log:
         forker.suspend()
         forks = [
-            asyncio.create_task(server.fork_soon("breaker", log.fileno(), os.environ | environment, 60))
+            asyncio.create_task(server.fork("breaker", log.fileno(), os.environ | environment, 60))
             for environment in environments
         ]
         await asyncio.sleep(0)  # now both have asked
@@ -139,7 +139,7 @@ def test_forks_do_not_share_their_randomness(server: ForkServer, tmp_path: Path)
                 "PYTHONPATH": str(tmp_path),
                 "DRAWN": str(drawn),
             }
-            server.fork("alerter", log.fileno(), environment)
+            ForkedProcess("alerter", server.request("alerter", log.fileno(), environment))
     wait_until(lambda: len(list(drawn.iterdir())) == 2, "two draws")
     one, two = drawn.iterdir()
     assert one.read_text() != two.read_text()

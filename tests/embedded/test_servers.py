@@ -149,7 +149,6 @@ def test_the_clickhouse_process_is_named_its_password_file_and_not_its_password(
     options = dict(zip(spec.argv[3::2], spec.argv[4::2], strict=True))
     assert options == {
         "--data": str(tmp_path / "clickhouse"),
-        "--host": "127.0.0.1",
         "--port": "8123",
         "--user": "breakwater",
         "--password-file": str(tmp_path / "password"),

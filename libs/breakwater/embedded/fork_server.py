@@ -44,7 +44,8 @@ class ForkServerError(OSError):
 class ForkedProcess(subprocess.Popen[bytes]):
     """A process that the fork server has started, of which it reports the pid and the exit code on a pipe.
 
-    The exit code is -9 if the fork server is gone, with which its processes end.
+    Making one waits until the server has imported all services. The exit code is -9 if the fork server is gone, with
+    which its processes end.
 
     Raises:
         ForkServerError: the fork server has ended, or could not fork.
@@ -97,8 +98,8 @@ class ForkServer:
             self._process = spawn(spec, inherit=(*self._inherit, its.fileno()))
         self._requests = ours
 
-    def fork(self, service: str, log: int, environment: Mapping[str, str]) -> ForkedProcess:
-        """Starts a service in its own session. Blocks until the server has imported everything, the first time.
+    def request(self, service: str, log: int, environment: Mapping[str, str]) -> BinaryIO:
+        """Requests a service in its own session, and returns the pipe on which the server reports.
 
         Args:
             service: its name.
@@ -108,13 +109,20 @@ class ForkServer:
         Raises:
             OSError: the server does not work.
         """
-        return ForkedProcess(service, self._ask(service, log, environment))
+        self.start()
+        assert self._requests is not None
+        wanted = {"service": service, "environment": dict(environment), "directory": str(Path.cwd())}
+        ours, its = os.pipe()
+        reports = os.fdopen(ours, "rb")  # closed with the object, whatever comes of the request
+        with io.FileIO(its, "w"), io.FileIO(os.memfd_create("request"), "r+") as file:
+            file.write(json.dumps(wanted).encode())
+            file.seek(0)
+            socket.send_fds(self._requests, [b"+"], [log, its, file.fileno()])
+        return reports
 
-    async def fork_soon(
-        self, service: str, log: int, environment: Mapping[str, str], timeout_s: float
-    ) -> ForkedProcess:
-        """Starts a service without blocking the event loop; ends a server that takes longer than `timeout_s`."""
-        reports = self._ask(service, log, environment)
+    async def fork(self, service: str, log: int, environment: Mapping[str, str], timeout_s: float) -> ForkedProcess:
+        """Starts a service as `request` does, and waits for it; ends a server that takes longer than `timeout_s`."""
+        reports = self.request(service, log, environment)
         try:
             async with asyncio.timeout(timeout_s):
                 await until_readable(reports.fileno())
@@ -135,19 +143,6 @@ class ForkServer:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-
-    def _ask(self, service: str, log: int, environment: Mapping[str, str]) -> BinaryIO:
-        """Sends a request, and returns the pipe on which the server reports."""
-        self.start()
-        assert self._requests is not None
-        request = {"service": service, "environment": dict(environment), "directory": str(Path.cwd())}
-        ours, its = os.pipe()
-        reports = os.fdopen(ours, "rb")  # closed with the object, whatever comes of the request
-        with io.FileIO(its, "w"), io.FileIO(os.memfd_create("request"), "r+") as file:
-            file.write(json.dumps(request).encode())
-            file.seek(0)
-            socket.send_fds(self._requests, [b"+"], [log, its, file.fileno()])
-        return reports
 
 
 async def _unasked() -> bool:

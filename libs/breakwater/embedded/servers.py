@@ -110,7 +110,7 @@ def clickhouse_spec(
     scratch = tables / "tmp"
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     tables.chmod(0o700)
-    arguments = ("--data", str(tables), "--host", LOOPBACK, "--port", str(port))
+    arguments = ("--data", str(tables), "--port", str(port))
     credentials: tuple[str, ...] = ("--user", user, "--password-file", str(password_file))
     if reader_password_file is not None:
         credentials += ("--reader-password-file", str(reader_password_file))

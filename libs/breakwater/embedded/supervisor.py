@@ -368,7 +368,7 @@ class Supervisor:
         if spec.service is None or self._fork_server is None:
             return spawn(spec, inherit=self._inherit)
         with open_log(spec.log_file) as log:
-            return await self._fork_server.fork_soon(spec.service, log, spec.environment, spec.ready_timeout_s)
+            return await self._fork_server.fork(spec.service, log, spec.environment, spec.ready_timeout_s)
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:

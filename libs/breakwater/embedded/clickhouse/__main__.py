@@ -13,6 +13,7 @@ from aiohttp import web
 from breakwater.embedded.clickhouse.access import EngineRole
 from breakwater.embedded.clickhouse.engine import DataDirectoryError, Engine
 from breakwater.embedded.clickhouse.http import Users, application
+from breakwater.embedded.ports import LOOPBACK
 from breakwater.files import raise_file_limit
 
 _STOP_SECONDS = 3.0  # for answers to be finished
@@ -25,8 +26,7 @@ _OPEN_FILES = 8192  # the engine holds three for each of its threads, and those 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m breakwater.embedded.clickhouse", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="data directory; made when missing")
-    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, required=True, help="port of the loopback; 0 takes a free one")
     parser.add_argument("--user", required=True, help="the user that writes")
     parser.add_argument("--password-file", type=Path, required=True, help="file with the user's password")
     parser.add_argument("--reader-password-file", type=Path, help="file with the password of `reader`, who only reads")
@@ -43,7 +43,7 @@ def _password(file: Path) -> str:
     return password
 
 
-async def _serve(engine: Engine, users: Users, host: str, port: int) -> None:
+async def _serve(engine: Engine, users: Users, port: int) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -60,8 +60,8 @@ async def _serve(engine: Engine, users: Users, host: str, port: int) -> None:
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, reuse_address=True).start()
-        sys.stdout.write(f"ready http://{host}:{runner.addresses[0][1]}\n")
+        await web.TCPSite(runner, LOOPBACK, port, reuse_address=True).start()
+        sys.stdout.write(f"ready http://{LOOPBACK}:{runner.addresses[0][1]}\n")
         sys.stdout.flush()
         await stop.wait()
     finally:
@@ -86,9 +86,9 @@ def main(argv: list[str] | None = None) -> int:
     raise_file_limit(_OPEN_FILES)
     code = 0
     try:
-        uvloop.run(_serve(engine, users, asked.host, asked.port))
+        uvloop.run(_serve(engine, users, asked.port))
     except OSError as error:
-        sys.stderr.write(f"clickhouse: cannot listen on {asked.host}:{asked.port}: {error.strerror or error}\n")
+        sys.stderr.write(f"clickhouse: cannot listen on {LOOPBACK}:{asked.port}: {error.strerror or error}\n")
         code = 1
     if not engine.close(_ENGINE_STOP_SECONDS):
         # A statement outlived its grace and its thread cannot be stopped; what it had not acknowledged may be lost.
