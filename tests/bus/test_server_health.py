@@ -70,7 +70,7 @@ async def test_a_server_that_could_not_write_is_named_until_it_is_started_again(
         for client in clients.values():
             [found] = await unhealthy_servers(client)
             assert (found.server, found.cannot_write) == ("breakwater", True)
-        [failed] = [one for one in await nats_findings(plane, None) if one.verdict == "fail"]
+        [failed] = [one async for one in nats_findings(plane, None) if one.verdict == "fail"]
         assert "breakwater can't write: JetStream stream 'plane > EVENTS' write error" in failed.text
         assert "restart it" in failed.remedy
     await server.restart_async()

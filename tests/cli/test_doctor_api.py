@@ -15,7 +15,7 @@ async def reported(stub: Stub, monkeypatch: pytest.MonkeyPatch, key: str = KEY) 
     monkeypatch.setenv("BREAKWATER_API_KEY", key)
     # Asked without a key, as it is of an interface of ours.
     stub.answers["GET /readyz"] = (200, {"status": "ready"})
-    return [(one.verdict, one.text) for one in await api_findings(PlaneLocation(None)) if "ready" not in one.text]
+    return [(one.verdict, one.text) async for one in api_findings(PlaneLocation(None)) if "ready" not in one.text]
 
 
 async def test_what_the_key_may_do_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,8 @@ async def test_a_key_that_does_not_open_is_reported(
 async def test_a_console_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setattr(PlaneLocation, "console_url", nowhere)
-    [finding] = await console_findings(PlaneLocation(None))
+    [finding] = [one async for one in console_findings(PlaneLocation(None))]
     assert finding.verdict == "warn"
     assert nowhere in finding.text
     monkeypatch.setattr(PlaneLocation, "console_url", None)
-    assert await console_findings(PlaneLocation(None)) == []
+    assert [one async for one in console_findings(PlaneLocation(None))] == []

@@ -46,7 +46,7 @@ async def found(
 
     monkeypatch.setattr(PlaneLocation, "metrics_urls", metrics_urls)
     monkeypatch.setattr(PlaneLocation, "effective_config", lambda _plane: in_force)
-    return [(one.verdict, one.text) for one in await config_findings(PlaneLocation(None), file)]
+    return [(one.verdict, one.text) async for one in config_findings(PlaneLocation(None), file)]
 
 
 async def test_services_that_are_behind_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ async def client(
 
 
 async def look() -> Finding:
-    [finding] = await job_findings(PlaneLocation(None))
+    [finding] = [one async for one in job_findings(PlaneLocation(None))]
     return finding
 
 

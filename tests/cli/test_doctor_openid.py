@@ -51,7 +51,10 @@ async def provider(answers: Mapping[str, Any]) -> AsyncGenerator[str]:
 
 async def found(answers: Mapping[str, Any], suffix: str = "") -> tuple[str, str, str]:
     async with provider(answers) as issuer:
-        [finding] = await openid_findings(PlaneLocation(None), parse_config(CONFIG.format(issuer=issuer + suffix)))
+        [finding] = [
+            one
+            async for one in openid_findings(PlaneLocation(None), parse_config(CONFIG.format(issuer=issuer + suffix)))
+        ]
     assert finding.area == "openid"
     return finding.verdict, finding.text, finding.remedy
 
@@ -90,14 +93,10 @@ async def test_what_keeps_people_from_signing_in_is_named_with_what_to_do(
 async def test_a_slash_too_many_and_a_provider_that_is_away_are_reported() -> None:
     assert "console.openid.issuer is" in (await found({}, "/"))[1]
     config = CONFIG.format(issuer=f"http://127.0.0.1:{free_port()}")
-    [finding] = await openid_findings(PlaneLocation(None), parse_config(config))
+    [finding] = [one async for one in openid_findings(PlaneLocation(None), parse_config(config))]
     assert (finding.verdict, "Connect call failed" in finding.text) == ("fail", True), finding.text
 
 
 async def test_nothing_is_reported_where_people_sign_in_with_keys_alone() -> None:
-    assert (
-        await openid_findings(
-            PlaneLocation(None), parse_config(CONFIG.format(issuer="https://x").partition("console:")[0])
-        )
-        == []
-    )
+    config = parse_config(CONFIG.format(issuer="https://x").partition("console:")[0])
+    assert [one async for one in openid_findings(PlaneLocation(None), config)] == []

@@ -31,7 +31,7 @@ async def test_it_says_when_they_were_compared_and_warns_of_what_was_lacking_or_
             if one is not None:
                 log = await Lookup(lambda: plane.client).identity(Stream.EVENTS)
                 await save_comparison(analytics, log, one)
-            [finding] = await record_findings(PlaneLocation(None))
+            [finding] = [one async for one in record_findings(PlaneLocation(None))]
             return finding
 
         assert (await found()).verdict == "ok", "nothing has happened"

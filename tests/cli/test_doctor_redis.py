@@ -36,7 +36,7 @@ async def says_version(server: RunningServer, version: bytes) -> AsyncGenerator[
 
 async def versions_found(url: str, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     monkeypatch.setenv("BREAKWATER_REDIS_URL", url)
-    return [found for found in await redis_findings(PlaneLocation(None)) if "holes" in found.text]
+    return [found async for found in redis_findings(PlaneLocation(None)) if "holes" in found.text]
 
 
 async def test_the_server_of_the_local_stack_has_no_known_holes(

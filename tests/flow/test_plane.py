@@ -330,9 +330,9 @@ async def test_persist_prompts_false_and_persist_responses_false_mean_it(
         for name, value in plane.environment.items():
             monkeypatch.setenv(name, value)
         config = load_config(Path(plane.environment["BREAKWATER_CONFIG"]))
-        [readable] = await encryption_findings(PlaneLocation(None), config)
+        [readable] = [one async for one in encryption_findings(PlaneLocation(None), config)]
         monkeypatch.delenv("BREAKWATER_PLANE_KEY")
-        [without] = await encryption_findings(PlaneLocation(None), config)
+        [without] = [one async for one in encryption_findings(PlaneLocation(None), config)]
     assert (readable.verdict, without.verdict) == ("ok", "warn")
     assert "which are encrypted with the plane's own key" in readable.text
     assert "stored without texts" in without.text

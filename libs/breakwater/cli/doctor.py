@@ -87,7 +87,7 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
     async def guarded(area: str, find: Check) -> list[Finding]:
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                return await find(plane, config)
+                return [one async for one in find(plane, config)]
         except TimeoutError:
             return [Finding(area, "fail", f"no answer within {CHECK_TIMEOUT_S:g} s", "See its log.")]
         except Exception as error:  # noqa: BLE001  `expected` raises a bug again

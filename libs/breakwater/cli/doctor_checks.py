@@ -24,7 +24,6 @@ from breakwater.cli.doctor_findings import (
     Finding,
     Findings,
     answers,
-    check,
     clock,
     judged,
     timed,
@@ -69,7 +68,6 @@ def secret_findings(config: Config) -> list[Finding]:
     return findings + [Finding("config", "warn", one.strip(), remedy) for one in unusable_programs(config)]
 
 
-@check
 async def redis_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
     """Redis itself, and what it must hold: the heartbeat of the breaker service, the counters of the budgets."""
     url = plane.redis_url
@@ -143,7 +141,6 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
     )
 
 
-@check
 async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
     """ClickHouse itself, and its tables, which must be those of this version."""
     url = plane.clickhouse_url
@@ -170,7 +167,6 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
         yield Finding("clickhouse", "ok", f"the schema is at version {max(wanted)}")
 
 
-@check
 async def record_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
     """The comparison of ClickHouse with EVENTS: how far it is, and what was lacking."""
     async with connect.bus(plane.admin_nats_url) as client, connect.analytics(plane.clickhouse_url) as analytics:
@@ -196,7 +192,6 @@ async def record_findings(plane: PlaneLocation, _config: Config | None = None) -
         yield Finding("record", "warn" if now - done.lost_at < LOST_SHOWN else "ok", text, remedy)
 
 
-@check
 async def encryption_findings(plane: PlaneLocation, config: Config | None) -> Findings:
     """The keys that stored texts need: those of the executions in ClickHouse, and of the newest result."""
     try:
@@ -247,7 +242,6 @@ async def _encrypted(plane: PlaneLocation) -> dict[str, str]:
     return stored
 
 
-@check
 async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
     """The HTTP API, and what the key opens."""
     async with plane.api_client() as api:
@@ -276,7 +270,6 @@ async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> F
             yield Finding("api", "ok", f"the API key {key['name']!r} may {', '.join(key['scopes'])}")
 
 
-@check
 async def console_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
     """The console of a local stack; nothing where none is known."""
     if (url := plane.console_url) is None:
@@ -291,7 +284,6 @@ async def console_findings(plane: PlaneLocation, _config: Config | None = None) 
     yield judged("console", f"{url} answers", f"{url} answers {status}", remedy, ok=status == 200)
 
 
-@check
 async def config_findings(plane: PlaneLocation, config: Config | None) -> Findings:
     """The config version that each service runs under; nothing where none can be asked.
 
@@ -346,7 +338,6 @@ async def _get(url: str, headers: Mapping[str, str] | None = None) -> tuple[int,
         raise ConnectionError(str(error) or type(error).__name__) from error
 
 
-@check
 async def provider_findings(_plane: PlaneLocation, config: Config | None) -> Findings:
     """The network address of each provider, which must take connections. Calls nothing."""
     providers = {} if config is None else config.providers
@@ -373,7 +364,6 @@ _KEY_PARTS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
 """The fields of each kind of a public key."""
 
 
-@check
 async def openid_findings(_plane: PlaneLocation, config: Config | None) -> Findings:
     """The OpenID provider, as `request` would read it from this machine; nothing where the config names none."""
     if config is not None and (openid := config.console.openid) is not None:

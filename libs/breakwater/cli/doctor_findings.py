@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Literal, TypeVar
 
 from breakwater.cli import formats
 from breakwater.cli.plane import PlaneLocation
 from breakwater.config import Config
 
-P = ParamSpec("P")
 T = TypeVar("T")
 FindingVerdict = Literal["ok", "warn", "fail"]
 
@@ -33,17 +31,8 @@ class Finding:
 
 
 Findings = AsyncGenerator[Finding]
-Check = Callable[[PlaneLocation, "Config | None"], Coroutine[Any, Any, list[Finding]]]
-
-
-def check(find: Callable[P, Findings]) -> Callable[P, Coroutine[Any, Any, list[Finding]]]:
-    """Makes a check of a function that yields findings. A check only reads, and says what to do."""
-
-    @functools.wraps(find)
-    async def found(*args: P.args, **kwargs: P.kwargs) -> list[Finding]:
-        return [finding async for finding in find(*args, **kwargs)]
-
-    return found
+Check = Callable[[PlaneLocation, Config | None], Findings]
+"""A check yields what it finds. It only reads, and says what to do."""
 
 
 def judged(area: str, good: str, bad: str, remedy: str, *, ok: object, verdict: FindingVerdict = "warn") -> Finding:

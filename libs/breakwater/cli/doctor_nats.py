@@ -18,7 +18,7 @@ from breakwater.bus.lookup import Lookup, last_on, scan
 from breakwater.bus.server_health import RESTART, unhealthy_servers
 from breakwater.bus.survey import ConsumerFound, StreamFound, Survey, survey
 from breakwater.cli import connect, formats
-from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, check, clock, timed
+from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, clock, timed
 from breakwater.cli.plane import PlaneLocation
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Alerts, Config
@@ -61,7 +61,6 @@ _FALLS_BEHIND = {
 }
 
 
-@check
 async def nats_findings(plane: PlaneLocation, config: Config | None) -> Findings:
     """NATS itself, the streams and consumers, and how far each consumer is behind."""
     url = plane.admin_nats_url
@@ -245,7 +244,6 @@ async def _oldest(client: Client, durable: str) -> datetime | None:
     return None if found is None else found.stored_at
 
 
-@check
 async def job_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
     """Jobs accepted over HTTP within a day: each is decided, in progress, or waits."""
     async with connect.bus(plane.admin_nats_url) as client, connect.state(plane.redis_url) as redis:

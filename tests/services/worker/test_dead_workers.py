@@ -138,7 +138,7 @@ async def test_where_nats_shows_workers_to_nobody_todays_rule_holds_and_doctor_s
         await asyncio.to_thread(server.wait_until_ready)
         async with two_machines(here, url) as plane:
             workers = Workers(plane.worker.redis)
-            [found] = [one for one in await redis_findings(PlaneLocation(None)) if one.area == "workers"]
+            [found] = [one async for one in redis_findings(PlaneLocation(None)) if one.area == "workers"]
             assert (found.verdict, await heard(plane)) == ("warn", False)
             assert "20 to 25 s" in found.text
             assert "bw.workers.*" in found.remedy
