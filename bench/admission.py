@@ -48,9 +48,8 @@ from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey, Tripped
-from services.worker.assignment import Assignment, Parameters
+from services.worker.assignment import Assignment, Checkpoint, Parameters
 from services.worker.attempts import request_for
-from services.worker.checkpoint import Checkpoint
 from services.worker.context import WorkerContext, context_for
 from services.worker.gates import Admitted, admit
 from services.worker.gates.gate import Refused

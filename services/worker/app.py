@@ -19,11 +19,11 @@ from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.contracts.subjects import Stream
 from breakwater.settings import Settings
 from breakwater.state.connection import Redis, StateUnavailable
-from services.worker.cancelling import receive_cancel_requests
 from services.worker.config_versions import ConfigVersions, ProviderPool
 from services.worker.context import context_for
 from services.worker.dead_workers import DeadWorkers
 from services.worker.gates import GATES
+from services.worker.leases import receive_cancel_requests
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
@@ -52,7 +52,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     config_versions = ConfigVersions(worker, pool, live)
     dead_workers = DeadWorkers(worker, connection, lambda: config_versions.agents)
     queues: dict[str, Consumer] = {}
-    beside: list[asyncio.Task[None]] = []
+    watches: list[asyncio.Task[None]] = []
     app = ServiceApp(broker)
 
     def serve() -> None:
@@ -73,9 +73,9 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         await config_versions.save()
 
     async def watch() -> None:
-        """Runs what the gates need beside the jobs, as the config has it now."""
-        ended = list(beside)
-        beside[:] = [asyncio.create_task(run) for gate in GATES if (run := gate.watch(config_versions.newest.worker))]
+        """Runs the background work of the gates, as the config has it now."""
+        ended = list(watches)
+        watches[:] = [asyncio.create_task(run) for gate in GATES if (run := gate.watch(config_versions.newest.worker))]
         await background.stop(*ended)
 
     async def reload(changed: Config) -> None:
@@ -102,7 +102,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     @app.after_shutdown
     async def close() -> None:
-        await background.stop(*kept, *beside)
+        await background.stop(*kept, *watches)
         with suppress(StateUnavailable):
             await dead_workers.leave()
         await pool.close_except(())

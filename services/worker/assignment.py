@@ -1,51 +1,130 @@
-"""A delivered job, the job as this worker runs it, what is sent to its models, and how its run can end."""
+"""A job as a worker runs it: the assignment, its progress in a checkpoint, and the ends of a run.
+
+The checkpoint has all that another worker needs to go on after a crash.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 
 from pydantic import JsonValue
 
-from breakwater.bus.delivery import Delivery
 from breakwater.config import Agent
-from breakwater.contracts.execution import Cancellation, Choice, ErrorInfo, Reason
+from breakwater.contracts.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
 from breakwater.contracts.job import Job
+from breakwater.contracts.types import Count, Event, Timestamp
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import InputSize, max_output_of, size_of_messages, size_of_params
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
-from services.worker.checkpoint import Checkpoint
+from services.worker.repairs import Repairs
 
 
-@dataclass(frozen=True, slots=True)
-class JobDelivery:
-    """A delivered job as far as it could be read: who asked for it, and where the answer goes."""
+class InFlight(Event):
+    """An attempt whose call may be under way."""
 
-    delivery: Delivery
-    agent: Agent
-    job: Job | None
-    reply_to: str | None
-    owner: str | None
-    """The name of the API key, or the NATS user of the named program, that it belongs to."""
-    submitted_by: str | None
-    """The same, that it was sent with."""
-    digest: str
-    """Of what it asks."""
+    number: int
+    model: str
+    provider: str
+    cause: Cause
+    started_at: Timestamp
+    backoff_ms: Count
+    reserved: int | None
+    """Worst-case cost in nano-dollars; None where the model has no price."""
+    input_tokens: Count | None = None
+    """A high estimate; None for a program, which is no model."""
+    max_tokens: Count | None = None
+    """The output limit of the call, where budgets hold less for it than the job's own limit."""
+    reserved_at: Timestamp | None = None
+    """By Redis' clock; not known yet when the checkpoint is saved."""
+    dropped_messages: Count = 0
+    breaker_version: Count | None = None
+    first_token_ms: Count | None = None
+    """Some of its answer may be out. None: nothing is."""
+    chunks: Count | None = None
+
+
+class Checkpoint(Event):
+    """Saved before each call and before each long wait. It never changes: what changes it gives another one."""
+
+    dispatched_at: Timestamp
+    deadline: Timestamp
+    config_version: str | None = None
+    """Of the config that the job began under, and ends under."""
+    attempts: tuple[Attempt, ...] = ()
+    model_index: int = 0
+    """Index of its present model in the chain."""
+    model: str | None = None
+    """The present model, while it is called or waited for: a config that changes meanwhile may change the chain."""
+    cause: Cause | None = None
+    """Cause of the next attempt, where it is a recovery."""
+    repairs: Repairs | None = None
+    """None until the first."""
+    backoff_ms: int = 0
+    """Wait before the next attempt."""
+    resume_at: Timestamp | None = None
+    """End of a long wait."""
+    in_flight: InFlight | None = None
+    partial: str = ""
+    """Published part of an answer that broke off, and is to be continued."""
+
+    def text(self) -> str:
+        """As it is saved: JSON without what is as it was at the start."""
+        return self.model_dump_json(exclude_defaults=True)
+
+    def tried(self, model: str) -> bool:
+        """True if the job has come to this model before, if only to be refused."""
+        return any(attempt.model == model for attempt in self.attempts)
+
+    def is_last_of(self, chain: Sequence[str]) -> bool:
+        """True if no other model of the chain is left to be tried."""
+        return self.model_index + 1 >= len(chain)
+
+    def cause_of_next(self, model: str) -> Cause:
+        """Cause of the next attempt."""
+        if self.cause is not None:
+            return self.cause
+        if not self.attempts:
+            return "first"
+        return "retry" if self.tried(model) else "fallback"
+
+    def after(self, attempt: Attempt) -> Checkpoint:
+        """With an attempt that has ended and is recorded."""
+        update = {"attempts": (*self.attempts, attempt), "in_flight": None, "cause": None}
+        return self.model_copy(update=update | {"backoff_ms": 0, "resume_at": None})
+
+    def at_model(self, index: int) -> Checkpoint:
+        """At another model of the chain."""
+        update = {"model_index": index, "model": None, "repairs": self.repairs and self.repairs.for_next_model()}
+        return self.model_copy(update=update)
+
+    def repaired(self, cause: Cause, repairs: Repairs) -> Checkpoint:
+        """About to ask the same model again with what was mended."""
+        return self.model_copy(update={"cause": cause, "repairs": repairs})
+
+    def waiting(self, model: str, delay_s: float, until: datetime) -> Checkpoint:
+        """Waiting before the next attempt on a model."""
+        waited_ms = self.backoff_ms + round(delay_s * 1000)
+        return self.model_copy(update={"backoff_ms": waited_ms, "resume_at": until, "model": model})
+
+    def credited(self, waited: timedelta) -> Checkpoint:
+        """With as much more time as an outage of the plane has cost."""
+        return self.model_copy(update={"deadline": self.deadline + waited})
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What goes to the provider beside model and messages."""
+    """Parameters of a call, next to its model and messages."""
 
     values: Mapping[str, JsonValue]
     max_output_tokens: int
     """The most tokens that a call may give, over all its choices."""
     size: InputSize
-    """What they add to a call, with the schema where it is sent too."""
+    """Their part in the size of a call, with the schema where it is sent too."""
 
     @classmethod
     def of(cls, agent: Agent, own: Mapping[str, JsonValue], guard: OutputGuard | None) -> Parameters:
@@ -75,7 +154,7 @@ class Assignment:
     breaker: BreakerRules | None = None
     """Of its task's breaker, where the job brings one. Its guard and retry rules are those of `agent` already."""
     output_guard: OutputGuard | None = None
-    """What the agent's answers must satisfy."""
+    """Check of the agent's answers."""
     owner: str | None = None
     """The name of the API key or the program that it belongs to."""
     submitted_by: str | None = None
@@ -99,7 +178,7 @@ class Assignment:
         return BreakerKey(ALL, model, task.short_name)
 
     def adds(self, param: str | None) -> bool:
-        """Whether a parameter of `ADDED` is the plane's, or has a name that the plane may change; not the job's own."""
+        """True if a parameter of `ADDED` is the plane's, or has a name that the plane may change; not the job's own."""
         guard = self.output_guard
         if param not in {"response_format", "output_config"}:
             return True
@@ -117,11 +196,11 @@ class Assignment:
 
     @cached_property
     def input_size(self) -> InputSize:
-        """What a call sends before any repair."""
+        """Size of a call before any repair."""
         return self.size_of_call(self.messages)
 
     def size_of_call(self, messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:
-        """What a call sends: the conversation, the input, and the parameters."""
+        """Size of a call: the conversation, the input, and the parameters."""
         size = size_of_messages(messages) + self.parameters.size
         return size if self.job.input is None else size + size_of_params({}, input=self.job.input)
 
@@ -147,4 +226,4 @@ class Deferred:
 
     due: datetime
     over: Callable[[], Awaitable[bool]] | None = None
-    """Whether it need not wait any more: of one that is woken, too, perhaps a moment before it slept."""
+    """True if it need not wait any more, as the event that wakes it may have come a moment before it slept."""

@@ -1,4 +1,4 @@
-"""The attempts of one job along its chain of models, until one succeeds or nothing is left to try."""
+"""The attempts of one job along its chain of models, until one succeeds or nothing is left to try; and dry runs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
 from breakwater import tracing
 from breakwater.contracts.execution import Attempt, Reason
+from breakwater.contracts.types import usd_from_nano
 from breakwater.policy.breaker import caller_of
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.price import estimate_input_tokens, observed_limit, size_of_messages
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.state.executions import ClaimLost
-from services.worker.assignment import Assignment, Deferred, Finished
+from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
 from services.worker.call import Ended, attempt_of, call, record
-from services.worker.cancelling import JobCancelled
-from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
-from services.worker.gates import GATES, Admitted, Gates, admit
+from services.worker.gates import ALL_GATES, GATES, Admitted, Gates, admit, check
 from services.worker.gates.deployment import retry_budget_spent
 from services.worker.gates.gate import (
     LEASE_MARGIN_S,
@@ -35,17 +34,18 @@ from services.worker.gates.gate import (
     WaitForCapacity,
 )
 from services.worker.gates.task import release_hold
+from services.worker.leases import JobCancelled
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover
-from services.worker.repairs import NO_REPAIRS, Message, Repaired
+from services.worker.repairs import NO_REPAIRS, ChatMessage, Repaired
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
 
 WORTH_CREDITING_S = 1.0
-"""How long a wait for servers must be to be added to the job's time: a round trip is not worth an update."""
+"""A shorter wait for servers, such as a round trip, is not added to the job's time."""
 
-Step = Retry | NextModel | Stop | Repaired
+NextStep = Retry | NextModel | Stop | Repaired
 
-Value = TypeVar("Value")
+Returned = TypeVar("Returned")
 
 
 class Attempts:
@@ -91,7 +91,7 @@ class Attempts:
             and (sleeping := await self._rest_of_wait(at.resume_at)) is not None
         ):
             return sleeping
-        step: Finished | Step | None = await self._resume() if resumed else None
+        step: Finished | NextStep | None = await self._resume() if resumed else None
         while True:
             match step or await self._attempt():
                 case Finished() as finished:
@@ -114,12 +114,12 @@ class Attempts:
 
     # One attempt
 
-    async def _attempt(self) -> Finished | Step:
+    async def _attempt(self) -> Finished | NextStep:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
             # A wait that took longer than planned ends as one for which there was no time.
             return Stop("timeout") if self._waits_for is None else await self._refused(*self._waits_for, is_over=True)
-        messages: Sequence[Message] = self._job.messages
+        messages: Sequence[ChatMessage] = self._job.messages
         dropped = 0
         if self._checkpoint.repairs is not None:
             messages, dropped = self._checkpoint.repairs.applied(messages)
@@ -138,11 +138,11 @@ class Attempts:
             case Admitted() as admitted:
                 return await self._call(admitted, messages, request.timeout_s)
 
-    async def _call(self, admitted: Admitted, messages: Sequence[Message], timeout_s: float) -> Finished | Step:
+    async def _call(self, admitted: Admitted, messages: Sequence[ChatMessage], timeout_s: float) -> Finished | NextStep:
         flight = admitted.flight
         await self._progress.report("in_progress", "agent.attempt.start", attempt=flight.number, model=flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
-        # After the admission this process may have stood still.
+        # After the admission this process may have been stopped.
         await self._credited(partial(self._worker.leases.confirm, self._job.claim))
         stream = None if self._stream is None else self._attempt_stream(self._stream, flight)
         with admitted.under_way():
@@ -180,18 +180,18 @@ class Attempts:
         self._cancel.receive(kept.cancels)
         self._worker.leases.claims[self._job.claim].has_children |= kept.has_children
 
-    async def _refused(self, flight: InFlight, refused: Refused, *, is_over: bool = False) -> Step:
+    async def _refused(self, flight: InFlight, refused: Refused, *, is_over: bool = False) -> NextStep:
         """Records a refusal. `is_over`: the job has waited for as long as it may, and has no time for another model."""
         await self._record(attempt_of(self._job, flight, self._job.now(), "short_circuited", refused=refused))
         ends = refused.ends_chain or is_over or self._checkpoint.is_last_of(self._job.chain)
         return Stop(refused.reason) if ends else NextModel()
 
-    async def _wait_for_capacity(self, flight: InFlight, wait: WaitForCapacity) -> Step:
+    async def _wait_for_capacity(self, flight: InFlight, wait: WaitForCapacity) -> NextStep:
         slack_s = LONG_WAIT_SLACK_S if wait.delay_s >= LONG_WAIT_S else 0.0
         if wait.delay_s + slack_s >= self._remaining_s():
             return await self._refused(flight, wait.refused, is_over=wait.refused.reason in self._waited)
         if wait.delay_s >= POLL_S * 2:
-            await self._progress.waits(wait.delay_s)
+            await self._progress.report("waiting", detail=f"trying again in {wait.delay_s:.0f} s")
         reason = wait.refused.reason
         self._waited[reason] = self._waited.get(reason, 0.0) + wait.delay_s
         self._waits_for = flight, wait.refused
@@ -218,15 +218,16 @@ class Attempts:
 
     # After a failed attempt
 
-    async def _after_failure(self, ended: Ended) -> Step:
-        """What follows a failed attempt, already taken in: a repair, a retry, the next model, or the end."""
+    async def _after_failure(self, ended: Ended) -> NextStep:
+        """The step after a failed attempt, already taken in: a repair, a retry, the next model, or the end."""
         attempt, failure = ended.attempt, ended.failure
         assert failure is not None
         if attempt.first_token_ms is not None:
             # Some of the answer is out: another try can only continue it.
             said = self._stream.text if self._stream is not None and self._stream.continues else None
             if said is None:
-                await self._progress.retries_exhausted(attempt, "the answer broke off after some of it was published")
+                why = "the answer broke off after some of it was published"
+                await self._progress.failed("llm_retry_exhausted", attempt, detail=why)
                 return Stop("error")
             self._checkpoint = self._checkpoint.model_copy(update={"partial": said})
         if (repaired := await self._repaired(ended)) is not None:
@@ -244,9 +245,9 @@ class Attempts:
         if isinstance(step, Retry):
             return await self._within_retry_budget(attempt, step, busy=busy)
         if step.exhausted or failure.kind == "logic":
-            await self._progress.retries_exhausted(attempt, "no tries are left on this model")
+            await self._progress.failed("llm_retry_exhausted", attempt, detail="no tries are left on this model")
         elif not failure.retryable:
-            await self._progress.request_failed(attempt)
+            await self._progress.failed("llm_request_failed", attempt)
         return step
 
     async def _repaired(self, ended: Ended) -> Repaired | None:
@@ -265,14 +266,15 @@ class Attempts:
             if repaired.cause == "parameter":
                 self._worker.left_out.setdefault(ended.attempt.model, set()).update(repaired.repairs.left_out)
             if repaired.event is not None:
-                await self._progress.repaired(repaired.event, ended.attempt, repaired.count)
+                at = {"attempt": ended.attempt.number, "model": ended.attempt.model}
+                await self._progress.report("retried", repaired.event, **at, count=repaired.count)
             return repaired
         if failure.status_code == 401 and not repairs.credential_refreshed and await self._has_new_key(ended):
             return Repaired("credential_refresh", repairs.model_copy(update={"credential_refreshed": True}))
         return None
 
     async def _has_new_key(self, ended: Ended) -> bool:
-        """Whether the provider's key has changed, as far as that can be found out in the time that is left."""
+        """True if the provider's key has changed, as far as that can be found out in the time that is left."""
         provider = self._worker.providers.get(ended.attempt.provider)
         if provider is None:
             return False
@@ -282,20 +284,23 @@ class Attempts:
         return reading.result() if done else False
 
     def _answers_others(self, model: str) -> bool:
-        """Whether the model has answered another of this worker's jobs since this one has first called it."""
+        """True if the model has answered another job of this worker since this job has first called it."""
         answered = self._worker.outcomes.answered.get(self._worker.targets.of(self._job.agent_name, model).deployment)
         began = min(attempt.started_at for attempt in self._checkpoint.attempts if attempt.model == model)
         return answered is not None and answered > began
 
-    async def _within_retry_budget(self, attempt: Attempt, step: Retry, *, busy: bool) -> Step:
+    async def _within_retry_budget(self, attempt: Attempt, step: Retry, *, busy: bool) -> NextStep:
         worker, retry_id = self._worker, self._job.attempt_id(attempt.number + 1)
         deployment = worker.targets.of(self._job.agent_name, attempt.model).deployment
         # No retry multiplies an outage where there is none: the hold of a model that is busy bounds all calls.
         caller = caller_of(self._job.caller, self._job.job.tenant)
         if busy or await self._credited(lambda: worker.deployments.may_retry(deployment, retry_id, caller)):
-            await self._progress.retries(attempt, step.delay_s, long=step.delay_s >= LONG_WAIT_S)
+            state = "waiting" if step.delay_s >= LONG_WAIT_S else "retried"
+            delay = {"delay_ms": round(step.delay_s * 1000), "detail": f"trying again in {step.delay_s:.1f} s"}
+            await self._progress.failed("llm_retry_attempt", attempt, state, **delay)
             return step
-        await self._progress.retries_exhausted(attempt, "the fleet's retry budget for this model is spent")
+        why = "the fleet's retry budget for this model is spent"
+        await self._progress.failed("llm_retry_exhausted", attempt, detail=why)
         request = request_for(worker, self._job, self._checkpoint, 0.0, attempt.dropped_messages)
         return await self._refused(request.flight, retry_budget_spent(attempt.model))
 
@@ -304,7 +309,7 @@ class Attempts:
     def _remaining_s(self) -> float:
         return (self._checkpoint.deadline - self._job.now()).total_seconds()
 
-    async def _credited(self, work: Callable[[], Awaitable[Value]]) -> Value:
+    async def _credited(self, work: Callable[[], Awaitable[Returned]]) -> Returned:
         """Does what may be repeated, however long a server is unavailable: that is not the job's to pay."""
         worker = self._worker
         began = worker.clock()
@@ -330,14 +335,14 @@ class Attempts:
         """A job that was delivered before its wait is over, as after a crash while it was put to sleep."""
         rest_s = (due - self._job.now()).total_seconds()
         if rest_s >= LONG_WAIT_S:
-            await self._progress.waits(rest_s)
+            await self._progress.report("waiting", detail=f"trying again in {rest_s:.0f} s")
             return Deferred(due)
         if rest_s > 0:
             with self._cancel.interruptible():
                 await self._worker.sleep(rest_s)
         return None
 
-    async def _resume(self) -> Finished | Step | None:
+    async def _resume(self) -> Finished | NextStep | None:
         """Goes on after a crash. None: as the checkpoint says."""
         found = await recover(self._worker, self._job, self._checkpoint)
         self._checkpoint = found.checkpoint
@@ -350,7 +355,7 @@ class Attempts:
             try:
                 await self._record(attempt, [gate(self._worker, request) for gate in self._gates])
             except ClaimLost:
-                # Whoever made the call has recorded it after all; and goes no further, as the job is ours now.
+                # The worker that made the call has recorded it after all; and goes no further, as the job is ours now.
                 return await self._resume()
             self._cancel.check()
             return await self._after_failure(Ended(attempt, WORKER_LOST))
@@ -378,16 +383,9 @@ def request_for(
     lease_s: float | None = None,
     dry_run: bool = False,
 ) -> AdmissionRequest:
-    """What a job asks for next, on the model that it is at.
+    """The next admission that a job asks for, on its present model.
 
-    Args:
-        worker: this one.
-        job: the job.
-        at: how far it is.
-        timeout_s: how long the call may take.
-        dropped: how many of the job's messages are left out of the call.
-        lease_s: the same for all of a streamed answer.
-        dry_run: nothing is to be called.
+    `dropped` messages of the job are left out of the call. `lease_s` is of all of a streamed answer.
     """
     target = worker.targets.of(job.agent_name, job.chain[at.model_index])
     size = job.input_size if at.repairs is None else job.input_size + at.repairs.correction_size
@@ -426,3 +424,54 @@ def request_for(
         attempt_id=job.attempt_id(flight.number),
         lease_ms=None if dry_run else round(((lease_s or timeout_s) + LEASE_MARGIN_S) * 1000),
     )
+
+
+async def dry_run(worker: WorkerContext, job: Assignment, *, coarse: bool = False) -> Finished:
+    """The outcome of a dry run, with the plan as its output: each model of the chain, as if it were called now.
+
+    With `coarse`, only the exhaustion of budgets, caps and limits is shown. A caller that may ask for calls of any size
+    for nothing would else find out the rest of each by halves.
+    """
+    now = worker.now()
+    start = Checkpoint(dispatched_at=now, deadline=now)
+    requests = [
+        request_for(worker, job, start.at_model(index), job.agent.timeout_s, dry_run=True)
+        for index in range(len(job.chain))
+    ]
+    models: list[JsonValue] = [await _planned(worker, request, coarse=coarse) for request in requests]
+    output: JsonValue = {"dry_run": True, "models": models, "worst_case_cost_basis": "per attempt"}
+    return Finished(start, output, None, None, None)
+
+
+async def _planned(worker: WorkerContext, request: AdmissionRequest, *, coarse: bool) -> dict[str, Any]:
+    agent, worst = request.job.agent, request.flight.reserved
+    asked = request
+    if coarse:
+        least = request.flight.model_copy(update={"reserved": None if worst is None else min(worst, 1)})
+        asked = replace(request, flight=least, worst_tokens=1)
+    verdict = await worker.outages.retry_while_unavailable(lambda: check(worker, asked, ALL_GATES))
+    return {
+        "model": request.flight.model,
+        "provider": request.flight.provider or None,
+        "max_attempts": agent.retry.max_attempts,
+        "max_corrections": 0 if agent.output is None else agent.output.max_corrections,
+        "worst_case_cost": None if worst is None else usd_from_nano(worst),
+        **_admission(verdict),
+    }
+
+
+def _admission(verdict: Refused | WaitForCapacity | None) -> dict[str, Any]:
+    """The verdict of the gates now: `admitted`, `refused` or `wait`, and in the latter cases the reason."""
+    if verdict is None:
+        return {"admission": "admitted", "refusal": None}
+    waits = isinstance(verdict, WaitForCapacity)
+    refused = verdict.refused if waits else verdict
+    return {
+        "admission": "wait" if waits else "refused",
+        "refusal": {
+            "reason": refused.reason,
+            "refused_by": refused.refused_by,
+            "message": refused.error.message,
+            "retry_after_s": verdict.delay_s if waits else refused.error.retry_after_s,
+        },
+    }

@@ -40,21 +40,21 @@ from breakwater.policy.usage import Usage, credible
 from breakwater.pricing import Pricing
 from breakwater.providers.base import Answer, Call, CallFailed
 from breakwater.state.executions import ClaimLost
-from services.worker.assignment import Assignment
-from services.worker.cancelling import JobCancelled
-from services.worker.checkpoint import InFlight
+from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Refused
-from services.worker.repairs import Correction, Message, Repairs
+from services.worker.leases import JobCancelled
+from services.worker.parsing import JobDelivery
+from services.worker.repairs import ChatMessage, Correction, Repairs
 from services.worker.spans import call_began, call_ended
 from services.worker.streaming import AttemptStream
 from services.worker.targets import Target
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-"""As JSON. Result and record hold it beside the attempts, and the NATS servers take messages of up to 8 MB."""
+"""As JSON. Result and record hold it next to the attempts, and the NATS servers take messages of up to 8 MB."""
 
 MAX_RESPONSE_BYTES = 3 * 1024 * 1024
-"""As JSON. The result holds it beside the answer."""
+"""As JSON. The result holds it next to the answer."""
 
 MAX_PROBLEMS_TEXT = 2_000
 
@@ -86,7 +86,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """What a call has used, as far as that is credible; the fields are those of its attempt."""
+    """Usage and cost of a call, as far as they are credible; the fields are those of its attempt."""
 
     cost: int | None = 0
     cost_basis: CostBasis = "billed"
@@ -102,21 +102,14 @@ async def call(
     worker: WorkerContext,
     job: Assignment,
     flight: InFlight,
-    messages: Sequence[Message],
+    messages: Sequence[ChatMessage],
     timeout_s: float,
     repairs: Repairs,
     stream: AttemptStream | None = None,
 ) -> Ended:
     """Calls once. What it returns is not yet recorded.
 
-    Args:
-        worker: this one.
-        job: whose call it is.
-        flight: the attempt.
-        messages: the conversation as it is sent.
-        timeout_s: for the answer; of one that is streamed, until it begins.
-        repairs: what else is sent otherwise than the job says.
-        stream: where it goes while it is produced.
+    `timeout_s` is for the answer; of one that is streamed, until it begins. `repairs` are those of the parameters.
     """
     started_at = job.now()
     if stream is not None:
@@ -172,7 +165,7 @@ async def call(
             ended = _aborted(worker, job, flight, started_at, cancelled.cancellation, part, sent=sent)
         except (ClaimLost, Unavailable):
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, it is the end of an attempt
+        except Exception as error:  # noqa: BLE001  any error is the end of an attempt
             flight = flight if stream is None else stream.ended()
             unread = _unread(error, request.attempt_id)
             ended = _failed(worker, job, flight, started_at, unread, timeout_s, None)
@@ -188,14 +181,14 @@ async def call(
 
 
 async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, request: Call) -> Answer:
-    """What a provider answers, which may be nothing where the agent allows that. Raises CallFailed."""
+    """A provider's answer, which may be empty where the agent allows that. Raises CallFailed."""
     try:
         answer = await worker.providers[flight.provider].perform(request)
     except CallFailed as failed:
         if job.agent.on_empty_answer == "fail" or classify(failed.failure, job.now()).class_name != "EmptyAnswerError":
             raise
         return Answer("", failed.usage or Usage(None, None), finish_reason=failed.finish_reason)
-    # Whoever provides: what is published of an answer must be read by all who wait for it.
+    # From any provider: a published answer must be readable for all that wait for it.
     response = answer.response if job.job.include_response else None
     if any(map(is_too_deep, (answer.output, response, *(choice.output for choice in answer.choices)))):
         broken, reason = BrokenAnswer(f"the answer {TOO_DEEP}"), answer.finish_reason
@@ -204,7 +197,7 @@ async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, r
 
 
 def _unread(error: Exception, attempt_id: str) -> CallFailed:
-    """What a call has come to whose answer nobody here could read."""
+    """The failure of a call whose answer could not be read here."""
     # The error's text may quote the answer.
     frames, name = "".join(format_tb(error.__traceback__)), type(error).__name__
     structlog.get_logger().error("answer_not_read", attempt_id=attempt_id, error=name, traceback=frames)
@@ -293,15 +286,15 @@ async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> in
     return stored.sequence
 
 
-async def recorded_attempt(worker: WorkerContext, agent: str, execution_id: str, number: int) -> Attempt | None:
-    """What is recorded of an attempt, by whichever worker."""
-    subject = subjects.attempt(agent, execution_id, number)
+async def recorded_attempt(worker: WorkerContext, job: Assignment | JobDelivery, number: int) -> Attempt | None:
+    """The record of an attempt, by any worker."""
+    subject = subjects.attempt(job.agent_name, job.execution_id, number)
     found = await worker.outages.retry_while_unavailable(lambda: worker.lookup.last(Stream.EVENTS, subject))
     return None if found is None else Attempt.model_validate_json(found.data)
 
 
 def spent_at_most(flight: InFlight) -> CallCost:
-    """What a call may have used that nothing is known of: its input, and at most what was reserved for it."""
+    """Estimate for a call of which nothing is known: its input, and at most its reservation."""
     basis: CostBasis = "unknown" if flight.reserved is None else "estimated"
     return CallCost(flight.reserved, basis, _with_estimates(flight, None))
 
@@ -316,16 +309,9 @@ def _spent(
     maybe_billed: bool,
     part: Usage | None = None,
 ) -> CallCost:
-    """What a call has used by what was reported; where that says nothing of its cost, at most what was reserved.
+    """Usage and cost of a call as they were reported; where its cost is missing, at most its reservation.
 
-    Args:
-        worker: this one.
-        job: whose call it was.
-        flight: the attempt.
-        usage: as it was reported.
-        cost: the same.
-        maybe_billed: it may have cost something.
-        part: the same, with estimates of what can't be read of it: by what came of an answer.
+    `part` is the usage with estimates of its missing figures, by the received part of an answer.
     """
     target, reported = worker.targets.of(job.agent_name, flight.model), usage or part
     answered = None if reported is None else reported.model
@@ -431,7 +417,7 @@ def _answered(
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
 
-def _said(answer: Answer) -> list[JsonValue | Message]:
+def _said(answer: Answer) -> list[JsonValue | ChatMessage]:
     """All that a model said and showed of its thoughts."""
     response = answer.response or {}
     choices, content = response.get("choices"), response.get("content")
@@ -441,9 +427,9 @@ def _said(answer: Answer) -> list[JsonValue | Message]:
 
 
 def _part(flight: InFlight, target: Target, stream: AttemptStream | None, reported: Usage | None) -> Usage | None:
-    """What an answer has used that broke off, by what came of it; None where nothing had come of one.
+    """Usage of an answer that broke off, by the received part; None where nothing was received.
 
-    What was reported so far counts where it is more.
+    The usage that was reported so far counts where it is more.
     """
     if stream is None or not stream.begun:
         return None
@@ -456,11 +442,11 @@ def _with_estimates(
     flight: InFlight,
     usage: Usage | None,
     target: Target | None = None,
-    said: Iterable[JsonValue | Message] = (),
+    said: Iterable[JsonValue | ChatMessage] = (),
 ) -> Usage:
-    """What a call has used: as it was reported, and an estimate of what was not.
+    """Usage of a call: as it was reported, and estimates of missing figures.
 
-    A program is no model: what it reads and writes need not have been tokens of one.
+    A program is no model: its input and output need not have been tokens of one.
 
     Args:
         flight: whose input was estimated before it was sent.

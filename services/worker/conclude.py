@@ -1,18 +1,17 @@
 """The end of a job: one result, one record, one acknowledgement, whatever crashes in between.
 
-The order makes it so. The result decides: its subject takes one message. The record is made from the result that
-stands there, so whoever comes second, or comes back after a crash, writes the same. Then whoever waits for the job is
-answered and woken, and its task let go of what it held. Only then is the job acknowledged.
+The order makes it so. The result decides: its subject takes one message. The record is made from the stored result, so
+that a second worker, or the same one after a crash, writes the same. Then callers that wait are answered, jobs that
+wait are woken, and the task lets go of the job's hold. Only then is the job acknowledged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Literal, cast
+from typing import cast
 
 import structlog
 from pydantic import JsonValue
@@ -21,67 +20,58 @@ from breakwater.bus.delivery import dead_letter
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused, TooLarge
 from breakwater.bus.records import is_result_of
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Cancellation, ErrorInfo, Execution, Reason, Result
+from breakwater.contracts.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
-from breakwater.policy.ownership import document_as_chosen
+from breakwater.policy.ownership import document_as_chosen, shown
 from breakwater.policy.record import error_of, status_of, totals, why_unanswered, without_figures
 from breakwater.policy.user_message import user_message_for
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
-from services.worker.assignment import Finished, JobDelivery
-from services.worker.checkpoint import Checkpoint
+from services.worker.assignment import Checkpoint, Finished
+from services.worker.call import recorded_attempt
 from services.worker.context import WorkerContext
 from services.worker.dependencies import wake
 from services.worker.gates.task import count_ended
+from services.worker.parsing import JobDelivery
 from services.worker.progress import ProgressReporter
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """What is known of a job that has ended."""
-
-    execution_id: str
-    agent_name: str
-    job: Job
-    chain: tuple[str, ...]
-    queued_at: datetime
-    completed_at: datetime
-    finished: Finished
-    on_error: Literal["fail", "message"]
-    cached_from: str | None = None
-    """The execution whose answer was reused from the cache."""
-    dry_run: bool = False
-    owner: str | None = None
-    digest: str | None = None
-    config_version: str | None = None
-    trace_id: str | None = None
-
-
-def conclude(end: Conclusion) -> Result:
-    """Sums a job up. Pure."""
-    finished, job = end.finished, end.job
-    attempts = finished.checkpoint.attempts
-    sums = totals(attempts, answered=finished.reason is None)
-    error, output = finished.error, finished.output
+def conclude(
+    asked: JobDelivery,
+    end: Finished,
+    completed_at: datetime,
+    config_version: str,
+    *,
+    cached_from: str | None = None,
+    dry_run: bool = False,
+    trace_id: str | None = None,
+) -> Result:
+    """Sums a job up. Pure. `cached_from`: the execution whose answer was reused."""
+    job = asked.job or Job.model_construct(agent=asked.agent_name, prompt="")
+    chain = asked.agent.chain if asked.job is None else asked.agent.chain_for(job)
+    queued_at = asked.delivery.queued_at
+    attempts = end.checkpoint.attempts
+    sums = totals(attempts, answered=end.reason is None)
+    error, output = end.error, end.output
     if error is not None:
         error = error.model_copy(update={"user_message": user_message_for(error), "figures": None})
-        if end.on_error == "message" and output is None:
+        if asked.agent.on_error == "message" and output is None:
             output = error.user_message
     started = next((attempt.started_at for attempt in attempts if not attempt.short_circuited), None)
     return Result(
-        job_id=end.execution_id,
-        execution_id=end.execution_id,
-        agent=end.agent_name,
+        job_id=asked.execution_id,
+        execution_id=asked.execution_id,
+        agent=asked.agent_name,
         tenant=job.tenant,
         task_id=job.task_id,
         parent_execution_id=job.parent_execution_id,
         plan_id=job.plan_id,
-        status=status_of(finished.reason),
-        reason=finished.reason,
-        requested_model=end.chain[0],
-        chosen_model=finished.chosen_model,
-        fallback_chain=end.chain,
+        status=status_of(end.reason),
+        reason=end.reason,
+        requested_model=chain[0],
+        chosen_model=end.chosen_model,
+        fallback_chain=chain,
         attempts=tuple(map(without_figures, attempts)),
         attempts_count=len(attempts),
         input_tokens=sums.input_tokens,
@@ -93,25 +83,25 @@ def conclude(end: Conclusion) -> Result:
         wasted_by_cause=sums.wasted_by_cause,
         cost_basis=sums.cost_basis,
         output=output,
-        statistics=attempts[-1].statistics if attempts and finished.reason not in {None, "cancelled"} else None,
-        finish_reason=finished.finish_reason,
-        choices=finished.choices,
+        statistics=attempts[-1].statistics if attempts and end.reason not in {None, "cancelled"} else None,
+        finish_reason=end.finish_reason,
+        choices=end.choices,
         error=error,
         metadata=job.metadata,
-        queued_at=end.queued_at,
-        dispatched_at=finished.checkpoint.dispatched_at,
+        queued_at=queued_at,
+        dispatched_at=end.checkpoint.dispatched_at,
         started_at=started,
-        completed_at=end.completed_at,
-        duration_ms=max(0, round((end.completed_at - end.queued_at).total_seconds() * 1000)),
-        cache_hit=end.cached_from is not None,
-        cached_from=end.cached_from,
-        dry_run=end.dry_run,
-        owner=end.owner,
-        job_digest=end.digest,
-        config_version=end.config_version,
-        trace_id=end.trace_id,
-        cancellation=finished.cancellation,
-        response=finished.response,
+        completed_at=completed_at,
+        duration_ms=max(0, round((completed_at - queued_at).total_seconds() * 1000)),
+        cache_hit=cached_from is not None,
+        cached_from=cached_from,
+        dry_run=dry_run,
+        owner=asked.owner,
+        job_digest=asked.digest,
+        config_version=config_version,
+        trace_id=trace_id,
+        cancellation=end.cancellation,
+        response=end.response,
     )
 
 
@@ -121,12 +111,12 @@ def cancelled(at: Checkpoint, cancellation: Cancellation, output: JsonValue = No
 
 
 def stopped(at: Checkpoint, reason: Reason) -> Finished:
-    """The outcome of a job without an answer; `reason`: why nothing more is tried. Pure."""
+    """The outcome of a job without an answer, as nothing more is tried for a reason. Pure."""
     return Finished(at, None, None, *why_unanswered(at.attempts, reason))
 
 
 def without_answer(result: Result) -> Result:
-    """What stands in place of a result that is too large to be published. What its calls cost is wasted. Pure."""
+    """The substitute of a result that is too large to be published. The cost of its calls is wasted. Pure."""
     message = "the answer and the job's metadata are together too large for a result (8 MB)"
     error = ErrorInfo(kind="invalid", class_="ResultTooLargeError", message=message)
     sums = totals(result.attempts, answered=False)
@@ -146,8 +136,41 @@ def without_answer(result: Result) -> Result:
     )
 
 
-async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) -> None:
+async def end_without_run(worker: WorkerContext, asked: JobDelivery, reason: Reason, error: ErrorInfo) -> None:
+    """Decides a job that can't be run, or not to its end."""
+    # A job that was refused at first has made no call; a repeated one may have, and that remains its cost.
+    again = not asked.delivery.is_first
+    attempts: list[Attempt] = []
+    while again and (found := await recorded_attempt(worker, asked, len(attempts) + 1)) is not None:
+        attempts.append(found)
+    if asked.job is not None and attempts:
+        # That of its parent perhaps, which the job does not name.
+        asked = replace(asked, job=asked.job.model_copy(update={"task_id": attempts[0].task_id}))
+    await finish(worker, asked, result_without_run(worker, asked, reason, error, tuple(attempts)))
+
+
+def result_without_run(
+    worker: WorkerContext, asked: JobDelivery, reason: Reason, error: ErrorInfo, attempts: tuple[Attempt, ...] = ()
+) -> Result:
+    """The result of a job that can't be run, or not to its end."""
+    now = worker.now()
+    checkpoint = Checkpoint(dispatched_at=now, deadline=now, attempts=attempts)
+    return conclude(asked, Finished(checkpoint, None, None, reason, error), now, worker.config_version)
+
+
+async def answer_known(worker: WorkerContext, asked: JobDelivery, known: Result) -> None:
+    """Answers from an earlier decision; but an id is one job, and this may be another one."""
+    if known.agent == asked.agent_name and known.job_digest in (None, asked.digest):
+        await answer(worker, asked, known)
+    else:
+        await refuse_id(worker, asked)
+
+
+async def refuse_id(worker: WorkerContext, asked: JobDelivery) -> None:
     """Refuses a job whose id another execution has: dead-lettered and answered, but not recorded under that id."""
+    why = f"job_id: {shown(asked.execution_id)!r} is already the id of another job; choose another id"
+    error = ErrorInfo(kind="invalid", class_="IdConflictError", message=why, user_message=why)
+    refusal = result_without_run(worker, asked, "invalid", error)
     await _keep_dead_letter(worker, asked, refusal)
     if asked.reply_to is not None:
         await worker.publisher.send(asked.reply_to, reply_of(refusal))
@@ -157,34 +180,25 @@ async def refuse_id(worker: WorkerContext, asked: JobDelivery, refusal: Result) 
 async def finish(
     worker: WorkerContext, asked: JobDelivery, result: Result, held: Claim | None = None, *, counted: bool = False
 ) -> Result:
-    """Decides a job, and answers it; returns the result that stands.
+    """Decides a job, and answers it; returns the result that counts, perhaps of another worker.
 
-    Args:
-        worker: this one.
-        asked: the job.
-        result: what it is to end with.
-        held: the claim that it was run under.
-        counted: its task knows of its end already.
+    `held` is the claim that it was run under. With `counted`, its task knows of its end already.
     """
     if result.status == "dead_lettered":
         await _keep_dead_letter(worker, asked, result)
-    for one in _ever_shorter(result):
+    # A result that is too large is shortened.
+    shorter = (lambda: result, lambda: result.model_copy(update={"response": None}), lambda: without_answer(result))
+    for make in shorter:
+        one = make()
         if one.status == "dead_lettered" != result.status:
             await _keep_dead_letter(worker, asked, one)
         with suppress(TooLarge):
-            standing = await worker.outages.retry_while_unavailable(partial(_decide, worker, asked, one))
+            decided = await worker.outages.retry_while_unavailable(partial(_decide, worker, asked, one))
             break
     else:
         raise TooLarge(f"{result.execution_id}: not even the shortest result is taken")
-    await answer(worker, asked, standing, held, counted=counted)
-    return standing
-
-
-def _ever_shorter(result: Result) -> Iterator[Result]:
-    """A result, and what stands in its place where it is too large."""
-    yield result
-    yield result.model_copy(update={"response": None})
-    yield without_answer(result)
+    await answer(worker, asked, decided, held, counted=counted)
+    return decided
 
 
 async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
@@ -208,7 +222,7 @@ async def answer(
 ) -> None:
     """Makes sure that the record is stored, answers the callers that wait, lets go of the job, and acknowledges it.
 
-    Whoever comes back after a crash does all of it again.
+    After a crash all of it is done again.
     """
     await worker.outages.retry_while_unavailable(partial(_record, worker, asked, result))
     if asked.reply_to is not None:
@@ -227,12 +241,12 @@ async def answer(
 
 
 def reply_of(result: Result) -> bytes:
-    """A result with its ids as whoever asked for it chose them."""
+    """A result with its ids as the sender of the job chose them."""
     return document_as_chosen(result.json_bytes())
 
 
 async def _decide(worker: WorkerContext, asked: JobDelivery, result: Result) -> Result:
-    """Publishes the result and returns the one that is stored: this one, or that of another worker that was first."""
+    """Publishes the result and returns the stored one: this, or that of another worker that was first."""
     subject = subjects.result(result.job_id)
     try:
         private = not asked.agent.keeps_error_texts

@@ -13,12 +13,13 @@ from breakwater.bus.delivery import Delivery
 from breakwater.config import Config, ConfigError, LiveConfig, parse_config
 from breakwater.providers.base import Provider
 from breakwater.state.configs import Configs
-from services.worker.checkpoint import Checkpoint
+from services.worker.assignment import Checkpoint
 from services.worker.context import WorkerContext
-from services.worker.handler import JobHandler, execution_id_of
+from services.worker.handler import JobHandler
+from services.worker.parsing import execution_id_of
 
 RETAINED = 3
-"""How many superseded configs stay compiled for jobs that sleep; more only while jobs run under them."""
+"""Superseded configs that stay compiled for jobs that sleep; more only while jobs run under them."""
 
 
 class ProviderPool:
@@ -51,7 +52,7 @@ class ConfigVersion:
     worker: WorkerContext
     handlers: Mapping[str, JobHandler]
     running: int = 0
-    """How many jobs run under it."""
+    """Jobs that run under it."""
 
     @classmethod
     def of(cls, worker: WorkerContext) -> ConfigVersion:
@@ -82,7 +83,7 @@ class ConfigVersions:
         return self._serving
 
     def concurrency(self, agent: str) -> int:
-        """How many jobs of an agent may run at once."""
+        """Concurrency of an agent."""
         return self._serving[agent].worker.config.agents[agent].concurrency
 
     async def handle(self, agent: str, delivery: Delivery) -> None:
@@ -137,7 +138,7 @@ class ConfigVersions:
         self._compiled[config.version] = known or ConfigVersion.of(worker.under(config, self._pool.open(config)))
 
     async def _began_under(self, agent: str, delivery: Delivery) -> ConfigVersion | None:
-        """The config that a job has begun under; None where it has not, or that config can't be had any more."""
+        """The config that a job has begun under; None where it has not, or that config is lost."""
         worker = self.newest.worker
         saved = partial(worker.executions.saved_checkpoint, execution_id_of(delivery, None))
         text = await worker.outages.retry_while_unavailable(saved)

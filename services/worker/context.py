@@ -87,7 +87,7 @@ class WorkerContext:
     jitter: Callable[[], float] = random.random
 
     def keeps_error_texts(self, agent: Agent) -> bool:
-        """Whether what a provider says of an error may be stored. Encrypted texts must not be quoted in plain ones."""
+        """True if a provider's words on an error may be stored. Encrypted texts must not be quoted in plain ones."""
         return agent.keeps_error_texts and not self.cipher.on
 
     def kept_word(self, agent: Agent, word: str) -> str:
@@ -142,7 +142,7 @@ def context_for(
 
 
 def _compiled(config: Config, redis: Redis) -> dict[str, Any]:
-    """What a config compiles to."""
+    """The fields of a context that are compiled from a config."""
     return {
         "config": config,
         "config_version": config.version,

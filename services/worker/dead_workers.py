@@ -1,7 +1,7 @@
 """Workers that have died: each worker sends a heartbeat, and takes over the jobs of those whose heartbeat stays away.
 
 Nothing of this is done for each job. What a dead worker held is found when it has died: all that NATS has delivered and
-nobody has acknowledged, if the claim of its execution is the dead worker's, or nobody's for some seconds.
+no worker has acknowledged, if its execution's claim is the dead worker's, or has been missing for some seconds.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from breakwater.policy.workers import LATEST_S, MISSED_S, Silence, is_dead
 from breakwater.state.workers import LateWorker, Workers
 from services.worker import process
 from services.worker.context import WorkerContext
-from services.worker.handler import execution_id_of
 from services.worker.leases import RENEW_EVERY_S
+from services.worker.parsing import execution_id_of
 
 BEAT_EVERY_S = 1.0
 GAP_S = 2.5
 """A heartbeat that comes so long after the one before means that Redis or this process was away meanwhile."""
 
 UNCLAIMED_S = RENEW_EVERY_S + 1.0
-"""How long a job stays unclaimed that nobody has. Until then, a claim that Redis has lost is written by its holder."""
+"""A job that has been unclaimed for so long has no holder: one whose claim Redis has lost writes it again before."""
 
 RETRY_S = 1.0
 
@@ -61,7 +61,7 @@ class DeadWorkers:
         self._presence = Presence(connection, worker.id)
         self._beaten_at = self._watched_from = monotonic()
         self._unclaimed: dict[str, tuple[float, set[int]]] = {}
-        """Of dead workers: when their jobs were freed, and the sequences of those that nobody had claimed then."""
+        """Of dead workers: when their jobs were freed, and the sequences of those without a claim then."""
 
     async def run(self) -> None:
         """Does so until it is cancelled."""
@@ -76,7 +76,7 @@ class DeadWorkers:
         await Outage("connections of workers").retry_until_available(beat, on=BusUnavailable, retry_s=RETRY_S)
 
     async def leave(self) -> None:
-        """Removes this worker, which stops in order and has given back what it had. Raises StateUnavailable."""
+        """Removes this worker, which stops in order and has released its jobs. Raises StateUnavailable."""
         await self._workers.forget(self._worker.id)
 
     async def _beat(self) -> None:
@@ -86,9 +86,9 @@ class DeadWorkers:
         if now - self._beaten_at > GAP_S:
             self._watched_from = now
         self._beaten_at = now
-        # Who is late no more lives, or another worker has taken over all that it had.
+        # A worker that is late no more lives, or another worker has taken over all that it had.
         self._unclaimed = {one.id: self._unclaimed[one.id] for one in late if one.id in self._unclaimed}
-        # All at the same time: who does not answer takes half a second, and the next heartbeat must not wait for many.
+        # All at the same time: one that does not answer takes half a second, and the next heartbeat comes soon.
         dead = await asyncio.gather(*(self._is_dead(one) for one in late))
         for one, is_dead_now in zip(late, dead, strict=True):
             if one.id in self._unclaimed or is_dead_now:
@@ -109,7 +109,7 @@ class DeadWorkers:
         )
 
     async def _take_over(self, dead: LateWorker) -> None:
-        """Several may do so at once: the second one finds less to do."""
+        """Several may do so at the same time: the second one finds less to do."""
         now = monotonic()
         since, known = self._unclaimed.get(dead.id, (now, set[int]()))
         if since < now < since + UNCLAIMED_S:
@@ -132,10 +132,10 @@ class DeadWorkers:
         Args:
             dead: the worker.
             agent: whose jobs.
-            unclaimed: the sequences of those that nobody had some time ago; None where no claim can be lost.
+            unclaimed: the sequences of those without a claim some time ago; None where no claim can be lost.
 
         Returns:
-            How many they are, and the sequences of those that nobody has, and may not have had then.
+            Their number, and the sequences of those without a claim, which may have had one then.
         """
         held: dict[Delivery, str] = {}
         deliveries = held_deliveries(self._connection, Stream.JOBS, worker_consumer(agent), subjects.jobs_of(agent))

@@ -15,14 +15,14 @@ from breakwater.contracts.execution import ErrorInfo
 from breakwater.policy.ownership import shown
 from breakwater.policy.plans import Dependency, dependency_failure, look_again_in
 from breakwater.state.accepted import Accepted
-from services.worker.assignment import Assignment, Deferred, Finished, JobDelivery
-from services.worker.checkpoint import Checkpoint
+from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished
 from services.worker.context import WorkerContext
+from services.worker.parsing import JobDelivery
 from services.worker.progress import ProgressReporter
 
 
 class Dependencies:
-    """What one job depends on."""
+    """The dependencies of one job."""
 
     def __init__(self, worker: WorkerContext, asked: JobDelivery, job: Assignment) -> None:
         self._worker = worker
@@ -32,17 +32,17 @@ class Dependencies:
         self._again = worker.outages.retry_while_unavailable
 
     async def settle(self, at: Checkpoint) -> Finished | Deferred | None:
-        """How the job ends without a call, or until when it waits; None where it may start."""
+        """The end of the job without a call, or its next wait; None where it may start."""
         found = await self._look()
-        open_ones = [job_id for job_id, stands in found.items() if stands != "succeeded"]
+        open_ones = [job_id for job_id, status in found.items() if status != "succeeded"]
         if not open_ones:
             return None
         worker, job = self._worker, self._job
         waited_s = (worker.now() - self._asked.delivery.queued_at).total_seconds()
         at_most_s = job.job.total_timeout_s or job.agent.total_timeout_s
-        why = dependency_failure({shown(one): stands for one, stands in found.items()}, waited_s, at_most_s)
+        why = dependency_failure({shown(one): status for one, status in found.items()}, waited_s, at_most_s)
         if why is None:
-            # Whoever decides one of them wakes this job from now on.
+            # The end of each of them wakes this job from now on.
             await self._again(partial(worker.executions.wait_for, open_ones, job.execution_id))
             why = await self._circle(open_ones)
         if why is not None:
@@ -56,7 +56,7 @@ class Dependencies:
         return Deferred(worker.now() + timedelta(seconds=delay_s), self.have_changed)
 
     async def have_changed(self) -> bool:
-        """Whether one of them has ended since: whoever decided it may have looked for this job before it slept."""
+        """True if one of them has ended since: its worker may have looked for this job before it slept."""
         found = await self._look()
         values = set(found.values())
         return values == {"succeeded"} or not values.isdisjoint({"dead_lettered", "cancelled"})
@@ -69,7 +69,7 @@ class Dependencies:
     async def _standing(self, job_id: str) -> Dependency:
         found = await decided(self._worker.lookup.as_stored(), job_id)
         if found is not None:
-            # What became of another's job is nobody else's business.
+            # The outcome of another owner's job is not shown.
             return found.status if self._is_ours(found.tenant, found.owner) and not found.dry_run else "unknown"
         standing = await Accepted(self._worker.redis).standing(job_id, just_now=False)
         known = standing is not None and self._is_ours(
@@ -83,7 +83,7 @@ class Dependencies:
         return (tenant, owner) == self._whose
 
     async def _circle(self, open_ones: list[str]) -> str | None:
-        """Why the job would wait for ever: one that it depends on waits for it, through others perhaps."""
+        """Reason for a wait without an end: a dependency waits for this job, through others perhaps."""
         executions, own = self._worker.executions, self._job.execution_id
         seen, level = {own}, {own}
         while level:

@@ -1,9 +1,14 @@
-"""What a worker holds for the jobs under way, kept for all of them by one task instead of one for each job."""
+"""The deliveries and the claims that a worker holds for the jobs under way, and the cancelling of these jobs.
+
+One task keeps them for all jobs. A cancel request is kept in Redis, and comes with each question there about the job's
+claim: before each call, and when its lease is renewed. So it holds also where its notification was lost, or the job's
+worker has died.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -11,12 +16,80 @@ from time import monotonic
 import structlog
 
 from breakwater import background
+from breakwater.bus.core import hearing
 from breakwater.bus.delivery import Delivery, still_held
+from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.lookup import Connection
 from breakwater.bus.topology import ACK_WAIT_S
-from breakwater.contracts.execution import PendingCancel
+from breakwater.contracts.execution import Cancellation, PendingCancel
+from breakwater.contracts.subjects import CANCEL_REQUESTS
 from breakwater.outage import Outage, Outages
+from breakwater.policy.record import cancelled_by
 from breakwater.state.executions import CLAIM_LEASE_MS, Claim, ClaimLost, Executions
-from services.worker.cancelling import CancelSignal
+
+RETRY_S = 1.0
+
+
+class JobCancelled(Exception):  # noqa: N818  not an error: it was asked for
+    """The job is to end as it is, without another call."""
+
+    def __init__(self, cancellation: Cancellation) -> None:
+        super().__init__("the job was cancelled")
+        self.cancellation = cancellation
+
+
+class CancelSignal:
+    """The cancelling of a job that this process has claimed.
+
+    Attributes:
+        cancellation: the first that was heard of; None where it was not cancelled.
+    """
+
+    def __init__(self, agent: str, owner: str | None = None, tenant: str | None = None) -> None:
+        self.cancellation: Cancellation | None = None
+        self._of = agent, owner, tenant
+        self._waiting: asyncio.Task[object] | None = None
+        self._interrupted = False
+
+    def receive(self, cancels: Iterable[PendingCancel]) -> None:
+        """Takes cancel requests for the job, and interrupts what it waits for where one of them holds for it."""
+        if self.cancellation is not None or (found := cancelled_by(cancels, *self._of)) is None:
+            return
+        self.cancellation = found
+        # A task that hears it itself waits for nothing: its own cancelling would hit its next wait.
+        if self._waiting is not None and self._waiting is not asyncio.current_task():
+            self._interrupted = True
+            self._waiting.cancel()
+
+    def check(self) -> None:
+        """Raises JobCancelled if the job was cancelled."""
+        if self.cancellation is not None:
+            raise JobCancelled(self.cancellation)
+
+    @contextmanager
+    def interruptible(self) -> Generator[None]:
+        """Ends waits of the task in the block with JobCancelled as soon as the job is cancelled."""
+        self.check()
+        task = asyncio.current_task()
+        assert task is not None
+        before, self._waiting, self._interrupted = task.cancelling(), task, False
+        try:
+            yield
+        except asyncio.CancelledError:
+            # As `asyncio.timeout` does: the task may have to end for another reason, too, as the process stops.
+            if self._interrupted and task.uncancel() <= before:
+                self.check()
+            raise
+        except BaseException:
+            if self._interrupted:
+                task.uncancel()
+            raise
+        else:
+            if self._interrupted:
+                task.uncancel()
+        finally:
+            self._waiting = None
+
 
 RENEW_EVERY_S = CLAIM_LEASE_MS / 1000 / 4
 
@@ -24,7 +97,7 @@ STALL_S = 5.0
 """A process that did nothing for so long has been stopped, or its machine has; a busy one is not as late."""
 
 BUFFERED_S = 30.0
-"""How long after a stall messages are handled that were delivered before it."""
+"""For so long after a stall, messages are handled that were delivered before it."""
 
 
 @dataclass(slots=True)
@@ -33,9 +106,9 @@ class HeldClaim:
 
     cancel: CancelSignal
     lease_valid_until: float
-    """Until then nobody else can have taken the job, by the monotonic clock: some time after Redis last renewed it."""
+    """Until then no other worker can have taken the job, by the monotonic clock: some time after its last renewal."""
     on_renew: Callable[[], Awaitable[None]] | None = None
-    """What else is to be renewed for the job: its lead among those that ask the same."""
+    """Renews more for the job: its lead among those that ask the same."""
     has_children: bool = False
     """Jobs that belong to its task, as it was given none; it is counted there then."""
 
@@ -95,7 +168,7 @@ class Leases:
                 held.cancel.receive([request])
 
     def may_be_late(self) -> bool:
-        """Whether what is handled now may have been delivered long ago, and to somebody else since."""
+        """True if present deliveries may be old, and have gone to another worker since."""
         now = self._clock()
         return now - self._stalled_at < BUFFERED_S or STALL_S < now - self._ticked_at < float("inf")
 
@@ -132,8 +205,18 @@ class Leases:
 
 
 async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Does work every so often, whatever it raised the last time: all jobs of the worker depend on it."""
+    """Does work every so often, also after any error: all jobs of the worker depend on it."""
     outage = Outage(what)
     while True:
         await asyncio.sleep(background.aligned_delay(every_s))
         await outage.run_logged(work, expected=())
+
+
+async def receive_cancel_requests(connection: Connection, take: Callable[[PendingCancel], None]) -> None:
+    """Takes requests to cancel jobs as they are sent, until cancelled itself."""
+
+    async def receive() -> None:
+        async with hearing(connection, CANCEL_REQUESTS, lambda data: take(PendingCancel.model_validate_json(data))):
+            await asyncio.Event().wait()
+
+    await Outage("cancel requests").retry_until_available(receive, on=BusUnavailable, retry_s=RETRY_S)

@@ -1,7 +1,7 @@
-"""How calls have ended, noted in Redis for the next admission: a failure before its job goes on, all else right after.
+"""Outcomes of calls, noted in Redis for the next admission: a failure before its job goes on, all else right after.
 
-The event of an attempt remains the truth. What is noted here is what the budget and the breaker service make of that
-event a moment later, and they find it done.
+The event of an attempt remains the truth. The notes anticipate the work of the budget and the breaker service on that
+event a moment later, which find it done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from services.worker.assignment import Assignment
 from services.worker.targets import Target
 
 NOTE_S = 1.0
-"""How long a job waits for its outcome to be noted. An outage of Redis must not keep an answer from its submitter."""
+"""A job waits for so long for its outcome to be noted. An outage of Redis must not keep an answer from its sender."""
 
 
 class Outcomes:
@@ -38,7 +38,7 @@ class Outcomes:
         self._noting: set[asyncio.Task[None]] = set()
         self._outputs: dict[tuple[str, str], deque[int]] = {}
         self.answered: dict[str, datetime] = {}
-        """When each deployment has last answered a call of this worker."""
+        """Latest answer of each deployment to a call of this worker."""
         self._unjudged: dict[BreakerKey, list[Seen]] = {}
         self._judging = asyncio.Lock()
 
@@ -53,7 +53,7 @@ class Outcomes:
         asks for an admission here, has it in front.
 
         Args:
-            calls: each with whether nobody else settles it.
+            calls: each with True if no service settles it.
 
         Returns:
             The settling, where it is to be waited for.
@@ -124,7 +124,7 @@ class Outcomes:
                 changed = [one for one in decided if one.after != one.before.breaker]
                 saved = await self._breakers.save(changed)
                 # Another writer saved first: decide again, on what it saved.
-                again = {one.key for one, stands in zip(changed, saved, strict=True) if not stands}
+                again = {one.key for one, is_saved in zip(changed, saved, strict=True) if not is_saved}
                 waiting = {key: seen for key, seen in waiting.items() if key in again}
 
     def _begin(self, work: Callable[[], Awaitable[Any]]) -> asyncio.Task[None]:

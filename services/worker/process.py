@@ -1,4 +1,4 @@
-"""Which process a worker is, and whether that of another one still runs: its id says where to look."""
+"""Ids of worker processes, and a look whether one still runs, by its id."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def own_id() -> str:
     """The id of the worker that this process is: machine, pid, and when the process began."""
     pid = os.getpid()
     began = _began(pid)
-    # Without /proc, one of a machine that nobody else is on.
+    # Without /proc, one of a machine without other workers.
     return f"{_machine() or uuid4().hex[:12]}-{pid}-{began or 0}"
 
 
 def runs(worker_id: str) -> bool | None:
-    """Whether a worker's process runs; None for one of another machine, or of another container on this one."""
+    """True if a worker's process runs; None for one of another machine, or of another container on this one."""
     machine, pid, began = worker_id.split("-")
     if machine != _machine():
         return None
@@ -43,7 +43,7 @@ def _machine() -> str | None:
 
 
 def _began(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did; -1 for one that is dead and not yet reaped."""
+    """Start of a process, in ticks since the machine's; -1 for one that is dead and not yet reaped."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -33,33 +33,14 @@ class ProgressReporter:
         )
         await self._worker.publisher.send(self._subject, step.json_bytes())
 
-    async def attempt_ended(self, attempt: Attempt) -> None:
-        """An attempt is recorded, a refused one, too."""
-        for step in steps_of(attempt, self._parent):
-            await self._worker.publisher.send(self._subject, step.json_bytes())
-
-    async def request_failed(self, attempt: Attempt) -> None:
-        """A failure that no retry can fix."""
-        await self._report_error("in_progress", "llm_request_failed", attempt)
-
-    async def retries_exhausted(self, attempt: Attempt, why: str) -> None:
-        """A failure that a retry might have fixed, if another one were allowed."""
-        await self._report_error("in_progress", "llm_retry_exhausted", attempt, detail=why)
-
-    async def retries(self, attempt: Attempt, delay_s: float, *, long: bool) -> None:
-        """The same model is tried again."""
-        detail = f"trying again in {delay_s:.1f} s"
-        state = "waiting" if long else "retried"
-        await self._report_error(state, "llm_retry_attempt", attempt, delay_ms=round(delay_s * 1000), detail=detail)
-
-    async def waits(self, delay_s: float) -> None:
-        """The job is put back on the bus for the rest of a long wait."""
-        await self.report("waiting", detail=f"trying again in {delay_s:.0f} s")
-
-    async def repaired(self, event: Notification, attempt: Attempt, count: int) -> None:
-        """The conversation was repaired; `count` messages or tool calls are left out of it."""
-        await self.report("retried", event, attempt=attempt.number, model=attempt.model, count=count)
-
-    async def _report_error(self, state: str, event: Notification, attempt: Attempt, **details: object) -> None:
+    async def failed(
+        self, event: Notification, attempt: Attempt, state: str = "in_progress", **details: object
+    ) -> None:
+        """Reports a failed attempt and its consequence; `details` are fields of `Progress`."""
         error = error_details(attempt.error)
         await self.report(state, event, attempt=attempt.number, model=attempt.model, **error, **details)
+
+    async def attempt_ended(self, attempt: Attempt) -> None:
+        """Reports a recorded attempt, a refused one, too."""
+        for step in steps_of(attempt, self._parent):
+            await self._worker.publisher.send(self._subject, step.json_bytes())

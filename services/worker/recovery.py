@@ -1,4 +1,4 @@
-"""What a crash left behind: attempts that stand in the log and not in the checkpoint, and a call that was lost."""
+"""Recovery after a crash: of attempts that are in the log and not in the checkpoint, and of a call that was lost."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from datetime import datetime
 from breakwater.contracts.execution import Attempt
 from breakwater.policy.classify import WORKER_LOST, Classification
 from breakwater.state.budgets import Reservation
-from services.worker.assignment import Assignment
+from services.worker.assignment import Assignment, Checkpoint, InFlight
 from services.worker.call import attempt_of, recorded_attempt, spent_at_most
-from services.worker.checkpoint import Checkpoint, InFlight
 from services.worker.context import WorkerContext
 from services.worker.repairs import Repairs
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """How far a job is after a crash.
+    """The progress of a job after a crash.
 
-    Only what follows the last recorded attempt is still to be decided. What followed the others stands in the log.
+    Only the step after the last recorded attempt is still to be decided. Those after the others are in the log.
     """
 
     checkpoint: Checkpoint
@@ -31,10 +30,10 @@ class Recovered:
 
 
 async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint) -> Recovered:
-    """Takes in what was recorded, and finds what was lost."""
+    """Takes in recorded attempts, and finds a lost one."""
     last: Attempt | None = None
     number = len(checkpoint.attempts) + 1
-    while (found := await recorded_attempt(worker, job.agent_name, job.execution_id, number)) is not None:
+    while (found := await recorded_attempt(worker, job, number)) is not None:
         checkpoint, last, number = _with_recorded(job, checkpoint, found), found, number + 1
     flight = checkpoint.in_flight
     if flight is None or flight.number != number:
@@ -55,7 +54,7 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
 
 
 def classification_of(attempt: Attempt, now: datetime) -> Classification:
-    """What a recorded failure means now."""
+    """Classification of a recorded failure, as of now."""
     error = attempt.error
     if error is None:
         # A success without a result: the worker died between the two, and the answer died with it.
@@ -67,20 +66,20 @@ def classification_of(attempt: Attempt, now: datetime) -> Classification:
 
 
 def _with_recorded(job: Assignment, at: Checkpoint, attempt: Attempt) -> Checkpoint:
-    """With an attempt that stands in the log and not in the checkpoint, which lags by one or was lost with Redis."""
+    """With an attempt that is in the log and not in the checkpoint, which lags by one or was lost with Redis."""
     if attempt.model in job.chain:
         index = job.chain.index(attempt.model)
         if index != at.model_index:
             at = at.at_model(index)
     if attempt.cause != at.cause:
-        # Decided after the checkpoint was saved; else the repair stands in it.
+        # Decided after the checkpoint was saved; else the checkpoint has the repair.
         repairs = (at.repairs or Repairs()).replayed(attempt.cause, job.messages, at.attempts)
         at = at.model_copy(update={"repairs": repairs})
     return at.after(attempt)
 
 
 async def _held(worker: WorkerContext, job: Assignment, flight: InFlight) -> Reservation | None:
-    """What is held for a lost call, or was charged for it: its checkpoint could not say when it was reserved."""
+    """Reservation of a lost call, or its charge: the checkpoint does not have the moment of it."""
     attempt_id = job.attempt_id(flight.number)
     [held] = await worker.outages.retry_while_unavailable(lambda: worker.budgets.reservations([attempt_id]))
     return held

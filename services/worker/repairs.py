@@ -6,27 +6,23 @@ job over derives the same conversation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from pydantic import JsonValue
 
 from breakwater.contracts.execution import Attempt, Cause, Notification
 from breakwater.contracts.types import Count, Event
 from breakwater.policy.classify import UNFAMILIAR, UNSUPPORTED, Classification
-from breakwater.policy.conversation import keep_ratio_from, output_limit_from, prune_orphans, trim
+from breakwater.policy.conversation import ChatMessage, keep_ratio_from, output_limit_from, prune_orphans, trim
 from breakwater.policy.output import correction_message
 from breakwater.policy.price import InputSize, size_of_messages
 
 MAX_TRIMS = 3
-"""How often a conversation is shortened for one model before it is held to be too long for it."""
+"""A conversation is shortened so often for one model before it counts as too long for it."""
 
 CUT_OFF = frozenset({"OutputCutOffError", "OutputLimitError"})
 """The classes of answers that ended at the output limit: in mid-sentence, or before they said anything."""
 
 _HALF = 0.5
-
-Message = Mapping[str, JsonValue]
 
 
 class Correction(Event):
@@ -39,7 +35,7 @@ class Correction(Event):
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The same model is asked again, at once: what was wrong has been mended. Not counted as a try."""
+    """The same model is asked again immediately, after a repair. Not counted as a try."""
 
     cause: Cause
     repairs: Repairs
@@ -54,35 +50,35 @@ class Repairs(Event):
     pruned: bool = False
     """Orphaned tool calls were taken out, once for all models."""
     keep_ratios: tuple[float, ...] = ()
-    """How much of the conversation each trim was to keep."""
+    """Part of the conversation that each trim was to keep."""
     corrections: tuple[Correction, ...] = ()
     credential_refreshed: bool = False
     full_output: bool = False
     """An answer was cut off where budgets held no more for it: the job's own limit holds from then on."""
     output_limit: Count | None = None
-    """The output was limited to this, as it did not fit into the model's window beside the conversation."""
+    """The output was limited to this, as it did not fit into the model's window next to the conversation."""
     left_out: tuple[str, ...] = ()
     """Parameters of the plane's own that the model does not know."""
 
     def for_next_model(self) -> Repairs:
-        """What holds for the next model, too."""
+        """The repairs that hold for the next model, too."""
         return Repairs(pruned=self.pruned, full_output=self.full_output)
 
     @property
     def correction_size(self) -> InputSize:
-        """What the corrections add to a call."""
+        """Size of the corrections in a call."""
         return size_of_messages(_dialogue(self.corrections))
 
-    def applied(self, messages: Sequence[Message]) -> tuple[list[Message], Count]:
+    def applied(self, messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], Count]:
         """The conversation as it is sent, and how many messages of the job are left out of it."""
-        repaired: list[Message] = list(messages)
+        repaired: list[ChatMessage] = list(messages)
         if self.pruned:
             repaired, _ = prune_orphans(repaired)
         for ratio in self.keep_ratios:
             repaired, _ = trim(repaired, ratio)
         return [*repaired, *_dialogue(self.corrections)], len(messages) - len(repaired)
 
-    def replayed(self, cause: Cause, messages: Sequence[Message], attempts: Sequence[Attempt]) -> Repairs:
+    def replayed(self, cause: Cause, messages: Sequence[ChatMessage], attempts: Sequence[Attempt]) -> Repairs:
         """With the repair that led to a recorded attempt, derived again from what was recorded before it."""
         match cause:
             case "orphan_recovery":
@@ -107,7 +103,7 @@ class Repairs(Event):
     def after(
         self,
         failure: Classification,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         correction: Correction | None,
         *,
         may_trim: bool,
@@ -115,16 +111,16 @@ class Repairs(Event):
         lowered: bool = False,
         may_leave_out: bool = True,
     ) -> Repaired | None:
-        """What can be mended after a failed attempt; None where nothing can.
+        """The repair after a failed attempt; None where none helps.
 
         Args:
             failure: what the failure means.
             messages: of the job.
             correction: what was wrong with the answer; None where the answer was lost with its worker.
-            may_trim: whether a conversation that is too long may lose its oldest turns.
-            max_corrections: how often a model is sent feedback on an invalid answer.
-            lowered: whether the call's output limit was lower than the job's.
-            may_leave_out: whether the parameter that the model does not know is the plane's own.
+            may_trim: a conversation that is too long may lose its oldest turns.
+            max_corrections: feedback on invalid answers for a model, at most.
+            lowered: the call's output limit was lower than the job's.
+            may_leave_out: the parameter that the model does not know is the plane's own.
         """
         if lowered and failure.class_name in CUT_OFF:
             return Repaired("output_limit", self.model_copy(update={"full_output": True}))
@@ -132,7 +128,7 @@ class Repairs(Event):
             return Repaired("parameter", rest)
         if failure.kind == "context_overflow" and (limited := self.limit_output(failure.message)) is not None:
             return Repaired("output_limit", limited)
-        # Providers word it in many ways. A 400 that nobody has seen yet may be about the orphans, where there are any.
+        # Providers word it in many ways. An unfamiliar 400 may be about the orphans, where there are any.
         may_be_orphans = failure.kind == "orphan_tool_calls" or failure.class_name == UNFAMILIAR
         if may_be_orphans and (pruned := self.prune(messages)) is not None:
             repairs, count = pruned
@@ -164,14 +160,14 @@ class Repairs(Event):
         limit = output_limit_from(complaint) if self.output_limit is None else None
         return None if limit is None else self.model_copy(update={"output_limit": limit})
 
-    def prune(self, messages: Sequence[Message]) -> tuple[Repairs, int] | None:
+    def prune(self, messages: Sequence[ChatMessage]) -> tuple[Repairs, int] | None:
         """Takes orphaned tool calls out. None where that was done before, or there are none."""
         if self.pruned:
             return None
         _, count = prune_orphans(list(messages))
         return (self.model_copy(update={"pruned": True}), count) if count else None
 
-    def shorten(self, messages: Sequence[Message], complaint: str) -> tuple[Repairs, int] | None:
+    def shorten(self, messages: Sequence[ChatMessage], complaint: str) -> tuple[Repairs, int] | None:
         """Drops the oldest turns. None where that was done often enough, or nothing more can go.
 
         Args:
@@ -197,8 +193,8 @@ class Repairs(Event):
 NO_REPAIRS = Repairs()
 
 
-def _dialogue(corrections: Sequence[Correction]) -> list[Message]:
-    said: list[Message] = []
+def _dialogue(corrections: Sequence[Correction]) -> list[ChatMessage]:
+    said: list[ChatMessage] = []
     for correction in corrections:
         if correction.answer is not None:
             said.append({"role": "assistant", "content": correction.answer})

@@ -15,7 +15,7 @@ from services.worker.assignment import Assignment, Finished
 from services.worker.context import WorkerContext
 
 LEASE_S = 60.0
-"""How long the job that calls on behalf of all may not renew its lease before another one takes its place."""
+"""Another job takes the place of the one that calls on behalf of all when it has not renewed its lease for so long."""
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
 

@@ -1,4 +1,4 @@
-"""Who holds an agent's slots in this worker: one caller's slow calls must not keep those of the others waiting."""
+"""Holders of an agent's slots in this worker: one caller's slow calls must not keep those of the others waiting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Callers:
         self._since = now
 
     def may_take(self, slots: int, caller: str, now: float) -> bool:
-        """Whether a caller may take one more of so many slots."""
+        """True if a caller may take one more of so many slots."""
         own = self._running[caller]
         if own < slots // 2:
             return True
@@ -41,7 +41,7 @@ class Callers:
         self._lately[caller] = max(self._lately[caller], self._running[caller])
 
     def release(self, caller: str) -> None:
-        """Counts a slot that a caller gives back."""
+        """Counts a slot that a caller releases."""
         self._running[caller] -= 1
         if not self._running[caller]:
             del self._running[caller]
@@ -61,10 +61,10 @@ class Slots:
         self._agents: dict[tuple[str, str], Callers] = {}
         self._turns: dict[tuple[str, str], float] = {}
         self.workers = 1
-        """How many workers share the slots of each agent."""
+        """Workers that share the slots of each agent."""
 
     def has_room(self, agent: str, concurrency: int, callers: dict[str, str]) -> bool:
-        """Whether a job may take a slot.
+        """True if a job may take a slot.
 
         Args:
             agent: of the job.

@@ -1,4 +1,4 @@
-"""What the worker says on its spans. Called only where a span is recorded."""
+"""Attributes of the worker's spans. Called only where a span is recorded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from breakwater.tracing.messages import (
     system_instructions,
     text_message,
 )
-from services.worker.assignment import Assignment
-from services.worker.checkpoint import InFlight
+from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
-from services.worker.repairs import Message
+from services.worker.repairs import ChatMessage
 
 
 def call_began(
@@ -50,17 +49,9 @@ def call_began(
 
 
 def call_ended(
-    worker: WorkerContext, job: Assignment, messages: Sequence[Message], attempt: Attempt, answer: Answer | None
+    worker: WorkerContext, job: Assignment, messages: Sequence[ChatMessage], attempt: Attempt, answer: Answer | None
 ) -> tracing.SpanAttributes:
-    """Of a call that has ended.
-
-    Args:
-        worker: this one.
-        job: whose call it was.
-        messages: the conversation as it was sent.
-        attempt: as it will be recorded.
-        answer: what came of it, whole.
-    """
+    """Of a call that has ended."""
     several = () if answer is None else answer.choices
     reasons = tuple(choice.finish_reason or "error" for choice in several)
     response = answer.response if answer is not None else None
@@ -111,7 +102,7 @@ def _asked(worker: WorkerContext, job: Assignment) -> tracing.SpanAttributes:
 
 
 def _conversation(
-    worker: WorkerContext, job: Assignment, messages: Sequence[Message], *, system_apart: bool
+    worker: WorkerContext, job: Assignment, messages: Sequence[ChatMessage], *, system_apart: bool
 ) -> dict[str, list[JsonObject]]:
     if not job.agent.persist_prompts or worker.cipher.on:
         return {}

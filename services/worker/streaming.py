@@ -22,13 +22,12 @@ from breakwater.policy.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Joi
 from breakwater.policy.ownership import shown
 from breakwater.providers.base import Answer, Streaming
 from breakwater.state.executions import ClaimLost
-from services.worker.assignment import Assignment
-from services.worker.checkpoint import InFlight
+from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 
 
 def continuing(said: str) -> list[dict[str, JsonValue]]:
-    """What is added to a conversation whose answer broke off."""
+    """Messages after a conversation whose answer broke off."""
     return [{"role": "assistant", "content": said}, {"role": "user", "content": CONTINUE}] if said else []
 
 
@@ -53,7 +52,7 @@ class AnswerStream:
         self.continues = job.agent.on_stream_break == "continue"
 
     def partial_output(self) -> JsonValue:
-        """What is out, as an output; None for nothing."""
+        """The published part, as an output; None for nothing."""
         message = self.answer.messages().get(0)
         if message is None or not self.answer.length:
             return None
@@ -61,7 +60,7 @@ class AnswerStream:
 
     @property
     def text(self) -> str | None:
-        """What is out, where that can be continued: the text of one choice, and nothing else."""
+        """The published part, where that can be continued: the text of one choice, and nothing else."""
         messages = self.answer.messages()
         message = dict(messages.get(0, {}))
         text = message.pop("content", None)
@@ -78,7 +77,7 @@ class AnswerStream:
             self.answer.add({"choices": [{"index": 0, "delta": {"content": text}}]})
 
     async def publish(self, flight: InFlight, chunks: Sequence[Chunk]) -> None:
-        """Publishes what has come at once. What is not taken is lost: its number is missing.
+        """Publishes a part of the answer in one message. One that is not taken is lost: its number is missing.
 
         Raises:
             ClaimLost: another worker goes on.
@@ -146,7 +145,7 @@ class AttemptStream:
 
     @property
     def begun(self) -> bool:
-        """Whether some of its answer is out."""
+        """True if some of its answer is out."""
         return self.flight.first_token_ms is not None
 
     async def whole(self, answer: Answer) -> Answer:
@@ -187,12 +186,12 @@ class AttemptStream:
         if not self.begun:
             first_token_ms = round((monotonic() - self._began_at) * 1000)
             self.flight = self.flight.model_copy(update={"first_token_ms": first_token_ms})
-            # Before anything is out: whoever goes on after a crash must know that some of it may be.
+            # Before anything is out: after a crash, the next worker must know that some of it may be.
             await self._begin(self.flight)
         await self._stream.publish(self.flight, chunks)
 
     def _continued(self, join: Join, chunk: Chunk) -> Chunk | None:
-        """What of a chunk continues the answer; its end is held until the join is sure."""
+        """The part of a chunk that continues the answer; its end is held until the join is sure."""
         choices: list[dict[str, Any]] = []
         for choice in chunk["choices"]:
             delta = {name: value for name, value in choice.get("delta", {}).items() if value and name != "role"}

@@ -1,4 +1,4 @@
-"""What the config makes of each model for each agent: who serves it, what it costs, and what limits it."""
+"""The models of a config as each agent calls them: provider, price and limits."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Target:
 
     model: str
     provider: str
-    """Who serves it; empty where that is unknown."""
+    """Its provider; empty where that is unknown."""
     name: str
-    """What the provider calls it."""
+    """The provider's name of it."""
     deployment: str
     """The two together: what the provider limits, and is held and retried as one."""
     token_rules: TokenRules
-    """How the tokens of a call are estimated."""
+    """They estimate the tokens of a call."""
     pricing: Pricing | None
     """None where it has no price."""
     breaker: BreakerKey | None
@@ -121,7 +121,7 @@ class Targets:
 
 
 def token_rules(config: Config, provider: str, model: str) -> TokenRules:
-    """How the tokens of a call are estimated: by its provider, and by what the model goes by there."""
+    """Rules that estimate the tokens of a call: by its provider, and by the model's name there."""
     serving, settings = config.providers.get(provider), config.models.get(model)
     return rules_for(
         "" if serving is None else serving.kind,

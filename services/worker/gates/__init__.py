@@ -1,4 +1,4 @@
-"""Before a call, all gates are asked in one round trip; what they granted is given back in another where one refuses.
+"""Before a call, all gates are asked in one round trip; where one refuses, the grants are released in another.
 
 A new limit is a new file with a `Gate` in it, and one more line in `GATES`.
 """
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from breakwater.config import Agent
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
-from services.worker.cancelling import JobCancelled
-from services.worker.checkpoint import InFlight
+from services.worker.assignment import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.breaker import BreakerGate, TaskBreakerGate
 from services.worker.gates.budget import BudgetGate
@@ -23,12 +22,13 @@ from services.worker.gates.gate import (
     LEASE_MARGIN_S,
     AdmissionRequest,
     Gate,
+    GateVerdict,
     Refused,
-    Verdict,
     WaitForCapacity,
 )
 from services.worker.gates.rate_limit import RateLimitGate
 from services.worker.gates.task import TaskGate
+from services.worker.leases import JobCancelled
 
 Gates = Sequence[type[Gate]]
 
@@ -86,7 +86,7 @@ async def admit(
     began = worker.clock()
     asked, verdict = await _ask(worker, request, gates)
     if asked and isinstance(verdict, Refused | WaitForCapacity | JobCancelled):
-        # Not after a lost claim: whoever has taken the job over may hold the same for the same attempt.
+        # Not after a lost claim: the new holder of the job may hold the same for the same attempt.
         await worker.redis.run([call for gate in asked if (call := gate.release()) is not None])
     # The breaker before the task: half-open is announced by the admission that made it so, and by no repetition of it.
     for gate in reversed(asked):
@@ -106,7 +106,7 @@ async def admit(
 async def check(
     worker: WorkerContext, request: AdmissionRequest, gates: Gates = GATES
 ) -> Refused | WaitForCapacity | None:
-    """What `admit` would answer now to the request of a dry run; nothing is taken, and None: it would be admitted.
+    """The answer of `admit` now to the request of a dry run; nothing is taken, and None: it would be admitted.
 
     Raises:
         StateUnavailable: ask again.
@@ -120,7 +120,7 @@ async def check(
 _FINAL = Refused | ClaimLost | JobCancelled
 
 
-async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -> tuple[list[Gate], Verdict | None]:
+async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -> tuple[list[Gate], GateVerdict | None]:
     """Asks all gates in one round trip; none where one refuses without being asked. Gives those that have judged."""
     asked: list[Gate] = []
     calls: list[ScriptCall] = []

@@ -21,16 +21,16 @@ from breakwater.policy.health import half_opened, transition
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
 from breakwater.state.connection import ScriptCall, StateUnavailable
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import Gate, Refused, Verdict, WaitForCapacity
+from services.worker.gates.gate import Gate, GateVerdict, Refused, WaitForCapacity
 
 LOOK_EVERY_S = ALIVE_MS / 5000
 
 PROBE_WAIT_S = 2.0
-"""How long a call waits for another's probe, which closes the breaker as it ends. Longer waits would hold back the
-agent's other jobs."""
+"""Longest wait for another call's probe, which closes the breaker as it ends. Longer ones would hold back the agent's
+other jobs."""
 
 PROBE_POLL_S = 0.1
-"""How soon it asks again; up to as much again is added at random."""
+"""Wait before it asks again; up to as much again is added at random."""
 
 MISSING = (
     "no breaker service is at work, or it has not read the event log yet: models that fail are called all the same; "
@@ -107,7 +107,7 @@ class BreakerGate(Gate):
             return None
         return self.worker.breakers.return_probe_call(self._key, self.request.attempt_id)
 
-    async def announce(self, verdict: Verdict | None) -> None:
+    async def announce(self, verdict: GateVerdict | None) -> None:
         """Publishes that the breaker is half-open, or has given way, whether or not the call is admitted."""
         del verdict
         worker, rules = self.worker, self._rules()
@@ -117,12 +117,12 @@ class BreakerGate(Gate):
         if self._gives_way:
             after, change = give_way(loaded.breaker, self._caller, rules, loaded.now_ms)
             if change is not None:
-                # Where somebody else saves first, the breaker is asked again as it is then.
+                # Where another writer saves first, the breaker is asked again as it is then.
                 event = transition(self._key, change, rules, loaded.now_ms)
                 await worker.breakers.save([saving(self._key, loaded, after, [event])])
             return  # a breaker service publishes it
         if loaded.breaker.state != "half_open":
-            return  # somebody forced it open or reset it meanwhile, which has been published
+            return  # an operator forced it open or reset it meanwhile, which has been published
         event = half_opened(self._key, loaded.breaker, rules, loaded.now_ms)
         subject = subjects.breaker(self._key.agent, self._key.model)
         await worker.outages.retry_while_unavailable(
@@ -130,7 +130,7 @@ class BreakerGate(Gate):
         )
 
     def _may_wait(self) -> bool:
-        """Not where another model can be tried at once."""
+        """Not where another model can be tried immediately."""
         request = self.request
         is_last = request.checkpoint.is_last_of(request.job.chain)
         return is_last and request.waited.get("breaker_open", 0.0) < PROBE_WAIT_S
@@ -180,7 +180,7 @@ class TaskBreakerGate(BreakerGate):
         return self.request.job.breaker
 
     def _note(self, admitted: BreakerAdmitted) -> None:
-        """Nobody listens to it, and the attempt has the version of the agent's."""
+        """Notes nothing: its changes have no listeners, and the attempt has the version of the agent's."""
 
 
 class BreakerWatch:
@@ -201,7 +201,7 @@ class BreakerWatch:
             try:
                 alive = await self._breakers.alive()
             except StateUnavailable:
-                alive = None  # logged by whoever retries a call to Redis
+                alive = None  # logged by the retries of a call to Redis
                 # A breaker service may notice later than we do that Redis is back.
                 grace_until = loop.time() + self._grace_s
             if alive:

@@ -39,13 +39,13 @@ LOOK_EVERY_S = 1.0
 IDLE_LOOK_EVERY = 5
 
 REBUILDING_POLL_S = 0.5
-"""How often at most it is asked again whether the budgets are rebuilt; up to as much again is added at random."""
+"""Wait before the next question about budgets that are rebuilt; up to as much again is added at random."""
 
 FIRST_POLL_S = 0.02
-"""How soon a call that waits for reservations asks again at first."""
+"""First wait of a call for reservations to end."""
 
 RETRY_HELD_S = 5.0
-"""When it is worth asking again for what calls in flight hold: as it comes free whenever one of them ends, soon."""
+"""Advised wait for calls in flight to end: some do soon."""
 
 REBUILDING = Refused(
     "budget_exceeded",
@@ -62,7 +62,7 @@ TOO_MANY_TENANTS = Refused(
     ErrorInfo(
         kind="budget_exceeded",
         class_="TooManyTenantsError",
-        message="whoever sent this job has named too many tenants this month; no call was made for one more",
+        message="the sender of this job has named too many tenants this month; no call was made for one more",
         figures=f"budgets are kept of {MAX_TENANTS:,} tenants of each sender, and of all in budgets.tenants",
         user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
     ),
@@ -84,7 +84,7 @@ class BudgetGate(Gate):
         return LiveReservations(worker.redis, worker.budgets, worker.caps, worker.now, worker.live_reservations).run()
 
     def ask(self) -> ScriptCall | Refused:
-        """Refused at once where the job's own cap has no room, or a cap holds for a model that has no price."""
+        """Refused here where the job's own cap has no room, or a cap holds for a model without a price."""
         own_cap = self.request.job.agent.max_cost_usd
         if own_cap is not None and (refused := self._over_own_cap(own_cap)) is not None:
             return refused
@@ -128,7 +128,7 @@ class BudgetGate(Gate):
             case CountersLost():
                 return WaitForCapacity(REBUILDING_POLL_S * (1 + self.worker.jitter()), REBUILDING)
             case PeriodChanged():
-                return WaitForCapacity(0.0, REBUILDING)  # midnight: the day is known now, so ask at once
+                return WaitForCapacity(0.0, REBUILDING)  # midnight: the day is known now, so ask immediately
 
     def release(self) -> ScriptCall | None:
         """Releases the reservation."""
@@ -140,7 +140,7 @@ class BudgetGate(Gate):
     def settle(self, attempt: Attempt) -> ScriptCall | None:
         """Charges what the call has cost in place of its reservation, until the budget service settles its event.
 
-        Not where no cap refuses calls: nobody waits for what is left.
+        Not where no cap refuses calls: none waits for the rest.
         """
         at, counters = attempt.reserved_at, self.worker.caps().counters(attempt.agent, attempt.tenant)
         if at is None or all(counter.hard_limit is None for counter in counters):
@@ -150,7 +150,7 @@ class BudgetGate(Gate):
 
     @contextmanager
     def _live(self, at: datetime) -> Generator[None]:
-        """Remembers the reservation until its call has ended and stands in the log."""
+        """Remembers the reservation until its call has ended and is in the log."""
         request, live = self.request, self.worker.live_reservations
         job, amount = request.job, request.flight.reserved or 0
         until = self.worker.now() + timedelta(milliseconds=request.lease_ms or 0)
@@ -201,7 +201,7 @@ class BudgetGate(Gate):
         )
 
     def _held(self, over: OverBudget) -> Refused:
-        """What a call is refused with that has no time left to wait for those in flight."""
+        """Refusal of a call that has no time left to wait for those in flight."""
         what, worst = self._what_and_worst(over)
         spent = f"it has {money_text(over.limit - over.spent)} of {money_text(over.limit)} left"
         why = "calls in flight hold what is left of it"

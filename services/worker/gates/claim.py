@@ -7,10 +7,10 @@ from typing import Any
 
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
-from services.worker.cancelling import JobCancelled
-from services.worker.checkpoint import Checkpoint
+from services.worker.assignment import Checkpoint
 from services.worker.gates.gate import Gate, WaitForCapacity
 from services.worker.gates.task import TASK_BUDGET_HELD
+from services.worker.leases import JobCancelled
 
 
 @dataclass(slots=True)

@@ -66,7 +66,7 @@ class DeploymentGate(Gate):
 
 
 def retry_budget_spent(model: str) -> Refused:
-    """What a retry is refused with when the fleet has made too many of them."""
+    """Refusal of a retry when the fleet has made too many of them."""
     return Refused(
         "error",
         ErrorInfo(

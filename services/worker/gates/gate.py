@@ -1,4 +1,4 @@
-"""What a gate is: one thing that must admit a call before it is made."""
+"""A gate: one condition that must admit a call before it is made."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt, ErrorInfo, FailureStatistics, Reason
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
-from services.worker.assignment import Assignment
-from services.worker.cancelling import JobCancelled
-from services.worker.checkpoint import Checkpoint, InFlight
+from services.worker.assignment import Assignment, Checkpoint, InFlight
 from services.worker.context import WorkerContext
+from services.worker.leases import JobCancelled
 from services.worker.targets import Target
 
 LEASE_MARGIN_S = 120.0
-"""How much longer than its call a grant is held: enough for a redelivery to record a lost attempt."""
+"""A grant is held so much longer than its call: enough for a redelivery to record a lost attempt."""
 
 POLL_S = 0.25
-"""How soon at most a call that waits for others to end asks again; up to as much again is added at random."""
+"""Longest wait of a call for others to end before it asks again; up to as much again is added at random."""
 
 
 TOO_MANY = "This agent is receiving too many requests right now. Please try again later."
-"""What callers read where a rate limit has no room, whoever set it."""
+"""Text for callers where a rate limit has no room, in the config or at the provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,9 @@ class AdmissionRequest:
     """The most tokens that the call can use, input and output."""
     timeout_s: float
     attempt_id: str
-    """What the grants are held for."""
+    """Holder of the grants."""
     lease_ms: int | None
-    """How long they are held. None for a dry run: nothing may be taken, counted or saved."""
+    """Lease of the grants. None for a dry run: nothing may be taken, counted or saved."""
     waited: Mapping[Reason, float] = field(default_factory=dict[Reason, float])
     """For how many seconds it has waited for capacity, by what it would have been refused with."""
 
@@ -59,7 +58,7 @@ class Refused:
     """
 
     reason: Reason
-    """What the job ends with, unless another model answers."""
+    """Reason of the job's end, unless another model answers."""
     error: ErrorInfo
     refused_by: str | None = None
     """The budget or the limit that has no room, by its name."""
@@ -77,11 +76,11 @@ class WaitForCapacity:
 
     delay_s: float
     refused: Refused
-    """What the call is refused with where there is no time to wait."""
+    """Refusal of the call where there is no time to wait."""
 
 
-Verdict = Refused | WaitForCapacity | ClaimLost | JobCancelled
-"""Why a gate does not admit a call."""
+GateVerdict = Refused | WaitForCapacity | ClaimLost | JobCancelled
+"""Verdict of a gate that does not admit a call."""
 
 
 @dataclass(slots=True)
@@ -89,40 +88,35 @@ class Gate:
     """One gate for one admission; a subclass overrides what it needs.
 
     `ask` first. What it returns joins the one round trip of all gates, and `read` is given the answer. If any gate
-    refuses, each that asked gives back what it granted. `announce` comes after that.
+    refuses, each that asked releases its grants. `announce` comes after that.
     """
 
     worker: WorkerContext
     request: AdmissionRequest
     noted: dict[str, object] = field(default_factory=dict[str, object], init=False)
-    """What the attempt's record says of the grant: fields of `InFlight`, set by `read`."""
+    """Notes on the grant for the attempt's record: fields of `InFlight`, set by `read`."""
     lease: AbstractContextManager[None] | None = field(default=None, init=False)
     """Entered while the call is under way; set by `read`."""
     announces: bool = field(default=False, init=False)
-    """Whether `announce` has something to publish; set by `read`."""
+    """`announce` has something to publish; set by `read`."""
 
     settles: ClassVar[bool] = False
-    """Whether the gate has a `settle` of its own; of the others it is not called."""
+    """The gate has a `settle` of its own; of the others it is not called."""
     settles_surely: ClassVar[bool] = False
-    """Whether nobody else settles it where Redis does not answer: it is repeated until Redis does."""
+    """No service settles it where Redis does not answer: it is repeated until Redis does."""
 
     def __init_subclass__(cls) -> None:
         cls.settles = cls.settle is not Gate.settle
 
     @classmethod
     def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
-        """Whether the gate can have a say in calls of an agent; asked once for an agent, not for each call.
-
-        Args:
-            worker: this one.
-            agent: whose calls.
-        """
+        """True if the gate can have a say in calls of an agent; asked once for an agent, not for each call."""
         del worker, agent
         return True
 
     @classmethod
     def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
-        """What must run beside the jobs for as long as the worker does."""
+        """Background work of the gate, for as long as the worker runs."""
         del worker
         return None
 
@@ -133,24 +127,24 @@ class Gate:
         """
         raise NotImplementedError
 
-    def read(self, answer: Any) -> Verdict | None:
-        """Why the call is not admitted, by the script's answer; None where it is."""
+    def read(self, answer: Any) -> GateVerdict | None:
+        """The verdict on the call, by the script's answer; None where it is admitted."""
         raise NotImplementedError
 
     def release(self) -> ScriptCall | None:
-        """Gives back what was granted to a call that is not made after all; None where that is nothing."""
+        """Releases the grants of a call that is not made after all; None where there are none."""
         return None
 
-    async def announce(self, verdict: Verdict | None) -> None:
-        """Publishes what the admission has changed for others; called where `read` has set `announces`.
+    async def announce(self, verdict: GateVerdict | None) -> None:
+        """Publishes changes by the admission; called where `read` has set `announces`.
 
         It may take as long as NATS is unavailable, so a call that is not made holds nothing by then.
 
         Args:
-            verdict: what became of the call, by all gates; None: it is admitted.
+            verdict: of all gates on the call; None: it is admitted.
         """
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
-        """Releases what a call held that has ended. Also called after a crash, on a gate that admitted nothing."""
+        """Ends the grants of a call that has ended. Also called after a crash, on a gate that admitted nothing."""
         del attempt
         return None

@@ -77,7 +77,7 @@ class RateLimitGate(Gate):
 
 
 def _tokens_used(attempt: Attempt) -> int | None:
-    """What a call used; None where that is not known."""
+    """Tokens that a call used; None where that is not known."""
     counts = attempt.input_tokens, attempt.output_tokens
     reported = counts != (None, None) or not attempt.cost
     known = reported if attempt.cost_basis == "billed" else None not in counts

@@ -31,14 +31,13 @@ from breakwater.policy.ownership import scope_in, scoped
 from breakwater.state.connection import ScriptCall, StateUnavailable
 from breakwater.state.executions import ClaimLost
 from breakwater.state.tasks import Entered, TaskKey, Tripped
-from services.worker.assignment import Assignment
-from services.worker.checkpoint import Checkpoint
+from services.worker.assignment import Assignment, Checkpoint
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import POLL_S, Gate, Refused, Verdict, WaitForCapacity
+from services.worker.gates.gate import POLL_S, Gate, GateVerdict, Refused, WaitForCapacity
 
 TASK_STOPPED = Refused(
     "guard_tripped",
-    # Read by models and end users, so it names no limit: they stand in the guard's event.
+    # Read by models and end users, so it names no limit: the guard's event has them.
     ErrorInfo(
         kind="guard_tripped", class_="GuardTrippedError", message="the task is stopped until an operator resets it"
     ),
@@ -97,11 +96,11 @@ class TaskGate(Gate):
 
     @classmethod
     def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None]:
-        """Sees to it that nobody fills Redis with tasks."""
+        """Bounds the tasks that a caller has in Redis."""
         return _bound_tasks(worker)
 
     def ask(self) -> ScriptCall | Refused | None:
-        """Judged at once where the job is alone in its task; None where it may call then, or its agent has no guard."""
+        """Judged here where the job is alone in its task; None where it may call then, or its agent has no guard."""
         request = self.request
         if request.job.agent.guard is None:
             return None
@@ -164,7 +163,7 @@ class TaskGate(Gate):
         """Holds no more than what the job has cost."""
         return release_hold(self.worker, self.request.job, self.request.checkpoint)
 
-    async def announce(self, verdict: Verdict | None) -> None:
+    async def announce(self, verdict: GateVerdict | None) -> None:
         """Stops the task and publishes that, unless both are done, or the claim on the job is lost."""
         if self._stopped is None or isinstance(verdict, ClaimLost):
             return
@@ -196,11 +195,7 @@ async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str, owner:
     that task. One of which nothing is known, or that is another tenant's, gives the task no more than its name; one of
     another key or program not even that, which is the name of that one's task.
 
-    Args:
-        worker: this one.
-        job: the job; one that is a dry run changes nothing.
-        parent_id: whom it names.
-        owner: the name of the key or the program that the job belongs to.
+    The `owner` is that of the child. A dry run changes nothing.
     """
     others = "" if owner is None else scoped(parent_id, scope_in(owner, None))
     until_available = worker.outages.retry_while_unavailable
@@ -240,11 +235,6 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result) -> R
 
     Returns the result; with the statistics of the task, if the job has stopped it.
 
-    Args:
-        worker: this one.
-        job: the job.
-        result: as it will be published.
-
     Raises:
         StateUnavailable: count again.
     """
@@ -253,7 +243,7 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result) -> R
         return result
     rules, key = shared
     task, statistics = await _count(worker, key, result, rules)
-    if task.iterations <= FIRST_JOBS:  # it may have called nobody, as its answer was kept
+    if task.iterations <= FIRST_JOBS:  # it may have made no call, as its answer was cached
         worker.tasks.begun(key.redis_key, job.caller)
     return result if statistics is None else result.model_copy(update={"statistics": statistics})
 
@@ -263,12 +253,8 @@ async def count_ended(
 ) -> None:
     """Counts a job that is decided, unless that is done, and stops its task if that is due. Raises StateUnavailable.
 
-    Args:
-        worker: this one.
-        key: its task.
-        result: the job's.
-        agent: whose job it was, with its rules; None for one that the config no longer has.
-        if_alone: it may have been counted long ago, and is not to be judged by what others have done since.
+    `agent` is None for one that the config no longer has. With `if_alone`, the job may have been counted long ago, and
+    is not judged by later jobs.
     """
     if agent is not None and agent.guard is not None and not result.dry_run:
         await _count(worker, key, result, agent.guard, if_alone=if_alone)
@@ -314,7 +300,7 @@ async def _trip(worker: WorkerContext, key: TaskKey, trip: Trip, task: Task, age
 
 
 async def _publish(worker: WorkerContext, key: TaskKey, tripped: Tripped, task: Task) -> None:
-    """Publishes a trip, unless that is done. Whoever tripped the task may have died before it could."""
+    """Publishes a trip, unless that is done. The worker that tripped the task may have died before it could."""
     if tripped.published:
         return
     at = time_from_ms(tripped.at_ms)

@@ -39,9 +39,9 @@ from breakwater.embedded.provider import SimulatedProvider
 from breakwater.providers.base import Answer, Call, Provider
 from breakwater.state.connection import Redis
 from breakwater.state.executions import ClaimLost
-from services.worker.cancelling import receive_cancel_requests
 from services.worker.context import WorkerContext, context_for
 from services.worker.handler import JobHandler
+from services.worker.leases import receive_cancel_requests
 from tests.flow.kit import PLANE_KEY, Plane, config_for
 from tests.helpers import until
 

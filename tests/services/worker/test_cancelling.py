@@ -13,7 +13,7 @@ from breakwater.bus.delivery import wake_early
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from services.worker import attempts
-from services.worker.cancelling import CancelSignal, JobCancelled
+from services.worker.leases import CancelSignal, JobCancelled
 from tests.flow.kit import model, seconds_between
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

@@ -10,7 +10,7 @@ import pytest
 from breakwater.policy.classify import HttpFailure, TransportFailure
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Call, CallFailed
-from services.worker.checkpoint import Checkpoint
+from services.worker.assignment import Checkpoint
 from services.worker.repairs import Correction, Repairs
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker

@@ -14,7 +14,7 @@ from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, Call
 from breakwater.state.executions import Claim
 from services.worker import handler, leases, recovery
-from services.worker.checkpoint import Checkpoint, InFlight
+from services.worker.assignment import Checkpoint, InFlight
 from tests.flow.kit import model
 from tests.helpers import FIRST, until
 from tests.services.worker.conftest import StartWorker

@@ -11,8 +11,9 @@ import pytest
 
 from breakwater.encryption import LEFT_OUT, Cipher, new_key
 from breakwater.providers.base import Answer, Usage
+from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
-from services.worker import attempts, handler
+from services.worker import attempts, crashes
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -60,7 +61,7 @@ async def test_a_repaired_and_a_broken_conversation_leave_no_text_in_redis(
 async def test_what_is_out_of_a_stream_is_encrypted_and_continued(start_worker: StartWorker, tmp_path: Path) -> None:
     agents = {"writer": {"model": "sim/m", "on_stream_break": "continue"}}
     async with start_worker({"sim/m": model()}, agents, encryption=keys(tmp_path, new_key())) as plane:
-        claim = handler.Claim.new("j9")
+        claim = Claim.new("j9")
         await plane.worker.executions.claim(claim)
         for number, piece in enumerate(("I would ", "sell\n", "bwe1 on Thursday"), 1):
             assert await plane.worker.executions.append_partial(claim, piece, number)
@@ -74,7 +75,7 @@ async def test_what_is_out_of_a_stream_is_encrypted_and_continued(start_worker: 
 async def test_a_job_waits_for_a_missing_key_without_a_slot_and_is_answered_when_it_is_back(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "KEY_LOOK", handler.timedelta(seconds=1))
+    monkeypatch.setattr(crashes, "KEY_LOOK", crashes.timedelta(seconds=1))
     first, second = new_key(), new_key()
     agents = {"writer": {"model": "sim/m", "concurrency": 1}}
     async with start_worker({"sim/m": model(answer=SAID)}, agents, encryption=keys(tmp_path, second)) as plane:
@@ -94,7 +95,7 @@ async def test_a_job_waits_for_a_missing_key_without_a_slot_and_is_answered_when
 async def test_a_job_whose_key_stays_away_is_dead_lettered_as_it_came(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "KEY_WAIT", handler.timedelta(0))
+    monkeypatch.setattr(crashes, "KEY_WAIT", crashes.timedelta(0))
     first, second = new_key(), new_key()
     async with start_worker(
         {"sim/m": model()}, {"writer": {"model": "sim/m"}}, encryption=keys(tmp_path, second)

@@ -24,9 +24,8 @@ from breakwater.state.connection import Script, ScriptCall, StateUnavailable, sc
 from breakwater.state.executions import Claim
 from breakwater.state.rate_limits import Limited
 from breakwater.state.tasks import TaskKey
-from services.worker.assignment import Assignment, Parameters
+from services.worker.assignment import Assignment, Checkpoint, Parameters
 from services.worker.attempts import request_for
-from services.worker.checkpoint import Checkpoint
 from services.worker.context import context_for
 from services.worker.gates import GATES, Admitted, admit, check, gates_of
 from services.worker.gates.budget import BudgetGate

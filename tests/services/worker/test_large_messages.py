@@ -23,7 +23,7 @@ from breakwater.embedded.ports import free_port
 from breakwater.encryption import new_key
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer
-from services.worker import handler
+from services.worker import crashes, handler, parsing
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.nats_node import start_nats
@@ -152,7 +152,7 @@ async def test_an_answer_that_is_too_large_for_a_result_ends_its_job_at_its_cost
 async def test_a_message_that_nothing_takes_is_ended_and_answered(
     what: str, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "MAX_CRASHES", 1)
+    monkeypatch.setattr(crashes, "MAX_CRASHES", 1)
     async with start_worker({"sim/m": model()}, AGENTS) as plane:
         answers: list[dict[str, Any]] = []
 
@@ -174,8 +174,8 @@ async def test_a_message_that_nothing_takes_is_ended_and_answered(
 
 
 async def test_crashes_are_counted_across_workers(start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handler, "MAX_CRASHES", 2)
-    monkeypatch.setattr(handler, "validate_job", Mock(side_effect=RuntimeError("a bug of ours")))
+    monkeypatch.setattr(crashes, "MAX_CRASHES", 2)
+    monkeypatch.setattr(parsing, "validate_job", Mock(side_effect=RuntimeError("a bug of ours")))
     async with start_worker({"sim/m": model()}, AGENTS, begin=False) as plane:
         await plane.publish({"agent": "writer", "job_id": "crashes", "prompt": "x"})
         subscription = await plane.jetstream.pull_subscribe_bind("worker-writer", "JOBS")
@@ -190,14 +190,14 @@ async def test_crashes_are_counted_across_workers(start_worker: StartWorker, mon
 async def test_a_message_that_ends_its_worker_each_time_is_ended(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "MAX_CRASHES", 2)
+    monkeypatch.setattr(crashes, "MAX_CRASHES", 2)
     async with start_worker({"sim/m": model()}, AGENTS, begin=False) as plane:
         await plane.publish({"agent": "writer", "job_id": "kills", "prompt": "x"})
         subscription = await plane.jetstream.pull_subscribe_bind("worker-writer", "JOBS")
         died = Mock(side_effect=SystemExit)
         for _ in range(6):
             [message] = await subscription.fetch(1, timeout=60)
-            with patch("services.worker.handler.JobHandler._parse", died):
+            with patch("services.worker.handler.read_job", died):
                 try:
                     await plane.handlers["writer"].handle(handler.Delivery(message))
                 except SystemExit:

@@ -13,8 +13,7 @@ from breakwater.outage import Outages
 from breakwater.state.connection import Redis, StateUnavailable
 from breakwater.state.executions import CLAIM_LEASE_MS, GRACE_MS, Claim, ClaimLost, Executions, Taken
 from services.worker import leases
-from services.worker.cancelling import CancelSignal
-from services.worker.leases import BUFFERED_S, STALL_S, HeldClaim, Leases
+from services.worker.leases import BUFFERED_S, STALL_S, CancelSignal, HeldClaim, Leases
 from tests.helpers import until
 from tests.servers import RunningServer
 

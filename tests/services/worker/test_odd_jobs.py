@@ -12,7 +12,7 @@ import pytest
 from breakwater.contracts.job import Job
 from breakwater.policy.ownership import job_digest
 from breakwater.state.executions import Claim
-from services.worker import handler
+from services.worker import crashes, parsing
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, until
 from tests.services.worker.conftest import StartWorker
@@ -205,8 +205,8 @@ async def test_a_lost_answer_on_the_last_try_is_reported_as_such(start_worker: S
 async def test_a_job_whose_reading_crashes_is_dead_lettered_in_the_end(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "MAX_CRASHES", 2)
-    monkeypatch.setattr(handler, "validate_job", Mock(side_effect=RuntimeError("a bug of ours")))
+    monkeypatch.setattr(crashes, "MAX_CRASHES", 2)
+    monkeypatch.setattr(parsing, "validate_job", Mock(side_effect=RuntimeError("a bug of ours")))
     async with start_worker({"sim/m": model(), "sim/big": model()}, AGENTS) as plane:
         await plane.publish({"agent": "plain", "job_id": "crashes", "prompt": "x"})
         result = await plane.result("crashes")

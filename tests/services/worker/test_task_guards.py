@@ -18,7 +18,7 @@ from breakwater.policy.guard import Task
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer, CallFailed
 from breakwater.state.tasks import TaskKey
-from services.worker import handler
+from services.worker import crashes
 from services.worker.attempts import Attempts
 from tests.flow.kit import COST, COST_NANO, Plane, model
 from tests.helpers import until
@@ -493,7 +493,7 @@ async def test_jobs_of_a_task_that_crash_their_handlers_to_the_end_hold_nothing_
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agents = {"writer": {"model": "sim/m", "concurrency": 2, "timeout_s": 1}}
-    monkeypatch.setattr(handler, "MAX_CRASHES", 2)
+    monkeypatch.setattr(crashes, "MAX_CRASHES", 2)
 
     async def crash(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
@@ -554,6 +554,7 @@ async def test_a_key_that_begins_ever_more_tasks_keeps_so_many_in_redis_and_no_o
         for number in range(20):
             await run_of("a", f"j{number}", task_id=f"t{number}")
             await run_of("a", f"child-{number}", parent_execution_id=f"of-nobody-{number}")
-        assert len([*await client.keys("bw:task:{*}"), *await client.keys("bw:breaker:{%2A/*}")]) <= 5 + 2
+        kept = [key for key in map(str, await client.keys("bw:task:*")) if ":x:" not in key]
+        assert len([*kept, *await client.keys("bw:breaker:%2A/*")]) <= 5 + 2
         # The task of the other key has had its one iteration, and is stopped.
         assert (await run_of("b", "second", task_id="theirs"))["reason"] == "guard_tripped"

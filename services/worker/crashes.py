@@ -1,0 +1,106 @@
+"""Jobs that can't be handled: they are repeated, wait for a key, and are ended without a run at last."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+import structlog
+
+from breakwater.bus.delivery import Delivery, dead_letter, park
+from breakwater.config import Agent
+from breakwater.contracts.execution import ErrorInfo
+from breakwater.encryption import Undecryptable
+from breakwater.errors import Unavailable
+from breakwater.outage import StoppedWaiting
+from services.worker.conclude import end_without_run, reply_of, result_without_run
+from services.worker.context import WorkerContext
+from services.worker.parsing import JobDelivery, execution_id_of, unread_job
+
+KEY_WAIT, KEY_LOOK = timedelta(hours=1), timedelta(minutes=1)
+"""A job waits so long for a missing key, which is looked for so often."""
+
+MAX_CRASHES = 10
+"""A job may fail so often for a reason of ours, on any worker, before it is dead-lettered."""
+
+
+class CrashedEachTimeError(Exception):
+    """The worker of a message ended before it had handled it, again and again."""
+
+
+class Crashes:
+    """The crashes of one agent's jobs."""
+
+    def __init__(self, worker: WorkerContext, agent_name: str, agent: Agent) -> None:
+        self._worker = worker
+        self._agent_name = agent_name
+        self._agent = agent
+
+    async def count(self, delivery: Delivery, by: int = 1) -> int:
+        """Counts a crash of a message's handling, and returns the number of them."""
+        message = f"{self._agent_name}/{delivery.sequence}/{int(delivery.published_at.timestamp())}"
+        count = partial(self._worker.executions.crashed, message, by)
+        return await self._worker.outages.retry_while_unavailable(count)
+
+    async def repeat_or_end(self, delivery: Delivery, asked: JobDelivery | None, error: Exception) -> None:
+        """Has a message delivered again after a crash, or ends its job after too many of them."""
+        crashes = await self.count(delivery)
+        if crashes < MAX_CRASHES:
+            await delivery.retry_in(min(2.0**crashes, 60.0))
+            return
+        info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
+        try:
+            # Not parsed again: that may be what crashes.
+            asked = asked or self._unread(delivery, info.message)
+            await end_without_run(self._worker, asked, "error", info)
+        except (Unavailable, StoppedWaiting):
+            raise
+        except Exception:  # noqa: BLE001  in any case the message is ended
+            place = {"agent": self._agent_name, "sequence": delivery.sequence}
+            execution_id = None if asked is None else asked.execution_id
+            structlog.get_logger().exception("job_ended_without_a_record", **place, execution_id=execution_id)
+            await self._end_without_record(asked, delivery, info)
+
+    async def wait_for_key(self, delivery: Delivery, why: Undecryptable) -> None:
+        """Has a job wait whose key is missing. It holds no slot, and is dead-lettered in the end."""
+        worker, execution_id = self._worker, execution_id_of(delivery, None)
+        structlog.get_logger().error("job_not_decrypted", execution_id=execution_id, error=str(why))
+        if worker.now() - delivery.queued_at > KEY_WAIT:
+            text = "The request could not be read."
+            error = ErrorInfo(kind="invalid", class_="UndecryptableJobError", message=str(why), user_message=text)
+            # Not where its answer is there, and can't be read either.
+            with suppress(Undecryptable):
+                await end_without_run(worker, self._unread(delivery, str(why)), "invalid", error)
+                return
+        due = worker.now() + KEY_LOOK
+        await worker.outages.retry_while_unavailable(
+            partial(park, worker.publisher, delivery, agent=self._agent_name, execution_id=execution_id, due=due)
+        )
+        await worker.publisher.acknowledge(delivery.ack_subject)
+
+    async def _end_without_record(self, asked: JobDelivery | None, delivery: Delivery, info: ErrorInfo) -> None:
+        """Ends a message of which not even the end can be recorded. Its sender is answered."""
+        worker = self._worker
+        await worker.outages.retry_while_unavailable(
+            lambda: dead_letter(
+                worker.publisher,
+                delivery,
+                reason="error",
+                error=info.message,
+                agent=self._agent_name,
+                at=worker.now(),
+                withheld=not self._agent.persist_prompts,
+                private=not self._agent.keeps_error_texts,
+            )
+        )
+        if asked is not None and asked.reply_to is not None:
+            made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+            execution_id = made if asked.job is None else asked.job.job_id or made
+            bare = replace(asked, job=None, execution_id=execution_id)
+            await worker.publisher.send(asked.reply_to, reply_of(result_without_run(worker, bare, "error", info)))
+        await delivery.terminate()
+
+    def _unread(self, delivery: Delivery, problem: str) -> JobDelivery:
+        return unread_job(self._worker.config, self._agent_name, self._agent, delivery, problem)

@@ -1,0 +1,218 @@
+"""A delivered message as a job: parsed, and checked against the config and the rights of its sender."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic import JsonValue, ValidationError
+from pydantic_core import from_json
+
+from breakwater.bus.delivery import Delivery, parked_execution
+from breakwater.config import Agent, Config, NatsProgram, validate_job
+from breakwater.contracts import subjects
+from breakwater.contracts.job import Job, ScopedJob
+from breakwater.contracts.subjects import PROGRAM, Header, decode_token
+from breakwater.contracts.types import is_full_id, is_identifier
+from breakwater.contracts.validation import ambiguity, explain
+from breakwater.policy.ownership import (
+    for_own_tenant,
+    job_digest,
+    longest_job,
+    may_be_answered_at,
+    outside,
+    scope_in,
+    scoped,
+    within,
+)
+from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
+
+MAX_HEADERS = 32 * 1024
+"""Most characters of a job's headers: they are carried along, and count where a message has a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDelivery:
+    """A delivered job as far as it could be read."""
+
+    delivery: Delivery
+    agent_name: str
+    agent: Agent
+    execution_id: str
+    job: Job | None
+    """None where it is not run."""
+    problem: str
+    """Reason of that."""
+    reply_to: str | None
+    owner: str | None
+    """The name of the API key, or the NATS user of the named program, that it belongs to."""
+    submitted_by: str | None
+    """The same, of its sender."""
+    digest: str
+    """Of its content."""
+
+
+class _Origin(NamedTuple):
+    """Headers of a job that name its owner and its sender, and the form of its ids."""
+
+    owner: str | None
+    sender: str | None
+    chosen_ids: bool
+    """The ids are as they were chosen, as the job did not come by `request`."""
+    scope: str | None
+    """Owner of the ids of a job that came over NATS: a program with a user of its own."""
+
+
+class _InvalidJobError(Exception):
+    """A job can't be run. Has the job where the config alone objects to it."""
+
+    def __init__(self, problem: str, job: Job | None = None) -> None:
+        super().__init__(problem)
+        self.job = job
+
+
+def read_job(config: Config, agent_name: str, agent: Agent, delivery: Delivery) -> JobDelivery:
+    """Reads a delivered job of an agent."""
+    origin = _origin_of(delivery)
+    try:
+        job = _parsed(config, agent_name, delivery, origin.sender)
+    except _InvalidJobError as error:
+        return unread_job(config, agent_name, agent, delivery, str(error), error.job)
+    owner = _owner(config, origin)
+    inside = within(job, origin.scope, scoped) if origin.chosen_ids else job
+    return JobDelivery(
+        delivery=delivery,
+        agent_name=agent_name,
+        agent=agent,
+        execution_id=execution_id_of(delivery, inside, origin),
+        job=inside,
+        problem="",
+        reply_to=job.reply_to,
+        owner=owner,
+        submitted_by=origin.sender,
+        digest=job_digest(job, owner),
+    )
+
+
+def unread_job(
+    config: Config, agent_name: str, agent: Agent, delivery: Delivery, problem: str, job: Job | None = None
+) -> JobDelivery:
+    """A job that is not run, for a reason. It is answered all the same, where it says where to."""
+    origin, subject = _origin_of(delivery), _field(delivery.data, "reply_to")
+    may = subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
+    owner = _owner(config, origin)
+    return JobDelivery(
+        delivery=delivery,
+        agent_name=agent_name,
+        agent=agent,
+        execution_id=execution_id_of(delivery, None, origin),
+        job=None,
+        problem=problem,
+        reply_to=subject if may else None,
+        owner=owner,
+        submitted_by=origin.sender,
+        digest=job_digest(job or delivery.data, owner),
+    )
+
+
+def program_of(config: Config, sender: str | None) -> NatsProgram | None:
+    """The named program that has sent a job."""
+    if sender is None or not sender.startswith(PROGRAM):
+        return None
+    return config.programs.get(sender.removeprefix(PROGRAM))
+
+
+def execution_id_of(delivery: Delivery, job: Job | None, origin: _Origin | None = None) -> str:
+    """The id of a job's execution: the job's own, else that of its message, else one made of the message's place.
+
+    It is the same every time. None for a job gives the same, if it is valid and no dry run.
+    """
+    if (parked := parked_execution(delivery.headers)) is not None:
+        return parked
+    origin = origin or _origin_of(delivery)
+    header, own = delivery.headers.get(Header.MSG_ID.value, ""), None if job is None else job.job_id
+    fits = is_identifier if origin.chosen_ids else is_full_id
+    if job is None and (found := _field(delivery.data, "job_id", fits)) is not None and not holds_key(found):
+        own = found
+    if own is not None and not origin.chosen_ids:
+        return own
+    chosen = own or (header if is_identifier(header) and not holds_key(header) else None)
+    made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
+    if job is not None and job.dry_run and chosen is not None and subjects.user_of_job(delivery.subject) is not None:
+        # It takes no id: nothing is decided for the job that comes with the same one.
+        return f"{chosen}@{made}"
+    return scoped(chosen or made, origin.scope)
+
+
+def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | None) -> Job:
+    limit = config.limits.max_body_bytes
+    is_scoped = Header.SCOPED_IDS.value in delivery.headers
+    if len(delivery.data) > longest_job(limit, scoped_ids=is_scoped):
+        raise _InvalidJobError(f"the job has {len(delivery.data)} bytes; at most {limit} are accepted")
+    if sum(map(len, delivery.headers.values())) + sum(map(len, delivery.headers)) > MAX_HEADERS:
+        raise _InvalidJobError(f"the job's headers have more than {MAX_HEADERS} characters")
+    try:
+        job = (ScopedJob if is_scoped else Job).model_validate_json(delivery.data)
+    except ValidationError as error:
+        raise _InvalidJobError(explain(error, Job, _parsed_json(delivery.data))) from None
+    if (why := ambiguity(delivery.data)) is not None:
+        raise _InvalidJobError(f"the job is not JSON: {why}")
+    if job.agent != agent_name:
+        raise _InvalidJobError(f"agent: {job.agent!r} was published on the subject of {agent_name!r}")
+    if job.job_id is None and holds_key(delivery.headers.get(Header.MSG_ID.value, "")):
+        raise _InvalidJobError(f"{Header.MSG_ID.value}: {NO_KEY_IN_ID}")
+    if (problem := validate_job(config, job)) is not None:
+        raise _InvalidJobError(f"{problem.path}: {problem.message}", job)
+    # The rights of the sender; a job that came over HTTP was checked there.
+    if job.reply_to is not None and not may_be_answered_at(job.reply_to, sender):
+        raise _InvalidJobError(f"reply_to: {job.reply_to!r} is not below the sender's own prefix")
+    program = program_of(config, sender)
+    if program is not None:
+        job = for_own_tenant(program, job)
+        if (wrong := outside(program, job.agent, job.tenant)) is not None:
+            raise _InvalidJobError(f"{wrong[0]}: the NATS user {sender!r} submits {wrong[1]}", job)
+    elif sender is not None and sender.startswith(PROGRAM) and subjects.user_of_job(delivery.subject) is not None:
+        # Over HTTP it is a key with such a name.
+        raise _InvalidJobError(f"the config has no program {sender.removeprefix(PROGRAM)!r}")
+    return job
+
+
+def _origin_of(delivery: Delivery) -> _Origin:
+    owner, sender = _name_in(delivery, Header.OWNER), _name_in(delivery, Header.SUBMITTED_BY)
+    chosen = Header.SCOPED_IDS.value not in delivery.headers and (sender is None or sender.startswith(PROGRAM))
+    scope = scope_in(owner, None) if owner is not None and owner.startswith(PROGRAM) else None
+    return _Origin(owner, sender, chosen, scope)
+
+
+def _name_in(delivery: Delivery, header: Header) -> str | None:
+    """The name of an API key in a header of a job; None where there is none."""
+    token = delivery.headers.get(header.value)
+    if token is None:
+        return None
+    try:
+        name = decode_token(token)
+    except UnicodeDecodeError:
+        return None
+    return name if is_identifier(name) else None
+
+
+def _owner(config: Config, origin: _Origin) -> str | None:
+    """The owner of a job; None for one of a program's tenants, which belongs to its tenant."""
+    program = program_of(config, origin.sender)
+    return None if program is not None and program.tenants else origin.owner
+
+
+def _field(data: bytes, name: str, fits: Callable[[str], bool] = is_identifier) -> str | None:
+    """A text field of a job that is otherwise not valid."""
+    body = _parsed_json(data)
+    value = body.get(name) if isinstance(body, Mapping) else None
+    return value if isinstance(value, str) and fits(value) else None
+
+
+def _parsed_json(data: bytes) -> JsonValue:
+    """The body as JSON; None where it is none."""
+    try:
+        return from_json(data)
+    except ValueError:
+        return None
