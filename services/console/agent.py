@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from breakwater.analytics import figures
 from breakwater.analytics.figures import (
-    ErrorLine,
     History,
-    RefusalLine,
     RetryFigures,
     StreamLine,
     WasteLine,
@@ -34,7 +30,7 @@ from services.console.history import history_charts
 from services.console.overall_health import queue_of, spent
 from services.console.pages import Fetched, PageContext, fetched, problems_of
 from services.console.tiles import Tile
-from services.console.visits import ReadModels, View, Visit, page
+from services.console.visits import NotFound, Part, ReadModels, Visit, page, summed
 
 T = TypeVar("T")
 
@@ -45,97 +41,98 @@ SHOWN = 20
 LATEST_COLUMNS = [one for one in COLUMNS if one.key not in ("agent", "total_tokens", "error")]
 
 
-class AgentModels(NamedTuple):
-    """The read models of an agent's page."""
-
-    healths: Fetched[list[AgentHealth]]
-    breakers: Fetched[BreakerList]
-    budgets: Fetched[BudgetList]
-    incidents: Fetched[AlertList]
-    queues: Fetched[Queues]
-    history: Fetched[History]
-    waste: Fetched[tuple[WasteLine, ...]]
-    latest: Fetched[Page]
-    errors: Fetched[tuple[ErrorLine, ...]]
-    retries: Fetched[RetryFigures]
-    held: Fetched[tuple[RefusalLine, ...]]
-    streams: Fetched[tuple[StreamLine, ...]]
-
-
 def routes(context: PageContext) -> list[Route]:
     """The route of the page."""
-    return [page(context, "/agents/{name:path}", "agent.html", read, view)]
+    return [
+        page(
+            context,
+            "/agents/{name:path}",
+            "agent.html",
+            view,
+            healths=lambda _, models: fetched(models.api.read(list[AgentHealth], "agents")),
+            all_breakers=lambda _, models: fetched(models.api.read(BreakerList, "breakers")),
+            all_budgets=_of_agent("budgets", BudgetList, BudgetList(filled=True, budgets=())),
+            incidents=_of_agent("alerts", AlertList, AlertList(alerts=(), more=False)),
+            queues=lambda _, models: fetched(models.api.read(Queues, "queues")),
+            history=summed(figures.history),
+            waste=summed(figures.waste),
+            latest=_latest,
+            errors=summed(partial(figures.errors, limit=SHOWN)),
+            retried=summed(figures.retries),
+            held=summed(figures.refusals),
+            streamed=summed(figures.streams),
+        )
+    ]
 
 
-async def read(visit: Visit, models: ReadModels) -> tuple[AgentModels]:
-    """All that is known of the agent, now and in the time range."""
-    time_range, name = visit.time_range(), visit.path_params["name"]
-    if not is_identifier(name):
-        raise HTTPException(404)
-    api, database, window, of_name = models.api, models.analytics, time_range.window, {"agent": name}
-    summed = partial(visit.part, slow=time_range.is_long)
-    now, past, calls = await asyncio.gather(
-        asyncio.gather(
-            fetched(api.read(list[AgentHealth], "agents")),
-            fetched(api.read(BreakerList, "breakers")),
-            fetched(_if_configured(api.read(BudgetList, "budgets", of_name), BudgetList(filled=True, budgets=()))),
-            fetched(_if_configured(api.read(AlertList, "alerts", of_name), AlertList(alerts=(), more=False))),
-            fetched(api.read(Queues, "queues")),
-        ),
-        asyncio.gather(
-            summed(figures.history(database, window, agent=name)),
-            summed(figures.waste(database, window, agent=name)),
-            fetched(search(database, Filters(agent=name, since=window.start, until=window.end), limit=LATEST)),
-        ),
-        asyncio.gather(
-            summed(figures.errors(database, window, agent=name, limit=SHOWN)),
-            summed(figures.retries(database, window, agent=name)),
-            summed(figures.refusals(database, window, agent=name)),
-            summed(figures.streams(database, window, agent=name)),
-        ),
-    )
-    return (AgentModels(*now, *past, *calls),)
+def _of_agent(path: str, form: type[T], nothing: T) -> Part:
+    """A part that the HTTP API has of the agent; `nothing` if no agent of that name is configured."""
+
+    async def asked(visit: Visit, models: ReadModels) -> T:
+        try:
+            return await models.api.read(form, path, {"agent": visit.path_params["name"]})
+        except ApiError as error:
+            if error.code != "unknown_agent":
+                raise
+            return nothing
+
+    return lambda visit, models: fetched(asked(visit, models))
 
 
-def view(visit: Visit, found: AgentModels) -> View:
+def _latest(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Page]]:
+    window, name = visit.time_range.window, visit.path_params["name"]
+    filters = Filters(agent=name, since=window.start, until=window.end)
+    return fetched(search(models.analytics, filters, limit=LATEST))
+
+
+def view(
+    visit: Visit,
+    healths: Fetched[list[AgentHealth]],
+    all_breakers: Fetched[BreakerList],
+    all_budgets: Fetched[BudgetList],
+    incidents: Fetched[AlertList],
+    queues: Fetched[Queues],
+    history: Fetched[History],
+    waste: Fetched[tuple[WasteLine, ...]],
+    retried: Fetched[RetryFigures],
+    streamed: Fetched[tuple[StreamLine, ...]],
+    **others: Fetched[Any],
+) -> dict[str, Any] | NotFound:
     """The page of the agent; with status 404 if nothing is known of it."""
-    time_range, name = visit.time_range(), visit.path_params["name"]
-    healths, breakers, budgets = found.healths.value, found.breakers.value, found.budgets.value
-    history, retries = found.history, found.retries.value
+    time_range, name = visit.time_range, visit.path_params["name"]
+    if not is_identifier(name):
+        return NotFound("Page not found", f"There is no page at {visit.address.path}.")
     totals = history.value and history.value.totals
-    health = next((one for one in healths or () if one.agent_id == name), None)
-    own_budgets = [one for one in budgets.budgets if one.agent == name] if budgets else None
-    present_tiles = [_jobs(queue_of(found.queues.value, name)), tiles.incidents(found.incidents.value)]
+    health = next((one for one in healths.value or () if one.agent_id == name), None)
+    breakers = all_breakers.value.breakers if all_breakers.value else ()
+    own_budgets = [one for one in all_budgets.value.budgets if one.agent == name] if all_budgets.value else None
+    present_tiles = [_jobs(queue_of(queues.value, name)), tiles.incidents(incidents.value)]
     if own_budgets is not None:
         present_tiles.append(tiles.spent_budgets(own_budgets, "#budgets", "it has none of its own"))
     if totals is not None:
-        present_tiles.append(Tile("Retries", f"{totals.retries:,}", counted(totals.fallbacks, "fallback"), "#retries"))
-    known = health is not None or healths is None or totals is None or _did_something(totals)
+        fallbacks = counted(totals.fallbacks, "fallback")
+        present_tiles.append(Tile("Retries", f"{totals.retries:,}", fallbacks, "#retries"))
+    known = health is not None or healths.value is None or totals is None or _did_something(totals)
+    parts = (healths, all_breakers, all_budgets, incidents, queues, history, waste, retried, streamed)
     return {
         "status": 200 if known else 404,
-        "time_range": time_range,
         "name": name,
         "known": known,
         "health": health,
-        "configured": healths is not None,
-        "breakers": {one.model: one for one in breakers.breakers if one.agent == name} if breakers else {},
+        "configured": healths.value is not None,
+        "breakers": {one.model: one for one in breakers if one.agent == name},
         "past_tiles": tiles.pending() if history.pending else tiles.of_history(totals, time_range, name),
         "present_tiles": present_tiles,
-        "problems": problems_of(*found),
+        "problems": problems_of(*parts, *others.values()),
         "pending": history.pending,
-        "history": history,
         "history_charts": history.value and history_charts(history.value.steps, time_range.window, name),
-        "errors": found.errors,
-        "waste": found.waste,
-        "all_waste": sum(line.cost for line in found.waste.value or ()),
+        "all_waste": sum(line.cost for line in waste.value or ()),
         "unknown_waste": totals and totals.unknown_waste,
-        "retries": retries,
-        "helped": None if retries is None else helped(retries, time_range.words),
-        "held": found.held,
-        "streams": found.streams.value,
+        "retries": retried.value,
+        "helped": None if retried.value is None else helped(retried.value, time_range.words),
+        "streams": streamed.value,
         "budgets": own_budgets,
         "spent": spent,
-        "latest": found.latest,
         "latest_columns": LATEST_COLUMNS,
     }
 
@@ -173,16 +170,6 @@ def _outcome(saved: int, tried: int, what: str, rate: float | None) -> str:
 
 def _did_something(totals: WindowTotals) -> bool:
     return bool(totals.executions or totals.calls or totals.short_circuits)
-
-
-async def _if_configured(asked: Awaitable[T], nothing: T) -> T:
-    """The response for an agent; `nothing` if no agent of that name is configured. Raises ApiError otherwise."""
-    try:
-        return await asked
-    except ApiError as error:
-        if error.code != "unknown_agent":
-            raise
-        return nothing
 
 
 def _jobs(queue: AgentQueue | None) -> Tile:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.routing import Route
 
@@ -19,7 +19,7 @@ from services.console.history import sparks
 from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares
 from services.console.pages import Fetched, PageContext, fetched, problems_of
 from services.console.tables import PageTable
-from services.console.visits import ReadModels, View, Visit, page
+from services.console.visits import Visit, page, summed
 
 _REFUSING = ("open", "isolated")
 _WORST_FIRST = ("unhealthy", "degraded", "healthy", "unknown")
@@ -92,22 +92,19 @@ COLUMNS: tuple[Column[AgentRow], ...] = (
 
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
-    return [page(context, "/agents", "agents.html", read, view), *agent.routes(context)]
-
-
-def read(
-    visit: Visit, models: ReadModels
-) -> Awaitable[
-    tuple[Fetched[list[AgentHealth]], Fetched[Queues], Fetched[dict[str, History]], Fetched[tuple[RefusalLine, ...]]]
-]:
-    """Health, queues, and the figures of the time range."""
-    time_range = visit.time_range()
-    return asyncio.gather(
-        fetched(models.api.read(list[AgentHealth], "agents")),
-        fetched(models.api.read(Queues, "queues")),
-        visit.part(figures.agents(models.analytics, time_range.window), slow=time_range.is_long),
-        visit.part(figures.refusals(models.analytics, time_range.window), slow=time_range.is_long),
-    )
+    return [
+        page(
+            context,
+            "/agents",
+            "agents.html",
+            view,
+            healths=lambda _, models: fetched(models.api.read(list[AgentHealth], "agents")),
+            queues=lambda _, models: fetched(models.api.read(Queues, "queues")),
+            histories=summed(figures.agents),
+            held=summed(figures.refusals),
+        ),
+        *agent.routes(context),
+    ]
 
 
 def view(
@@ -116,11 +113,10 @@ def view(
     queues: Fetched[Queues],
     histories: Fetched[dict[str, History]],
     held: Fetched[tuple[RefusalLine, ...]],
-) -> View:
+) -> dict[str, Any]:
     """A table of the agents."""
     rows = _rows(healths.value or (), histories.value or {}, queues.value, held.value)
     return {
-        "time_range": visit.time_range(),
         "table": PageTable(visit.address, "agents", "Agents", COLUMNS, rows, sort="health", prefix=""),
         "configured": healths.value is not None,
         "ran": histories.value is not None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, get_args
 
@@ -24,7 +23,7 @@ from breakwater.views.columns import Column
 from services.console.operator_actions import Fields, act, action, back_to, reason_of, submitted, whole_number
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.tables import PageTable
-from services.console.visits import NotFound, ReadModels, View, Visit, page
+from services.console.visits import NotFound, ReadModels, Visit, page
 from services.console.words import segment
 
 PAGE = 50
@@ -47,25 +46,39 @@ def routes(context: PageContext) -> list[Route]:
     acknowledged = _outcome("is acknowledged: no more reminders are sent")
     resolved = _outcome("is resolved")
     return [
-        page(context, "/alerts", "alerts.html", read, view),
+        page(
+            context,
+            "/alerts",
+            "alerts.html",
+            view,
+            default_range="7d",
+            known=lambda _, models: fetched(models.api.read(AlertList, "alerts", {"limit": 200})),
+            undelivered=lambda _, models: fetched(
+                models.api.read(UndeliveredList, "alerts/undelivered", {"limit": 50})
+            ),
+            past=_past,
+        ),
         action("/alerts/ack", "alerts/ack", dict[str, Any], _body, acknowledged, _back, approval=True),
         action("/alerts/resolve", "alerts/resolve", dict[str, Any], _body, resolved, _back, approval=True),
         Route("/alerts/replay", replay, methods=["POST"]),
-        page(context, "/alerts/{incident_id:path}", "alert.html", read_one, view_one),
+        page(
+            context,
+            "/alerts/{incident_id:path}",
+            "alert.html",
+            view_one,
+            known=lambda visit, models: fetched(models.api.read(Alert, f"alerts/{segment(_id(visit))}")),
+            changes=lambda visit, models: fetched(incident_changes(models.analytics, _id(visit))),
+        ),
     ]
 
 
-def read(
-    visit: Visit, models: ReadModels
-) -> Awaitable[tuple[Fetched[AlertList], Fetched[UndeliveredList], Fetched[tuple[Incident, ...]]]]:
-    """Open incidents, undelivered alerts, and the incidents of the time range."""
-    window, limit = visit.time_range("7d").window, MAX_SAVED if _takes_all(visit) else PAGE
-    past = incidents(models.analytics, window, **_chosen(visit), before=_before(visit), limit=limit + 1)
-    return asyncio.gather(
-        fetched(models.api.read(AlertList, "alerts", {"limit": 200})),
-        fetched(models.api.read(UndeliveredList, "alerts/undelivered", {"limit": 50})),
-        fetched(past),
-    )
+def _id(visit: Visit) -> str:
+    return visit.path_params["incident_id"]
+
+
+def _past(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[Incident, ...]]]:
+    window, limit = visit.time_range.window, MAX_SAVED if _takes_all(visit) else PAGE
+    return fetched(incidents(models.analytics, window, **_chosen(visit), before=_before(visit), limit=limit + 1))
 
 
 def view(
@@ -73,7 +86,7 @@ def view(
     known: Fetched[AlertList],
     undelivered: Fetched[UndeliveredList],
     past: Fetched[tuple[Incident, ...]],
-) -> View:
+) -> dict[str, Any]:
     """The page of all alerts."""
     takes_all, stored = _takes_all(visit), list(past.value or ())
     is_open = known.value.alerts if known.value else ()
@@ -84,14 +97,9 @@ def view(
         place = cursor_of(stored[PAGE - 1])
         older = visit.address.link("history", before=f"{place.opened_ms}-{place.incident_id}", more_after="")
     return {
-        "time_range": visit.time_range("7d"),
-        "known": known,
         "open_table": PageTable(visit.address, "now", "Open incidents", INCIDENTS, is_open),
-        "undelivered": undelivered,
         "undelivered_table": PageTable(visit.address, "undelivered", "Undelivered alerts", UNDELIVERED, given_up),
         "not_replayed": any(not one.replayed for one in given_up),
-        "more_after": visit.get("more_after"),
-        "past": past,
         "past_table": PageTable(visit.address, "history", "Incidents", PAST, history, most=PAGE),
         "older": older,
         "chosen": _chosen(visit),
@@ -100,18 +108,9 @@ def view(
     }
 
 
-def read_one(visit: Visit, models: ReadModels) -> Awaitable[tuple[Fetched[Alert], Fetched[tuple[Alert, ...]]]]:
-    """One incident, and its changes."""
-    incident_id = visit.path_params["incident_id"]
-    return asyncio.gather(
-        fetched(models.api.read(Alert, f"alerts/{segment(incident_id)}")),
-        fetched(incident_changes(models.analytics, incident_id)),
-    )
-
-
-def view_one(visit: Visit, known: Fetched[Alert], changes: Fetched[tuple[Alert, ...]]) -> View | NotFound:
+def view_one(visit: Visit, known: Fetched[Alert], changes: Fetched[tuple[Alert, ...]]) -> dict[str, Any] | NotFound:
     """The page of one incident."""
-    incident_id = visit.path_params["incident_id"]
+    incident_id = _id(visit)
     newest = known.value or (changes.value[-1] if changes.value else None)
     if newest is None and not changes.problem:
         return NotFound("Incident not found", known.problem or f"There is no incident {incident_id!r}.")
@@ -119,9 +118,7 @@ def view_one(visit: Visit, known: Fetched[Alert], changes: Fetched[tuple[Alert, 
         "incident_id": known.value.incident_id if known.value else incident_id,
         # One that was resolved long ago is in ClickHouse only, and can't be acted on.
         "live": known.value is not None,
-        "known": known,
         "newest": newest,
-        "changes": changes,
         "execution_id": _text_of(newest.payload, "execution_id") if newest else None,
         "budget": _budget_of(newest.payload) if newest and newest.event.startswith("budget") else None,
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
+from typing import Any
 
 from pydantic_core import to_json
 from starlette.requests import Request
@@ -18,7 +18,7 @@ from services.console.pages import Fetched, PageContext, fetched
 from services.console.sessions import session_of
 from services.console.tables import PageTable
 from services.console.time_range import WINDOWS, window_links, window_of
-from services.console.visits import ReadModels, View, Visit, shown
+from services.console.visits import ReadModels, Visit, shown
 
 COLUMNS: tuple[Column[AuditEvent], ...] = (
     Column("time", lambda one: one.at, "time"),
@@ -39,32 +39,35 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         session = session_of(request)
         if session.may_audit:
-            return await shown(context, request, "audit.html", read, view)
+            return await shown(context, request, "audit.html", view, found=_found, known=_known)
         text = f"{session.name!r} lacks the scope `audit`, which the audit log takes."
         return context.pages.plain(request, 403, "No access", text)
 
     return [Route("/audit", show, methods=["GET"])]
 
 
-def read(
-    visit: Visit, models: ReadModels
-) -> Awaitable[tuple[Fetched[tuple[AuditEvent, ...]], Fetched[tuple[list[str], list[str]]]]]:
-    """The actions of the time range, and the people and kinds of action in it."""
-    period = TimeWindow.last(WINDOWS[window_of(visit.address, "7d")], visit.now)
-    return asyncio.gather(
-        fetched(audit_events(models.analytics, period, by=visit.get("by"), action=visit.get("action"))),
-        fetched(audit_names(models.analytics, period)),
-    )
+def _period(visit: Visit) -> TimeWindow:
+    return TimeWindow.last(WINDOWS[window_of(visit.address, "7d")], visit.now)
 
 
-def view(visit: Visit, found: Fetched[tuple[AuditEvent, ...]], known: Fetched[tuple[list[str], list[str]]]) -> View:
+def _found(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[AuditEvent, ...]]]:
+    by, action = visit.get("by"), visit.get("action")
+    return fetched(audit_events(models.analytics, _period(visit), by=by, action=action))
+
+
+def _known(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[list[str], list[str]]]]:
+    return fetched(audit_names(models.analytics, _period(visit)))
+
+
+def view(
+    visit: Visit, found: Fetched[tuple[AuditEvent, ...]], known: Fetched[tuple[list[str], list[str]]]
+) -> dict[str, Any]:
     """A table of the actions, with a form to choose them."""
     window, by, action = window_of(visit.address, "7d"), visit.get("by"), visit.get("action")
     people, kinds = known.value or ([], [])
     return {
         "window": window,
         "windows": window_links(visit.address, window),
-        "found": found,
         "table": PageTable(visit.address, "log", "Actions", COLUMNS, found.value or ()),
         "by": by,
         "action": action,

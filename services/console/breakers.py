@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,7 +22,7 @@ from services.console.charts import Series
 from services.console.operator_actions import Fields, action
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.tables import PageTable
-from services.console.visits import NotFound, ReadModels, View, Visit, page
+from services.console.visits import NotFound, ReadModels, Visit, page
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,31 @@ CHANGES: tuple[Column[BreakerTransition], ...] = (
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
     return [
-        page(context, "/breakers", "breakers.html", read, view),
+        page(
+            context,
+            "/breakers",
+            "breakers.html",
+            view,
+            known=_known,
+            opened=lambda visit, models: fetched(openings(models.analytics, visit.time_range.window, visit.now)),
+            actions=lambda visit, models: fetched(operator_actions(models.analytics, visit.time_range.window)),
+            stopped=lambda _, models: fetched(models.api.read(StoppedTasks, "guards")),
+        ),
         # In the query, as the names of agents and models may contain slashes.
-        page(context, "/breakers/one", "breaker.html", read_one, view_one),
+        page(
+            context,
+            "/breakers/one",
+            "breaker.html",
+            view_one,
+            default_range="7d",
+            known=_known,
+            opened=lambda visit, models: fetched(
+                openings(models.analytics, visit.time_range.window, visit.now, *_named(visit))
+            ),
+            changes=lambda visit, models: fetched(
+                transitions(models.analytics, visit.time_range.window, *_named(visit))
+            ),
+        ),
         action("/breakers/reset", "breakers/reset", dict[str, Any], _body, _was("reset"), _back),
         action("/breakers/isolate", "breakers/isolate", dict[str, Any], _body, _was("isolated"), _back),
         action(
@@ -87,20 +108,12 @@ def routes(context: PageContext) -> list[Route]:
     ]
 
 
-BreakerModels = tuple[
-    Fetched[BreakerList], Fetched[tuple[Opening, ...]], Fetched[tuple[OperatorAction, ...]], Fetched[StoppedTasks]
-]
+def _known(_: Visit, models: ReadModels) -> Awaitable[Fetched[BreakerList]]:
+    return fetched(models.api.read(BreakerList, "breakers"))
 
 
-def read(visit: Visit, models: ReadModels) -> Awaitable[BreakerModels]:
-    """Breakers, their openings and the operators' actions in the time range, and stopped tasks."""
-    period = visit.time_range().window
-    return asyncio.gather(
-        fetched(models.api.read(BreakerList, "breakers")),
-        fetched(openings(models.analytics, period, visit.now)),
-        fetched(operator_actions(models.analytics, period)),
-        fetched(models.api.read(StoppedTasks, "guards")),
-    )
+def _named(visit: Visit) -> tuple[str, str]:
+    return visit.get("agent"), visit.get("model")
 
 
 def view(
@@ -109,35 +122,17 @@ def view(
     opened: Fetched[tuple[Opening, ...]],
     actions: Fetched[tuple[OperatorAction, ...]],
     stopped: Fetched[StoppedTasks],
-) -> View:
+) -> dict[str, Any]:
     """The page of all breakers."""
     rows = _rows(known.value.breakers if known.value else (), opened.value or ())
     tasks = stopped.value.stopped if stopped.value else ()
     return {
-        "now": visit.now,
-        "time_range": visit.time_range(),
-        "known": known,
         "rows": rows,
         "table": PageTable(visit.address, "breakers", "All breakers", COLUMNS, rows),
-        "opened": opened,
-        "actions": actions,
         "acts": PageTable(visit.address, "actions", "Operator actions", ACTIONS, actions.value or ()),
-        "stopped": stopped,
         "tasks": PageTable(visit.address, "tasks", "Stopped tasks", TASKS, tasks),
         "most": MOST,
     }
-
-
-def read_one(
-    visit: Visit, models: ReadModels
-) -> Awaitable[tuple[Fetched[BreakerList], Fetched[tuple[Opening, ...]], Fetched[tuple[BreakerTransition, ...]]]]:
-    """The breakers, and the openings and changes of one in the time range."""
-    period, agent, model = visit.time_range("7d").window, visit.get("agent"), visit.get("model")
-    return asyncio.gather(
-        fetched(models.api.read(BreakerList, "breakers")),
-        fetched(openings(models.analytics, period, visit.now, agent, model)),
-        fetched(transitions(models.analytics, period, agent, model)),
-    )
 
 
 def view_one(
@@ -145,30 +140,25 @@ def view_one(
     known: Fetched[BreakerList],
     opened: Fetched[tuple[Opening, ...]],
     changes: Fetched[tuple[BreakerTransition, ...]],
-) -> View | NotFound:
+) -> dict[str, Any] | NotFound:
     """The page of one breaker."""
-    time_range, agent, model = visit.time_range("7d"), visit.get("agent"), visit.get("model")
+    agent, model = _named(visit)
     listed = known.value.breakers if known.value else ()
     status = next((one for one in listed if (one.agent, one.model) == (agent, model)), None)
     if not agent or not model or (known.value and status is None and not changes.value and not changes.problem):
         text = f"There is no breaker of agent {agent!r} on model {model!r}, and none changed in this time range."
         return NotFound("Breaker not found", text)
-    period, its_openings = time_range.window, opened.value or ()
+    period, its_openings = visit.time_range.window, opened.value or ()
     return {
-        "now": visit.now,
         "agent": agent,
         "model": model,
-        "time_range": time_range,
-        "known": known,
         "breaker": status,
-        "opened": opened,
         "openings": OPENINGS,
         "open_ms": sum(one.in_window_ms for one in its_openings),
         "moments": [period.at(bucket) for bucket in range(period.buckets)],
         "step": timedelta(seconds=period.step_s),
         "series": [Series("open", "bad", _open_per_step(its_openings, period, visit.now), "bars")],
         "executions": {"model": model} | ({} if agent == "*" else {"agent": agent}),
-        "changes": changes,
         "changes_table": PageTable(visit.address, "changes", "State changes", CHANGES, changes.value or ()),
         "most": MOST,
     }

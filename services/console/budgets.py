@@ -28,7 +28,7 @@ from services.console import charts
 from services.console.operator_actions import back_to, reason_of, submitted
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.tables import PageTable
-from services.console.visits import NotFound, ReadModels, View, Visit, page, shown
+from services.console.visits import NotFound, ReadModels, Visit, page, shown
 from services.console.words import segment, short_money
 
 CHARTS = 2
@@ -118,7 +118,7 @@ def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
 
     async def one(request: Request, rejected: RaiseRejected | None = None) -> Response:
-        return await shown(context, request, "budget.html", read_one, partial(view_one, rejected=rejected))
+        return await shown(context, request, "budget.html", partial(view_one, rejected=rejected), figures=_figures)
 
     async def raise_cap(request: Request) -> Response:
         session, fields = await submitted(request, approval=True)
@@ -146,8 +146,14 @@ def routes(context: PageContext) -> list[Route]:
         return back_to(f"/budgets/{segment(name)}")
 
     return [
-        page(context, "/budgets", "budgets.html", read, view),
-        page(context, "/budgets/reconciliation", "budget_reconciliation.html", read_comparison, view_comparison),
+        page(context, "/budgets", "budgets.html", view, figures=_figures),
+        page(
+            context,
+            "/budgets/reconciliation",
+            "budget_reconciliation.html",
+            view_comparison,
+            compared=lambda _, models: fetched(models.api.read(Reconciliation, "budgets/reconciliation")),
+        ),
         Route("/budgets/{name:path}", one, methods=["GET"]),
         # At the same URL, so that a rejected form is shown on the page of its budget.
         Route("/budgets/{name:path}", raise_cap, methods=["POST"]),
@@ -163,8 +169,9 @@ class BudgetFigures(NamedTuple):
     charts: list[BudgetChart]
 
 
-async def _figures(visit: Visit, models: ReadModels, name: str | None = None) -> tuple[BudgetFigures]:
-    """The budgets, those nearest to their caps first, with charts of these, or of the one that is named."""
+async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
+    """The budgets, those nearest to their caps first, with charts of these, or of the one that the path names."""
+    name = visit.path_params.get("name")
     known, recent = await asyncio.gather(
         fetched(models.api.read(BudgetList, "budgets")), fetched(_recent(models.analytics, visit))
     )
@@ -180,15 +187,10 @@ async def _figures(visit: Visit, models: ReadModels, name: str | None = None) ->
     ]
     rows.sort(key=lambda one: (-1.0 if one.used is None else one.used, one.status.spent), reverse=True)
     drawn = [one for one in rows if one.status.budget == name] if name else [one for one in rows if one.bar][:CHARTS]
-    return (BudgetFigures(known, recent, rows, await asyncio.gather(*(_chart(models, visit, one) for one in drawn))),)
+    return BudgetFigures(known, recent, rows, await asyncio.gather(*(_chart(models, visit, one) for one in drawn)))
 
 
-async def read(visit: Visit, models: ReadModels) -> tuple[BudgetFigures]:
-    """All budgets, with charts of those nearest to their caps."""
-    return await _figures(visit, models)
-
-
-def view(visit: Visit, figures: BudgetFigures) -> View:
+def view(visit: Visit, figures: BudgetFigures) -> dict[str, Any]:
     """The page of all budgets."""
 
     def table(name: str, label: str, of: Window | None, *, capped: bool) -> PageTable[BudgetRow]:
@@ -207,12 +209,7 @@ def view(visit: Visit, figures: BudgetFigures) -> View:
     }
 
 
-async def read_one(visit: Visit, models: ReadModels) -> tuple[BudgetFigures]:
-    """All budgets, with a chart of the one whose page it is."""
-    return await _figures(visit, models, visit.path_params["name"])
-
-
-def view_one(visit: Visit, figures: BudgetFigures, rejected: RaiseRejected | None = None) -> View | NotFound:
+def view_one(visit: Visit, figures: BudgetFigures, rejected: RaiseRejected | None = None) -> dict[str, Any] | NotFound:
     """The page of one budget."""
     name = visit.path_params["name"]
     one = next((one for one in figures.rows if one.status.budget == name), None)
@@ -230,16 +227,11 @@ def view_one(visit: Visit, figures: BudgetFigures, rejected: RaiseRejected | Non
     }
 
 
-async def read_comparison(_: Visit, models: ReadModels) -> tuple[Fetched[Reconciliation]]:
-    """The comparison of the counters with the record."""
-    return (await fetched(models.api.read(Reconciliation, "budgets/reconciliation")),)
-
-
-def view_comparison(visit: Visit, compared: Fetched[Reconciliation]) -> View:
+def view_comparison(visit: Visit, compared: Fetched[Reconciliation]) -> dict[str, Any]:
     """The page of the comparison."""
     budgets = compared.value.budgets if compared.value else ()
     table = PageTable(visit.address, "list", "Reconciliation", RECONCILIATION, budgets)
-    return {"compared": compared, "table": table}
+    return {"table": table}
 
 
 def budget_row(status: BudgetStatus, period: Period, recent: int | None, now: datetime) -> BudgetRow:

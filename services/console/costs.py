@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
@@ -27,7 +29,7 @@ from services.console.sessions import session_of
 from services.console.tables import csv_headers
 from services.console.tiles import Colour, Tile
 from services.console.time_range import between
-from services.console.visits import ReadModels, View, Visit, page, visit_of
+from services.console.visits import ReadModels, Visit, page, visit_of
 from services.console.words import segment, short_money
 
 MOST = 200
@@ -87,28 +89,25 @@ def routes(context: PageContext) -> list[Route]:
         name = f"costs-{segment(month)}-by-{asked.by}"
         return Response(text, headers={**HEADERS, **csv_headers(name)}, media_type="text/csv")
 
-    return [page(context, "/costs", "costs.html", read, view), Route("/costs.csv", download, methods=["GET"])]
+    return [page(context, "/costs", "costs.html", view, costs=_costs), Route("/costs.csv", download, methods=["GET"])]
 
 
-async def read(visit: Visit, models: ReadModels) -> tuple[Fetched[Costs]]:
-    """The costs of the month."""
+def _costs(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Costs]]:
     query = _asked(visit).parameters | {"limit": MOST}
-    return (await visit.part(models.api.read(Costs, "costs", query, timeout_s=PART_TIMEOUT_S), slow=True),)
+    return visit.part(models.api.read(Costs, "costs", query, timeout_s=PART_TIMEOUT_S), slow=True)
 
 
-def view(visit: Visit, costs: Fetched[Costs]) -> View:
+def view(visit: Visit, costs: Fetched[Costs]) -> dict[str, Any]:
     """The page of a month."""
     asked, known, months = _asked(visit), costs.value, _months(visit.now, visit.zone)
     month, over = asked.month or months["this month"], bool(asked.month) and asked.month < months["this month"]
     return {
-        "costs": costs,
         "asked": asked,
         "tiles": _pending(over=over) if known is None else tiles_of(known, visit.now),
         "columns": [] if known is None else _columns(known),
         "rows": [] if known is None else _rows(known),
         "heading": BY.get(asked.by, asked.tag),
         "over": over,
-        "zone": visit.zone.key,
         "whole": asked.parameters | {"whole": "1"},
         "tabs": _tabs(asked, () if known is None else known.cost_tags),
         "months": [

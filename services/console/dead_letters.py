@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -27,7 +27,7 @@ from services.console.operator_actions import Fields, FormRefused, act, back_to,
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
 from services.console.tables import PageTable
 from services.console.time_range import WINDOWS, window_links, window_of
-from services.console.visits import NotFound, ReadModels, View, Visit, page
+from services.console.visits import NotFound, ReadModels, Visit, page
 from services.console.words import segment
 
 PAGE = 100
@@ -74,19 +74,18 @@ CHOICE: Column[ListedDeadLetter] = Column("", None, name="choice")
 def routes(context: PageContext) -> list[Route]:
     """The routes of these pages."""
     return [
-        page(context, "/dead-letters", "dead_letters.html", read, view),
+        page(context, "/dead-letters", "dead_letters.html", view, known=_known),
         Route("/dead-letters/replay", replay, methods=["POST"]),
-        page(context, "/dead-letters/{dead_letter_id}", "dead_letter.html", read_one, view_one),
+        page(context, "/dead-letters/{dead_letter_id}", "dead_letter.html", view_one, dead_letter=_one),
     ]
 
 
-async def read(visit: Visit, models: ReadModels) -> tuple[Fetched[DeadLetterList]]:
-    """The latest dead letters that match the filters."""
+def _known(visit: Visit, models: ReadModels) -> Awaitable[Fetched[DeadLetterList]]:
     query = {"reason": visit.get("reason"), "agent": visit.get("agent"), "since": _since(visit), "limit": GROUPED}
-    return (await fetched(models.api.read(DeadLetterList, "dlq", query)),)
+    return fetched(models.api.read(DeadLetterList, "dlq", query))
 
 
-def view(visit: Visit, known: Fetched[DeadLetterList]) -> View:
+def view(visit: Visit, known: Fetched[DeadLetterList]) -> dict[str, Any]:
     """Dead letters by their errors, and one by one, with forms that replay them."""
     window, error = window_of(visit.address, "7d"), visit.get("error")
     reason, agent = visit.get("reason"), visit.get("agent")
@@ -107,7 +106,6 @@ def view(visit: Visit, known: Fetched[DeadLetterList]) -> View:
         "since": _since(visit),
         "reason": reason,
         "agent": agent,
-        "known": known,
         "tiles": _tiles(counts, agent),
         "agents": sorted({one.agent for one in counts} | ({agent} if agent else set())),
         "total": total,
@@ -117,21 +115,21 @@ def view(visit: Visit, known: Fetched[DeadLetterList]) -> View:
     }
 
 
-async def read_one(visit: Visit, models: ReadModels) -> tuple[DeadLetterDetails | ApiError]:
+async def _one(visit: Visit, models: ReadModels) -> DeadLetterDetails | ApiError:
     """One dead letter; the error of the HTTP API if there is none."""
     try:
-        return (await models.api.read(DeadLetterDetails, f"dlq/{segment(visit.path_params['dead_letter_id'])}"),)
+        return await models.api.read(DeadLetterDetails, f"dlq/{segment(visit.path_params['dead_letter_id'])}")
     except ApiError as error:
         if error.status != 404:
             raise
-        return (error,)
+        return error
 
 
-def view_one(_: Visit, dead_letter: DeadLetterDetails | ApiError) -> View | NotFound:
+def view_one(_: Visit, dead_letter: DeadLetterDetails | ApiError) -> dict[str, Any] | NotFound:
     """The page of one dead letter."""
     if isinstance(dead_letter, ApiError):
         return NotFound("Dead letter not found", dead_letter.message)
-    return {"dead_letter": dead_letter}
+    return {}
 
 
 def _since(visit: Visit) -> str:

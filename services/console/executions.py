@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -31,7 +30,7 @@ from breakwater.contracts.types import NANO_PER_USD
 from breakwater.views.executions import COLUMNS
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
 from services.console.tables import PageTable, csv_headers, csv_text
-from services.console.visits import ReadModels, View, Visit, shown, visit_of
+from services.console.visits import ReadModels, Visit, shown, visit_of
 
 PAGE = 50
 ID = "list"
@@ -48,7 +47,7 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         visit = visit_of(context, request)
         if visit.get("csv") != ID:
-            return await shown(context, request, "executions.html", read, view)
+            return await shown(context, request, "executions.html", view, page=_page, number=_number, facets=_facets)
         asked = _asked(visit)
         if asked.wrong:
             return context.pages.plain(request, 400, "Nothing was saved", asked.wrong)
@@ -78,7 +77,7 @@ class ExecutionsAsked:
 
 def _asked(visit: Visit) -> ExecutionsAsked:
     given = {name: value for name in _NAMES if (value := visit.get(name))}
-    window, before, after = visit.time_range().window, visit.get("before"), visit.get("after")
+    window, before, after = visit.time_range.window, visit.get("before"), visit.get("after")
     wanted = visit.get("sort").removeprefix("-")
     size = next((one for one in get_args(SortColumn) if one == wanted), None)
     try:
@@ -90,21 +89,33 @@ def _asked(visit: Visit) -> ExecutionsAsked:
     return ExecutionsAsked(given, filters, older, newer, size, "")
 
 
-def read(visit: Visit, models: ReadModels) -> Awaitable[tuple[Fetched[Page], Fetched[int], Fetched[Facets]]]:
-    """A page of executions, the number of all that match, and the values of the filters."""
-    asked, time_range = _asked(visit), visit.time_range()
-    # Words are looked for in long texts, sorting reads all that match, and facets all of the time range.
-    slow = asked.filters.text is not None or (asked.size is not None and time_range.is_long)
-    return asyncio.gather(
-        visit.part(_found(visit, models.analytics, asked), slow=slow),
-        visit.part(count(models.analytics, asked.filters), slow=slow),
-        visit.part(facets(models.analytics, time_range.window), slow=slow or time_range.is_long),
-    )
+def _is_slow(visit: Visit, asked: ExecutionsAsked) -> bool:
+    # Words are looked for in long texts, and sorting reads all that match.
+    return asked.filters.text is not None or (asked.size is not None and visit.time_range.is_long)
 
 
-def view(visit: Visit, page: Fetched[Page], number: Fetched[int], choices: Fetched[Facets]) -> View:
+async def _page(visit: Visit, models: ReadModels) -> Fetched[Page]:
+    asked, database = _asked(visit), models.analytics
+    if asked.size is None:
+        found = search(database, asked.filters, after=asked.older, before=asked.newer, limit=PAGE)
+    else:
+        found = _sorted_page(database, asked, smallest=visit.get("sort").startswith("-"))
+    return await visit.part(found, slow=_is_slow(visit, asked))
+
+
+def _number(visit: Visit, models: ReadModels) -> Awaitable[Fetched[int]]:
+    asked = _asked(visit)
+    return visit.part(count(models.analytics, asked.filters), slow=_is_slow(visit, asked))
+
+
+def _facets(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Facets]]:
+    slow = _is_slow(visit, _asked(visit)) or visit.time_range.is_long
+    return visit.part(facets(models.analytics, visit.time_range.window), slow=slow)
+
+
+def view(visit: Visit, page: Fetched[Page], **_: object) -> dict[str, Any]:
     """A page of executions, with the form of their filters."""
-    asked, time_range = _asked(visit), visit.time_range()
+    asked, time_range = _asked(visit), visit.time_range
     lines = page.value.lines if page.value else ()
 
     def link(**cursor: str) -> str:
@@ -112,13 +123,9 @@ def view(visit: Visit, page: Fetched[Page], number: Fetched[int], choices: Fetch
 
     return {
         "given": asked.given,
-        "time_range": time_range,
         "wrong": asked.wrong,
-        "page": page,
         "table": PageTable(visit.address, ID, "Executions", COLUMNS, lines, prefix="", filterable=False),
         "sort": visit.get("sort") if asked.size else "",
-        "number": number,
-        "facets": choices,
         "statuses": [(status, None) for status in get_args(Status)],
         "newer": link(before=page.value.newer.text) if page.value and page.value.newer else None,
         "older": link(after=page.value.older.text) if page.value and page.value.older else None,
@@ -127,10 +134,8 @@ def view(visit: Visit, page: Fetched[Page], number: Fetched[int], choices: Fetch
     }
 
 
-async def _found(visit: Visit, analytics: Analytics, asked: ExecutionsAsked) -> Page:
-    if asked.size is None:
-        return await search(analytics, asked.filters, after=asked.older, before=asked.newer, limit=PAGE)
-    smallest = visit.get("sort").startswith("-")
+async def _sorted_page(analytics: Analytics, asked: ExecutionsAsked, *, smallest: bool) -> Page:
+    assert asked.size is not None
     return Page(await largest(analytics, asked.filters, asked.size, smallest=smallest, limit=PAGE), None, None)
 
 

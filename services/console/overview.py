@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from starlette.routing import Route
 
 from breakwater.analytics import figures
-from breakwater.analytics.figures import ErrorLine, History, ProviderLine, RefusalLine, Spender, SpendLine, WasteLine
+from breakwater.analytics.figures import History, Spender, SpendLine
 from breakwater.bus import topology
 from breakwater.contracts.http import ServiceQueue
 from breakwater.contracts.subjects import decode_token
@@ -19,7 +17,7 @@ from services.console.history import history_charts
 from services.console.overall_health import Live, behind, live, overall_health
 from services.console.pages import Fetched, PageContext
 from services.console.time_range import TimeRange
-from services.console.visits import ReadModels, View, Visit, page
+from services.console.visits import Visit, page, summed
 from services.console.words import segment
 
 CAUSES, SHOWN = 3, 5
@@ -40,65 +38,42 @@ _TASKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RangeFigures:
-    """The figures of the page's time range."""
-
-    history: Fetched[History]
-    held: Fetched[tuple[RefusalLine, ...]]
-    errors: Fetched[tuple[ErrorLine, ...]]
-    waste: Fetched[tuple[WasteLine, ...]]
-    providers: Fetched[tuple[ProviderLine, ...]]
-    spenders: Fetched[tuple[SpendLine, ...]]
-
-
 def routes(context: PageContext) -> list[Route]:
     """The routes of this page."""
-    return [page(context, "/", "overview.html", read, view)]
+    return [
+        page(
+            context,
+            "/",
+            "overview.html",
+            view,
+            live=lambda _, models: live(models.api),
+            history=summed(figures.history),
+            held=summed(figures.refusals),
+            errors=summed(partial(figures.errors, limit=CAUSES)),
+            waste=summed(figures.waste),
+            providers=summed(figures.providers),
+            spenders=lambda visit, models: summed(partial(figures.spend_by, by=_spender(visit), limit=SHOWN))(
+                visit, models
+            ),
+        )
+    ]
 
 
-async def read(visit: Visit, models: ReadModels) -> tuple[Live, RangeFigures]:
-    """The state now, and the figures of the time range."""
-    time_range = visit.time_range()
-    database, window, summed = models.analytics, time_range.window, partial(visit.part, slow=time_range.is_long)
-    now, found = await asyncio.gather(
-        live(models.api),
-        asyncio.gather(
-            summed(figures.history(database, window)),
-            summed(figures.refusals(database, window)),
-            summed(figures.errors(database, window, limit=CAUSES)),
-            summed(figures.waste(database, window)),
-            summed(figures.providers(database, window)),
-            summed(figures.spend_by(database, window, _spender(visit), limit=SHOWN)),
-        ),
-    )
-    return now, RangeFigures(*found)
-
-
-def view(visit: Visit, now: Live, found: RangeFigures) -> View:
-    """The sentence, the tiles and the charts of the page, and its tables."""
-    time_range, by = visit.time_range(), _spender(visit)
-    history = found.history
+def view(visit: Visit, live: Live, history: Fetched[History], **_: object) -> dict[str, Any]:
+    """The sentence, the tiles and the charts of the page."""
+    time_range, by, queues = visit.time_range, _spender(visit), live.queues.value
     totals = history.value and history.value.totals
     return {
-        "time_range": time_range,
-        "live": now,
-        "health": overall_health(totals, now, time_range.words, time_range.executions(status="dead_lettered")),
+        "health": overall_health(totals, live, time_range.words, time_range.executions(status="dead_lettered")),
         "past_tiles": tiles.pending() if history.pending else tiles.of_history(totals, time_range),
-        "present_tiles": tiles.of_now(now),
+        "present_tiles": tiles.of_now(live),
         "history_charts": history.value and history_charts(history.value.steps, time_range.window),
-        "history": history,
-        "held": found.held,
-        "errors": found.errors,
-        "waste": found.waste,
         "unknown_waste": totals and totals.unknown_waste,
-        "providers": found.providers,
-        "spenders": found.spenders,
         "by": by,
         "tabs": [(one, visit.address.link("spend", by=one), one == by) for one in _SPENDERS],
         "address": partial(_address, time_range, by),
         "behind": behind,
-        "late": [one for one in now.queues.value.services if behind(one)] if now.queues.value else [],
+        "late": [one for one in queues.services if behind(one)] if queues else [],
         "task_of": task_of,
         "causes": CAUSES,
         "shown": SHOWN,

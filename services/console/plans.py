@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.routing import Route
 
 from breakwater.contracts.submission import PlanList
 from breakwater.views.plans import COLUMNS
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.tables import PageTable
-from services.console.visits import ReadModels, View, Visit, page
+from services.console.visits import Visit, page
 
 MOST = 50
 
 
 def routes(context: PageContext) -> list[Route]:
     """The route of this page."""
-    return [page(context, "/plans", "plans.html", read, view)]
+    return [
+        page(
+            context,
+            "/plans",
+            "plans.html",
+            view,
+            found=lambda _, models: fetched(models.api.read(PlanList, "plans", {"limit": MOST})),
+        )
+    ]
 
 
-async def read(_: Visit, sources: ReadModels) -> tuple[Fetched[PlanList]]:
-    """The newest plans."""
-    return (await fetched(sources.api.read(PlanList, "plans", {"limit": MOST})),)
-
-
-def view(visit: Visit, found: Fetched[PlanList]) -> View:
+def view(visit: Visit, found: Fetched[PlanList]) -> dict[str, Any]:
     """A table of the plans."""
     plans = found.value.plans if found.value else ()
-    return {"found": found, "table": PageTable(visit.address, "list", "Plans", COLUMNS, plans), "most": MOST}
+    return {"table": PageTable(visit.address, "list", "Plans", COLUMNS, plans), "most": MOST}

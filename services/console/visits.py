@@ -1,15 +1,16 @@
 """Pages as functions of plain values, and the routes that serve them.
 
-A page has two parts. `read` asks the HTTP API and ClickHouse for its read models; `view` is a pure function of the
-visit and of these models, and returns the values of the template.
+A page has parts, which are asked of the HTTP API and ClickHouse together, and a view: a pure function of the visit and
+of these parts that returns the other values of the template.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from starlette.requests import Request
@@ -24,7 +25,6 @@ from services.console.tables import Address, PageTable, csv_headers, csv_text
 from services.console.time_range import TimeRange, time_range_of
 
 T = TypeVar("T")
-Models = TypeVarTuple("Models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,21 @@ class Visit:
     path_params: Mapping[str, str] = field(default_factory=dict[str, str])
     is_refresh: bool = False
     """True if the script of an open page asks for its new state."""
+    default_range: str = "24h"
+    """The time range if the address names none."""
 
     def get(self, name: str) -> str:
         """A parameter of the query, stripped; empty if there is none."""
         return self.address.query.get(name, "").strip()
 
-    def time_range(self, default: str = "24h") -> TimeRange:
+    @property
+    def time_range(self) -> TimeRange:
         """The time range that the address names.
 
         Raises:
             HTTPException: it is invalid; with status 400.
         """
-        return time_range_of(self.address, self.now, self.zone, default)
+        return time_range_of(self.address, self.now, self.zone, self.default_range)
 
     async def part(self, asked: Coroutine[Any, Any, T], *, slow: bool) -> Fetched[T]:
         """A part of the page. A slow one follows the first response: the script of the page asks for it."""
@@ -72,40 +75,42 @@ class NotFound:
 
     title: str
     text: str
-    status: int = 404
 
 
-View = Mapping[str, Any]
-"""Values of a template."""
+View = Callable[..., Mapping[str, Any] | NotFound]
+"""Takes the visit, and the parts by their names."""
+Part = Callable[[Visit, ReadModels], Awaitable[Any]]
 
 
 def page(
-    context: PageContext,
-    path: str,
-    template: str,
-    read: Callable[[Visit, ReadModels], Awaitable[tuple[*Models]]],
-    view: Callable[[Visit, *Models], View | NotFound],
+    context: PageContext, path: str, template: str, view: View, *, default_range: str = "24h", **parts: Part
 ) -> Route:
     """The route of a page."""
 
     async def show(request: Request) -> Response:
-        return await shown(context, request, template, read, view)
+        return await shown(context, request, template, view, default_range=default_range, **parts)
 
     return Route(path, show, methods=["GET"])
 
 
 async def shown(
-    context: PageContext,
-    request: Request,
-    template: str,
-    read: Callable[[Visit, ReadModels], Awaitable[tuple[*Models]]],
-    view: Callable[[Visit, *Models], View | NotFound],
+    context: PageContext, request: Request, template: str, view: View, *, default_range: str = "24h", **parts: Part
 ) -> Response:
-    """A page as a response; as a CSV of one of its tables with `?csv=`."""
-    visit = visit_of(context, request)
-    values = view(visit, *await read(visit, ReadModels(visit.session.api, context.analytics)))
+    """A page as a response; as a CSV of one of its tables with `?csv=`.
+
+    The template gets the parts, the values of the view, and `visit`.
+    """
+    visit = visit_of(context, request, default_range)
+    models = ReadModels(visit.session.api, context.analytics)
+
+    async def asked(part: Part) -> Any:
+        return await part(visit, models)
+
+    found = await asyncio.gather(*(asked(part) for part in parts.values()))
+    by_name = dict(zip(parts, found, strict=True))
+    values = view(visit, **by_name)
     if isinstance(values, NotFound):
-        return context.pages.plain(request, values.status, values.title, values.text)
+        return context.pages.plain(request, 404, values.title, values.text)
     if wanted := visit.get("csv"):
         for table in values.values():
             if isinstance(table, PageTable) and table.id == wanted:  # pyright: ignore[reportUnknownMemberType]
@@ -113,10 +118,20 @@ async def shown(
                 return Response(text, headers=csv_headers(wanted), media_type="text/csv")
         missing = f"The page has no table {wanted!r} now: what is in it can't be read, or there is nothing in it."
         return context.pages.plain(request, 404, "Nothing to save", missing)
-    return context.pages.render(request, template, **values)
+    return context.pages.render(request, template, visit=visit, **{**by_name, **values})
 
 
-def visit_of(context: PageContext, request: Request) -> Visit:
+def summed(sums: Callable[..., Coroutine[Any, Any, Any]]) -> Part:
+    """A part that sums up the time range, of the agent that the path names if it names one; slow if it is long."""
+
+    def part(visit: Visit, models: ReadModels) -> Awaitable[Any]:
+        of = {"agent": visit.path_params["name"]} if "name" in visit.path_params else {}
+        return visit.part(sums(models.analytics, visit.time_range.window, **of), slow=visit.time_range.is_long)
+
+    return part
+
+
+def visit_of(context: PageContext, request: Request, default_range: str = "24h") -> Visit:
     """A request as plain values."""
     return Visit(
         Address(request.url.path, dict(request.query_params)),
@@ -125,4 +140,5 @@ def visit_of(context: PageContext, request: Request) -> Visit:
         session_of(request),
         dict(request.path_params),
         "x-refresh" in request.headers,
+        default_range,
     )

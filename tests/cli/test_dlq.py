@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli import dlq
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.formats import clock
 from breakwater.contracts.types import format_time
@@ -235,20 +234,6 @@ async def test_where_none_could_run_the_exit_code_says_so(run: Run, stub: Stub) 
     assert ran.err == "skipped dead letter 5: agent 'x' is not configured\n"
     stub.answers["POST dlq/replay"] = (200, replayed(already=1))
     assert (await in_thread(run, "dlq", "replay", "5")).code == ExitCode.OK
-
-
-async def test_many_named_dead_letters_go_in_parts_with_progress(
-    run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dlq, "DEAD_LETTERS_AT_ONCE", 2)
-    stub.in_turn((200, replayed(1, 2)), (200, replayed(3, already=1)), (200, replayed(skipped=[(5, "no job")])))
-    ran = await in_thread(run, "dlq", "replay", "1", "2", "3", "4", "5")
-    assert [body["dead_letters"] for _, body in stub.asked] == [[1, 2], [3, 4], [5]]
-    assert ran.out.startswith("3 jobs queued again\n")
-    assert ran.err.splitlines()[:2] == [
-        "2 replayed, 0 before, 0 skipped; going on",
-        "3 replayed, 1 before, 0 skipped; going on",
-    ]
 
 
 async def test_many_that_are_chosen_go_on_until_there_are_no_more(run: Run, stub: Stub) -> None:

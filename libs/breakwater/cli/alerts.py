@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 import typer
 
 from breakwater.cli import output
-from breakwater.cli.api import SEE_DOCTOR, Api, ListsByItself, api_command
+from breakwater.cli.api import SEE_DOCTOR, Api, ListsByItself, ReasonOption, api_command
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.given import sendable
+from breakwater.contracts.alerts import Alert, AlertList, AlertReplays, ChannelTest, UnchangedAlert, UndeliveredList
 from breakwater.policy.formats import counted
 from breakwater.views.alerts import FACTS, INCIDENTS, UNDELIVERED, done
 from breakwater.views.columns import with_words
-
-if TYPE_CHECKING:
-    from breakwater.contracts.alerts import Alert, AlertReplays
 
 TEST_TIMEOUT_S = 30.0
 """The API waits 20 s for an alerter, which waits for the receiver."""
@@ -27,18 +25,6 @@ _SHORT = len("inc_") + 8
 
 _HELP = """See incidents; acknowledge or resolve them; test a channel. Without a command it lists them.
 
-For example:
-
-    breakwater alerts
-
-    breakwater alerts ack inc_3f9a1c07 --reason "looking at it"
-
-    breakwater alerts resolve inc_3f9a1c07
-
-    breakwater alerts test ops
-
-    breakwater alerts replay --channel ops
-
 An incident is named by its id, or by so much of it that no other one begins so.
 """
 
@@ -46,9 +32,6 @@ app = typer.Typer(cls=ListsByItself, help=_HELP)
 
 IncidentArgument = Annotated[
     str, typer.Argument(metavar="INCIDENT", help="Its id as `breakwater alerts` shows it, such as inc_3f9a1c07.")
-]
-ReasonOption = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the incident.")
 ]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many, the newest.")]
 
@@ -80,7 +63,6 @@ def list_(
 
         breakwater alerts list --json | jq -r '.alerts[].incident_id'
     """
-    from breakwater.contracts.alerts import AlertList
 
     def show(listed: AlertList) -> None:
         short = short_ids(alert.incident_id for alert in listed.alerts)
@@ -88,18 +70,15 @@ def list_(
         what = "incident is known" if status == "all" else f"incident is {status}"
         chosen = " of those you asked for" if event or agent else ""
         output.table(columns, listed.alerts, empty=f"no {what}{chosen}")
-        output.note_more(listed.more, limit)
+        api.note_more(listed, limit)
 
     api.answer(api.get(AlertList, "alerts", status=status, event=event, agent=agent, limit=limit), show)
 
 
 @app.command()
 @api_command
-def show(
-    api: Api,
-    incident: IncidentArgument,
-) -> None:
-    """Show all of one incident: what it means, what to do, who is working on it.
+def show(api: Api, incident: IncidentArgument) -> None:
+    """Show all of one incident: its meaning, what to do, and the operator who is working on it.
 
     For example:
 
@@ -107,8 +86,6 @@ def show(
 
         breakwater alerts show inc_3f9a1c07 --json | jq .payload
     """
-    from breakwater.contracts.alerts import Alert
-
     sendable("incident", incident)
     found = api.get(Alert, f"alerts/{quote(incident, safe='')}")
     api.answer(found, lambda one: output.facts([(one.incident_id, "bold"), f"  {one.title}"], FACTS, one))
@@ -116,11 +93,7 @@ def show(
 
 @app.command()
 @api_command
-def ack(
-    api: Api,
-    incident: IncidentArgument,
-    reason: ReasonOption = None,
-) -> None:
+def ack(api: Api, incident: IncidentArgument, reason: ReasonOption = None) -> None:
     """Acknowledge an incident: an operator is working on it, and reminders stop.
 
     For example:
@@ -132,11 +105,7 @@ def ack(
 
 @app.command()
 @api_command
-def resolve(
-    api: Api,
-    incident: IncidentArgument,
-    reason: ReasonOption = None,
-) -> None:
+def resolve(api: Api, incident: IncidentArgument, reason: ReasonOption = None) -> None:
     """Resolve an incident. Nothing else changes: no breaker closes and no task resumes.
 
     For example:
@@ -158,7 +127,6 @@ def send_test(
 
         breakwater alerts test ops
     """
-    from breakwater.contracts.alerts import ChannelTest
 
     def show(tested: ChannelTest) -> None:
         arrived = ("arrived", "green") if tested.delivered else ("not arrive", "red")
@@ -193,8 +161,6 @@ def undelivered(
 
         breakwater alerts undelivered --channel ops --json | jq '.undelivered[] | select(.replayed | not)'
     """
-    from breakwater.contracts.alerts import UndeliveredList
-
     where = f" for {channel}" if channel else ""
     nothing = f"every alert{where} has arrived, or is on its way"
     path, query = "alerts/undelivered", {"channel": channel, "limit": limit}
@@ -249,8 +215,6 @@ def short_ids(incident_ids: Iterable[str]) -> dict[str, str]:
 
 
 def _change(api: Api, action: Literal["ack", "resolve"], incident: str, reason: str | None) -> None:
-    from breakwater.contracts.alerts import Alert, UnchangedAlert
-
     def show(alert: Alert) -> None:
         by, at = alert.acknowledged_by, alert.acknowledged_at
         if alert.status == "resolved":
@@ -267,21 +231,11 @@ def _change(api: Api, action: Literal["ack", "resolve"], incident: str, reason: 
 
 
 def _replay(api: Api, channel: str | None, dead_letter_id: int | None) -> AlertReplays:
-    """Asks until there are no more: one request replays a part of them."""
-    from breakwater.contracts.alerts import AlertReplays
-
-    after: int | None = None
+    """Replays part by part; returns the results of all parts together."""
     replayed, already, skipped = 0, 0, 0
     channels: Counter[str] = Counter()
-    while True:
-        _, part = api.act(
-            AlertReplays,
-            "alerts/replay",
-            {"channel": channel, "dead_letter_id": dead_letter_id, "after": after},
-            see="breakwater alerts undelivered",
-        )
+    body = {"channel": channel, "dead_letter_id": dead_letter_id}
+    for part in api.act_in_parts(AlertReplays, "alerts/replay", body, see="breakwater alerts undelivered"):
         replayed, already, skipped = replayed + part.replayed, already + part.already, skipped + part.skipped
         channels.update(part.channels)
-        after = part.continue_after
-        if after is None:
-            return AlertReplays(replayed=replayed, already=already, skipped=skipped, channels=dict(channels))
+    return AlertReplays(replayed=replayed, already=already, skipped=skipped, channels=dict(channels))

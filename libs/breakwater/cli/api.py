@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 import typer.core
@@ -19,9 +20,11 @@ from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.given import sendable
 from breakwater.cli.output import Column
 from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, PlaneLocation, UrlOption
+from breakwater.client import ApiClient, ApiError, ApiRefused, ApiUnavailable, Form, parse
 
-if TYPE_CHECKING:
-    from breakwater.client import ApiClient, ApiError, Form
+ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; it is kept on record.")]
+
+_EXAMPLE = re.compile(r"^    breakwater .+$", re.MULTILINE)
 
 T = TypeVar("T")
 Row = TypeVar("Row")
@@ -88,6 +91,16 @@ class Api:
             unknown=unknown or f"`{see}` lists them.",
         )
 
+    def act_in_parts(self, form: Form[T], path: str, body: Mapping[str, Any], *, see: str) -> Iterator[T]:
+        """Has a long action carried out in parts: each response says where the next request continues."""
+        place: dict[str, Any] = {}
+        while True:
+            part: Any = self.act(form, path, {**body, **place}, see=see)[1]
+            yield part
+            if part.continue_after is None:
+                return
+            place = {"after": part.continue_after, "up_to": getattr(part, "up_to", None)}
+
     def answer(self, answer: tuple[Any, T], show: Callable[[T], None]) -> T:
         """Prints the result of `get` or `act`: as JSON, or for people by `show`. Returns its message."""
         document, message = answer
@@ -111,10 +124,14 @@ class Api:
 
         def show(found: T) -> None:
             output.table(columns, rows(found), empty=empty)
-            if getattr(found, "more", False):
-                output.note(f"(there are more than these {query['limit']:,}; see --limit)")
+            self.note_more(found, query.get("limit"))
 
         return self.answer(self.get(form, path, **query), show)
+
+    def note_more(self, found: object, limit: object) -> None:
+        """Notes that a list was cut at its limit, if it was."""
+        if getattr(found, "more", False):
+            output.note(f"(there are more than these {limit:,}; see --limit)")
 
     def client(self) -> ApiClient:
         """A client of it, to be closed. Raises CliError: no plane is running."""
@@ -123,8 +140,6 @@ class Api:
     def _request(
         self, form: Form[T], send: Callable[[ApiClient], Coroutine[Any, Any, Any]], **remedies: str
     ) -> tuple[Any, T]:
-        from breakwater.client import parse
-
         document = self._sent(send, **remedies)
         with api_errors(**remedies):
             return document, parse(form, document)
@@ -173,8 +188,6 @@ def api_errors(*, unanswered: str, unknown: str = "", again: str = "Try again.")
         unknown: where the request names something that is not there.
         again: where the API can't do it now.
     """
-    from breakwater.client import ApiError
-
     try:
         yield
     except ApiError as error:
@@ -182,8 +195,6 @@ def api_errors(*, unanswered: str, unknown: str = "", again: str = "Try again.")
 
 
 def _cli_error(error: ApiError, unanswered: str, unknown: str, again: str) -> CliError:
-    from breakwater.client import ApiRefused, ApiUnavailable
-
     if isinstance(error, ApiUnavailable):
         remedy = unanswered if error.connected else f"Is the request service running? {SEE_DOCTOR}"
         return unreachable(error.message, remedy)
@@ -214,7 +225,15 @@ def _cli_error(error: ApiError, unanswered: str, unknown: str, again: str) -> Cl
 
 
 class ListsByItself(typer.core.TyperGroup):
-    """Does `list` where no command is named: `breakwater breakers --json` is `breakwater breakers list --json`."""
+    """Does `list` where no command is named: `breakwater breakers --json` is `breakwater breakers list --json`.
+
+    Its help has the first example of each of its commands.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        found = [_EXAMPLE.search(command.help or "") for command in self.commands.values()]
+        self.help = "\n\n".join([(self.help or "").strip(), "For example:", *(one[0] for one in found if one)])
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]  # the context's class is private to typer
         """Takes the arguments of the group."""

@@ -1,42 +1,34 @@
-"""`breakwater breakers`: the breakers, isolating one, and resetting it."""
+"""`breakwater breakers` and `breakwater guards`: the breakers and the stopped tasks, and resetting them."""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from breakwater.cli import output
-from breakwater.cli.api import Api, ListsByItself, api_command
-from breakwater.views.breakers import COLUMNS
-
-if TYPE_CHECKING:
-    from breakwater.contracts.breakers import BreakerStatus
+from breakwater.cli.api import Api, ListsByItself, ReasonOption, api_command
+from breakwater.contracts.breakers import BreakerList, BreakerStatus, StoppedTask, StoppedTasks, UnchangedBreaker
+from breakwater.contracts.events import BreakerTransition, GuardEvent
+from breakwater.policy.formats import counted, money
+from breakwater.views.breakers import COLUMNS, TASKS
 
 NO_BREAKER_SERVICE = "no breaker service is alive: no breaker opens or closes; see `breakwater doctor`"
 
 _HELP = """See which breakers are open; force one open, or reset it. Without a command it lists them.
 
-For example:
-
-    breakwater breakers
-
-    breakwater breakers isolate content-writer openai/gpt-4.1 --reason "garbled answers"
-
-    breakwater breakers reset content-writer openai/gpt-4.1
-
 A breaker that agents share (`scope`) has the agent `*`, one of a whole provider the model `openai/*`; quote them.
 """
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
+guards = typer.Typer(
+    cls=ListsByItself, help="See the tasks that a guard has stopped, and reset them. Without a command it lists them."
+)
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="Whose breaker; '*' for one that agents share.")]
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="On which model; 'openai/*' for one of a whole provider.")
-]
-ReasonOption = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the breaker and its event.")
 ]
 
 
@@ -51,7 +43,6 @@ def list_(api: Api) -> None:
 
         breakwater breakers list --json | jq '.breakers[] | select(.state != "closed")'
     """
-    from breakwater.contracts.breakers import BreakerList
 
     def rows(listed: BreakerList) -> list[BreakerStatus]:
         return sorted(listed.breakers, key=lambda one: (one.state == "closed", one.agent, one.model))
@@ -92,9 +83,6 @@ def reset(api: Api, agent: AgentArgument, model: ModelArgument, reason: ReasonOp
 
 
 def _change(api: Api, action: Literal["isolate", "reset"], agent: str, model: str, reason: str | None) -> None:
-    from breakwater.contracts.breakers import UnchangedBreaker
-    from breakwater.contracts.events import BreakerTransition
-
     def show(result: BreakerTransition | UnchangedBreaker) -> None:
         if isinstance(result, UnchangedBreaker):
             state, change = result.state, "is already "
@@ -107,3 +95,56 @@ def _change(api: Api, action: Literal["isolate", "reset"], agent: str, model: st
     body = {"agent": agent, "model": model, "reason": reason}
     form = (BreakerTransition, UnchangedBreaker)
     api.answer(api.act(form, f"breakers/{action}", body, see="breakwater breakers"), show)
+
+
+@guards.command(name="list")
+@api_command
+def list_tasks(api: Api) -> None:
+    """List the stopped tasks, the latest first, each with the rule that stopped it. `--json` begins with the earliest.
+
+    For example:
+
+        breakwater guards list
+
+        breakwater guards list --json | jq -r '.stopped[].task_id'
+    """
+
+    def rows(tasks: StoppedTasks) -> list[StoppedTask]:
+        return sorted(tasks.stopped, key=lambda task: task.since, reverse=True)
+
+    api.table(StoppedTasks, "guards", TASKS, rows, empty="no task is stopped")
+
+
+@guards.command("reset")
+@api_command
+def reset_task(
+    api: Api,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Its task id, as `breakwater guards` shows it.")],
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="Whose task; tenants do not share tasks of one id.")
+    ] = None,
+    reason: ReasonOption = None,
+) -> None:
+    """Let a stopped task go on. What it has used is counted from zero again.
+
+    For example:
+
+        breakwater guards reset nightly-review-17 --reason "the loop is mended"
+
+        breakwater guards reset nightly-review-17 --tenant acme --json
+    """
+
+    def show(event: GuardEvent) -> None:
+        whose = f" of {event.tenant}" if event.tenant else ""
+        output.write(f"{event.task_id}{whose} may continue: {event.reason}")
+        used = f"{counted(event.iterations, 'iteration')}, {counted(event.tokens, 'token')}"
+        output.note(f"it had used {used} and {money(event.cost)}; that is counted from zero again")
+
+    done = api.act(
+        GuardEvent,
+        "guards/reset",
+        {"task_id": task, "tenant": tenant, "reason": reason},
+        see="breakwater guards",
+        unknown="`breakwater guards` lists the stopped tasks; a tenant's task needs --tenant.",
+    )
+    api.answer(done, show)

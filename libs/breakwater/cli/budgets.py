@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from breakwater.cli import output
 from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.errors import ExitCode
+from breakwater.contracts.budgets import BudgetList, BudgetStatus, UnchangedBudget
+from breakwater.contracts.events import BudgetEvent, Reconciliation
 from breakwater.policy.formats import counted, money
 from breakwater.views.budgets import COLUMNS, RECONCILIATION, differs, short
 from breakwater.views.columns import clock, with_words
 
-if TYPE_CHECKING:
-    from breakwater.contracts.budgets import BudgetList, BudgetStatus, UnchangedBudget
-    from breakwater.contracts.events import BudgetEvent, Reconciliation
-
 NOT_FILLED = "the counters are being rebuilt: the figures mean nothing yet, and hard caps refuse calls until it is done"
 
 _HELP = """See what is left of every budget, compare it with the record, raise a cap. Without a command it lists them.
-
-For example:
-
-    breakwater budgets
-
-    breakwater budgets reconcile
-
-    breakwater budgets raise agent:content-writer/daily 50 --reason "launch day"
 """
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
@@ -61,8 +51,6 @@ def list_(
 
         breakwater budgets list --json | jq '.budgets[] | select(.reached)'
     """
-    from breakwater.contracts.budgets import BudgetList
-
     api.answer(api.get(BudgetList, "budgets", agent=agent, tenant=tenant), _show)
 
 
@@ -79,8 +67,6 @@ def reconcile(api: Api) -> None:
 
         breakwater budgets reconcile --json | jq '.budgets[] | select(.difference != "0.000000000")'
     """
-    from breakwater.contracts.events import Reconciliation
-
     if not api.answer(api.get(Reconciliation, "budgets/reconciliation"), _show_reconciliation).equal:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -101,8 +87,6 @@ def raise_(
 
         breakwater budgets raise agent:content-writer/daily 50 --reason "launch day"
     """
-    from breakwater.contracts.budgets import UnchangedBudget
-    from breakwater.contracts.events import BudgetEvent
 
     def show(result: BudgetEvent | UnchangedBudget) -> None:
         if isinstance(result, BudgetEvent):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from breakwater.cli import output
 from breakwater.cli.api import Api, api_command
 from breakwater.cli.errors import wrong_usage
+from breakwater.contracts.budgets import Costs
 from breakwater.policy.formats import money
 from breakwater.views.costs import BY, columns
-
-if TYPE_CHECKING:
-    from breakwater.contracts.budgets import Costs
 
 
 @api_command
@@ -44,8 +42,6 @@ def costs(
 
         breakwater costs --json | jq -r .total.spend
     """
-    from breakwater.contracts.budgets import Costs
-
     query = {"month": month, **_grouping(by)}
     if as_csv:
         if api.as_json:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from breakwater.cli import formats, output
 from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.errors import CliError, ExitCode, wrong_usage
+from breakwater.contracts.dead_letters import DeadLetterCount, DeadLetterDetails, DeadLetterList, DeadLetterReplays
+from breakwater.contracts.types import format_time
 from breakwater.policy.formats import counted, visible
 from breakwater.views.columns import Column
 from breakwater.views.dead_letters import COLUMNS, FACTS
-
-if TYPE_CHECKING:
-    from breakwater.contracts.dead_letters import DeadLetterCount, DeadLetterDetails, DeadLetterReplays
-
-DEAD_LETTERS_AT_ONCE = 100
-"""Dead letters in one request, of those that are named: there is progress to show after each request."""
 
 MAX_NUMBERS = 10
 """Dead letters that are named of those that have something in common."""
@@ -31,16 +27,6 @@ _HELP = """See what was given up, look at it, and run such jobs again. Without a
 
 A dead letter keeps a message that could not be handled, whole, for 30 days: a job that failed for good or is none,
 an alert that did not arrive, an event that could not be stored.
-
-For example:
-
-    breakwater dlq
-
-    breakwater dlq show 17
-
-    breakwater dlq replay 17 18
-
-    breakwater dlq replay --reason error --agent content-writer
 """
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
@@ -78,11 +64,10 @@ def list_(
 
         breakwater dlq list --json | jq '.dead_letters[] | select(.replayable) | .dead_letter_id'
     """
-    from breakwater.contracts.dead_letters import DeadLetterList
 
     def show(listed: DeadLetterList) -> None:
         output.table(COLUMNS, listed.dead_letters, empty=_nothing(listed.counts, reason, agent, since))
-        output.note_more(listed.more, limit)
+        api.note_more(listed, limit)
         _note_counts(listed.counts)
 
     found = api.get(DeadLetterList, "dlq", reason=reason, agent=agent, since=_since(since), limit=limit)
@@ -105,8 +90,6 @@ def show(
 
         breakwater dlq show 17 --json | jq .payload
     """
-    from breakwater.contracts.dead_letters import DeadLetterDetails
-
     api.answer(api.get(DeadLetterDetails, f"dlq/{dead_letter_id}"), _show_details)
 
 
@@ -146,59 +129,35 @@ def replay(
             "no dead letters were chosen",
             "Name them, or choose by --reason, --agent or --all; `breakwater dlq` lists them.",
         )
-    if dead_letters:
-        parts = _named(api, list(dict.fromkeys(dead_letters)), why)
-    else:
-        choice = {"reason": reason, "agent": agent, "all": everything or None, "since": _since(since), "why": why}
-        parts = _chosen(api, choice)
-    whole = _whole(parts, quiet=api.as_json)
+    body = {
+        "dead_letters": list(dict.fromkeys(dead_letters or ())) or None,
+        "reason": reason,
+        "agent": agent,
+        "all": everything or None,
+        "since": _since(since),
+        "why": why,
+    }
+    whole = _replay(api, body)
     api.answer((whole.model_dump(exclude={"continue_after", "up_to"}), whole), _show_replays)
     if whole.skipped and not whole.replayed and not whole.already:
         raise typer.Exit(ExitCode.FAILED)
 
 
 def _since(since: str | None) -> str | None:
-    from breakwater.contracts.types import format_time
-
     return None if since is None else format_time(formats.since(since, datetime.now(UTC)))
 
 
-def _named(api: Api, dead_letters: list[int], why: str | None) -> Iterator[tuple[DeadLetterReplays, bool]]:
-    for start in range(0, len(dead_letters), DEAD_LETTERS_AT_ONCE):
-        part = dead_letters[start : start + DEAD_LETTERS_AT_ONCE]
-        yield _replay(api, {"dead_letters": part, "why": why}), start + DEAD_LETTERS_AT_ONCE < len(dead_letters)
-
-
-def _chosen(api: Api, choice: dict[str, Any]) -> Iterator[tuple[DeadLetterReplays, bool]]:
-    after: int | None = None
-    up_to: int | None = None
-    while True:
-        part = _replay(api, {**choice, "after": after, "up_to": up_to})
-        after, up_to = part.continue_after, part.up_to
-        yield part, after is not None
-        if after is None:
-            return
-
-
 def _replay(api: Api, body: dict[str, Any]) -> DeadLetterReplays:
-    from breakwater.contracts.dead_letters import DeadLetterReplays
-
-    return api.act(DeadLetterReplays, "dlq/replay", body, see="breakwater dlq list")[1]
-
-
-def _whole(parts: Iterator[tuple[DeadLetterReplays, bool]], *, quiet: bool) -> DeadLetterReplays:
-    """The results of all requests together; says how far it is after each but the last."""
-    from breakwater.contracts.dead_letters import DeadLetterReplays
-
+    """Replays part by part, with a note of the progress; returns the results of all parts together."""
     whole = DeadLetterReplays(replayed=(), already=0, skipped=())
     try:
-        for part, more in parts:
+        for part in api.act_in_parts(DeadLetterReplays, "dlq/replay", body, see="breakwater dlq list"):
             whole = DeadLetterReplays(
                 replayed=(*whole.replayed, *part.replayed),
                 already=whole.already + part.already,
                 skipped=(*whole.skipped, *part.skipped),
             )
-            if more and not quiet:
+            if part.continue_after is not None and not api.as_json:
                 output.note(f"{_so_far(whole)}; going on")
     except CliError as error:
         if whole.replayed:
@@ -212,7 +171,7 @@ def _so_far(replays: DeadLetterReplays) -> str:
 
 
 def _note_counts(counts: Sequence[DeadLetterCount]) -> None:
-    """Prints how many dead letters are kept, the most first."""
+    """Prints the numbers of dead letters that are kept, the most first."""
     if not counts:
         return
     named = [f"{one.count:,} {one.reason} of {one.agent}" for one in counts[:MAX_COUNTS]]
@@ -268,17 +227,15 @@ def _show_replays(replays: DeadLetterReplays) -> None:
             skipped.dead_letter_id
         )
     for why, dead_letters in alike.items():
-        output.note(f"skipped {_numbers(dead_letters)}: {why}", "yellow")
+        plural = "s" if len(dead_letters) > 1 else ""
+        output.note(f"skipped dead letter{plural} {_few(dead_letters)}: {why}", "yellow")
 
 
 def _most(counts: Sequence[DeadLetterCount], name: str) -> str:
     """The reasons or the agents that dead letters have, the most first."""
-    names = list(dict.fromkeys(str(getattr(one, name)) for one in counts))
-    more = f" and {len(names) - MAX_NUMBERS:,} more" if len(names) > MAX_NUMBERS else ""
-    return f"{', '.join(names[:MAX_NUMBERS])}{more}"
+    return _few(list(dict.fromkeys(str(getattr(one, name)) for one in counts)))
 
 
-def _numbers(dead_letters: list[int]) -> str:
-    named = ", ".join(str(dead_letter_id) for dead_letter_id in dead_letters[:MAX_NUMBERS])
-    more = f" and {len(dead_letters) - MAX_NUMBERS:,} more" if len(dead_letters) > MAX_NUMBERS else ""
-    return f"dead letter{'' if len(dead_letters) == 1 else 's'} {named}{more}"
+def _few(all_: Sequence[object]) -> str:
+    more = f" and {len(all_) - MAX_NUMBERS:,} more" if len(all_) > MAX_NUMBERS else ""
+    return ", ".join(map(str, all_[:MAX_NUMBERS])) + more

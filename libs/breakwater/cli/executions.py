@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 import typer.core
 
+from breakwater.analytics.search import Filters, find_execution, search
+from breakwater.analytics.tree import MAX_LEVELS, MAX_NODES, Subtree, Tree, TreeExecution, TreeNode, execution_tree
 from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.export import Status, export
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
+from breakwater.contracts.execution import Execution, ExecutionSummary
+from breakwater.encryption import Undecryptable
 from breakwater.errors import ConfigError
 from breakwater.views.executions import ATTEMPTS, COLUMNS, FACTS
 
@@ -20,8 +24,6 @@ if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree as RichTree
 
-    from breakwater.analytics.tree import Subtree, Tree, TreeExecution, TreeNode
-    from breakwater.contracts.execution import Execution, ExecutionSummary
 
 T = TypeVar("T")
 
@@ -80,9 +82,6 @@ def executions(
     """
     if tree and execution_id is None:
         raise wrong_usage("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
-    from breakwater.analytics.search import Filters, find_execution, search
-    from breakwater.analytics.tree import execution_tree
-
     url = PlaneLocation(data).clickhouse_url
     if execution_id is None:
         begin = formats.since(since, datetime.now(UTC)) if since is not None else None
@@ -117,8 +116,6 @@ def _decrypted(found: Execution, plane: PlaneLocation) -> Execution:
     """With its texts, where the keys of the config can be read here; else a note says why not."""
     if found.encrypted is None:
         return found
-    from breakwater.encryption import Undecryptable
-
     try:
         return plane.cipher().decrypt_record(found)
     except (ConfigError, Undecryptable) as error:
@@ -203,8 +200,6 @@ def _total(node: TreeNode) -> str:
 
 
 def _missing(tree: Tree) -> list[str]:
-    from breakwater.analytics.tree import MAX_LEVELS, MAX_NODES
-
     texts = {
         "ancestors": f"only {MAX_LEVELS} levels are shown: the root lies further up",
         "levels": f"only {MAX_LEVELS} levels are shown: there are more below, which the sums lack",

@@ -43,13 +43,14 @@ COMMANDS = {
         "executions": ("executions", "List executions, the latest first; show one; or export them to a file."),
         "plans": ("plans", "See the states of plans."),
         "breakers": ("breakers", "See which breakers are open; force one open, or reset it."),
-        "guards": ("guards", "See which tasks a guard has stopped, and reset them."),
+        "guards": ("breakers", "See which tasks a guard has stopped, and reset them."),
         "budgets": ("budgets", "See what is left of every budget, compare it with the record, raise a cap."),
         "alerts": ("alerts", "See incidents; acknowledge or resolve them; test a channel."),
         "dlq": ("dlq", "See the jobs that were given up, look at one, and run such jobs again."),
     },
 }
-"""The subcommands by their panel in `--help`: module and summary. A module has an `app`, or a function of its name."""
+"""The subcommands by their panel in `--help`: module and summary. A module has a group or a function of its name, or an
+`app`."""
 
 
 class CommandsOnDemand(typer.core.TyperGroup):
@@ -72,7 +73,8 @@ class CommandsOnDemand(typer.core.TyperGroup):
         if found is None:
             return
         module, loaded = import_module(f"breakwater.cli.{found[0]}"), typer.Typer(rich_markup_mode="markdown")
-        if isinstance(group := getattr(module, "app", None), typer.Typer):
+        groups = (getattr(module, name, None), getattr(module, "app", None))
+        if group := next((one for one in groups if isinstance(one, typer.Typer)), None):
             loaded.add_typer(group, name=name)
         else:
             loaded.command(name)(getattr(module, name))

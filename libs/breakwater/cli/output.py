@@ -92,12 +92,6 @@ def note(text: str, style: str = "dim") -> None:
         write(text, stderr=True)
 
 
-def note_more(more: bool, limit: int) -> None:
-    """Notes that a list was cut at its limit, if it was."""
-    if more:
-        note(f"(there are more than these {limit:,}; see --limit)")
-
-
 def styled(*cells: Cell) -> None:
     """Prints cells in one line, each in its style where there is a terminal."""
     if not is_terminal(sys.stdout):

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from urllib.parse import quote
 
 import typer
 
 from breakwater.cli import output
 from breakwater.cli.api import Api, ListsByItself, api_command
+from breakwater.contracts.submission import PlanList, PlanStatus
 from breakwater.views import plans
 
-if TYPE_CHECKING:
-    from breakwater.contracts.submission import PlanStatus
-
-_HELP = """See the states of plans. Without a command it lists them.
-
-For example:
-
-    breakwater plans
-
-    breakwater plans show report-47
-"""
-
-app = typer.Typer(cls=ListsByItself, help=_HELP)
+app = typer.Typer(cls=ListsByItself, help="See the states of plans. Without a command it lists them.")
 
 
 @app.command(name="list")
@@ -39,8 +28,6 @@ def list_(
 
         breakwater plans list --json | jq -r '.plans[] | select(.state == "failed").plan_id'
     """
-    from breakwater.contracts.submission import PlanList
-
     api.table(PlanList, "plans", plans.COLUMNS, lambda found: found.plans, empty="no plans", limit=limit)
 
 
@@ -55,8 +42,6 @@ def show(api: Api, plan: Annotated[str, typer.Argument(metavar="PLAN", help="Its
 
         breakwater plans show report-47 --json | jq .state
     """
-    from breakwater.contracts.submission import PlanStatus
-
     api.answer(api.get(PlanStatus, f"plans/{quote(plan, safe='')}"), _show)
 
 

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
 
+from breakwater.contracts.alerts import Alert, UndeliveredAlert
+from breakwater.policy.alert_rules import began_with, highest_severity
 from breakwater.views.columns import Column, clock
 
-if TYPE_CHECKING:
-    from breakwater.contracts.alerts import Alert, UndeliveredAlert
-
 SEVERITIES = ("critical", "warning", "info")
-
-
-def severity(incident: Alert) -> str:
-    """Severity of an incident at its worst."""
-    from breakwater.policy.alert_rules import highest_severity
-
-    return highest_severity(incident)
-
-
-def first_event(incident: Alert) -> str:
-    """The event that opened an incident."""
-    from breakwater.policy.alert_rules import began_with
-
-    return began_with(incident)
 
 
 INCIDENTS: tuple[Column[Alert], ...] = (
     Column("title", lambda one: one.title, name="incident", below=True),
     Column("incident", lambda one: one.incident_id, "id", name="incident_id", page=False),
     Column("status", lambda one: one.status, "state", name="state"),
-    Column("severity", severity, "state", order=lambda one: SEVERITIES.index(severity(one)), drop=3),
-    Column("event", first_event, "words"),
+    Column("severity", highest_severity, "state", order=lambda one: SEVERITIES.index(highest_severity(one)), drop=3),
+    Column("event", began_with, "words"),
     Column("agent", lambda one: one.agent, "agent", drop=4),  # most titles name it
     Column("count", lambda one: one.count, "count", name="happened", drop=2),
     Column("since", lambda one: one.opened_at, "ago", drop=1),
@@ -60,9 +44,9 @@ def _happened(alert: Alert) -> str:
 
 FACTS: tuple[Column[Alert], ...] = (
     Column("status", lambda one: one.status, "state"),
-    Column("severity", severity, "state"),
-    Column("event", first_event),
-    Column("ended with", lambda one: one.event if one.event != first_event(one) else None),
+    Column("severity", highest_severity, "state"),
+    Column("event", began_with),
+    Column("ended with", lambda one: one.event if one.event != began_with(one) else None),
     Column("agent", lambda one: one.agent),
     Column("model", lambda one: one.model),
     Column("tenant", lambda one: one.tenant),
