@@ -92,7 +92,7 @@ RETRY_FOR_S = 60.0
 IN_FLIGHT = 64
 
 _WAIT_S = 30.0
-"""Of one request for a result: proxies close what is silent for a minute."""
+"""Of one request for a result: proxies close connections that are silent for a minute."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _UNAVAILABLE = frozenset({502, 503, 504})
 """Of Breakwater or a proxy in front of it: nothing was accepted, or it is not known."""
@@ -801,7 +801,7 @@ def parse(form: Form[T], document: Any) -> T:
 
 
 def _written(body: Mapping[str, object] | None) -> bytes | None:
-    # The standard library's json, as what people submit may hold integers of more than 64 bits.
+    # The standard library's json, as jobs may hold integers of more than 64 bits.
     return None if body is None else json.dumps(body, ensure_ascii=False).encode()
 
 

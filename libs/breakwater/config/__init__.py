@@ -1,4 +1,4 @@
-"""The config file: what it may hold, and how it is read and checked."""
+"""The config file: its settings, and reading and checking it."""
 
 from breakwater.config.alerts import AlertChannel, Alerts, PythonChannel, SlackChannel, WebhookChannel
 from breakwater.config.console import ConsoleSettings, OpenId

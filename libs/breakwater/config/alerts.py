@@ -37,7 +37,7 @@ class SlackChannel(Message):
         default=None,
         min_length=1,
         max_length=80,
-        description="Where the bot posts: a channel's id, such as `C0123456`.",
+        description="The channel of the bot's messages, by its id, such as `C0123456`.",
     )
     api_url: HttpUrl = Field(default="https://slack.com/api/", description="The base URL of Slack's Web API.")
 
@@ -102,11 +102,11 @@ class AlertTemplate(Message):
 
 
 class AlertLinks(Message):
-    """Links in messages that acknowledge or resolve an incident for anyone who opens one."""
+    """Links in messages that acknowledge or resolve an incident for any person who opens one."""
 
-    base_url: HttpUrl = Field(description="Where people reach the HTTP API.")
+    base_url: HttpUrl = Field(description="The public URL of the HTTP API.")
     secret: Secret = Field(description="Signs the links; at least 32 characters. The alerter and request need it.")
-    valid_h: float = Field(default=168, gt=0, le=720, description="How long a link stays valid.")
+    valid_h: float = Field(default=168, gt=0, le=720, description="The time for which a link is valid.")
 
     def signing_secret(self) -> str:
         """Returns the key that signs links. Raises ConfigError: it can't be read, or is too short."""
@@ -123,7 +123,7 @@ class AlertLinks(Message):
 
 
 class Alerts(Message):
-    """Alerting: what becomes an incident, and which channels are notified."""
+    """Alerting: the events that become incidents, and the channels that are notified."""
 
     on_events: tuple[AlertEvent, ...] = Field(
         default=get_args(AlertEvent),

@@ -96,7 +96,7 @@ class OpenId(Message):
 
     @property
     def shown_as(self) -> str:
-        """What the button says."""
+        """Text of the button."""
         return self.label or urlsplit(self.issuer).hostname or self.issuer
 
     @property
@@ -117,7 +117,7 @@ class ConsoleSettings(Message):
 
     url: Annotated[str, AfterValidator(secure_url), AfterValidator(_no_more_than_a_host)] | None = Field(
         default=None,
-        description="Where people's browsers reach it, such as `https://breakwater.example.com`. Needed for `openid`.",
+        description="The URL in people's browsers, such as `https://breakwater.example.com`. Needed for `openid`.",
     )
     openid: OpenId | None = None
 

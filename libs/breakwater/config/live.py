@@ -56,7 +56,7 @@ _UNSHOWN = frozenset(
 def changes(before: Config, after: Config) -> tuple[str, ...]:
     """Returns a line for each changed setting: `agents.writer.model: "gpt-4o" → "gpt-5"`."""
     left, right = (config.model_dump(mode="json", by_alias=True) for config in (before, after))
-    # Agents hold what `defaults` says: a change there is one of each agent that it concerns.
+    # Agents hold the values of `defaults`: a change there is one of each agent that it concerns.
     lines = list(_changes((), {**left, "defaults": None}, {**right, "defaults": None}))
     return tuple(lines if len(lines) <= MOST else [*lines[: MOST - 1], f"and {len(lines) - MOST + 1} more"])
 

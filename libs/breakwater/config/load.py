@@ -35,7 +35,7 @@ MAX_DEPTH, MAX_NODES = 100, 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is in one mapping twice, of which YAML would keep the last in silence."""
+    """Refuses a key that is in one mapping twice, of which YAML would keep the last without an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}

@@ -49,7 +49,7 @@ MIB, GIB = 1024**2, 1024**3
 class CacheRules(Message):
     """Caching of answers to identical jobs of the same key, program or tenant. Errors are never cached."""
 
-    ttl_s: int = Field(ge=1, le=30 * 86_400, description="How long an answer stays cached.")
+    ttl_s: int = Field(ge=1, le=30 * 86_400, description="The time for which an answer is cached.")
     share_concurrent: bool = Field(
         default=False, description="Concurrent identical jobs wait for the first one's answer and share it."
     )
@@ -78,19 +78,19 @@ class AgentDefaults(Message):
     timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Time limit of one attempt.")
     on_stream_break: Literal["fail", "continue"] = Field(
         default="fail",
-        description="What to do when a stream breaks after some of its answer was sent. `continue`: the next try or "
-        "fallback model is given what was said, and goes on from there in the same stream.",
+        description="For a stream that breaks after some of its answer was sent. `continue`: the next try or fallback "
+        "model is given that part, and goes on from there in the same stream.",
     )
     on_disconnect: Literal["finish", "cancel"] | None = Field(
         default=None,
-        description="What to do with the job of a streamed chat completion when its client leaves. By default, it is "
+        description="Finish or cancel the job of a streamed chat completion when its client leaves. By default, it is "
         "cancelled, unless it has an idempotency key, with which the client can ask for its answer later.",
     )
     stream_idle_timeout_s: float = Field(
         default=30.0,
         gt=0,
         le=3600,
-        description="How long a stream may be silent once its answer has begun. Until then `timeout_s` holds, and no "
+        description="The longest silence of a stream once its answer has begun. Until then `timeout_s` holds, and no "
         "longer.",
     )
     total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="Time limit of a job, waits included.")
@@ -120,36 +120,36 @@ class AgentDefaults(Message):
     )
     overridable: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="How far a job's own breaker, guard and retry rules may be looser than the agent's: "
+        description="Bounds up to which a job's own breaker, guard and retry rules may be looser than the agent's: "
         "`{guard.max_iterations: 20}`. By default not at all.",
     )
     rate_limit: Annotated[RateLimit | None, Off] = Field(default=None, description="Limits of the agent, or `off`.")
     budget: Caps = Caps()
     reserve: Literal["worst_case", "observed"] = Field(
         default="worst_case",
-        description="What budgets hold for a call. `observed`: twice the longest of the model's latest answers instead "
-        "of `max_tokens`, and a call may say no more than that; an answer that is cut off there is asked for again.",
+        description="Tokens of output that budgets hold for a call. `observed`: twice the longest of the model's last "
+        "answers instead of `max_tokens`, which also limits the call; an answer that is cut off is requested again.",
     )
     max_cost_usd: Annotated[UsdAmount | None, Off] = Field(
         default=None,
         description="The most that one job may cost over all its attempts; a call that could exceed it is not made.",
     )
     breaker_counts_auth_errors: bool = Field(
-        default=False, description="Whether 401, 402 and 403 count as failures of the model."
+        default=False, description="Counts 401, 402 and 403 as failures of the model."
     )
     breaker_counts_rate_limits: bool = Field(
         default=False,
-        description="Whether rate limits count as failures of the model. If not, they do only once it has answered "
+        description="Counts rate limits as failures of the model. If not, they count only once it has answered "
         "nothing else for a whole window of them.",
     )
     persist_prompts: bool = Field(
         default=True,
-        description="Whether prompts are stored with executions. If not, dead letters do not show them, and hold them, "
+        description="Stores prompts with executions. If not, dead letters do not show them, and hold them, "
         "as results hold answers, only encrypted.",
     )
     persist_responses: bool = Field(
         default=True,
-        description="Whether responses are stored with executions. If these or prompts are not, dead letters and "
+        description="Stores responses with executions. If these or prompts are not, dead letters and "
         "results hold texts only encrypted, and of an error of a provider only class, status and code are kept.",
     )
 
@@ -273,7 +273,8 @@ class ModelSettings(Message):
     """Settings of a model; prices here override the built-in list."""
 
     provider: Identifier | None = Field(
-        default=None, description="Which provider serves it; by default the one its id begins with, or the agent's own."
+        default=None,
+        description="The provider that serves it; by default the one its id begins with, or the agent's own.",
     )
     name: str | None = Field(default=None, min_length=1, description="Its name at the provider; by default its id.")
     price: Price | None = None
@@ -294,7 +295,10 @@ class BudgetSettings(Message):
     timezone: str = Field(default="UTC", description="The time zone of days and months, such as `Europe/Berlin`.")
     total: Caps = Field(default=Caps(), alias="global")
     compare_every_s: float = Field(
-        default=600, ge=10, le=86_400, description="How often the counters are reconciled with recorded spend."
+        default=600,
+        ge=10,
+        le=86_400,
+        description="The interval at which the counters are reconciled with recorded spend.",
     )
     tenants: dict[Identifier, Caps] = Field(
         default_factory=dict, description="Caps by tenant; `*` sets those of every tenant not named, each on its own."
@@ -324,11 +328,14 @@ class Limits(Message):
     )
     # Which events are settled is remembered for six days.
     events_max_age_h: float = Field(
-        default=72, gt=0, le=144, description="How long EVENTS keeps events, and so how long a job_id is idempotent."
+        default=72,
+        gt=0,
+        le=144,
+        description="The age up to which EVENTS keeps events, and for which a job_id is idempotent.",
     )
-    # A result is what a job that comes again within the window of duplicates is answered from.
+    # A job that is sent again within the window of duplicates is answered from its result.
     results_max_age_h: float = Field(
-        default=24, ge=DUPLICATE_WINDOW_S / 3600, description="How long results can be read on RESULTS."
+        default=24, ge=DUPLICATE_WINDOW_S / 3600, description="The age up to which results can be read on RESULTS."
     )
     jobs_max_bytes: int = Field(
         default=2 * GIB, ge=MIB, description="The most bytes of jobs that wait. Beyond it, submissions are refused."
@@ -362,7 +369,9 @@ class Limits(Message):
     alerts_max_bytes: int = Field(
         default=256 * MIB, ge=MIB, description="The most bytes of ALERTS. When it is full, the oldest alerts go."
     )
-    drain_s: float = Field(default=8.0, ge=0, le=600, description="How long a stopping worker lets its calls finish.")
+    drain_s: float = Field(
+        default=8.0, ge=0, le=600, description="The time in which a stopping worker lets its calls finish."
+    )
 
 
 class Encryption(Message):

@@ -41,7 +41,7 @@ def free_port(port: int = 0) -> int:
         PortInUseError: a program listens on it, or another stack has it.
     """
     holder, name = socket.socket(), socket.socket(socket.AF_UNIX)
-    # Without this, what a server leaves in TIME_WAIT when it ends makes its port look taken for a minute.
+    # Without this, connections of an ended server in TIME_WAIT make its port look taken for a minute.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     linux = sys.platform == "linux"
     try:

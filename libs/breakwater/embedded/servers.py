@@ -45,7 +45,7 @@ def nats_spec(data: Path, port: int, passwords: Mapping[str, str], programs: Seq
         f"max_payload: {_MAX_PAYLOAD}",
         "jetstream {",
         f"  store_dir: {_quoted(str(data / 'nats'))}",
-        "  sync_interval: 1s",  # what a power cut may lose; a crash of the process loses nothing
+        "  sync_interval: 1s",  # a power cut may lose that much; a crash of the process loses nothing
         "}",
     ]
     if passwords:

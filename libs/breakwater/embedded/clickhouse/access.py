@@ -47,7 +47,7 @@ MAX_EXECUTION_S = 60
 
 READER_LIMITS = {
     "max_memory_usage": 512 << 20,
-    "max_execution_time": 600,  # for who asks for it, as an export does
+    "max_execution_time": 600,  # where the statement asks for it, as an export does
     "max_threads": 2,
     "max_rows_to_read": 1_000_000_000,
     "max_temporary_data_on_disk_size_for_query": 4 << 30,

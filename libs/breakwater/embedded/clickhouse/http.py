@@ -360,7 +360,7 @@ class RequestHandler:
             except ClickHouseError as error:
                 block = _exception_block(f"{error.text} (version {self._engine.version})", headers[_EXCEPTION_TAG])
                 await answer.write(await packer.pack(block) + packer.end())
-                # Some clients drop what they have received once the connection breaks: they get time to read the block.
+                # Some clients drop received data once the connection breaks: they get time to read the block.
                 await asyncio.sleep(_EXCEPTION_LINGER_S)
                 if request.transport is not None:
                     request.transport.close()

@@ -90,7 +90,7 @@ class _MessagesRequest(ChatRequest):
 
 
 class Anthropic(OpenAI):
-    """Anthropic's interface. What a scripted model says of a conversation is the same over both."""
+    """Anthropic's interface. A scripted model's part in a conversation is the same over both."""
 
     id_header = "request-id"
     key_header = "x-api-key"

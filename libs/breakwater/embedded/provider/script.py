@@ -85,7 +85,7 @@ class ScriptedToolCall(Message):
 
 
 class ErrorText(Message):
-    """The body of an error; what is left out comes from the default error of its status."""
+    """The body of an error; fields that are left out come from the default error of its status."""
 
     type: str | None = None
     code: str | None = None
