@@ -278,7 +278,7 @@ async def test_what_was_replayed_before_an_outage_is_said(run: Run, stub: Stub) 
         (["replay", "0"], "should be greater than or equal to 1"),
         (["replay", "--all", "--since", "soon"], "--since 'soon' is neither a duration nor a time"),
         (["list", "--since", "soon"], "--since 'soon' is neither a duration nor a time"),
-        (["show", "x"], "should be a whole number"),
+        (["show", "x"], "should be a valid integer"),
         (["list", "--limit", "1001"], "should be less than or equal to 1000"),
     ],
     ids=" ".join,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -46,25 +46,24 @@ async def progress(words: Callable[[], str], *, lines_every_s: float | None) -> 
 
     from breakwater import background
 
-    async def draw() -> None:
-        with output.console(stderr=True).status("", spinner="line") as status:
-            while True:
-                status.update(output.text(words()))
-                await asyncio.sleep(0.125)
-
-    async def print_lines(pause_s: float) -> None:
-        before = ""
-        while True:
-            if (now := words()) != before:
-                output.write(now, stderr=True)
-                before = now
-            await asyncio.sleep(pause_s)
-
     drawn = output.is_terminal(sys.stderr)
+
+    async def show() -> None:
+        before = ""
+        with output.console(stderr=True).status("", spinner="line") if drawn else nullcontext() as status:
+            while True:
+                now = words()
+                if status is not None:
+                    status.update(output.text(now))
+                elif now != before:
+                    output.write(now, stderr=True)
+                before = now
+                await asyncio.sleep(0.125 if drawn else lines_every_s or 0)
+
     if not drawn and lines_every_s is None:
         yield
         return
-    showing = asyncio.create_task(draw() if drawn else print_lines(lines_every_s or 0))
+    showing = asyncio.create_task(show())
     try:
         yield
     finally:

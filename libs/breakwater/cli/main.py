@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -118,9 +117,6 @@ def options(
     """A self-hosted reliability and governance plane for LLM agent calls."""
 
 
-_PLAIN = {"number": "a number", "integer": "a whole number"}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point.
 
@@ -141,22 +137,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return known.exit_code
 
 
-def _in_words(message: str) -> str:
-    """The message without pydantic's wording for programmers; typer parses options with pydantic."""
-    message = message.replace("Value error, ", "")
-    return re.sub(
-        r"Input should be (a valid |)(.+?)(?:, unable to parse .*)?$",
-        lambda found: f"should be {_PLAIN.get(found[2], ('a ' if found[1] else '') + found[2])}",
-        message,
-    )
-
-
 def _wrong_call(error: typer.TyperException, *, as_json: bool) -> int:
     context: typer.Context | None = getattr(error, "ctx", None)
-    message = error.format_message()
+    message = error.format_message().replace("Value error, ", "")  # pydantic, by which typer parses options
     if not message:  # a group without a command has shown its help
         return error.exit_code
-    message = _in_words(message)
     remedy = f"See `{context.command_path} --help`." if context is not None else ""
     errors.show(CliError("usage", message, remedy, ExitCode(error.exit_code)), as_json=as_json)
     return error.exit_code
