@@ -28,9 +28,11 @@ STAIRS = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1
         ("\n".join(" " * n + "a:" for n in range(5000)), r"line \d+, .*nested more than 100 deep"),
         (STAIRS, r"line \d+, .*nested more than 100 deep"),
         (LAUGHS, r"line 6, .*more than 1,000,000 values"),
+        ("? [{" + LAUGHS.replace("\n", ", ") + "}]\n: x", r"line 1, .*more than 1,000,000 values"),
+        ("? " + "[" * 300 + "]" * 300 + "\n: x", r"line 1, .*nested more than 100 deep"),
         ("a: &a [*a]", "line 1, .*inside its own anchor"),
     ],
-    ids=["flow", "json", "block", "stairs of aliases", "billion laughs", "itself"],
+    ids=["flow", "json", "block", "stairs of aliases", "billion laughs", "laughs in a key", "deep key", "itself"],
 )
 def test_a_config_that_is_nested_without_end_is_an_error_with_a_line(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

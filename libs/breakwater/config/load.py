@@ -53,7 +53,7 @@ class _Loader(yaml.SafeLoader):
 def _parts(node: yaml.Node) -> list[tuple[str, yaml.Node, yaml.Node]]:
     """Returns the values in a node, each with its name and with the node of that."""
     if isinstance(node, yaml.MappingNode):
-        return [(str(key.value), key, value) for key, value in node.value]
+        return [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
     if isinstance(node, yaml.SequenceNode):
         return [(str(index), item, item) for index, item in enumerate(node.value)]
     return []
@@ -67,7 +67,12 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple
             raise ComposerError(None, None, "an alias is inside its own anchor", node.start_mark)
         return measured
     known[id(node)] = None
-    inner = [_measure(value, known) for _, _, value in _parts(node)]
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [one for pair in node.value for one in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    inner = [_measure(child, known) for child in children]
     nodes, depth = 1 + sum(nodes for nodes, _ in inner), 1 + max((depth for _, depth in inner), default=0)
     if depth > MAX_DEPTH:
         raise ComposerError(None, None, f"is nested more than {MAX_DEPTH} deep", node.start_mark)
