@@ -160,13 +160,13 @@ def operations_of(handlers: type) -> Iterator[Operation]:
 
 
 def routes_of(handlers: Iterable[object], redactor: Redactor, audit: AuditLog) -> list[Route]:
-    """The routes of all operations of some handlers.
+    """The routes of all operations of some handlers, in the order in which they are tried.
 
-    Paths without parameters come first: `alerts/undelivered` is not the incident `undelivered`. Of the others the
-    longest do: a job's progress before the job, whose id may hold slashes.
+    Paths without parameters come first, in the handlers' order, as each try costs time: `alerts/undelivered` is not the
+    incident `undelivered`. Of the others the longest do: a job's progress before the job, whose id may hold slashes.
     """
     found = [(one, getattr(room, one.id)) for room in handlers for one in operations_of(type(room))]
-    found.sort(key=lambda one: ("{" in one[0].path, -one[0].path.count("/")))
+    found.sort(key=lambda one: ("{" in one[0].path, -one[0].path.count("/") if "{" in one[0].path else 0))
     return [
         _route(operation, handler if operation.makes_response else _endpoint(operation, handler, redactor, audit))
         for operation, handler in found

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from breakwater.contracts.access import KeyScope, Role
+from breakwater.contracts.access import KeyScope, PersonRole
 from breakwater.policy.callers import claim_values, name_of, person, roles_of, roles_that_may
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
-BY_ROLE: dict[Role, tuple[str, ...]] = {
+BY_ROLE: dict[PersonRole, tuple[str, ...]] = {
     "admin": ("platform",),
     "operator": ("sre", "on-call"),
     "approver": ("finance",),
@@ -29,7 +29,9 @@ BY_ROLE: dict[Role, tuple[str, ...]] = {
         ((), ()),
     ],
 )
-def test_a_person_has_the_scopes_of_all_of_their_roles(roles: tuple[Role, ...], scopes: tuple[KeyScope, ...]) -> None:
+def test_a_person_has_the_scopes_of_all_of_their_roles(
+    roles: tuple[PersonRole, ...], scopes: tuple[KeyScope, ...]
+) -> None:
     zoe = person("zoe", "Zoë", roles, NOW)
     assert zoe.scopes == scopes
     assert zoe.may(scopes) is bool(scopes)
@@ -49,7 +51,7 @@ def test_a_person_has_the_scopes_of_all_of_their_roles(roles: tuple[Role, ...], 
     ],
 )
 def test_roles_are_those_of_the_claims_values_and_the_default_is_for_all_others(
-    values: tuple[str, ...], default: Role | None, roles: tuple[Role, ...]
+    values: tuple[str, ...], default: PersonRole | None, roles: tuple[PersonRole, ...]
 ) -> None:
     assert roles_of(values, BY_ROLE, default) == roles
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from breakwater.config.alerts import Network
-from breakwater.contracts.access import Role
+from breakwater.contracts.access import PersonRole
 from breakwater.contracts.types import Identifier, Message
 from breakwater.errors import ConfigError
 from breakwater.secret_refs import Secret
@@ -75,10 +75,10 @@ class OpenId(Message):
         min_length=1,
         description="The claim that roles are read from, a text or a list; `a.b` is `b` inside `a`.",
     )
-    roles: dict[Role, tuple[ClaimValue, ...]] = Field(
+    roles: dict[PersonRole, tuple[ClaimValue, ...]] = Field(
         default_factory=dict, description="The values of the claim that give each role. A person may have several."
     )
-    default_role: Role | None = Field(
+    default_role: PersonRole | None = Field(
         default=None,
         description="The role of all others who can sign in at the issuer. By default, they are refused.",
     )

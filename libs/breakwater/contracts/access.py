@@ -18,7 +18,7 @@ KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 CallerKind = Literal["key", "person"]
 """The sender of a request: the holder of an API key, or a person who signed in with OpenID Connect."""
 
-Role = Literal["viewer", "operator", "approver", "admin"]
+PersonRole = Literal["viewer", "operator", "approver", "admin"]
 """Roles of people who sign in with OpenID Connect."""
 
 
@@ -30,7 +30,7 @@ class KeyDetails(Event):
     )
     name: Identifier = Field(description="Who or what uses the key; actions are recorded under this name.")
     kind: CallerKind = "key"
-    roles: tuple[Role, ...] = Field(default=(), description="Of a person. They have the scopes of all of them.")
+    roles: tuple[PersonRole, ...] = Field(default=(), description="Of a person. They have the scopes of all of them.")
     scopes: tuple[KeyScope, ...] = Field(description="What the key may be used for; at least one.")
     tenants: tuple[Identifier, ...] = Field(default=(), description="In whose name it submits; empty: in anyone's.")
     agents: tuple[Identifier, ...] = Field(default=(), description="For which agents it submits; empty: for all.")

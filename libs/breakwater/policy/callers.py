@@ -18,7 +18,7 @@ from typing import Annotated, Any, Self, cast, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from breakwater.contracts.access import KEY_SCOPES, CallerKind, KeyScope, Role
+from breakwater.contracts.access import KEY_SCOPES, CallerKind, KeyScope, PersonRole
 from breakwater.contracts.types import Identifier, Message, Timestamp, is_identifier
 
 PREFIX = "bw"
@@ -157,7 +157,7 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-SCOPES: Mapping[Role, tuple[KeyScope, ...]] = MappingProxyType(
+SCOPES: Mapping[PersonRole, tuple[KeyScope, ...]] = MappingProxyType(
     {
         "viewer": ("read",),
         "operator": ("read", "operate"),
@@ -167,7 +167,7 @@ SCOPES: Mapping[Role, tuple[KeyScope, ...]] = MappingProxyType(
 )
 """Scopes of each role. `scopes_for` says what each scope opens."""
 
-ROLES: tuple[Role, ...] = get_args(Role)
+ROLES: tuple[PersonRole, ...] = get_args(PersonRole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class Caller:
     """In whose name they submit; empty: in anyone's."""
     agents: tuple[str, ...] = ()
     """For which agents they submit; empty: for all."""
-    roles: tuple[Role, ...] = ()
+    roles: tuple[PersonRole, ...] = ()
     """Of a person."""
 
     def may(self, needed: Collection[KeyScope]) -> bool:
@@ -199,13 +199,15 @@ def holder_of_key(key: ApiKey) -> Caller:
     return Caller("key", key.id, key.name, key.scopes, key.created_at, key.tenants, key.agents)
 
 
-def person(subject: str, name: str, roles: tuple[Role, ...], signed_in_at: datetime) -> Caller:
+def person(subject: str, name: str, roles: tuple[PersonRole, ...], signed_in_at: datetime) -> Caller:
     """A person who has signed in, with the scopes of all of their roles."""
     scopes: tuple[KeyScope, ...] = tuple(scope for scope in KEY_SCOPES if any(scope in SCOPES[role] for role in roles))
     return Caller("person", subject, name, scopes, signed_in_at, roles=roles)
 
 
-def roles_of(values: Collection[str], by_role: Mapping[Role, Sequence[str]], default: Role | None) -> tuple[Role, ...]:
+def roles_of(
+    values: Collection[str], by_role: Mapping[PersonRole, Sequence[str]], default: PersonRole | None
+) -> tuple[PersonRole, ...]:
     """The roles of a person.
 
     Args:
@@ -213,11 +215,13 @@ def roles_of(values: Collection[str], by_role: Mapping[Role, Sequence[str]], def
         by_role: the values that give each role.
         default: the role of those whom no value gives one; None for none.
     """
-    given: tuple[Role, ...] = tuple(role for role in ROLES if any(value in values for value in by_role.get(role, ())))
+    given: tuple[PersonRole, ...] = tuple(
+        role for role in ROLES if any(value in values for value in by_role.get(role, ()))
+    )
     return given or (() if default is None else (default,))
 
 
-def roles_that_may(needed: Collection[KeyScope]) -> tuple[Role, ...]:
+def roles_that_may(needed: Collection[KeyScope]) -> tuple[PersonRole, ...]:
     """The roles that have one of the scopes at least."""
     return tuple(role for role in ROLES if any(scope in needed for scope in SCOPES[role]))
 

@@ -17,7 +17,7 @@ import yaml
 from yarl import URL
 
 from breakwater.config import parse_config
-from breakwater.contracts.access import Role
+from breakwater.contracts.access import PersonRole
 from breakwater.embedded.ports import free_port
 from breakwater.policy.sign_in import SignInFlow
 from breakwater.state.connection import Redis
@@ -44,7 +44,7 @@ GROUPS: Mapping[str, list[str]] = {
     "both": ["sre", "finance"],
     "nobody": ["other"],
 }
-ROLES: Mapping[Role, list[str]] = {
+ROLES: Mapping[PersonRole, list[str]] = {
     "viewer": ["staff"],
     "operator": ["sre"],
     "approver": ["finance"],
