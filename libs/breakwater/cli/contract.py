@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,23 +36,21 @@ def contract(
         breakwater contract --check
     """
     wanted = files()
-    if check:
-        stale = differences(out, wanted)
-        if stale:
-            if as_json:
-                output.json_document({"ok": False, "stale": stale})
-                raise typer.Exit(ExitCode.FAILED)
-            listed = "\n".join(f"  {name}: {why}" for name, why in stale.items())
-            raise CliError("stale", f"{out} is not as the code says:\n{listed}", "Run `breakwater contract`.")
-        written: list[str] = []
-    else:
-        written = write(out, wanted)
+    stale = differences(out, wanted)
+    if not check:
+        _write(out, wanted, stale)
     if as_json:
-        output.json_document({"ok": True, "written": written})
-    elif check:
+        result = {"stale": stale} if check else {"written": [str(out / name) for name in stale]}
+        output.json_document({"ok": not (check and stale), **result})
+    elif not check:
+        output.write("\n".join(f"wrote {out / name}" for name in stale) or f"{out}: nothing has changed")
+    elif not stale:
         output.write(f"{out}: {len(wanted)} files, all as the code says")
     else:
-        output.write("\n".join(f"wrote {name}" for name in written) or f"{out}: nothing has changed")
+        listed = "\n".join(f"  {name}: {why}" for name, why in stale.items())
+        raise CliError("stale", f"{out} is not as the code says:\n{listed}", "Run `breakwater contract`.")
+    if check and stale:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def files() -> dict[str, str]:
@@ -70,13 +69,8 @@ def config_schema() -> dict[str, Any]:
     return identified(schema, "Config")
 
 
-def write(out: Path, wanted: dict[str, str]) -> list[str]:
-    """Writes what differs, and removes what is no longer part of it.
-
-    Returns:
-        The paths of what has changed.
-    """
-    stale = differences(out, wanted)
+def _write(out: Path, wanted: dict[str, str], stale: Iterable[str]) -> None:
+    """Writes what differs, and removes what is no longer part of it."""
     for name in stale:
         path = out / name
         try:
@@ -87,7 +81,6 @@ def write(out: Path, wanted: dict[str, str]) -> list[str]:
                 path.unlink()
         except OSError as error:
             raise CliError("not_written", f"{path}: can't be written: {error.strerror}") from error
-    return [str(out / name) for name in stale]
 
 
 def differences(out: Path, wanted: dict[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from breakwater.cli.errors import CliError, wrong_usage
+from breakwater.cli.errors import wrong_usage
 
 _REMEDY = "Convert it first, such as with `iconv -f latin1 -t utf-8`."
 
@@ -43,9 +43,5 @@ def _decoded(name: str, given: bytes) -> str:
     try:
         return given.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _not_utf8(name, error) from None
-
-
-def _not_utf8(name: str, error: UnicodeDecodeError) -> CliError:
-    wrong = error.object[error.start]
-    return wrong_usage(f"{name} is not UTF-8 text: byte 0x{wrong:02x} at position {error.start}", _REMEDY)
+        wrong = f"byte 0x{given[error.start]:02x} at position {error.start}"
+        raise wrong_usage(f"{name} is not UTF-8 text: {wrong}", _REMEDY) from None

@@ -90,18 +90,16 @@ class PlaneLocation:
 
     def runs_with(self, config: Path) -> bool:
         """True if the plane of the data directory runs, with this config file."""
+        running = self._if_running()
         try:
-            return self._running("BREAKWATER_CONFIG").config_file.samefile(config)
-        except (CliError, OSError):
+            return running is not None and running.config_file.samefile(config)
+        except OSError:
             return False
 
     @property
     def console_url(self) -> str | None:
         """The console of the running plane; None where none is known."""
-        try:
-            return self._running("BREAKWATER_URL").console_url
-        except CliError:
-            return None
+        return None if (running := self._if_running()) is None else running.console_url
 
     @property
     def simulated_provider_url(self) -> str:
@@ -115,10 +113,7 @@ class PlaneLocation:
     async def metrics_urls(self) -> dict[str, str]:
         """The URL of each process's metrics: of a local stack, or of the containers of a network."""
         if (port := self._variable("BREAKWATER_METRICS_PORT")) is None:
-            try:
-                return self._running("BREAKWATER_CONFIG").metrics
-            except CliError:
-                return {}
+            return {} if (running := self._if_running()) is None else running.metrics
         loop, urls = asyncio.get_running_loop(), dict[str, str]()
         for service in ("request", "worker", "breaker", "budget", "alerter", "sink", "console"):
             try:
@@ -140,10 +135,7 @@ class PlaneLocation:
         from breakwater.config import load_config
         from breakwater.embedded.stack import IN_FORCE
 
-        try:
-            return load_config(self._running("BREAKWATER_CONFIG").data_dir / IN_FORCE)
-        except CliError:
-            return None
+        return None if (running := self._if_running()) is None else load_config(running.data_dir / IN_FORCE)
 
     def api_client(self, url: str | None = None, api_key: str | None = None) -> ApiClient:
         """A client of the HTTP API, to be closed: where and with the key that the options say, else as found."""
@@ -164,10 +156,7 @@ class PlaneLocation:
             return option
         if named := self._variable("BREAKWATER_CONFIG"):
             return Path(named)
-        try:
-            return self._running("BREAKWATER_CONFIG").config_file
-        except CliError:
-            return Path("breakwater.yaml")
+        return Path("breakwater.yaml") if (running := self._if_running()) is None else running.config_file
 
     def config(self, option: Path | None) -> Config:
         """The config. Raises ConfigError."""
@@ -199,6 +188,12 @@ class PlaneLocation:
 
     def _variable(self, name: str) -> str | None:
         return None if self._only_data else os.environ.get(name) or None
+
+    def _if_running(self) -> Endpoints | None:
+        try:
+            return self._running()
+        except CliError:
+            return None
 
     def _running(self, variable: str = "") -> Endpoints:
         from breakwater.embedded.datadir import DataDir, NotRunningError, read_endpoints

@@ -20,6 +20,7 @@ from breakwater.cli.given import read_file, read_stdin, sendable
 from breakwater.cli.output import Column
 from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiClient
+from breakwater.contracts.execution import FailureStatistics
 from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
 
 DEFAULT_WAIT_S = 30.0
@@ -334,8 +335,6 @@ def _failure(result: dict[str, Any]) -> None:
         took = formats.duration(attempt["duration_ms"])
         output.write(f"  {attempt['number']}. {attempt['model']}: {kind}, {took}", stderr=True)
     if (statistics := result.get("statistics")) is not None:
-        from breakwater.contracts.execution import FailureStatistics
-
         output.note(f"stopped: {formats.failures_in_words(FailureStatistics.model_validate(statistics))}")
     output.note(_summary(result))
 
