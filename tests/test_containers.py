@@ -27,9 +27,9 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError
 
 from breakwater.bus.broker import ServiceApp, make_broker
+from breakwater.bus.core import unhealthy_servers
 from breakwater.bus.permissions import GRANTS, inbox_prefix
 from breakwater.bus.provision import provision
-from breakwater.bus.server_health import unhealthy_servers
 from breakwater.bus.topology import Plan
 from breakwater.config import Config
 from breakwater.config.load import SECRETS_OF

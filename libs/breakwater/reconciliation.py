@@ -21,7 +21,7 @@ import structlog
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
 from breakwater.analytics.spend import budget_notes, spend, stored_attempts, stored_upto
-from breakwater.bus.lookup import Connection, Facts, Lookup, scan
+from breakwater.bus.lookup import ClientGetter, Facts, Lookup
 from breakwater.bus.records import read_record
 from breakwater.contracts.events import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.contracts.execution import Attempt
@@ -89,8 +89,7 @@ class LoggedSpend:
 class RecordedSpend:
     """Reads the record of attempts, for the days and months of a time zone."""
 
-    def __init__(self, connection: Connection, analytics: Analytics, zone: ZoneInfo) -> None:
-        self._connection = connection
+    def __init__(self, connection: ClientGetter, analytics: Analytics, zone: ZoneInfo) -> None:
         self._lookup = Lookup(connection)
         self._analytics = analytics
         self._zone = zone
@@ -110,7 +109,7 @@ class RecordedSpend:
             BusUnavailable: NATS does not answer.
         """
         # Asked for first: what the two are done with by now, ClickHouse and Redis have.
-        done = [await self._lookup.acknowledged(Stream.EVENTS, consumer) for consumer in (SINK, BUDGET)]
+        done = [(await self._lookup.progress(Stream.EVENTS, consumer)).acknowledged for consumer in (SINK, BUDGET)]
         log = await self._lookup.facts(Stream.EVENTS)
         first = await self._lookup.next(Stream.EVENTS, ATTEMPTS, max(log.first, 1))
         begins_at = None if first is None else first.stored_at
@@ -165,7 +164,7 @@ class RecordedSpend:
         if upto >= log.last or log.first > log.last:
             return LoggedSpend(upto, {})
         # What a replica lacks that was cut off would be taken for what was never spent.
-        whole = scan(self._connection, Stream.EVENTS, ATTEMPTS, start=upto + 1, up_to=log.last, whole=True)
+        whole = self._lookup.scan(Stream.EVENTS, ATTEMPTS, start=upto + 1, up_to=log.last, whole=True)
         async with aclosing(whole) as found:
             async for message in found:
                 upto = message.sequence
@@ -180,7 +179,7 @@ class RecordedSpend:
     async def notes(self, stored: StoredSpend, periods: Sequence[Period]) -> dict[str, Notes]:
         """The announced thresholds and the raised caps of budgets, by the period's name. Raises as `logged`."""
         events = {event.event_id: event for event in stored.events}
-        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.budgets.>", whole=True)) as found:
+        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.budgets.>", whole=True)) as found:
             async for message in found:
                 if (event := message.read(BudgetEvent)) is not None:
                     events[event.event_id] = event

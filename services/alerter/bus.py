@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from breakwater.bus.errors import PublishRefused
 from breakwater.bus.incidents import IncidentLog, Incidents
-from breakwater.bus.lookup import Connection, Lookup, last_of_each
+from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream, decode_token
@@ -29,7 +29,7 @@ class AlerterBus:
     later does.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientGetter) -> None:
         self.connection = connection
         self.publisher, self.lookup = Publisher(connection, "alerter"), Lookup(connection)
 
@@ -56,7 +56,7 @@ class AlerterBus:
 
     async def baselines(self) -> Mapping[str, bytes]:
         """The saved baselines, by agent."""
-        found = await last_of_each(self.connection, Stream.ALERTER, "bw.alerter.baselines.*")
+        found = await Lookup(self.connection).last_of_each(Stream.ALERTER, "bw.alerter.baselines.*")
         return {decode_token(one.subject.rpartition(".")[2]): one.data for one in found}
 
 

@@ -16,7 +16,7 @@ import structlog
 
 from breakwater import background
 from breakwater.bus.errors import BusError, BusUnavailable
-from breakwater.bus.lookup import Connection, Lookup, last_of_each, scan
+from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.records import read_record
 from breakwater.config import Config
 from breakwater.contracts.events import BreakerTransition, GuardEvent
@@ -58,12 +58,12 @@ class Rebuild:
         breakers: Breakers,
         healths: Healths,
         tasks: Tasks,
-        connection: Connection,
+        connection: ClientGetter,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.config, self._handler = config, handler
         self._breakers, self._healths, self._tasks = breakers, healths, tasks
-        self._connection, self._now = connection, now
+        self._lookup, self._now = Lookup(connection), now
 
     async def fill(self, log: str, known: str | None) -> None:
         """Fills Redis from a log.
@@ -105,7 +105,7 @@ class Rebuild:
 
     async def recall_breakers(self) -> int:
         """Brings breakers that are behind the log to the state of their latest transition; returns their number."""
-        transitions = await last_of_each(self._connection, Stream.EVENTS, "bw.breakers.>", whole=True)
+        transitions = await self._lookup.last_of_each(Stream.EVENTS, "bw.breakers.>", whole=True)
         latest: dict[BreakerKey, tuple[BreakerTransition, int]] = {}
         for found in transitions:
             if (event := found.read(BreakerTransition)) is not None:
@@ -127,7 +127,7 @@ class Rebuild:
 
     async def _latest_of_guards(self) -> dict[TaskKey, GuardEvent]:
         latest: dict[TaskKey, GuardEvent] = {}
-        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.guards.>", whole=True)) as stored:
+        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.guards.>", whole=True)) as stored:
             async for found in stored:
                 if (event := found.read(GuardEvent)) is not None:
                     latest[TaskKey(event.tenant, event.task_id)] = event
@@ -149,9 +149,7 @@ class Rebuild:
             return 0
         since = self._now() - timedelta(seconds=TASKS_FROM_S)
         count = 0
-        async with aclosing(
-            scan(self._connection, Stream.EVENTS, "bw.executions.>", start=since, whole=True)
-        ) as stored:
+        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.executions.>", start=since, whole=True)) as stored:
             async for found in stored:
                 # Records hold conversations, and few belong to a task: most need not be parsed.
                 if b'"task_id":"' in found.data and (record := read_record(found, Execution)) is not None:
@@ -175,7 +173,7 @@ class Rebuild:
         since = self._now() - timedelta(seconds=window_s)
         batch: list[tuple[int, int, Attempt]] = []
         count = 0
-        async with aclosing(scan(self._connection, Stream.EVENTS, "bw.attempts.>", start=since, whole=True)) as stored:
+        async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.attempts.>", start=since, whole=True)) as stored:
             async for found in stored:
                 if (attempt := read_record(found, Attempt)) is not None:
                     batch.append((found.sequence, ms_from_time(found.stored_at), attempt))
@@ -223,7 +221,7 @@ class Heartbeat:
                 # Redis may have restarted with data from a moment before it died.
                 await self._tried(self._filling, self._rebuild.recall_breakers)
                 with suppress(BusUnavailable):  # logged by the caller that waits for it
-                    self._log = await self._lookup.identity(Stream.EVENTS)
+                    self._log = (await self._lookup.facts(Stream.EVENTS)).identity
             looks += 1
             await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
 
@@ -239,7 +237,7 @@ class Heartbeat:
         known = await self._breakers.filled_from()
         if known is None or known != self._log:
             # Read again: another breaker service may have seen before us that the log is another.
-            self._log = await self._lookup.identity(Stream.EVENTS)
+            self._log = (await self._lookup.facts(Stream.EVENTS)).identity
             if known != self._log:
                 await self._rebuild.fill(self._log, known)
             self._looks_to_beat = 0

@@ -158,7 +158,7 @@ class Reconciler:
         self._run = run
 
     async def _look_at_log(self) -> None:
-        self._log = await self._lookup.identity(Stream.EVENTS)
+        self._log = (await self._lookup.facts(Stream.EVENTS)).identity
 
     async def _look(self) -> None:
         known = await self._counters.filled()

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from breakwater.bus.core import ask
 from breakwater.bus.errors import AlreadyDecided, BusError, NobodyListens
 from breakwater.bus.incidents import IncidentLog, Incidents
-from breakwater.bus.lookup import Connection, Found, Lookup, newest, scan
+from breakwater.bus.lookup import ClientGetter, Found, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import (
@@ -208,7 +208,7 @@ def _is_wanted(alert: Alert, wanted: AlertQuery) -> bool:
 class ChannelRoutes:
     """The channels of alerts."""
 
-    def __init__(self, channels: Collection[str], connection: Connection, publisher: Publisher) -> None:
+    def __init__(self, channels: Collection[str], connection: ClientGetter, publisher: Publisher) -> None:
         self._channels = channels
         self._connection = connection
         self._lookup = Lookup(connection)
@@ -265,7 +265,7 @@ class ChannelRoutes:
             replay = await self._lookup.last(Stream.ALERTER, subjects.alert_replay(one.channel, one.dead_letter_id))
             return one.model_copy(update={"replayed": replay is not None})
 
-        latest = await newest(self._connection, Stream.DLQ, DEAD_LETTERS, most=wanted.limit + 1, since=EVER, read=shown)
+        latest = await self._lookup.newest(Stream.DLQ, DEAD_LETTERS, most=wanted.limit + 1, since=EVER, read=shown)
         undelivered = await asyncio.gather(*map(with_replay, latest[: wanted.limit]))
         return UndeliveredList(undelivered=tuple(undelivered), more=len(latest) > wanted.limit)
 
@@ -316,7 +316,7 @@ class ChannelRoutes:
         looked_at, already, skipped, last = 0, 0, 0, wanted.after
         replayed: Counter[str] = Counter()
         continue_after: int | None = None
-        stored = scan(self._connection, Stream.DLQ, DEAD_LETTERS, start=wanted.after + 1)
+        stored = self._lookup.scan(Stream.DLQ, DEAD_LETTERS, start=wanted.after + 1)
         async with aclosing(stored):
             async for found in stored:
                 kept = read_dead_letter(found)

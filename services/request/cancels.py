@@ -21,7 +21,7 @@ from starlette.responses import Response
 from breakwater import background
 from breakwater.bus.delivery import wake_early
 from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
-from breakwater.bus.lookup import Connection, Lookup
+from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, NatsProgram
 from breakwater.contracts import subjects
@@ -49,7 +49,9 @@ CLIENT = "client"
 class Cancels:
     """Cancels jobs."""
 
-    def __init__(self, lookup: JobLookup, executions: Executions, publisher: Publisher, connection: Connection) -> None:
+    def __init__(
+        self, lookup: JobLookup, executions: Executions, publisher: Publisher, connection: ClientGetter
+    ) -> None:
         self.lookup = lookup
         self._executions = executions
         self._publisher = publisher

@@ -21,7 +21,7 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
 from breakwater.bus.errors import AlreadyDecided, BusError
-from breakwater.bus.lookup import Connection, Found, Lookup, last_on, newest, scan
+from breakwater.bus.lookup import ClientGetter, Found, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, validate_job
 from breakwater.contracts import subjects
@@ -164,7 +164,7 @@ class Replays:
     """Runs the jobs of dead letters again, and knows which were."""
 
     config: Config
-    connection: Connection
+    connection: ClientGetter
     queue: JobQueue
     publisher: Publisher
     redactor: Redactor
@@ -211,7 +211,7 @@ class Replays:
         """The notes of dead letters that were replayed. Raises BusError."""
         found: dict[int, ReplayNote] = {}
         async with aclosing(
-            last_on(self.connection, Stream.DLQ, [subjects.replayed(number) for number in dead_letters])
+            Lookup(self.connection).last_on(Stream.DLQ, [subjects.replayed(number) for number in dead_letters])
         ) as stored:
             async for one in stored:
                 if (note := one.read(ReplayNote)) is not None:
@@ -228,7 +228,7 @@ class Replays:
                 subjects.execution(agent, execution_id) if stream is Stream.EVENTS else subjects.result(execution_id)
                 for execution_id, agent in rest.items()
             ]
-            async with aclosing(last_on(self.connection, stream, of)) as stored:
+            async with aclosing(Lookup(self.connection).last_on(stream, of)) as stored:
                 async for one in stored:
                     if (ended := one.read(_Ended)) is not None:
                         found[ended.execution_id] = ended.status
@@ -329,7 +329,7 @@ class DeadLetterRoutes:
     def __init__(
         self,
         config: Config,
-        connection: Connection,
+        connection: ClientGetter,
         replays: Replays,
         redactor: Redactor,
         now: Callable[[], datetime] = utc_now,
@@ -373,8 +373,7 @@ class DeadLetterRoutes:
                 case _:
                     continue  # not published by us
         # One more than is shown, to know whether there are more.
-        latest = await newest(
-            self._connection,
+        latest = await self._lookup.newest(
             Stream.DLQ,
             filter_for(wanted.reason, wanted.agent),
             most=wanted.limit + 1,
@@ -514,7 +513,7 @@ class DeadLetterRoutes:
             return
         subject_filter = filter_for(wanted.reason, wanted.agent)
         start = wanted.after + 1 if wanted.after else self._since(wanted.since)
-        async with aclosing(scan(self._connection, Stream.DLQ, subject_filter, start=start, up_to=up_to)) as stored:
+        async with aclosing(self._lookup.scan(Stream.DLQ, subject_filter, start=start, up_to=up_to)) as stored:
             async for found in stored:
                 yield found.sequence, read_dead_letter(found, self._replays.cipher)
 

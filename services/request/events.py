@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from breakwater import background
 from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Connection, Found, Lookup, scan
+from breakwater.bus.lookup import ClientGetter, Found, Lookup
 from breakwater.bus.records import read_record
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
@@ -76,7 +76,7 @@ class LogBatch:
 class LogTail:
     """One stream of the bus."""
 
-    def __init__(self, name: Literal["EVENTS", "ALERTS"], connection: Connection) -> None:
+    def __init__(self, name: Literal["EVENTS", "ALERTS"], connection: ClientGetter) -> None:
         self.name: Literal["EVENTS", "ALERTS"] = name
         self._stream = Stream(name)
         self._connection = connection
@@ -132,13 +132,13 @@ class LogTail:
         return LogBatch(tuple(found), place)
 
     def _stored(self, after: int, up_to: int) -> AsyncGenerator[Found]:
-        return scan(self._connection, self._stream, "bw.>", start=after + 1, up_to=up_to)
+        return Lookup(self._connection).scan(self._stream, "bw.>", start=after + 1, up_to=up_to)
 
 
 class EventLog:
     """Both streams, read on for as long as anyone follows them."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientGetter) -> None:
         self.tails = (LogTail("EVENTS", connection), LogTail("ALERTS", connection))
         self.reading = asyncio.Semaphore(_READ_AT_ONCE)
         self._followers = 0

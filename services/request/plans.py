@@ -16,7 +16,7 @@ from starlette.responses import Response
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import ended_jobs, newest_plans
 from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Connection, last_on
+from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.submission import AcceptedPlan, PlanJob, PlanList, PlanQuery, PlanRequest, PlanStatus
@@ -53,7 +53,7 @@ class PlanRoutes:
     availability: AgentAvailability
     plans: Plans
     analytics: Analytics
-    connection: Connection
+    connection: ClientGetter
 
     @operation(
         "POST",
@@ -237,7 +237,9 @@ class PlanRoutes:
     async def _decided(self, noted: Mapping[str, tuple[str, NotedJob]]) -> dict[str, PlanJob]:
         """The jobs that have results. Another's job may have taken the id first: it is none of the plan's."""
         found: dict[str, PlanJob] = {}
-        async with aclosing(last_on(self.connection, Stream.RESULTS, list(map(subjects.result, noted)))) as stored:
+        async with aclosing(
+            Lookup(self.connection).last_on(Stream.RESULTS, list(map(subjects.result, noted)))
+        ) as stored:
             async for message in stored:
                 if (job := message.read(PlanJob)) is not None and job.job_id in noted:
                     plan_id, one = noted[job.job_id]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import cast
 
 from breakwater.bus.errors import BusError
-from breakwater.bus.lookup import Backlog, Connection, backlog
+from breakwater.bus.lookup import Backlog, ClientGetter, Lookup
 from breakwater.bus.topology import PARKED_CONSUMER, Plan, consumers, worker_consumer
 from breakwater.contracts.http import AgentQueue, Queues, ReadingService, ServiceQueue
 from breakwater.contracts.subjects import Stream
@@ -34,14 +34,14 @@ class QueueRoutes:
         self,
         agents: Mapping[str, int],
         channels: tuple[str, ...],
-        connection: Connection,
+        connection: ClientGetter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._agents = agents
         self._consumers = tuple(
             (stream, config.durable_name or "") for stream, config in consumers(Plan(agents, alert_channels=channels))
         )
-        self._connection = connection
+        self._lookup = Lookup(connection)
         self._clock = clock
         self._one_asks = asyncio.Lock()
         self._known: tuple[float, Queues | BusError] | None = None
@@ -75,7 +75,7 @@ class QueueRoutes:
     async def _ask(self) -> Queues | BusError:
         at = time_from_ms(ms_from_time(datetime.now(UTC)))
         try:
-            found = await asyncio.gather(*(backlog(self._connection, *one) for one in self._consumers))
+            found = await asyncio.gather(*(self._lookup.backlog(*one) for one in self._consumers))
         except BusError as error:
             return error
         by_consumer = dict(zip(self._consumers, found, strict=True))

@@ -15,7 +15,7 @@ from starlette.types import Receive
 
 from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.lookup import Connection, Lookup, scan
+from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.records import is_result_of, read_record
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
@@ -43,7 +43,7 @@ class Waiters:
     Each subscribes to its own job's result for as long as it waits: results of other jobs don't reach this process.
     """
 
-    def __init__(self, connection: Connection, cipher: Cipher = OFF) -> None:
+    def __init__(self, connection: ClientGetter, cipher: Cipher = OFF) -> None:
         self._connection = connection
         self._cipher = cipher
         self._waiting: dict[str, set[HeardResult]] = {}
@@ -96,7 +96,7 @@ class Waiters:
 class ResultReader:
     """Reads results. Bytes are passed on as they were published, or decrypted, and not parsed."""
 
-    def __init__(self, connection: Connection, reconnects: Callable[[], int], cipher: Cipher = OFF) -> None:
+    def __init__(self, connection: ClientGetter, reconnects: Callable[[], int], cipher: Cipher = OFF) -> None:
         self.connection = connection
         self.reconnects = reconnects
         self._lookup = Lookup(connection, cipher)
@@ -122,7 +122,7 @@ class ResultReader:
         if newest is None or int(newest.subject.rpartition(".")[2]) <= beyond:
             return []
         found: list[Attempt] = []
-        async with aclosing(scan(self.connection, Stream.EVENTS, subject)) as stored:
+        async with aclosing(Lookup(self.connection).scan(Stream.EVENTS, subject)) as stored:
             async for message in stored:
                 attempt = read_record(message, Attempt)
                 if attempt is not None and attempt.number > beyond:

@@ -31,7 +31,7 @@ from breakwater.analytics.log_comparison import (
 from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import Table
 from breakwater.bus.errors import BusError, BusUnavailable
-from breakwater.bus.lookup import Connection, Lookup, scan
+from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import SinkMetrics
 from breakwater.outage import Outage
@@ -54,9 +54,9 @@ class LogComparer:
     """Compares while the sink stores. Of several sinks, the first one to look does it."""
 
     def __init__(
-        self, analytics: Analytics, connection: Connection, now: Callable[[], datetime], metrics: SinkMetrics
+        self, analytics: Analytics, connection: ClientGetter, now: Callable[[], datetime], metrics: SinkMetrics
     ) -> None:
-        self._analytics, self._connection, self._now, self._metrics = analytics, connection, now, metrics
+        self._analytics, self._now, self._metrics = analytics, now, metrics
         self._lookup = Lookup(connection)
         self._delivered = 0
         self._is_first = True
@@ -65,7 +65,7 @@ class LogComparer:
     async def begin(self) -> None:
         """Notes the messages that were delivered before this sink began. Call it before this one reads any."""
         with suppress(BusUnavailable):  # the first look then compares nothing, and the next one does
-            _, self._delivered = await self._lookup.progress(Stream.EVENTS, CONSUMER)
+            self._delivered = (await self._lookup.progress(Stream.EVENTS, CONSUMER)).delivered
 
     async def run(self) -> None:
         """Looks immediately, and then every minute, until cancelled."""
@@ -83,16 +83,16 @@ class LogComparer:
         Raises:
             BusUnavailable, AnalyticsUnavailable, QueryFailed: look again.
         """
-        acknowledged, delivered = await self._lookup.progress(Stream.EVENTS, CONSUMER)
+        progress = await self._lookup.progress(Stream.EVENTS, CONSUMER)
         log = await self._lookup.facts(Stream.EVENTS)
         is_first, self._is_first = self._is_first, False
-        upto, self._delivered = self._delivered, delivered
+        upto, self._delivered = self._delivered, progress.delivered
         if upto <= (self._settled[1] if self._settled[0] == log.identity else 0):
             return
         done, now = await last_comparison(self._analytics, log.identity), self._now()
         is_due = done.at is None or (now - done.at).total_seconds() >= LOOK_EVERY_S / 2
         if done.settled < upto and (is_due or is_first):
-            lost = await self._compare(max(done.settled + 1, log.first), upto, acknowledged)
+            lost = await self._compare(max(done.settled + 1, log.first), upto, progress.acknowledged)
             done = LogComparison(
                 settled=min(done.upto, upto) if is_due else done.settled,
                 upto=max(done.upto, upto),
@@ -121,7 +121,7 @@ class LogComparer:
         """Stores messages, but for those that no table takes. Returns which are stored, and when each happened."""
         rows: dict[str, tuple[Table, list[tuple[int, StoredRow]]]] = {}
         for first, last in _runs(sequences):
-            async with aclosing(scan(self._connection, Stream.EVENTS, EVENTS, start=first, up_to=last)) as found:
+            async with aclosing(self._lookup.scan(Stream.EVENTS, EVENTS, start=first, up_to=last)) as found:
                 async for one in found:
                     with suppress(Unstorable):
                         table, row = records.read(one.subject, one.data, one.headers, one.sequence, one.stored_at)

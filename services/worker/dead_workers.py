@@ -14,10 +14,10 @@ from time import monotonic
 import structlog
 
 from breakwater import background
+from breakwater.bus.core import Presence
 from breakwater.bus.delivery import Delivery, held_deliveries
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.lookup import Connection
-from breakwater.bus.presence import Presence
+from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.topology import worker_consumer
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
@@ -47,7 +47,7 @@ class DeadWorkers:
     def __init__(
         self,
         worker: WorkerContext,
-        connection: Connection,
+        connection: ClientGetter,
         agents: Callable[[], Collection[str]],
         *,
         runs: Callable[[str], bool | None] = process.runs,

@@ -19,7 +19,7 @@ from breakwater import background
 from breakwater.bus.core import hearing
 from breakwater.bus.delivery import Delivery, still_held
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.lookup import Connection
+from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.subjects import CANCEL_REQUESTS
@@ -212,7 +212,7 @@ async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) 
         await outage.run_logged(work, expected=())
 
 
-async def receive_cancel_requests(connection: Connection, take: Callable[[PendingCancel], None]) -> None:
+async def receive_cancel_requests(connection: ClientGetter, take: Callable[[PendingCancel], None]) -> None:
     """Takes requests to cancel jobs as they are sent, until cancelled itself."""
 
     async def receive() -> None:

@@ -13,8 +13,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from breakwater.bus.lookup import scan
-from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, Grant, account, inbox_prefix, program, render
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, Grant, inbox_prefix, program, render
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan, consumers
 from breakwater.contracts.subjects import Stream
@@ -108,9 +108,9 @@ async def running_plane(folder: Path) -> AsyncGenerator[dict[str, Client]]:
     """A server with the plane's users and streams, filled; a connection of each user, and `root`'s, who sees all."""
     port = free_port()
     accounts = render(USERS, lambda user: f'"{user}"')
-    entry = f"  {STREAMS_ACCOUNT} {{\n    jetstream: enabled\n    users: [\n"
+    entry = f'  "{STREAMS_ACCOUNT}": {{\n    "jetstream": "enabled",\n    "users": [\n'
     assert entry in accounts
-    accounts = accounts.replace(entry, entry + '      { user: root, password: "root" }\n')
+    accounts = accounts.replace(entry, entry + '      {"user": "root", "password": "root"},\n')
     settings = f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}" }}\n'
     server = start_nats(folder, settings + accounts, port)
     clients: dict[str, Client] = {}
@@ -142,7 +142,7 @@ async def holdings(root: Client) -> dict[str, object]:
         found[name] = stream.config
         for consumer in await jetstream.consumers_info(name):
             found[f"{name}/{consumer.name}"] = consumer.config
-        async for message in scan(lambda: root, Stream(name), ">"):
+        async for message in Lookup(lambda: root).scan(Stream(name), ">"):
             found[f"{name}#{message.sequence}"] = (message.subject, message.data)
     return found
 
@@ -159,8 +159,8 @@ def changes(before: Mapping[str, object], after: Mapping[str, object], grant: Gr
 
 
 def test_only_the_worker_is_where_the_streams_are() -> None:
-    assert [grant.user for grant in USERS if account(grant) == STREAMS_ACCOUNT] == ["worker"]
-    own = [account(grant) for grant in USERS]
+    assert [grant.user for grant in USERS if grant.account == STREAMS_ACCOUNT] == ["worker"]
+    own = [grant.account for grant in USERS]
     assert len(own) == len(set(own))
 
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.bus.errors import AlreadyDecided, BusUnavailable
-from breakwater.bus.lookup import Lookup, last_of_each, scan
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import Plan
@@ -108,7 +108,7 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
     async with await nats.connect(cluster.nodes[cut_off].url) as client:
 
         async def read(*, whole: bool, up_to: int | None = 5) -> list[str]:
-            found = scan(lambda: client, Stream.EVENTS, ATTEMPTS, up_to=up_to, whole=whole)
+            found = Lookup(lambda: client).scan(Stream.EVENTS, ATTEMPTS, up_to=up_to, whole=whole)
             return [message.subject async for message in found]
 
         for subject in subjects[:2]:
@@ -136,12 +136,12 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
         with pytest.raises(BusUnavailable, match="did not answer"):
             await read(whole=True, up_to=None)
         with pytest.raises(BusUnavailable, match="did not answer"):
-            await last_of_each(lambda: client, Stream.EVENTS, ATTEMPTS, whole=True)
-        with patch.object(Lookup, "end", AsyncMock(return_value=(3, datetime.now(UTC)))):
+            await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, whole=True)
+        with patch.object(Lookup, "_end", AsyncMock(return_value=(3, datetime.now(UTC)))):
             with pytest.raises(BusUnavailable, match="is behind: it ends at message 1 of 3"):
                 await read(whole=True, up_to=None)
             with pytest.raises(BusUnavailable, match="is behind: it ends at message 0 of 3"):
-                await last_of_each(lambda: client, Stream.EVENTS, ATTEMPTS, whole=True)
+                await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, whole=True)
         for link in cluster.links.values():
             link.become("open")
 
@@ -149,7 +149,7 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
 
         async def is_whole() -> bool:
             try:
-                found = await last_of_each(lambda: client, Stream.EVENTS, ATTEMPTS, whole=True)
+                found = await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, whole=True)
                 asked = await read(whole=True, up_to=None)
                 return await read(whole=True) == asked == [message.subject for message in found] == attempts
             except BusUnavailable:

@@ -12,9 +12,8 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.bus.errors import AlreadyDecided, NoRoom, StreamFull
-from breakwater.bus.provision import provision
+from breakwater.bus.provision import provision, survey
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.survey import survey
 from breakwater.bus.topology import Plan
 from breakwater.cli.doctor_nats import full_finding
 from breakwater.contracts.execution import Progress

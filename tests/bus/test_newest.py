@@ -9,7 +9,7 @@ import pytest
 from nats.aio.client import Client
 
 from breakwater.bus import lookup as lookup_module
-from breakwater.bus.lookup import Found, newest
+from breakwater.bus.lookup import Found, Lookup
 from breakwater.contracts.subjects import Stream
 from tests.bus.test_scan import FILTER, client, interleaved, read, store
 
@@ -17,8 +17,8 @@ __all__ = ["client"]
 
 
 async def newest_of(client: Client, most: int, since: datetime, subject_filter: str = FILTER) -> list[int]:
-    found = await newest(
-        lambda: client, Stream.EVENTS, subject_filter, most=most, since=since, read=lambda one: int(one.data)
+    found = await Lookup(lambda: client).newest(
+        Stream.EVENTS, subject_filter, most=most, since=since, read=lambda one: int(one.data)
     )
     assert len(found) <= most
     return found
@@ -52,8 +52,7 @@ async def test_the_newest_go_back_to_a_time_and_no_further(client: Client) -> No
 
 async def test_what_is_not_read_is_made_up_for_by_what_is_older(client: Client) -> None:
     await store(client, interleaved(1_000, 5))
-    found = await newest(
-        lambda: client,
+    found = await Lookup(lambda: client).newest(
         Stream.EVENTS,
         FILTER,
         most=3,
@@ -74,5 +73,5 @@ async def test_no_more_of_the_stream_is_read_than_the_newest_take(
         looked_at.append(message.sequence)
         return message.sequence
 
-    assert len(await newest(lambda: client, Stream.EVENTS, FILTER, most=20, since=LONG_AGO, read=note)) == 20
+    assert len(await Lookup(lambda: client).newest(Stream.EVENTS, FILTER, most=20, since=LONG_AGO, read=note)) == 20
     assert len(looked_at) == 16 + 32

@@ -29,7 +29,7 @@ from breakwater.bus.errors import BusUnavailable, PublishRefused
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.pull import Pull, Work, each
+from breakwater.bus.pull import HandlerCoroutine, Pull, each
 from breakwater.bus.topology import ACK_WAIT_S, PARKED_CONSUMER, Plan, worker_consumer
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header, Stream
@@ -64,7 +64,7 @@ async def publisher(client: Client) -> Publisher:
 
 
 @asynccontextmanager
-async def worker(url: str, handle: Callable[[Delivery], Work]) -> AsyncGenerator[list[Delivery]]:
+async def worker(url: str, handle: Callable[[Delivery], HandlerCoroutine]) -> AsyncGenerator[list[Delivery]]:
     """A process that handles the slow agent's jobs, and wakes parked ones; yields those it has looked at."""
     looked_at: list[Delivery] = []
     broker = make_broker(url, "worker", graceful_timeout_s=1)

@@ -15,7 +15,7 @@ from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_bat
 from breakwater.bus.core import ask
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusUnavailable, NobodyListens, PublishRefused
-from breakwater.bus.lookup import Lookup, last_of_each, scan
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.permissions import GRANTS, Grant, consumes, inbox_prefix, render
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
@@ -332,10 +332,10 @@ async def test_the_breaker_reads_stored_events_to_rebuild_its_state(url_of: UrlO
             await worker.jetstream().publish(f"bw.attempts.writer.rebuilt.{number}", b"attempt")
         await worker.jetstream().publish("bw.breakers.writer.rebuilt", b"open")
     async with connected(url_of, "breaker") as (breaker, refusals):
-        found = scan(lambda: breaker, Stream.EVENTS, "bw.attempts.writer.rebuilt.*")
+        found = Lookup(lambda: breaker).scan(Stream.EVENTS, "bw.attempts.writer.rebuilt.*")
         attempts = [message.subject.rpartition(".")[2] async for message in found]
-        transitions = await last_of_each(lambda: breaker, Stream.EVENTS, "bw.breakers.writer.rebuilt")
-        assert await Lookup(lambda: breaker).identity(Stream.EVENTS)
+        transitions = await Lookup(lambda: breaker).last_of_each(Stream.EVENTS, "bw.breakers.writer.rebuilt")
+        assert (await Lookup(lambda: breaker).facts(Stream.EVENTS)).identity
     assert attempts == ["1", "2", "3"]
     assert [message.data for message in transitions] == [b"open"]
     assert refusals == []
@@ -397,4 +397,4 @@ def test_every_service_has_its_grant() -> None:
 
 
 def test_an_empty_list_is_rendered_as_a_refusal_of_all() -> None:
-    assert 'publish: { deny: ">" }' in render([Grant("mute")], lambda _: "x")
+    assert '"publish": {"deny": ">"}' in render([Grant("mute")], lambda _: "x")

@@ -9,7 +9,7 @@ import nats.errors
 import pytest
 from nats.aio.msg import Msg
 
-from breakwater.bus.replies import Replies
+from breakwater.bus.publisher import Replies
 from tests.servers import RunningServer
 
 

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 
 from breakwater.bus import lookup as lookup_module
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.lookup import BATCH_MESSAGES, Found, Lookup, last_of_each, last_on, scan
+from breakwater.bus.lookup import BATCH_MESSAGES, Found, Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan
 from breakwater.contracts.subjects import Stream
@@ -57,7 +57,7 @@ def interleaved(count: int, subjects: int) -> list[tuple[str, bytes]]:
 
 
 async def read(client: Client, *, start: datetime | int = 1, subject_filter: str = FILTER) -> list[Found]:
-    return [message async for message in scan(lambda: client, Stream.EVENTS, subject_filter, start=start)]
+    return [message async for message in Lookup(lambda: client).scan(Stream.EVENTS, subject_filter, start=start)]
 
 
 async def test_all_that_matches_comes_once_and_in_order(client: Client) -> None:
@@ -94,7 +94,7 @@ async def test_it_ends_while_somebody_publishes_on(client: Client) -> None:
     count = 2 * BATCH_MESSAGES + 10
     await store(client, [("bw.attempts.a.j.1", b"before")] * count)
     seen: list[bytes] = []
-    async with aclosing(scan(lambda: client, Stream.EVENTS, FILTER)) as messages:
+    async with aclosing(Lookup(lambda: client).scan(Stream.EVENTS, FILTER)) as messages:
         async for message in messages:
             if not seen:
                 await store(client, [("bw.attempts.a.j.1", b"after")] * 50)
@@ -108,7 +108,7 @@ async def test_nothing_that_matches_is_no_error(client: Client, other: list[tupl
         await store(client, other)
     assert await read(client) == []
     assert await read(client, start=datetime(2026, 1, 1, tzinfo=UTC)) == []
-    assert await last_of_each(lambda: client, Stream.EVENTS, FILTER) == ()
+    assert await Lookup(lambda: client).last_of_each(Stream.EVENTS, FILTER) == ()
 
 
 async def test_deleted_messages_are_stepped_over(client: Client) -> None:
@@ -125,7 +125,7 @@ async def test_it_ends_when_its_last_message_is_deleted_on_the_way(client: Clien
     count = BATCH_MESSAGES + 10
     await store(client, [("bw.attempts.a.j.1", b"")] * count)
     seen: list[int] = []
-    async with aclosing(scan(lambda: client, Stream.EVENTS, FILTER)) as messages:
+    async with aclosing(Lookup(lambda: client).scan(Stream.EVENTS, FILTER)) as messages:
         async for message in messages:
             if not seen:
                 await client.jetstream().delete_msg(Stream.EVENTS.value, count)
@@ -143,14 +143,14 @@ async def test_large_messages_come_in_batches_that_memory_bears(client: Client) 
     assert sum(len(message.data) for message in batch) <= lookup_module.BATCH_BYTES + MEGABYTE
     assert len(batch) + pending == len(bodies)
     assert [message.data for message in await read(client)] == bodies
-    assert [message.data for message in await last_of_each(lambda: client, Stream.EVENTS, FILTER)] == bodies
+    assert [message.data for message in await Lookup(lambda: client).last_of_each(Stream.EVENTS, FILTER)] == bodies
 
 
 @pytest.mark.parametrize("subjects", [1, 50, 1_024, 1_500])
 async def test_the_newest_of_every_subject(client: Client, subjects: int) -> None:
     await store(client, interleaved(3_000, subjects))
     newest = {message.subject: message for message in await read(client)}
-    found = await last_of_each(lambda: client, Stream.EVENTS, FILTER)
+    found = await Lookup(lambda: client).last_of_each(Stream.EVENTS, FILTER)
     assert len(found) == subjects
     assert {message.subject: message for message in found} == newest
     assert [message.data for message in found] == [b"%d" % number for number in range(3_000 - subjects, 3_000)]
@@ -161,12 +161,12 @@ async def test_a_missing_stream_is_reported(own_nats_server: RunningServer) -> N
         with pytest.raises(BusUnavailable, match=r"no server holds the stream EVENTS.*breakwater setup"):
             await read(client)
         with pytest.raises(BusUnavailable, match="no server holds the stream EVENTS"):
-            await last_of_each(lambda: client, Stream.EVENTS, FILTER)
+            await Lookup(lambda: client).last_of_each(Stream.EVENTS, FILTER)
 
 
 async def test_a_stream_that_goes_on_the_way_is_no_end(client: Client) -> None:
     await store(client, [("bw.attempts.a.j.1", b"")] * (BATCH_MESSAGES + 1))
-    async with aclosing(scan(lambda: client, Stream.EVENTS, FILTER)) as messages:
+    async with aclosing(Lookup(lambda: client).scan(Stream.EVENTS, FILTER)) as messages:
         await anext(messages)
         await client.jetstream().delete_stream(Stream.EVENTS.value)
         with pytest.raises(BusUnavailable, match="no server holds the stream EVENTS"):
@@ -178,7 +178,7 @@ async def test_a_server_that_falls_silent_on_the_way_is_reported(
 ) -> None:
     monkeypatch.setattr(lookup_module, "LOOKUP_TIMEOUT_S", 0.5)
     await store(client, [("bw.attempts.a.j.1", b"")] * (BATCH_MESSAGES + 1))
-    async with aclosing(scan(lambda: client, Stream.EVENTS, FILTER)) as messages:
+    async with aclosing(Lookup(lambda: client).scan(Stream.EVENTS, FILTER)) as messages:
         await anext(messages)
         own_nats_server.kill()
         with pytest.raises(BusUnavailable, match="EVENTS"):
@@ -201,10 +201,10 @@ async def test_no_consumer_is_made_and_an_abandoned_scan_leaves_no_subscription(
 
     before = await consumers()
     monkeypatch.setattr(client, "new_inbox", noted)
-    async with aclosing(scan(lambda: client, Stream.EVENTS, FILTER)) as messages:
+    async with aclosing(Lookup(lambda: client).scan(Stream.EVENTS, FILTER)) as messages:
         assert (await anext(messages)).sequence == 1
         assert await consumers() == before
-    assert len(await last_of_each(lambda: client, Stream.EVENTS, FILTER)) == 10
+    assert len(await Lookup(lambda: client).last_of_each(Stream.EVENTS, FILTER)) == 10
     assert len(inboxes) == 2
     for inbox in inboxes:
         with pytest.raises(nats.errors.NoRespondersError):
@@ -216,22 +216,22 @@ async def test_a_scan_may_end_before_the_last_message(client: Client) -> None:
     everything = await read(client)
     part = [
         message
-        async for message in scan(
-            lambda: client, Stream.EVENTS, FILTER, start=everything[3].sequence, up_to=everything[9].sequence
+        async for message in Lookup(lambda: client).scan(
+            Stream.EVENTS, FILTER, start=everything[3].sequence, up_to=everything[9].sequence
         )
     ]
     assert part == everything[3:10]
-    assert [one async for one in scan(lambda: client, Stream.EVENTS, FILTER, start=9, up_to=8)] == []
+    assert [one async for one in Lookup(lambda: client).scan(Stream.EVENTS, FILTER, start=9, up_to=8)] == []
 
 
 async def test_the_last_on_each_of_some_subjects(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup_module, "SUBJECTS_AT_ONCE", 3)
     await store(client, interleaved(100, 10))
     subjects = [*(f"bw.attempts.a.j{number}.1" for number in range(8)), "bw.attempts.a.none.1"]
-    found = {one.subject: one.data async for one in last_on(lambda: client, Stream.EVENTS, subjects)}
+    found = {one.subject: one.data async for one in Lookup(lambda: client).last_on(Stream.EVENTS, subjects)}
     assert found == {f"bw.attempts.a.j{number}.1": b"%d" % (90 + number) for number in range(8)}
-    assert [one async for one in last_on(lambda: client, Stream.EVENTS, [])] == []
-    assert [one async for one in last_on(lambda: client, Stream.EVENTS, ["bw.attempts.none"])] == []
+    assert [one async for one in Lookup(lambda: client).last_on(Stream.EVENTS, [])] == []
+    assert [one async for one in Lookup(lambda: client).last_on(Stream.EVENTS, ["bw.attempts.none"])] == []
 
 
 async def test_messages_are_counted_by_subject(client: Client) -> None:

@@ -11,11 +11,11 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+from breakwater.bus.core import unhealthy_servers
 from breakwater.bus.errors import BusUnavailable
 from breakwater.bus.permissions import GRANTS, inbox_prefix, render
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
-from breakwater.bus.server_health import unhealthy_servers
 from breakwater.bus.topology import Plan
 from breakwater.cli.doctor_nats import nats_findings
 from breakwater.cli.plane import PlaneLocation

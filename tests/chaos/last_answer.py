@@ -30,7 +30,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from breakwater.analytics.client import connect
-from breakwater.bus.lookup import scan
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.permissions import inbox_prefix
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
@@ -190,7 +190,7 @@ async def _outcome(up: Up, sim: SimulatedProvider, number: int, killed: int) -> 
         async with up.http() as http:
             while True:
                 logged: dict[str, set[str]] = {kind: set() for kind in KINDS}
-                async with aclosing(scan(lambda: client, Stream.EVENTS, "bw.>")) as found:
+                async with aclosing(Lookup(lambda: client).scan(Stream.EVENTS, "bw.>")) as found:
                     async for message in found:
                         if (kind := message.subject.split(".")[1]) in KINDS:
                             logged[kind].add(json.loads(message.data)[KINDS[kind]])

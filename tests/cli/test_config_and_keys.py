@@ -60,7 +60,7 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
 def test_the_nats_users_of_programs_are_printed_as_nats_takes_them(run: Run, tmp_path: Path) -> None:
     (tmp_path / "breakwater.yaml").write_text(GOOD + "programs: {help-desk: {agents: [reader]}}\n")
     printed = run("config", "nats-users").out
-    assert "password: $BW_NATS_PROGRAM_HELP_DESK_PASSWORD" in printed
+    assert '"password": $BW_NATS_PROGRAM_HELP_DESK_PASSWORD' in printed
     (tmp_path / "nats.conf").write_text(f"jetstream {{}}\n{printed}")
     variables = set(re.findall(r"\$(BW_NATS_\w+)", printed))
     checked = subprocess.run(

@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from breakwater.bus.provision import provision
-from breakwater.bus.survey import survey
+from breakwater.bus.provision import provision, survey
 from breakwater.bus.topology import Plan, alert_consumer
 from breakwater.cli import doctor_nats
 from breakwater.cli.doctor_findings import Finding

@@ -2,7 +2,7 @@
 
 import pytest
 
-from breakwater.bus.survey import ConsumerFound
+from breakwater.bus.provision import ConsumerFound
 from breakwater.cli.doctor_nats import held_finding
 
 

@@ -29,7 +29,7 @@ async def test_it_says_when_they_were_compared_and_warns_of_what_was_lacking_or_
 
         async def found(one: LogComparison | None = None) -> Finding:
             if one is not None:
-                log = await Lookup(lambda: plane.client).identity(Stream.EVENTS)
+                log = (await Lookup(lambda: plane.client).facts(Stream.EVENTS)).identity
                 await save_comparison(analytics, log, one)
             [finding] = [one async for one in record_findings(PlaneLocation(None))]
             return finding

@@ -1,7 +1,7 @@
-"""How a service is on the bus: FastStream's broker and application, and what of them is ours and why (ADR 0006).
+"""FastStream's broker and application, by which a service is on the bus, with the reason for each override (ADR 0006).
 
-FastStream connects, begins and ends what is registered with it in order, and serves requests. Work is read by our own
-pull (`breakwater.bus.pull`).
+FastStream connects, begins and ends what is registered with it in order, and serves requests. Jobs and events are read
+by our own pull (`breakwater.bus.pull`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import structlog
 from faststream import FastStream
 from faststream.exceptions import IncorrectState
 from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
-from nats.aio.client import Client
 
 from breakwater import background
 from breakwater.bus.core import give_up, tls_options
 from breakwater.bus.delivery import Delivery
+from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.permissions import inbox_prefix
-from breakwater.bus.pull import RETRY_S, Pull, Work, batches
+from breakwater.bus.pull import RETRY_S, HandlerCoroutine, Pull, batches
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import GaugeCollector
 from breakwater.outage import Outage
@@ -110,7 +110,7 @@ class ServiceApp(FastStream):
         self._broker = broker
         self._ready = False
         self._ended = asyncio.Event()
-        self.reload: Callable[[Any], Awaitable[None]] = _unchanged
+        self.reload: Callable[[Any], Awaitable[None]] = nothing_to_reload
         """Takes over another config; raises ConfigError where that can't be, and has changed nothing then."""
 
     async def start(self, **run_extra_options: Any) -> None:
@@ -121,9 +121,9 @@ class ServiceApp(FastStream):
         structlog.get_logger().info("service_ready")
 
     async def run(self, *_: object, **__: object) -> None:
-        """Overridden, as FastStream's looks ten times a second whether it is to end, and ends only once it has started.
+        """Overridden, as FastStream's polls ten times a second whether it is to end, and ends only once it has started.
 
-        This one is woken by a signal or by `exit`.
+        This `run` is woken by a signal or by `exit`.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -159,12 +159,12 @@ class ServiceApp(FastStream):
         self._ended.set()
 
     async def is_alive(self) -> bool:
-        """Whether it is ready, and connected now."""
+        """True if it is ready, and connected now."""
         return self._ready and await self._broker.ping(timeout=PING_S)
 
 
-async def _unchanged(_config: object) -> None:
-    """For a service that the config says nothing about."""
+async def nothing_to_reload(_config: object) -> None:
+    """The reload of a service that does not depend on the config."""
 
 
 async def subscribed(broker: NatsBroker) -> None:
@@ -178,7 +178,7 @@ async def subscribed(broker: NatsBroker) -> None:
             return
 
 
-def connection_of(broker: NatsBroker) -> Callable[[], Client]:
+def connection_of(broker: NatsBroker) -> ClientGetter:
     """The broker's connection, once it has one."""
     return partial(getattr, broker, "connection")
 
@@ -201,7 +201,7 @@ def on_batch(
     broker: NatsBroker,
     stream: Stream,
     durable: str,
-    handle: Callable[[list[Delivery]], Work],
+    handle: Callable[[list[Delivery]], HandlerCoroutine],
     *,
     size: int,
     linger_s: float | Callable[[int], float],

@@ -1,8 +1,8 @@
 """A message as handlers see it: acknowledged, parked for long, or kept as a dead letter where it can't be handled.
 
-A job that is given back to JOBS with a delay still counts towards its consumer's `max_ack_pending`, which is its
-agent's concurrency. So it is published to PARKED, and the original is acknowledged; when it is due, it is published
-back to JOBS. A crash between two of these steps leaves at most a second message of the same execution, which its id
+A job that is returned to JOBS with a delay still counts towards its consumer's `max_ack_pending`, which is its agent's
+concurrency. So it is published to PARKED, and the original is acknowledged; when it is due, it is published back to
+JOBS. A crash between two of these steps leaves at most a second message of the same execution, which its id
 makes harmless.
 """
 
@@ -22,7 +22,7 @@ from nats.aio.msg import Msg
 
 from breakwater import background
 from breakwater.bus.errors import BusUnavailable, NoStream, PublishRefused, TooLarge
-from breakwater.bus.lookup import LOOKUP_TIMEOUT_S, Connection, Lookup, answered, scan
+from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts import subjects
@@ -49,14 +49,14 @@ class Delivery:
         self.deliveries: int = metadata.num_delivered or 1
         """1 for the first delivery."""
         self.is_first: bool = self.deliveries == 1 and Header.EXECUTION_ID.value not in self.headers
-        """Whether nobody can have begun the job yet: it was neither delivered nor parked before."""
+        """True if no worker can have begun the job yet: it was neither delivered nor parked before."""
         self.published_at: datetime = metadata.timestamp
         self.queued_at: datetime = self.published_at
-        """When a job was accepted first: when its message was stored, unless it was parked since."""
+        """Time that a job was first accepted: that of the message's storing, unless it was parked since."""
         if Header.QUEUED_AT.value in self.headers:
             self.queued_at = queued_at(self.headers, self.published_at)
         self.waiting: int = metadata.num_pending or 0
-        """How many messages stood behind this one for its consumer, delivered to nobody, when it was sent."""
+        """Undelivered messages for the consumer behind this message when it was sent."""
 
     async def ack(self) -> None:
         """Acknowledges without waiting for the server: for work that may be done twice."""
@@ -79,7 +79,7 @@ class Delivery:
         await self._message.nak(delay=delay_s)
 
     async def terminate(self) -> None:
-        """Ends the message undone: it is delivered to nobody any more."""
+        """Ends the message undone: it is not delivered any more."""
         await self._message.term()
 
     async def in_progress(self) -> None:
@@ -113,36 +113,30 @@ async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S 
 
 
 async def held_deliveries(
-    connection: Connection, stream: Stream, durable: str, reads: Iterable[str]
+    connection: ClientGetter, stream: Stream, durable: str, reads: Iterable[str]
 ) -> AsyncGenerator[Delivery]:
-    """The deliveries that are held, which may be given back in the name of their holder: NATS delivers them again.
-
-    Those of a stream that loses what is acknowledged: what is left below the last delivered sequence is held.
+    """The deliveries that are held, which may be returned in the name of their holder: NATS delivers them again.
 
     Args:
-        connection: gives the connection, once there is one.
-        stream: a work queue.
+        connection: to NATS.
+        stream: a work queue, which loses acknowledged messages: all that are left up to the last delivered are held.
         durable: the consumer's name.
         reads: the subjects that it reads.
 
     Raises:
         BusUnavailable: NATS does not answer, or has no such consumer.
     """
-    client = connection()
-    with answered(durable):
-        info = await client.jetstream(timeout=LOOKUP_TIMEOUT_S).consumer_info(stream.value, durable)
-    floor, delivered = info.ack_floor, info.delivered
-    if not info.num_ack_pending or floor is None or delivered is None:
-        return
-    begin, end = floor.stream_seq + 1, delivered.stream_seq
-    for subject in reads:
-        async with aclosing(scan(connection, stream, subject, start=begin, up_to=end)) as stored:
+    lookup = Lookup(connection)
+    consumer = await lookup.progress(stream, durable)
+    begin, end = consumer.acknowledged + 1, consumer.delivered
+    for subject in reads if consumer.in_progress else ():
+        async with aclosing(lookup.scan(stream, subject, start=begin, up_to=end)) as stored:
             async for found in stored:
-                # The server finds what is given back by its place in the stream. How many deliveries ago it was sent,
-                # it only compares with how many there were.
-                place = f"1.{found.sequence}.{delivered.consumer_seq}.{int(found.stored_at.timestamp()) * 10**9}.0"
+                # The server finds the message of an acknowledgement by its place in the stream. How many deliveries ago
+                # it was sent, it only compares with how many there were.
+                place = f"1.{found.sequence}.{consumer.deliveries}.{int(found.stored_at.timestamp()) * 10**9}.0"
                 reply = f"$JS.ACK.{stream}.{durable}.{place}"
-                yield Delivery(Msg(client, found.subject, reply, found.data, dict(found.headers)))
+                yield Delivery(Msg(connection(), found.subject, reply, found.data, dict(found.headers)))
 
 
 async def dead_letter(
@@ -158,14 +152,14 @@ async def dead_letter(
     withheld: bool = False,
     private: bool = False,
 ) -> None:
-    """Stores a message on DLQ, or only what it was where it is too large for that.
+    """Stores a message on DLQ, without its payload where it is too large for that.
 
     Its id is that of the original, so that a repeated call stores it once.
 
     `consumer` is for streams on which several give up for reasons of their own: each then has its own dead letter.
-    `withheld`: nobody may be shown the original, which only a replay reads. `private`: it must not be stored in plain.
+    `withheld`: the original must not be shown; only a replay reads it. `private`: it must not be stored in plain.
 
-    Whoever calls this may end the message then, also one of which nothing is kept: else it would come for ever.
+    The caller may end the message then, also one of which nothing is kept: else it would come for ever.
 
     Raises:
         BusUnavailable: not stored for sure; the original must not be acknowledged.
@@ -190,7 +184,7 @@ async def dead_letter(
 
 
 MAX_ERROR, MAX_HEADER = 10_000, 1_000
-"""What is kept in characters of a dead letter's error, and of a header, where all of it is too much."""
+"""Characters that are kept of a dead letter's error, and of a header, where all of it is too much."""
 
 
 async def keep(
@@ -203,7 +197,7 @@ async def keep(
 ) -> None:
     """Stores a dead letter; without its original where it is not taken with it. Raises BusUnavailable.
 
-    What is not taken even so is in the log and the metrics alone.
+    A dead letter that is not taken even so is in the log and the metrics alone.
     """
     place = {"stream": dead_letter.stream, "sequence": dead_letter.sequence, "reason": dead_letter.reason}
     try:
@@ -234,14 +228,14 @@ async def keep(
 
 
 LONGEST_WAIT = timedelta(days=30)
-"""What says that it was accepted earlier was not: an impossible time would keep its record out of ClickHouse."""
+"""Longest time since a job was accepted: an impossible time would keep its record out of ClickHouse."""
 
 RETRY_S = 5.0
-"""How long a job that is due waits, when its queue does not take it."""
+"""Wait of a job that is due while its queue does not take it."""
 
 DELAYED_BATCH = 256
 DELAYED_LINGER_S = 0.25
-"""How long messages are gathered; what a job may wake late by. One by one, each costs the worker ten times as much."""
+"""Time that messages gather, by which a job may wake late. One by one, each costs the worker ten times as much."""
 
 _SHORTEST_S = 0.001
 
@@ -286,13 +280,7 @@ class DelayedQueue:
     def __init__(
         self, publisher: Publisher, agents: Container[str], *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        """Takes what it needs.
-
-        Args:
-            publisher: of a user that may publish to `bw.jobs.>` and `bw.dlq.>`.
-            agents: the names of those that are configured.
-            now: the clock.
-        """
+        """`publisher` is of a user that may publish to `bw.jobs.>` and `bw.dlq.>`; `agents` are the configured ones."""
         self._publisher = publisher
         self._agents = agents
         self._now = now
@@ -339,7 +327,7 @@ class DelayedQueue:
                 agent=agent,
                 at=self._now(),
                 execution_id=execution_id,
-                # Nobody knows any more whether its agent keeps texts; but a job that might is not to be lost.
+                # Its agent may have kept texts or not, which is not known any more; a job that might is not to be lost.
                 private=self._publisher.has_key,
             )
 
@@ -347,7 +335,7 @@ class DelayedQueue:
 async def wake_early(
     publisher: Publisher, lookup: Lookup, execution_id: str, agents: Collection[str] = (), owner: str | None = None
 ) -> bool:
-    """Puts a job that sleeps back into its queue before it is due, as something is to be done with it now.
+    """Puts a job that sleeps back into its queue before it is due.
 
     Its message stays on PARKED. When that is due, the job is decided.
 
@@ -359,7 +347,7 @@ async def wake_early(
         owner: only a job of this one; None: of anyone.
 
     Returns:
-        Whether it was put back: it sleeps, and is one of these.
+        True if it was put back: it sleeps, and is one of these.
 
     Raises:
         BusUnavailable: NATS does not answer.
@@ -390,8 +378,8 @@ def _requeued(headers: Mapping[str, str], execution_id: str, sequence: int, due:
 def believed(subject: str, headers: Mapping[str, str]) -> Mapping[str, str]:
     """The headers of a message as they hold.
 
-    Those of a program's job are without what only the plane sets, and say whose it is where the program has a user of
-    its own.
+    Those of a program's job are without the headers that only the plane sets, and name its owner where the program has
+    its own user.
     """
     user = subjects.user_of_job(subject)
     if user is None:
@@ -403,7 +391,7 @@ def believed(subject: str, headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def parked_execution(headers: Mapping[str, str]) -> str | None:
-    """Which execution a job is that comes from PARKED; None where it is none of ours."""
+    """The execution of a job that comes from PARKED; None where it is none of ours."""
     token = headers.get(Header.EXECUTION_ID.value)
     if token is None:
         return None
@@ -419,7 +407,7 @@ CLOCKS_DIFFER = timedelta(minutes=1)
 
 
 def queued_at(headers: Mapping[str, str], default: datetime) -> datetime:
-    """When a job was accepted first; `default`, when its message was stored, for one that was never parked."""
+    """Time that a job was first accepted; `default`, that of its message's storing, for one that was never parked."""
     queued_at = _time(headers.get(Header.QUEUED_AT.value))
     if queued_at is None:
         return default
@@ -440,8 +428,8 @@ def _time(text: str | None) -> datetime | None:
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers of a job that go with it to the other stream.
 
-    Not those to the server: what was expected of one stream is not of the other. And not the promise that there is no
-    earlier message of this execution: from now on there is one.
+    Not those for the server, whose expectations are of one stream only. And not the promise that there is no earlier
+    message of this execution: from now on there is one.
     """
     return {
         name: value

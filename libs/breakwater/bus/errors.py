@@ -1,4 +1,4 @@
-"""What can go wrong on the bus.
+"""Errors of the bus.
 
 BusError
 ├── BusUnavailable      no server, no answer in time: try again later, with the same message id
@@ -51,4 +51,9 @@ class AlreadyDecided(BusError):  # noqa: N818
 
 
 class NobodyListens(BusError):  # noqa: N818
-    """Nobody is subscribed to what was asked."""
+    """No service is subscribed to the subject of a request."""
+
+
+def unavailable(what: str, error: Exception) -> BusUnavailable:
+    """BusUnavailable with the words of the error that nats-py or the network raised."""
+    return BusUnavailable(f"{what}: {str(error).strip() or type(error).__name__}")

@@ -2,7 +2,7 @@
 
 ALERTS is a log with one writer at a time: each alert names the last sequence that its writer knew, and the stream takes
 it only if there is no later one. A refused writer reads what it missed and decides again. So no decision is made on a
-stale incident, however many alerters and operators decide at once, and whichever response was lost.
+stale incident, however many alerters and operators decide in parallel, and whichever response was lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import structlog
 from pydantic import ValidationError
 
 from breakwater.bus.errors import AlreadyDecided
-from breakwater.bus.lookup import Connection, Lookup, scan
+from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert
@@ -26,16 +26,17 @@ from breakwater.policy.redact import Redactor
 from breakwater.policy.signals import Resolved, Signal
 
 RESOLVED_KEPT = 2_000
-"""So many incidents that are over are known by their key or id; memory stays flat. ALERTS and ClickHouse have all."""
+"""Resolved incidents that are kept by their key or id, so that memory stays flat. ALERTS and ClickHouse have all."""
 
 MAX_BACKOFF_S = 0.05
 REPLICA_LAG_S, REPLICA_PAUSE_S = 2.0, 0.05
 
-Decision = Callable[["Incidents"], "Alert | None"]
+IncidentDecision = Callable[["Incidents"], "Alert | None"]
+"""Gives the alert that changes an incident, given all of them; None for no change. It may be called repeatedly."""
 
 
 class Incidents:
-    """What is known of incidents: the newest alert of each."""
+    """The known incidents: the newest alert of each."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Alert] = {}
@@ -78,8 +79,7 @@ class Incidents:
 class IncidentLog:
     """The incidents of ALERTS: follows the stream, and publishes decisions."""
 
-    def __init__(self, connection: Connection, publisher: Publisher, redactor: Redactor) -> None:
-        self._connection = connection
+    def __init__(self, connection: ClientGetter, publisher: Publisher, redactor: Redactor) -> None:
         self._publisher = publisher
         self.redactor = redactor
         self._lookup = Lookup(connection)
@@ -99,17 +99,11 @@ class IncidentLog:
             await self._read()
         return self.incidents
 
-    async def decide(self, decision: Decision) -> Alert | None:
-        """Decides, and publishes what was decided; decides again if others have published something meanwhile.
-
-        Args:
-            decision: what becomes of an incident, given all of them; None for nothing. It may be called repeatedly.
-
-        Returns:
-            The alert that was published.
+    async def decide(self, decision: IncidentDecision) -> Alert | None:
+        """Decides, and publishes the decision; decides again if others have published something meanwhile.
 
         Raises:
-            BusUnavailable: whether it was published is not known; to decide again does no harm.
+            BusUnavailable: it may have been published or not; to decide again does no harm.
             PublishRefused: the stream does not take it.
         """
         async with self._lock:
@@ -122,7 +116,7 @@ class IncidentLog:
                 if alert is None:
                     if fresh:
                         return None
-                    # Perhaps only because what others have published is not known here.
+                    # Perhaps only because the alerts of others are not known here.
                     await self._read()
                     fresh = True
                     continue
@@ -163,7 +157,7 @@ class IncidentLog:
         left_s = REPLICA_LAG_S
         while self._sequence < facts.last and facts.first <= facts.last:
             start = max(self._sequence + 1, facts.first)
-            async with aclosing(scan(self._connection, Stream.ALERTS, "bw.alerts.>", start=start)) as stored:
+            async with aclosing(self._lookup.scan(Stream.ALERTS, "bw.alerts.>", start=start)) as stored:
                 async for message in stored:
                     self._take(message.data, message.sequence)
                     self._sequence = message.sequence
@@ -195,5 +189,5 @@ class IncidentLog:
         )
 
 
-def _on(key: str, signal: Signal, rules: IncidentRules) -> Decision:
+def _on(key: str, signal: Signal, rules: IncidentRules) -> IncidentDecision:
     return lambda known: decide(signal, known.of(key), rules)

@@ -2,7 +2,7 @@
 
 Clocks are not compared: a lease has lapsed when a waiting process has seen no renewal for `LEASE_S` by its own clock;
 its holder stops by its own clock sooner than that. Two may still overlap for a moment, where a machine was suspended;
-what must be decided once is decided by the stream (see `breakwater.bus.incidents`), not by the leader.
+decisions that must be made once are made by the stream (see `breakwater.bus.incidents`), not by the leader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from breakwater.contracts.subjects import Header, Stream
 LEASE_S = 16.0
 RENEW_S = 3.0
 STOP_S = 6.0
-"""How long before the end of its lease a holder begins to stop: what it has in hand may take so long."""
+"""Time before the end of its lease at which a holder begins to stop: work in progress may take so long."""
 
 WATCH_S = 1.0
 _FREE = b""
@@ -122,7 +122,7 @@ class LeaderLease:
 
 
 async def _ended(task: asyncio.Future[None]) -> bool:
-    """Cancels a task, and waits until it has ended. Whether we were cancelled meanwhile."""
+    """Cancels a task, and waits until it has ended. Returns True if we were cancelled meanwhile."""
     cancelled = False
     task.cancel()
     while not task.done():

@@ -1,4 +1,4 @@
-"""Who may do what on the bus, as data: one NATS user for each service, and the account that it is in.
+"""Permissions on the bus, as data: one NATS user for each service, and the account that it is in.
 
 | user | for |
 |---|---|
@@ -7,31 +7,33 @@
 | `client` | programs: publish jobs; subscribe to answers, alerts and events |
 | `program-<name>` | a program of the config's `programs`: jobs, answers and events of its own agents, and no others |
 
-NATS checks the subject of a request but not its reply subject: within an account, whoever may ask for anything can have
-the server publish the answer wherever they like, such as on `$JS.API.STREAM.DELETE.EVENTS`. So the streams are in an
-account, `plane`, from which the account of each user imports what the user may publish to; and it imports what the user
-may hear from the accounts of those that publish it. A reply subject means nothing outside the account of the user that
-asks. Only `worker` is in the streams' account, and is trusted with them (ADR 0040).
+NATS checks the subject of a request but not its reply subject: within an account, a user that may ask for anything can
+have the server publish the answer wherever it likes, such as on `$JS.API.STREAM.DELETE.EVENTS`. So the streams are in
+an account, `plane`, from which the account of each user imports the subjects that the user may publish to; and it
+imports the subjects that the user may hear from the accounts of those that publish them. A reply subject means nothing
+outside the account of the user that asks. Only `worker` is in the streams' account, which is trust in it (ADR 0040).
 
-Four more decisions that the lists below follow:
+Four more decisions that the grants follow:
 
 - **Replies are private.** Every user of ours has its own inbox prefix (`_INBOX_worker`), and connects with it, so that
   no service receives replies to another one. Programs keep their library's default (`_INBOX`).
-- **Who sends a job stands in its subject.** What programs publish on `bw.jobs.<agent>` comes to JOBS on
-  `bw.jobs.<agent>.<user>`. Only services publish where the headers that say whose a job is are believed (ADR 0040).
+- **A job's subject names its sender.** A job that a program publishes on `bw.jobs.<agent>` comes to JOBS on
+  `bw.jobs.<agent>.<user>`. Only services publish where the headers that name a job's owner are believed (ADR 0040).
 - **A job's `reply_to` is an inbox of the programs or lies under `bw.replies`.** The worker may publish nowhere else, so
   a job can't make it forge an event or answer in the server's name.
-- **Programs get no right to create consumers.** Who may create one on a stream may also change or drain those of our
-  services. Programs subscribe to what happens, and read what is stored by direct get. One that wants a durable consumer
-  of its own gets it from the administrator, and a user with `consumes(stream, name)`.
+- **Programs get no right to create consumers.** A user that may create one on a stream may also change or drain those
+  of our services. Programs subscribe to events, and read what is stored by direct get. One that wants a durable
+  consumer of its own gets it from the administrator, and a user with `consumes(stream, name)`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from breakwater.bus import topology
 from breakwater.contracts import subjects
@@ -49,20 +51,20 @@ from breakwater.contracts.subjects import (
 CLIENT_INBOX = "_INBOX"
 
 STREAMS_ACCOUNT = "plane"
-"""Where the streams are, and where a reply subject reaches JetStream."""
+"""The account of the streams, where a reply subject reaches JetStream."""
 
-SYSTEM_ACCOUNT = '"$SYS"'
-"""Where the servers themselves answer. It has no users, and its default name, so that nodes of a cluster that have not
-been restarted yet are in the same one; quoted, as it is no variable."""
+SYSTEM_ACCOUNT = "$SYS"
+"""The account in which the servers themselves answer. It has no users, and its default name, so that nodes of a cluster
+that have not been restarted yet are in the same one."""
 
 CONNECTIONS = {"client": 256}
-"""How many connections a user of programs may have, beside those of named ones."""
+"""Connections that a user of programs may have, other than those of named programs."""
 
 CONNECTIONS_OF_A_PROGRAM, SUBSCRIPTIONS = 64, 500
-"""Those of a named one, and how many subscriptions each connection of programs may have: one takes the server 2 kB."""
+"""Connections of a named program, and subscriptions of each connection of programs: one takes the server 2 kB."""
 
 HEALTH = "$SYS.REQ.SERVER.PING.HEALTHZ"
-"""Whether each server is well, and what is wrong with it."""
+"""The health of each server, and its error."""
 
 _INFO = "$JS.API.INFO"
 """Imported by all, as the server gives an account that does not import it a JetStream of its own, which is off."""
@@ -74,26 +76,27 @@ class Grant:
 
     user: str
     publish: tuple[str, ...] = ()
-    """What goes to the streams, or asks JetStream or the servers for something."""
+    """Subjects of the streams, and requests to JetStream or the servers."""
     sends: tuple[str, ...] = ()
-    """What is not stored: it goes to whoever listens, and a request to the user that serves it."""
+    """Subjects that are not stored: for all subscribers, or requests to the user that serves them."""
     subscribe: tuple[str, ...] = ()
-    """What it hears; its inbox is not among them."""
+    """Subjects that it hears, other than its inbox."""
     serves: tuple[str, ...] = ()
     """Requests that it answers, each once."""
     publish_as: tuple[tuple[str, str], ...] = ()
-    """What reaches a stream, or who serves it, under a subject that names the user: what it publishes to, and that."""
+    """Pairs of subjects: the one that it publishes to, and the one, which names the user, that the stream or the
+    serving user sees."""
     with_streams: bool = False
-    """Whether it is in the streams' own account, where its requests cost less and a reply subject reaches JetStream."""
+    """True if it is in the streams' account, where its requests cost less and a reply subject reaches JetStream."""
 
-
-def account(grant: Grant) -> str:
-    """The name of the account that a user is in."""
-    return STREAMS_ACCOUNT if grant.with_streams else grant.user
+    @property
+    def account(self) -> str:
+        """The name of the account that the user is in."""
+        return STREAMS_ACCOUNT if self.with_streams else self.user
 
 
 def inbox_prefix(user: str) -> str:
-    """Where replies to a user go: the `inbox_prefix` to connect with."""
+    """The prefix of the subjects of replies to a user: the `inbox_prefix` to connect with."""
     if user == "client":
         return CLIENT_INBOX
     # An answer goes where the job's `reply_to` says, which the worker takes only below the programs' prefix.
@@ -103,16 +106,16 @@ def inbox_prefix(user: str) -> str:
 def program(name: str, agents: Iterable[str]) -> Grant:
     """The user of a program that may use some agents only.
 
-    It is not among those that hear `bw.results.<job>`, which names no agent, and `bw.chunks.<agent>.<execution>`, which
-    is not redacted: its own answers come to its `reply_to`, which is its inbox or a subject below
-    `bw.replies.program-<name>`. Nor among those that hear `bw.attempts` and `bw.guards`, which name caps and what is
-    left of them: attempts stand in the record, without these figures.
+    It does not hear `bw.results.<job>`, which names no agent, and `bw.chunks.<agent>.<execution>`, which is not
+    redacted: its own answers come to its `reply_to`, which is its inbox or a subject below
+    `bw.replies.program-<name>`. Nor does it hear `bw.attempts` and `bw.guards`, which name caps and the rest of them:
+    attempts are in the record, without these figures.
     """
     user, agents = f"{PROGRAM}{name}", tuple(agents)
     tokens = [subjects.encode_token(agent) for agent in agents]
     events = _below(*(f"{kind}.{token}" for kind in ("executions", "breakers") for token in tokens))
     progress = _below(*(f"progress.{token}" for token in tokens))
-    # Jobs have no agent in their ids: who asks to cancel one is added, and whose job it is, the worker looks at.
+    # Ids of jobs name no agent: the sender of a cancel is added to it, and the worker looks at whose job it is.
     cancels = (CANCELS, subjects.cancels_by(user))
     return Grant(
         user,
@@ -123,7 +126,7 @@ def program(name: str, agents: Iterable[str]) -> Grant:
 
 
 def consumes(stream: Stream, *durables: str) -> tuple[str, ...]:
-    """What to publish to for pulling from durable consumers and acknowledging; `*` stands for all of the stream's."""
+    """The subjects to publish to for pulling from durable consumers and acknowledging; `*` is all of the stream's."""
     return tuple(
         subject
         for one in (f"{stream}.{durable}" for durable in durables)
@@ -133,55 +136,48 @@ def consumes(stream: Stream, *durables: str) -> tuple[str, ...]:
 
 
 def reads(*streams: Stream) -> tuple[str, ...]:
-    """What to publish to for direct gets: by sequence, by subject, and in batches."""
+    """The subjects to publish to for direct gets: by sequence, by subject, and in batches."""
     return tuple(f"$JS.API.DIRECT.GET.{stream}{by}" for stream in streams for by in ("", ".>"))
 
 
-def _facts(*streams: Stream) -> tuple[str, ...]:
-    return tuple(f"$JS.API.STREAM.INFO.{stream}" for stream in streams)
+def _all(template: str) -> Callable[..., tuple[str, ...]]:
+    return lambda *names: tuple(template.format(name) for name in names)
 
 
-def _progress(*consumers: str) -> tuple[str, ...]:
-    return tuple(f"$JS.API.CONSUMER.INFO.{consumer}" for consumer in consumers)
-
-
-def _below(*kinds: str) -> tuple[str, ...]:
-    """All of our subjects of some kinds: `bw.<kind>.>`."""
-    return tuple(f"bw.{kind}.>" for kind in kinds)
-
+_facts, _progress, _below = _all("$JS.API.STREAM.INFO.{}"), _all("$JS.API.CONSUMER.INFO.{}"), _all("bw.{}.>")
 
 _PARKED = f"$JS.API.DIRECT.GET.{Stream.PARKED}.>"
 """A job that sleeps, by its id."""
 
 _EVENTS_END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
-"""What the last event of a kind is, as the leader knows: a direct get is answered by a replica that may be behind."""
+"""The last event of a kind, as the leader knows: a direct get is answered by a replica that may be behind."""
 
 _RECORD = (*_facts(Stream.EVENTS), _EVENTS_END, *_progress("EVENTS.sink-events", "EVENTS.budget"))
-"""What the record of attempts is, and up to where it is stored and counted."""
+"""The record of attempts, and up to where it is stored and counted."""
 
 GRANTS = (
     Grant(
         "request",
         publish=(
-            # A job; what an operator resets, or forces open; caps that an operator raises.
+            # Jobs; breakers and tasks that an operator resets, or forces open; caps that an operator raises.
             "bw.jobs.*",
             *_below("breakers", "guards", "budgets"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
-            # How full they are; how many bytes of JOBS each agent's jobs take.
+            # Their fill levels; the bytes of JOBS that each agent's jobs take.
             *_facts(Stream.JOBS, Stream.RESULTS),
             *reads(Stream.JOBS),
             # A job that sleeps is put back into its queue when it is cancelled.
             _PARKED,
-            # Dead letters: how many there are, and which of them were run again.
+            # The number of dead letters, and those of them that were run again.
             *_facts(Stream.DLQ),
             "bw.replayed.*",
-            # Incidents that an operator acknowledges or resolves; what a channel is to send again; what people do.
+            # Incidents that an operator acknowledges or resolves; alerts to be sent again; the audit log.
             *_below("alerts", "alerter.replays", "audit"),
             *_facts(Stream.ALERTS),
             *reads(Stream.ALERTS, Stream.ALERTER),
             # It compares the budgets with the record on request.
             *_RECORD,
-            # How much waits for workers and services. Agents and channels have a consumer each, of their names.
+            # Backlogs of workers and services. Agents and channels have a consumer each, of their names.
             *_progress("JOBS.*", "ALERTS.*", f"PARKED.{topology.PARKED_CONSUMER}", "EVENTS.breaker"),
             *_progress(f"EVENTS.{topology.ALERTER_EVENTS}", f"EVENTS.{topology.ALERTER_EXECUTIONS}"),
             *_progress(f"DLQ.{topology.ALERTER_DEAD_LETTERS}", f"ALERTER.{topology.ALERTER_REPLAYS}"),
@@ -206,7 +202,7 @@ GRANTS = (
             "bw.jobs.*",
             # or when the job that it waits for has ended.
             _PARKED,
-            # JOBS: what a worker had that has died.
+            # JOBS: the jobs of a worker that has died.
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.JOBS),
             HEALTH,
         ),
@@ -245,7 +241,7 @@ GRANTS = (
             *consumes(Stream.DLQ, topology.ALERTER_DEAD_LETTERS),
             # Each channel has a consumer of its name: a new channel needs no new grant.
             *consumes(Stream.ALERTS, "*"),
-            # What it has to remember: who leads, which messages it may update, baselines.
+            # Its memory: the leader, the messages that it may update, baselines.
             subjects.ALERTER_LEADER,
             *_below("alerter.sent", "alerter.disabled", "alerter.baselines"),
             *consumes(Stream.ALERTER, topology.ALERTER_REPLAYS),
@@ -275,7 +271,7 @@ GRANTS = (
             _INFO,
             *(f"$JS.API.STREAM.{call}" for call in ("INFO.>", "LIST", "NAMES", "CREATE.>", "UPDATE.>")),
             *(f"$JS.API.CONSUMER.{call}.>" for call in ("INFO", "LIST", "NAMES", "CREATE", "DURABLE.CREATE")),
-            # Jobs that were dead letters; that another config is in force.
+            # Jobs that were dead letters; the alert that another config is effective.
             *reads(*Stream),
             "bw.jobs.*",
             *_below("alerts"),
@@ -305,97 +301,88 @@ USERS = frozenset(grant.user for grant in GRANTS)
 
 
 def render(grants: Sequence[Grant], password: Callable[[str], str]) -> str:
-    """Renders the `accounts` block of a nats-server's config file.
+    """Renders the accounts of a nats-server's config file, which takes JSON.
 
     Args:
         grants: the users.
-        password: gives the password of a user as it shall stand in the file: a quoted string, or `$VARIABLE`.
+        password: gives the password of a user in the file's format: a quoted string, or `$VARIABLE`.
     """
-    crossings = tuple(_crossings(grants))
-    rendered: list[str] = []
-    for name in dict.fromkeys((STREAMS_ACCOUNT, *map(account, grants))):
-        own = CONNECTIONS_OF_A_PROGRAM if name.startswith(PROGRAM) else CONNECTIONS.get(name)
-        imports = dict.fromkeys(imported for _, _, taker, imported in crossings if taker == name)
-        rendered += [
-            f"  {name} {{\n",
-            "    jetstream: enabled\n" if name == STREAMS_ACCOUNT else "",
-            f"    limits {{ max_connections: {own}, max_subscriptions: {SUBSCRIPTIONS} }}\n" if own else "",
-            _list("users", (_user(one, password(one.user)) for one in grants if account(one) == name)),
-            # Streams first, then services; each in the order of the grants.
-            _list("imports", sorted(imports, key=lambda imported: imported.startswith("{ service:"))),
-            _exports(name, crossings),
-            "  }\n",
-        ]
-    return f"accounts {{\n{''.join(rendered)}  {SYSTEM_ACCOUNT} {{\n{_exports(SYSTEM_ACCOUNT, crossings)}  }}\n}}\n"
+    accounts: dict[str, dict[str, Any]] = {STREAMS_ACCOUNT: {"jetstream": "enabled"}}
+    for grant in grants:
+        account = accounts.setdefault(grant.account, {})
+        connections = CONNECTIONS_OF_A_PROGRAM if grant.user.startswith(PROGRAM) else CONNECTIONS.get(grant.user)
+        if connections is not None:
+            account["limits"] = {"max_connections": connections, "max_subscriptions": SUBSCRIPTIONS}
+        account.setdefault("users", []).append(_user(grant))
+    exports: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for taker, own, giver, kind, given, taken in _crossings(grants):
+        export = exports.setdefault((giver, kind, given), {kind: given, **_many_answers(given), "accounts": []})
+        export["accounts"] += [taker] if taker not in export["accounts"] else []
+        wanted = {kind: {"account": giver, "subject": taken}, **({"to": own} if own != taken else {})}
+        imports = accounts[taker].setdefault("imports", [])
+        imports += [wanted] if wanted not in imports else []
+    for (giver, *_), export in exports.items():
+        accounts.setdefault(giver, {}).setdefault("exports", []).append(export)
+    return re.sub(r'"password of (.+?)"', lambda found: password(found[1]), f"accounts: {_dump(accounts)}\n")
 
 
-_Crossing = tuple[str, str, str, str]
-"""What one account takes from another: who gives, what it exports, who takes, and what that imports."""
+def _crossings(grants: Sequence[Grant]) -> Iterator[tuple[str, str, str, str, str, str]]:
+    """The subjects that accounts take from others.
 
-
-def _crossings(grants: Sequence[Grant]) -> Iterator[_Crossing]:
+    Each is the account that takes it and its name there, the account that gives it, the kind of export (`service` or
+    `stream`) and its subject, and the part of it that is taken.
+    """
     served = [subject for grant in grants for subject in grant.serves]
     for user in grants:
-        taker = account(user)
-        asks = (*((subject, subject) for subject in user.sends), *user.publish_as)
+        taker, asks = user.account, (*((subject, subject) for subject in user.sends), *user.publish_as)
         for other in grants:
-            if (giver := account(other)) == taker:
+            if (giver := other.account) == taker:
                 continue
             for own, asked in asks:
                 if any(covers(one, asked) for one in other.serves):
-                    yield giver, _service(asked), taker, _import("service", giver, asked, own)
+                    yield taker, own, giver, "service", asked, asked
             for heard in user.subscribe:
                 for given in (*other.publish, *other.sends):
                     if covers(given, heard):
-                        yield giver, f'stream: "{given}"', taker, _import("stream", giver, heard, heard)
-        if taker != STREAMS_ACCOUNT:
+                        yield taker, heard, giver, "stream", given, heard
+        if not user.with_streams:
             to_streams = [(one, one) for one in (_INFO, *user.publish) if one != HEALTH]
             to_streams += [(own, one) for own, one in user.publish_as if not any(covers(of, one) for of in served)]
             for own, asked in to_streams:
-                yield STREAMS_ACCOUNT, _service(asked), taker, _import("service", STREAMS_ACCOUNT, asked, own)
+                yield taker, own, STREAMS_ACCOUNT, "service", asked, asked
         if HEALTH in user.publish:
-            yield SYSTEM_ACCOUNT, _service(HEALTH), taker, _import("service", SYSTEM_ACCOUNT, HEALTH, HEALTH)
+            yield taker, HEALTH, SYSTEM_ACCOUNT, "service", HEALTH, HEALTH
 
 
-def _service(subject: str) -> str:
+def _many_answers(subject: str) -> dict[str, str]:
     # The servers answer each for itself; batches, and the messages of a pull, are many answers to one request; a get by
-    # subject has one. For how long the server remembers where they go: longer than any pull waits.
+    # subject has one. The server remembers where they go for the threshold: longer than any pull waits.
     many = subject == HEALTH or re.match(r"\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)", subject)
-    return f'service: "{subject}"' + (', response: stream, threshold: "1m"' if many else "")
+    return {"response": "stream", "threshold": "1m"} if many else {}
 
 
-def _import(kind: str, giver: str, subject: str, own: str) -> str:
-    """`own`: what it is called in the account that imports it."""
-    to = "" if own == subject else f', to: "{own}"'
-    return f'{{ {kind}: {{ account: {giver}, subject: "{subject}" }}{to} }}'
+def _user(grant: Grant) -> dict[str, Any]:
+    publishes = dict.fromkeys((*grant.publish, *grant.sends, *(own for own, _ in grant.publish_as)))
+    hears = dict.fromkeys((f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves))
+    permissions = {
+        # The server takes an empty list for "no restriction".
+        "publish": {"allow": list(publishes)} if publishes else {"deny": ">"},
+        "subscribe": {"allow": list(hears)},
+        **({"allow_responses": {"max": 1, "expires": "1m"}} if grant.serves else {}),
+    }
+    return {"user": grant.user, "password": f"password of {grant.user}", "permissions": permissions}
 
 
-def _exports(name: str, crossings: Iterable[_Crossing]) -> str:
-    takers: dict[str, dict[str, None]] = {}
-    for giver, exported, taker, _ in crossings:
-        if giver == name:
-            takers.setdefault(exported, {})[taker] = None
-    return _list("exports", (f"{{ {what}, accounts: [{', '.join(to)}] }}" for what, to in takers.items()))
-
-
-def _user(grant: Grant, password: str) -> str:
-    hears = (f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves)
-    publishes = (*grant.publish, *grant.sends, *(own for own, _ in grant.publish_as))
-    answers = '\n        allow_responses: { max: 1, expires: "1m" }' if grant.serves else ""
-    return f"""{{ user: {grant.user}, password: {password}, permissions: {{
-        publish: {_allowed(publishes)}
-        subscribe: {_allowed(hears)}{answers}
-      }} }}"""
-
-
-def _allowed(allowed: Iterable[str]) -> str:
-    # The server takes an empty list for "no restriction".
-    listed = "".join(f'          "{subject}"\n' for subject in dict.fromkeys(allowed))
-    return f"{{ allow: [\n{listed}        ] }}" if listed else '{ deny: ">" }'
-
-
-def _list(name: str, items: Iterable[str]) -> str:
-    return "\n".join((f"    {name}: [", *(f"      {item}" for item in items), "    ]\n"))
+def _dump(value: Any, indent: str = "") -> str:
+    """JSON with a line for each item of a value that is too long for one line."""
+    line, further = json.dumps(value), f"{indent}  "
+    if len(indent + line) <= 120 or not isinstance(value, dict | list):
+        return line
+    if isinstance(value, dict):
+        items = [f"{json.dumps(name)}: {_dump(one, further)}" for name, one in value.items()]
+    else:
+        items = [_dump(one, further) for one in value]
+    return f",\n{further}".join([f"{line[0]}\n{further}{items[0]}", *items[1:]]) + f"\n{indent}{line[-1]}"
 
 
 def with_variables(programs: Iterable[Grant] = ()) -> str:

@@ -1,17 +1,21 @@
-"""Brings the server's streams and consumers to what the topology says. The only place that creates or changes them."""
+"""Compares the server's streams and consumers with the topology (`survey`), and brings them to it (`provision`).
+
+The only place that creates or changes them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import nats
 import nats.errors
+from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerInfo, RetentionPolicy, StreamConfig, StreamInfo
+from nats.js.api import ConsumerConfig, ConsumerInfo, RetentionPolicy, StreamConfig, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from breakwater.bus import topology
@@ -22,35 +26,35 @@ from breakwater.bus.topology import Plan
 from breakwater.contracts.subjects import Stream
 
 ANSWER_S = 10.0
-"""How long one request may take; a cluster that has just begun or lost its leader leaves some without an answer."""
+"""Timeout of one request; a cluster that has just begun or lost its leader leaves some without an answer."""
 
 TRIES = 4
 
 NO_STORAGE, NO_PEERS = 10047, 10005
 PEERS_S = 10.0
-"""For how long too few nodes are no refusal: those of a cluster that has just begun do not know of one another yet."""
+"""Time in which too few nodes are no refusal: those of a cluster that has just begun do not know of one another yet."""
 
 LEAST_BYTES = 1024**2
 
 
 async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float = ANSWER_S) -> tuple[str, ...]:
-    """Creates what is missing and updates what differs; what is right is left alone.
+    """Creates missing streams and consumers and updates those that differ; the others are left alone.
 
-    An agent that is no longer configured loses its subject in JOBS, so that publishing to it fails at once; but only
-    when none of its jobs wait there or in PARKED, as they would be stranded. Nothing that holds messages is taken away.
+    An agent that is no longer configured loses its subject in JOBS, so that publishing to it then fails; but only when
+    none of its jobs wait there or in PARKED, as they would be stranded. Nothing that holds messages is taken away.
 
     Args:
         url: of the server, with the user that may do this.
-        plan: what is to be there.
+        plan: the topology's.
         replicas: of each stream.
-        answer_s: how long a request may take before it is made again, up to four times in all.
+        answer_s: timeout of a request, which is made up to four times in all.
 
     Returns:
-        What was done, a line each; empty when everything was right.
+        The changes, a line each; empty when everything was right.
 
     Raises:
         ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
-        BusError: the server refuses, or does not answer; which, its text explains.
+        BusError: the server refuses, or does not answer, as its text explains.
     """
     client = await nats.connect(
         url,
@@ -111,7 +115,7 @@ async def _apply(what: str, wanted: Any, now: Callable[[], Any], put: Callable[[
 async def _with_room(jetstream: JetStreamContext, wanted: StreamConfig, now: StreamConfig | None) -> StreamInfo:
     """Creates or changes a stream; where the server has no storage for its limit in bytes, as it was, or with less.
 
-    The server sets the limits of all streams aside in full. A machine with little disk is no reason to have none.
+    The server reserves the limits of all streams in full. A machine with little disk is no reason to have none.
     """
     change = jetstream.add_stream if now is None else jetstream.update_stream
     had = max(0, (now and now.max_bytes) or 0)
@@ -131,7 +135,7 @@ async def _with_room(jetstream: JetStreamContext, wanted: StreamConfig, now: Str
 
 
 async def _answered(what: str, request: Callable[[], Awaitable[Any]]) -> Any:
-    """Makes a request until it is answered. Each may be made twice: it says what is to be, not what to change."""
+    """Makes a request until it is answered. Each may be made twice: it names the state to reach, not the change."""
     tries, began = 0, monotonic()
     while True:
         try:
@@ -179,7 +183,7 @@ async def _with_waiting_subjects(jetstream: JetStreamContext, wanted: StreamConf
 
 
 async def _any_parked(jetstream: JetStreamContext, subject: str) -> bool:
-    """Whether a job sleeps that goes back to a subject of JOBS."""
+    """True if a job sleeps that goes back to a subject of JOBS."""
     kind, _, agent = subject.rpartition(".")
     if kind != "bw.jobs":
         return False
@@ -188,3 +192,113 @@ async def _any_parked(jetstream: JetStreamContext, subject: str) -> bool:
     except NotFoundError:
         return False
     return bool(info.state.subjects)
+
+
+SURVEY_TIMEOUT_S = 3.0
+
+Info = TypeVar("Info", StreamInfo, ConsumerInfo)
+
+TopologyMatch = Literal["right", "missing", "differs", "hidden"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFound:
+    """A stream of the topology. `hidden`: no answer, as this user may not ask."""
+
+    name: str
+    verdict: TopologyMatch
+    different: tuple[str, ...] = ()
+    """The settings that differ from the topology."""
+    messages: int | None = None
+    bytes: int = 0
+    max_bytes: int | None = None
+    """None for a stream without a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFound:
+    """A durable consumer of the topology. Its counts are None where it was not found."""
+
+    stream: str
+    name: str
+    verdict: TopologyMatch
+    different: tuple[str, ...] = ()
+    waiting: int | None = None
+    """Messages that were not delivered yet."""
+    in_progress: int | None = None
+    """Messages that were delivered and not acknowledged yet."""
+    again: int | None = None
+    """Of those, the ones that were delivered before."""
+    readers: int | None = None
+    """Requests for messages that are open now."""
+    done: int | None = None
+    """The sequence in the stream up to which everything is acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The streams and consumers, in the topology's order."""
+
+    streams: tuple[StreamFound, ...]
+    consumers: tuple[ConsumerFound, ...]
+
+
+async def survey(client: Client, plan: Plan, *, replicas: int | None = None) -> Survey:
+    """Looks at every stream and consumer that should be there.
+
+    Args:
+        client: a connection; a user that may not ask for something finds it `hidden`.
+        plan: the topology's.
+        replicas: the copies of each stream; None for any number.
+    """
+    jetstream = client.jetstream(timeout=SURVEY_TIMEOUT_S)
+    streams, consumers = await asyncio.gather(
+        asyncio.gather(*(_stream(jetstream, wanted, replicas) for wanted in topology.streams(plan))),
+        asyncio.gather(*(_consumer(jetstream, stream, wanted) for stream, wanted in topology.consumers(plan))),
+    )
+    return Survey(tuple(streams), tuple(consumers))
+
+
+async def _stream(jetstream: JetStreamContext, wanted: StreamConfig, replicas: int | None) -> StreamFound:
+    name = wanted.name or ""
+    found = await _info(jetstream.stream_info(name))
+    if not isinstance(found, StreamInfo):
+        return StreamFound(name, found)
+    wanted = wanted.evolve(num_replicas=found.config.num_replicas if replicas is None else replicas)
+    different, limit = tuple(differences(wanted, found.config)), found.config.max_bytes
+    return StreamFound(
+        name,
+        "differs" if different else "right",
+        different,
+        messages=found.state.messages,
+        bytes=found.state.bytes,
+        max_bytes=limit if limit and limit > 0 else None,
+    )
+
+
+async def _consumer(jetstream: JetStreamContext, stream: Stream, wanted: ConsumerConfig) -> ConsumerFound:
+    name = wanted.durable_name or ""
+    found = await _info(jetstream.consumer_info(stream.value, name))
+    if not isinstance(found, ConsumerInfo):
+        return ConsumerFound(stream.value, name, found)
+    different = tuple(differences(wanted, found.config))
+    return ConsumerFound(
+        stream.value,
+        name,
+        "differs" if different else "right",
+        different,
+        waiting=found.num_pending,
+        in_progress=found.num_ack_pending,
+        again=found.num_redelivered,
+        readers=found.num_waiting,
+        done=None if found.ack_floor is None else found.ack_floor.stream_seq,
+    )
+
+
+async def _info(asked: Awaitable[Info]) -> Info | Literal["missing", "hidden"]:
+    try:
+        return await asked
+    except NotFoundError:
+        return "missing"
+    except (TimeoutError, APIError, nats.errors.Error):
+        return "hidden"

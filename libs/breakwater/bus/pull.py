@@ -18,36 +18,36 @@ from nats.aio.subscription import Subscription
 
 from breakwater import background
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.lookup import Connection
+from breakwater.bus.errors import BusUnavailable, unavailable
+from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.subjects import Stream
 from breakwater.outage import Outage
 
 DRAIN_S = 0.05
-"""How long messages gather at the server after the first one."""
+"""Time that messages gather at the server after the first one."""
 
 REST_S = 1.0
-"""How long a fetch waits for those; what comes later is part of the next one."""
+"""Time that a fetch waits for those; later ones are part of the next fetch."""
 
 OPEN_S = 10.0
-"""How long the server keeps a request open. One that a server has lost with its leadership is made again after that."""
+"""Time that the server keeps a request open. One that was lost with a server's leadership is made again after that."""
 
 GRACE_S = 1.0
-"""How late the server may say that a request has ended."""
+"""Delay with which the server may report that a request has ended."""
 
 WAIT_S = 2.0
 """About how long a fetch waits; the next one sees whether the connection, and so the request, was lost meanwhile."""
 
 FIRST_WAIT_S = 0.1
-"""How long the first fetch of all waits; a consumer that is not there is reported at once."""
+"""Wait of the first fetch of all; a consumer that is not there is reported immediately."""
 
 BUSY = 3
 """So many messages of one fetch mean that more are to be expected."""
 
 RETRY_S = 0.5
 STOP_S = 10.0
-"""How long the batch that is being handled may still take when its service ends."""
+"""Time that the batch in progress may still take when its service ends."""
 
 KEPT_S = ACK_WAIT_S * 0.75
 """A message that has waited here for so long is left to the server, which is about to deliver it again."""
@@ -69,7 +69,7 @@ class Pull:
     time, not even that one is asked for by itself.
     """
 
-    def __init__(self, connection: Connection, stream: Stream, durable: str) -> None:
+    def __init__(self, connection: ClientGetter, stream: Stream, durable: str) -> None:
         self._connection = connection
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream.value}.{durable}"
         self.durable = durable
@@ -104,14 +104,13 @@ class Pull:
                 await self._first(most, wait_s, linger_s, ask or 1)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
             await self.close()
-            reason = (str(error) or type(error).__name__).strip()
-            raise BusUnavailable(f"NATS has nothing of {self.durable}: {reason}") from error
+            raise unavailable(f"NATS has nothing of {self.durable}", error) from error
         found = [Delivery(self._waiting.popleft()[1]) for _ in range(min(most, len(self._waiting)))]
         self._fetched, self._left = len(found), found[-1].waiting if found else 0
         return found
 
     async def close(self) -> None:
-        """Unsubscribes, and gives back what nobody has fetched."""
+        """Unsubscribes, and returns messages that were not fetched."""
         subscription, self._subscription = self._subscription, None
         self._asked = 0
         if subscription is not None:
@@ -128,7 +127,7 @@ class Pull:
             await self._gather(most, linger_s, self._waiting[-1][1].metadata.num_pending or 0)
 
     async def _came(self, wait_s: float, ask: int) -> bool:
-        """Whether a message waits here, at the latest after a time."""
+        """True as soon as a message waits here; False after `wait_s` without one."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
@@ -143,7 +142,7 @@ class Pull:
             await self._news_until(min(until, self._asked_until))
 
     async def _gather(self, most: int, linger_s: float, pending: int) -> None:
-        """Has those come that the server has after a time, or at once where it has enough of them: `pending`."""
+        """Has those come that the server has after a time, or immediately where it has enough of them: `pending`."""
         loop = asyncio.get_running_loop()
         if pending < most - len(self._waiting):
             await asyncio.sleep(linger_s)
@@ -158,7 +157,7 @@ class Pull:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._news.wait()
-        # Not before it waits: what has come since its caller looked, while it asked, would wake nobody.
+        # Not before it waits: a message that came after its caller looked, while it asked, would wake no task.
         self._news.clear()
         if self._error is not None:
             status, self._error = self._error, None
@@ -198,8 +197,8 @@ class Pull:
         self._news.set()
 
 
-Work = Coroutine[Any, Any, None]
-"""A handler that is to be run."""
+HandlerCoroutine = Coroutine[Any, Any, None]
+"""A call of a handler, to be run."""
 
 
 class Consumer:
@@ -208,26 +207,26 @@ class Consumer:
     def __init__(
         self,
         pull: Pull,
-        fetch: Callable[[float, int], Awaitable[list[Work]]],
+        fetch: Callable[[float, int], Awaitable[list[HandlerCoroutine]]],
         concurrency: Callable[[], int] = lambda: 1,
     ) -> None:
         """Reads nothing yet.
 
         Args:
             pull: the consumer's, which is closed at the end.
-            fetch: what is to be done about what comes within so many seconds, for so many handlers at most; raises
-                BusUnavailable.
-            concurrency: how many of them at once, as of now.
+            fetch: gives the calls for the messages that come within so many seconds, for so many handlers at most;
+                raises BusUnavailable.
+            concurrency: the most handlers in parallel, as of now.
         """
         self._pull, self._fetch, self._concurrency = pull, fetch, concurrency
         self._reading: asyncio.Task[None] | None = None
         self._handling: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self.answered = asyncio.Event()
-        """Whether the consumer has answered once."""
+        """Set when the consumer has answered once."""
 
     def start(self) -> None:
-        """Begins to read, beside whatever else the service does."""
+        """Begins to read in the background."""
         self._reading = asyncio.create_task(self._read())
 
     async def stop(self, *, drain_s: float = STOP_S) -> None:
@@ -254,7 +253,7 @@ class Consumer:
         finally:
             await self._pull.close()
 
-    async def _next(self) -> list[Work]:
+    async def _next(self) -> list[HandlerCoroutine]:
         wait_s = background.aligned_delay(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
         return await self._fetch(wait_s, self._concurrency() - len(self._handling))
 
@@ -262,25 +261,29 @@ class Consumer:
         self._handling.discard(task)
         self._ended.set()
 
-    async def _done(self, work: Work) -> None:
+    async def _done(self, work: HandlerCoroutine) -> None:
         try:
             await work
         except Exception:  # noqa: BLE001  the next one may go well; this one is delivered again
             structlog.get_logger().exception("handler_failed")
 
 
-def each(pull: Pull, handle: Callable[[Delivery], Work], *, concurrency: Callable[[], int]) -> Consumer:
-    """Handles messages side by side, at most `concurrency` at once."""
+def each(pull: Pull, handle: Callable[[Delivery], HandlerCoroutine], *, concurrency: Callable[[], int]) -> Consumer:
+    """Handles messages in parallel, at most `concurrency` of them."""
 
-    async def fetch(wait_s: float, free: int) -> list[Work]:
-        # The consumer delivers no more than the concurrency: what is asked for beyond what is free comes when it may.
+    async def fetch(wait_s: float, free: int) -> list[HandlerCoroutine]:
+        # The consumer delivers no more than the concurrency: those asked for beyond the free ones come when they may.
         return [handle(one) for one in await pull.fetch(free, wait_s, linger_s=0, ask=concurrency())]
 
     return Consumer(pull, fetch, concurrency)
 
 
 def batches(
-    pull: Pull, handle: Callable[[list[Delivery]], Work], *, size: int, linger_s: float | Callable[[int], float]
+    pull: Pull,
+    handle: Callable[[list[Delivery]], HandlerCoroutine],
+    *,
+    size: int,
+    linger_s: float | Callable[[int], float],
 ) -> Consumer:
     """Handles messages in batches, one after the other: a first one, and what comes in a time after it.
 
@@ -292,7 +295,7 @@ def batches(
     """
     last = 0
 
-    async def fetch(wait_s: float, _free: int) -> list[Work]:
+    async def fetch(wait_s: float, _free: int) -> list[HandlerCoroutine]:
         nonlocal last
         batch = await pull.fetch(size, wait_s, linger_s(last) if callable(linger_s) else linger_s)
         last = len(batch)

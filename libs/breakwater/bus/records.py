@@ -1,4 +1,4 @@
-"""Whether a stored message is what its subject says, and the first on it."""
+"""Checks that a stored message is the record that its subject names, and the first on it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def read_record(message: Delivery | Found, model: type[RecordT]) -> RecordT | No
 
 
 def problem_of(record: Attempt | Execution, subject: str, headers: Mapping[str, str]) -> str | None:
-    """Why a record does not count; None where it does.
+    """The reason why a record does not count; None where it does.
 
-    It has to be on its own subject, and the only one there. Who writes it has the server refuse a second message on
-    the subject (ADR 0001), and the server stores that condition with the message: what bears it was the first.
+    It has to be on its own subject, and the only one there. Its writer has the server refuse a second message on the
+    subject (ADR 0001), and the server stores that condition with the message: one that bears it was the first.
     """
     if isinstance(record, Attempt):
         own = subjects.attempt(record.agent, record.execution_id, record.number)
@@ -56,16 +56,9 @@ def problem_of(record: Attempt | Execution, subject: str, headers: Mapping[str, 
 
 
 async def decided(lookup: Lookup, execution_id: str, of_agent: str | None = "*") -> Result | None:
-    """What is stored of a job that is decided: its result, or its record where the result has expired.
+    """The result of a job that is decided, or its record where the result has expired. Raises as `Lookup.last` does.
 
-    Args:
-        lookup: which also says whether texts are decrypted.
-        execution_id: the job.
-        of_agent: the agent whose record is looked for, `*` for any; None for results alone.
-
-    Raises:
-        BusUnavailable: NATS does not answer.
-        Undecryptable: a key for its texts is missing.
+    `of_agent` is the agent whose record is looked for, `*` for any; None for results alone.
     """
     result = await lookup.last(Stream.RESULTS, subjects.result(execution_id))
     if result is not None and is_result_of(result.data, execution_id):
@@ -79,7 +72,7 @@ async def decided(lookup: Lookup, execution_id: str, of_agent: str | None = "*")
 
 
 def is_result_of(data: bytes, job_id: str) -> bool:
-    """Whether a message on the subject of a job's result is its result; a warning in the log where it is not."""
+    """True if a message on the subject of a job's result is its result; a warning in the log where it is not."""
     try:
         result = pydantic_core.from_json(data)
     except ValueError:

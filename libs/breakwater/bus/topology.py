@@ -22,12 +22,12 @@ from breakwater.contracts.subjects import DUPLICATE_WINDOW_S, Stream
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 ACK_WAIT_S = 20.0
-"""How long a worker may send no sign of life before its job is delivered to another one."""
+"""Longest silence of a worker before its job is delivered to another one."""
 
 MIB = 1024**2
 
 PARKED_MAX_BYTES = 1024 * MIB
-"""The server sets a stream's limit aside on its disk in full, and few jobs sleep. Beyond it, a job waits in JOBS."""
+"""The server reserves a stream's limit on its disk in full, and few jobs sleep. Beyond it, a job waits in JOBS."""
 
 ADVISORIES_MAX_BYTES = 64 * MIB
 
@@ -35,15 +35,13 @@ AUDIT_MAX_BYTES = 64 * MIB
 """Some 40,000 actions, until ClickHouse has them."""
 
 PARKED_CONSUMER = "worker-parked"
-
-
 ALERTER_EVENTS = "alerter"
 ALERTER_EXECUTIONS = "alerter-executions"
 ALERTER_DEAD_LETTERS = "alerter-dead-letters"
 ALERTER_REPLAYS = "alerter-replays"
 
 ALERTS_HELD = 1_000
-"""How many alerts a channel holds back at once, to send them as one message; the others wait in the stream."""
+"""Alerts that a channel may hold back to send them as one message; the others wait in the stream."""
 
 
 NEARLY_FULL = 0.8
@@ -59,12 +57,12 @@ WHEN_FULL = {
     Stream.ADVISORIES: "the oldest advisories go",
     Stream.AUDIT: "the oldest actions go",
 }
-"""What happens when a stream that has a limit in bytes is full."""
+"""Effect of a full stream, of those that have a limit in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What of the config shapes the bus."""
+    """The parts of the config that shape the bus."""
 
     agents: Mapping[str, int]
     """Each agent's concurrency over the whole fleet."""
@@ -79,7 +77,7 @@ class Plan:
 
 def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
     """Every stream of the plane. An agent that is not configured has no subject in JOBS."""
-    # Where a message that was accepted may not go for a later one, a full stream refuses what is new. Who publishes an
+    # Where a message that was accepted may not go for a later one, a full stream refuses new ones. The publisher of an
     # event then waits (`NoRoom`), so that calls stop and jobs stay in JOBS.
     keeps = {"discard": DiscardPolicy.NEW}
 
@@ -145,10 +143,10 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             duplicate_window=DUPLICATE_WINDOW_S,
             **keeps,
         ),
-        # What was replayed is recorded beside the dead letters, and is kept for as long as they are.
+        # Replays are recorded in the stream of the dead letters, and are kept for as long as they are.
         stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S, **keeps),
-        # Of its own, so that operators can act while EVENTS is full. The oldest go: they are in ClickHouse, and whoever
-        # acts much must not keep others from acting.
+        # A separate stream, so that operators can act while EVENTS is full. The oldest go: they are in ClickHouse, and
+        # an operator who acts much must not keep others from acting.
         stream(
             Stream.AUDIT,
             ["bw.audit.>"],

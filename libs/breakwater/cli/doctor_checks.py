@@ -172,7 +172,7 @@ async def record_findings(plane: PlaneLocation, _config: Config | None = None) -
     async with connect.bus(plane.admin_nats_url) as client, connect.analytics(plane.clickhouse_url) as analytics:
         lookup = Lookup(lambda: client)
         try:
-            done = await last_comparison(analytics, await lookup.identity(Stream.EVENTS))
+            done = await last_comparison(analytics, (await lookup.facts(Stream.EVENTS)).identity)
         except QueryFailed:
             return  # migrations are not applied, which is said elsewhere
         following = await lookup.next(Stream.EVENTS, ">", done.upto + 1)

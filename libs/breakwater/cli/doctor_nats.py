@@ -14,9 +14,9 @@ import nats.errors
 from nats.aio.client import Client
 
 from breakwater.bus import topology
-from breakwater.bus.lookup import Lookup, last_on, scan
-from breakwater.bus.server_health import RESTART, unhealthy_servers
-from breakwater.bus.survey import ConsumerFound, StreamFound, Survey, survey
+from breakwater.bus.core import RESTART, unhealthy_servers
+from breakwater.bus.lookup import Lookup
+from breakwater.bus.provision import ConsumerFound, StreamFound, Survey, survey
 from breakwater.cli import connect, formats
 from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, clock, timed
 from breakwater.cli.plane import PlaneLocation
@@ -239,7 +239,7 @@ async def _channel(client: Client, consumer: ConsumerFound, name: str, allowed: 
 async def _oldest(client: Client, durable: str) -> datetime | None:
     """The time at which the oldest alert was stored that a channel has not finished."""
     lookup = Lookup(lambda: client)
-    done = await lookup.acknowledged(Stream.ALERTS, durable)
+    done = (await lookup.progress(Stream.ALERTS, durable)).acknowledged
     found = await lookup.next(Stream.ALERTS, "bw.alerts.>", done + 1)
     return None if found is None else found.stored_at
 
@@ -271,10 +271,10 @@ async def job_findings(plane: PlaneLocation, _config: Config | None = None) -> F
 async def _undecided(client: Client, jobs: list[RememberedJob]) -> list[RememberedJob]:
     """The jobs that have neither a record nor a result."""
     by_record = {subjects.execution(job.agent, job.execution_id): job for job in jobs}
-    async for found in last_on(lambda: client, Stream.EVENTS, list(by_record)):
+    async for found in Lookup(lambda: client).last_on(Stream.EVENTS, list(by_record)):
         by_record.pop(found.subject, None)
     by_result = {subjects.result(job.execution_id): job for job in by_record.values()}
-    async for found in last_on(lambda: client, Stream.RESULTS, list(by_result)):
+    async for found in Lookup(lambda: client).last_on(Stream.RESULTS, list(by_result)):
         by_result.pop(found.subject, None)
     return list(by_result.values())
 
@@ -284,7 +284,7 @@ async def _waiting(client: Client) -> set[str] | None:
     waiting: set[str] = set()
     for stream, subject in ((Stream.JOBS, "bw.jobs.*"), (Stream.PARKED, "bw.parked.>")):
         # Those of programs on NATS have another subject, and were accepted there.
-        async with aclosing(scan(lambda: client, stream, subject)) as stored:
+        async with aclosing(Lookup(lambda: client).scan(stream, subject)) as stored:
             async for found in stored:
                 if len(waiting) == MAX_WAITING:
                     return None

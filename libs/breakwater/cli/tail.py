@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from nats.aio.client import Client
 
-from breakwater.bus.lookup import Found, scan
+from breakwater.bus.lookup import Found, Lookup
 from breakwater.cli import connect, formats, output
 from breakwater.cli.connect import run
 from breakwater.cli.errors import wrong_usage
@@ -150,7 +150,9 @@ async def _past(
     async with AsyncExitStack() as stack:
         heads: dict[AsyncGenerator[Found], Found] = {}
         for stream, subject in wanted:
-            source = await stack.enter_async_context(aclosing(scan(lambda: client, stream, subject, start=begin)))
+            source = await stack.enter_async_context(
+                aclosing(Lookup(lambda: client).scan(stream, subject, start=begin))
+            )
             if (first := await anext(source, None)) is not None:
                 heads[source] = first
         while heads:

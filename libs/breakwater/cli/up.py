@@ -18,7 +18,7 @@ import typer
 from breakwater import background, prctl
 from breakwater.api_keys import create_key, list_keys
 from breakwater.background import run_together
-from breakwater.bus.server_health import unhealthy_servers
+from breakwater.bus.core import unhealthy_servers
 from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.plane import DEFAULT_DATA

@@ -24,7 +24,7 @@ from starlette.types import Message as AsgiMessage
 
 from breakwater.bus.core import hearing
 from breakwater.bus.errors import BusUnavailable
-from breakwater.bus.lookup import Connection
+from breakwater.bus.lookup import ClientGetter
 from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
@@ -111,7 +111,12 @@ class OpenAIRoutes:
     """OpenAI's API: chat completions, and the names of models."""
 
     def __init__(
-        self, config: Config, intake: JobIntake, unanswered: InFlightRequests, connection: Connection, cancels: Cancels
+        self,
+        config: Config,
+        intake: JobIntake,
+        unanswered: InFlightRequests,
+        connection: ClientGetter,
+        cancels: Cancels,
     ) -> None:
         self._config = config
         self._connection = connection

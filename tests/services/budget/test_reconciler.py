@@ -21,7 +21,7 @@ from breakwater import background
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.rows import attempt_row
-from breakwater.bus.lookup import Found, Lookup, scan
+from breakwater.bus.lookup import Found, Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import Plan
@@ -130,7 +130,7 @@ class BudgetPlane:
 
     async def spend(self, *costs: int, stored: bool = True) -> None:
         """Attempts as the budget service and the sink handle them: counted, stored, and acknowledged."""
-        log = await self.lookup.identity(Stream.EVENTS)
+        log = (await self.lookup.facts(Stream.EVENTS)).identity
         for cost in costs:
             sequence, published = await self.publish_attempt(cost), self.attempts[-1]
             await self.budgets.settle([Settlement.of(sequence, published)], log)
@@ -170,7 +170,7 @@ class BudgetPlane:
         return await compare(self.record(), self.counters, now())
 
     async def published(self) -> list[BudgetEvent]:
-        found = [one async for one in scan(lambda: self.client, Stream.EVENTS, "bw.budgets.>")]
+        found = [one async for one in Lookup(lambda: self.client).scan(Stream.EVENTS, "bw.budgets.>")]
         return [BudgetEvent.model_validate_json(one.data) for one in found]
 
 
@@ -373,7 +373,7 @@ async def test_what_a_lost_log_alone_had_is_carried_over_and_no_comparison_takes
     await plane.spend(*COSTS[3:], stored=False)
     await plane.new_log()
     new = await plane.fill()
-    assert new == await plane.lookup.identity(Stream.EVENTS)
+    assert new == (await plane.lookup.facts(Stream.EVENTS)).identity
     assert await plane.spent() == sum(COSTS)
     with capture_logs() as logs:
         await plane.reconciler().reconcile()

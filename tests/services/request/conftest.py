@@ -24,7 +24,7 @@ from yarl import URL
 
 from breakwater.api_keys import create_key
 from breakwater.bus import topology
-from breakwater.bus.lookup import scan
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import Plan
@@ -107,15 +107,15 @@ class HttpApi:
 
     async def events(self, subject: str) -> list[Any]:
         """What EVENTS holds on a subject, in its order."""
-        return [json.loads(found.data) async for found in scan(lambda: self.bus, Stream.EVENTS, subject)]
+        return [json.loads(found.data) async for found in Lookup(lambda: self.bus).scan(Stream.EVENTS, subject)]
 
     async def alerts(self) -> list[Any]:
         """What ALERTS holds, in its order."""
-        return [json.loads(found.data) async for found in scan(lambda: self.bus, Stream.ALERTS, "bw.alerts.>")]
+        return [json.loads(found.data) async for found in Lookup(lambda: self.bus).scan(Stream.ALERTS, "bw.alerts.>")]
 
     async def audit(self) -> list[Any]:
         """What AUDIT holds, in its order."""
-        return [json.loads(found.data) async for found in scan(lambda: self.bus, Stream.AUDIT, "bw.audit.>")]
+        return [json.loads(found.data) async for found in Lookup(lambda: self.bus).scan(Stream.AUDIT, "bw.audit.>")]
 
     async def queued(self) -> int:
         return (await self.bus.jetstream().stream_info("JOBS")).state.messages

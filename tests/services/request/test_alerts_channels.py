@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from breakwater.api_keys import create_key
-from breakwater.bus.lookup import scan
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.permissions import GRANTS, inbox_prefix, render
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
@@ -63,7 +63,7 @@ async def again(api: HttpApi) -> list[tuple[str, str | None, bytes]]:
     """What lies ready to be tried again: where, for which channel, and what."""
     return [
         (found.subject, found.headers.get(Header.CHANNEL.value), found.data)
-        async for found in scan(lambda: api.bus, Stream.ALERTER, "bw.alerter.replays.>")
+        async for found in Lookup(lambda: api.bus).scan(Stream.ALERTER, "bw.alerter.replays.>")
     ]
 
 
@@ -221,7 +221,7 @@ async def test_one_that_is_named_is_tried_once_more(alerting: HttpApi, alert: Al
     for _ in range(2):
         answer = await alerting.act("alerts/replay", dead_letter_id=dead_letter)
         assert (answer.json["replayed"], answer.json["channels"]) == (1, {"ops": 1})
-        [found] = [one async for one in scan(lambda: alerting.bus, Stream.ALERTER, "bw.alerter.replays.>")]
+        [found] = [one async for one in Lookup(lambda: alerting.bus).scan(Stream.ALERTER, "bw.alerter.replays.>")]
         assert found.subject == subjects.alert_replay("ops", dead_letter)
         stored.add(found.sequence)
     assert len(stored) == 2  # for the consumer, another message

@@ -15,7 +15,7 @@ from nats.js.api import StreamConfig
 
 from breakwater.api_keys import create_key
 from breakwater.bus.delivery import DelayedQueue
-from breakwater.bus.lookup import scan
+from breakwater.bus.lookup import Lookup
 from breakwater.bus.permissions import GRANTS, inbox_prefix, render
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
@@ -100,7 +100,7 @@ async def jobs(api: HttpApi) -> list[Any]:
     """What JOBS holds, each with its subject and headers."""
     return [
         {**json.loads(found.data), "_subject": found.subject, "_headers": found.headers}
-        async for found in scan(lambda: api.bus, Stream.JOBS, "bw.jobs.>")
+        async for found in Lookup(lambda: api.bus).scan(Stream.JOBS, "bw.jobs.>")
     ]
 
 
@@ -617,7 +617,7 @@ async def test_what_is_encrypted_under_a_key_that_is_missing_is_kept_and_the_key
     [skipped] = (await replay(api, dead_letters=[number]))["skipped"]
     assert away in skipped["why"]
     # As a worker writes it that has the key, and not only the job in it.
-    [found] = [one async for one in scan(lambda: api.bus, Stream.DLQ, "bw.dlq.>")]
+    [found] = [one async for one in Lookup(lambda: api.bus).scan(Stream.DLQ, "bw.dlq.>")]
     await api.bus.jetstream().publish(found.subject, cipher.encrypt_document(found.data))
     assert [away in one["why_not"] for one in await listed(api)] == [True, True]
     result = cipher.encrypt_document(result_of(job_id, "writer", "the answer").json_bytes())
@@ -630,7 +630,7 @@ async def test_what_is_encrypted_under_a_key_that_is_missing_is_kept_and_the_key
 
 async def test_a_dead_letter_whose_text_was_left_out_says_so_and_can_not_be_replayed(api: HttpApi) -> None:
     number = await give_up(api)
-    [found] = [one async for one in scan(lambda: api.bus, Stream.DLQ, "bw.dlq.>")]
+    [found] = [one async for one in Lookup(lambda: api.bus).scan(Stream.DLQ, "bw.dlq.>")]
     await api.bus.jetstream().publish(found.subject, OFF.encrypt_document(found.data, private=True))
     [whole] = [one for one in await listed(api) if one["dead_letter_id"] == number]
     [left_out] = [one for one in await listed(api) if one["dead_letter_id"] != number]

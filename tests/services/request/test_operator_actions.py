@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from breakwater.api_keys import create_key
-from breakwater.bus.lookup import scan
+from breakwater.bus.lookup import Lookup
 from breakwater.contracts.subjects import Stream
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
@@ -100,6 +100,6 @@ async def test_without_nats_nothing_is_done_and_however_often_it_is_asked_for_la
     assert len(await governed.events("bw.budgets.>")) == 1
     assert (await standing(governed))["limit"] == "50.000000000"
     assert [one["change"] for one in await governed.alerts()] == ["opened", "acknowledged", "resolved"]
-    again = scan(lambda: governed.bus, Stream.ALERTER, "bw.alerter.replays.>")
+    again = Lookup(lambda: governed.bus).scan(Stream.ALERTER, "bw.alerter.replays.>")
     assert len([found async for found in again]) == 1
     assert await governed.queued() == 2

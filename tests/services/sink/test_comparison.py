@@ -41,7 +41,7 @@ class Looks:
             self._at += timedelta(seconds=comparison.LOOK_EVERY_S)
             await self._comparer.look()
         return await last_comparison(
-            self._plane.analytics, await Lookup(lambda: self._plane.client).identity(Stream.EVENTS)
+            self._plane.analytics, (await Lookup(lambda: self._plane.client).facts(Stream.EVENTS)).identity
         )
 
 

@@ -42,9 +42,9 @@ async def plane_with_users(folder: Path, redis_url: str, **more: Any) -> AsyncGe
     """A worker on a server with the plane's users, and the server's address without a user."""
     port = free_port()
     accounts = render(USERS, lambda user: f'"{user}"')
-    entry = f"  {STREAMS_ACCOUNT} {{\n    jetstream: enabled\n    users: [\n"
+    entry = f'  "{STREAMS_ACCOUNT}": {{\n    "jetstream": "enabled",\n    "users": [\n'
     assert entry in accounts
-    accounts = accounts.replace(entry, entry + '      { user: root, password: "root" }\n')
+    accounts = accounts.replace(entry, entry + '      {"user": "root", "password": "root"},\n')
     settings = f'listen: "127.0.0.1:{port}"\nmax_payload: 8MB\njetstream {{ store_dir: "{folder}" }}\n'
     server = start_nats(folder, settings + accounts, port)
     try:

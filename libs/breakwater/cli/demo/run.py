@@ -20,7 +20,7 @@ from aiohttp import web
 from nats.aio.client import Client
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from breakwater.bus.survey import survey
+from breakwater.bus.provision import survey
 from breakwater.bus.topology import Plan
 from breakwater.cli import connect, output
 from breakwater.cli.demo import report, scenario
