@@ -1,7 +1,7 @@
 """From attempts to breakers in Redis, and the transitions saved with these to their events.
 
 A worker judges its own calls as they end, and the breaker service all attempts of the log. Both decide by
-`policy.breaker.observe`, and save only what nobody has changed meanwhile. Any process that finds transitions
+`policy.breaker.observe`, and save only breakers that were not changed meanwhile. Any process that finds transitions
 unpublished may publish them.
 """
 
@@ -23,7 +23,7 @@ from breakwater.state.breakers import Breakers, Loaded, Saving
 _TRANSITIONS = TypeAdapter(list[BreakerTransition])
 
 AS_OF_NOW = 2**53
-"""When an attempt ended that has just been recorded: what lies ahead of Redis' clock counts as of its now."""
+"""End of an attempt that has just been recorded: a time ahead of Redis' clock counts as its now."""
 
 
 @dataclass(frozen=True, slots=True)

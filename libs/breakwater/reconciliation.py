@@ -1,4 +1,4 @@
-"""What calls cost by the record of attempts, to make the budgets' counters from and to compare them with.
+"""Cost of calls by the record of attempts, to fill the budgets' counters from and to compare them with.
 
 The record is in two places: ClickHouse has it up to what the sink has stored for sure, EVENTS from there on. Both say
 the same of every attempt, which is on the log once, so the sums are exact to the nano-dollar.
@@ -35,7 +35,7 @@ from breakwater.state.budgets import NotFilled
 ATTEMPTS = "bw.attempts.>"
 
 SAMPLES = 16
-"""How many attempts are looked up in ClickHouse before it is believed to have all of them."""
+"""Attempts that are looked up in ClickHouse before it is believed to have all of them."""
 
 SINK, BUDGET = "sink-events", "budget"
 """The durable consumers that have to be done with an event before it is read from ClickHouse."""
@@ -43,7 +43,7 @@ SINK, BUDGET = "sink-events", "budget"
 
 @dataclass(frozen=True, slots=True)
 class StoredSpend:
-    """What ClickHouse has of the record.
+    """The part of the record that ClickHouse has.
 
     Attributes:
         log: what EVENTS is now.
@@ -62,11 +62,9 @@ class StoredSpend:
     events: Sequence[BudgetEvent]
 
     def is_all_logged(self, period: Period, *, alone: bool) -> bool:
-        """Whether EVENTS alone has all that was charged in a period, so that nothing depends on what ClickHouse has.
+        """True if EVENTS alone has all that was charged in a period, so that nothing depends on ClickHouse.
 
-        Args:
-            period: which.
-            alone: whether counters that were made from this log were made from nothing else.
+        `alone`: counters that were filled from this log were filled from nothing else.
         """
         if self.log.first <= 1:
             return alone or ms_from_time(self.log.created) <= period.start_ms
@@ -75,7 +73,7 @@ class StoredSpend:
 
 @dataclass(frozen=True, slots=True)
 class LoggedSpend:
-    """What EVENTS has of the record.
+    """The part of the record that EVENTS has.
 
     Attributes:
         upto: the last event that was read.
@@ -100,15 +98,15 @@ class RecordedSpend:
         Where ClickHouse can't be asked, and EVENTS still has all that was ever published to it, the part is empty.
 
         Args:
-            periods: which.
-            thorough: only what EVENTS does not have any more is taken from ClickHouse.
-            lost_log: there was another log before, so that EVENTS alone is not all there ever was.
+            periods: those of the counters.
+            thorough: ClickHouse is asked only for the part that EVENTS does not have any more.
+            lost_log: there was another log before, so that EVENTS alone is not the whole record.
 
         Raises:
             AnalyticsUnavailable, QueryFailed: ClickHouse can't be asked, and is needed.
             BusUnavailable: NATS does not answer.
         """
-        # Asked for first: what the two are done with by now, ClickHouse and Redis have.
+        # Asked for first: events that the two are done with by now are in ClickHouse and Redis.
         done = [(await self._lookup.progress(Stream.EVENTS, consumer)).acknowledged for consumer in (SINK, BUDGET)]
         log = await self._lookup.facts(Stream.EVENTS)
         first = await self._lookup.next(Stream.EVENTS, ATTEMPTS, max(log.first, 1))
@@ -126,7 +124,7 @@ class RecordedSpend:
         return StoredSpend(log, begins_at, done[1], upto, figures, events)
 
     async def is_alone(self, stored: StoredSpend, periods: Sequence[Period]) -> bool:
-        """Whether nothing of the record is from before this log. Raises as `stored` does."""
+        """True if nothing of the record is from before this log. Raises as `stored` does."""
         if stored.log.first > 1:
             return False
         if not stored.figures:
@@ -134,7 +132,7 @@ class RecordedSpend:
         return not await spend(self._analytics, periods, log_created=stored.log.created, upto=0)
 
     async def _has_all(self, log: Facts, upto: int) -> bool:
-        """Whether ClickHouse has what EVENTS has up to a sequence, by a few samples."""
+        """True if ClickHouse has all that EVENTS has up to a sequence, by a few samples."""
         first = max(log.first, 1)
         step = max((upto - first) // SAMPLES, 1)
         places = range(first, upto + 1, step)[: SAMPLES + 1]
@@ -155,15 +153,15 @@ class RecordedSpend:
 
         Args:
             stored: the other part.
-            periods: which.
-            counts: says of an event, by its sequence, whether it is to be counted.
+            periods: those of the counters.
+            counts: True for the sequence of an event that is to be counted.
         """
         wanted = {period.name for period in periods}
         sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
         upto, log = stored.upto, await self._lookup.facts(Stream.EVENTS)
         if upto >= log.last or log.first > log.last:
             return LoggedSpend(upto, {})
-        # What a replica lacks that was cut off would be taken for what was never spent.
+        # Events that a cut-off replica lacks would be taken for money that was never spent.
         whole = self._lookup.scan(Stream.EVENTS, ATTEMPTS, start=upto + 1, up_to=log.last, whole=True)
         async with aclosing(whole) as found:
             async for message in found:
@@ -189,7 +187,7 @@ class RecordedSpend:
 
 @dataclass(frozen=True, slots=True)
 class BudgetComparison:
-    """The counters beside the record, as of one moment."""
+    """The counters and the record, as of one moment."""
 
     snapshot: Snapshot
     stored: StoredSpend
@@ -203,7 +201,7 @@ class BudgetComparison:
 
     @property
     def differences(self) -> Mapping[BudgetPlace, AttemptSums]:
-        """What the counters have too much of, or too little, by period and scope."""
+        """The counters less the record, by period and scope."""
         counted, recorded = self.snapshot.settled, self.recorded
         differences = {
             place: counted.get(place, AttemptSums()) - recorded.get(place, AttemptSums())
@@ -213,7 +211,7 @@ class BudgetComparison:
 
     @property
     def leaks(self) -> Mapping[BudgetPlace, int]:
-        """What the counters say is held beyond what calls hold, in nano-dollars, by period and scope."""
+        """Amounts held by the counters beyond those of calls, in nano-dollars, by period and scope."""
         held, counted = self.snapshot.held(charged=False), self.snapshot.reserved
         # A call may hold something in a period that has begun since: it is not in the snapshot.
         names = {counters.period.name for counters in self.snapshot.periods}
@@ -223,7 +221,7 @@ class BudgetComparison:
 
     @property
     def doubtful(self) -> frozenset[BudgetPlace]:
-        """Where the counters have more than the record, which may have lost what it lacks.
+        """Places where the counters have more than the record, which may have lost the difference.
 
         There nothing is taken away: a record that lost rows would open a cap that is spent.
         """
@@ -237,7 +235,7 @@ class BudgetComparison:
         )
 
     def repairs(self) -> tuple[Repair, ...]:
-        """What makes the counters equal to the record, but for those in doubt."""
+        """Repairs that make the counters equal to the record, but for those in doubt."""
         periods = {counters.period.name: counters.period for counters in self.snapshot.periods}
         doubtful = self.doubtful
         figures = [
@@ -251,7 +249,7 @@ class BudgetComparison:
         return (*figures, *leaks)
 
     def reconciliation(self) -> Reconciliation:
-        """What people are shown: the budgets of the current periods, and of earlier ones where they differ."""
+        """The report to users: the budgets of the current periods, and of earlier ones where they differ."""
         now = int(self.at.timestamp() * 1000)
         differences, charged, recorded = self.differences, self.snapshot.held(charged=True), self.recorded
         stored, logged = self.stored.figures, self.logged.figures
@@ -292,15 +290,15 @@ class BudgetComparison:
 async def compare(
     record: RecordedSpend, counters: BudgetCounters, now: datetime, *, thorough: bool = False
 ) -> BudgetComparison:
-    """Puts the counters beside the record. Nothing stands still for it.
+    """Compares the counters with the record. Nothing stops for it.
 
-    The counters are read as of one moment, with which events they count; of those the record is summed up.
+    The counters are read as of one moment, with the events that they count; of those the record is summed up.
 
     Args:
-        record: what calls cost.
-        counters: what Redis has.
-        now: which periods are the current ones.
-        thorough: ClickHouse is asked only for what EVENTS does not have any more.
+        record: the costs of calls.
+        counters: those of Redis.
+        now: time that the current periods depend on.
+        thorough: ClickHouse is asked only for the part that EVENTS does not have any more.
 
     Raises:
         NotFilled: the counters are lost, or of another log.
