@@ -11,14 +11,14 @@ from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.figures import AgentSummary
 from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
-from breakwater.cli.demo.report import Check, Delivered, DemoRun, Report, StoredRows, checks, read_stored, show
+from breakwater.cli.demo.report import Delivered, DemoCheck, DemoReport, DemoRun, StoredRows, checks, read_stored, show
 from breakwater.cli.demo.scenario import BURST
 from breakwater.contracts.execution import Attempt, ErrorInfo
 from breakwater.contracts.job import Job
 from tests.analytics import samples
 from tests.cli.conftest import Terminal
 
-Drawn = Callable[[Report, int], str]
+Drawn = Callable[[DemoReport, int], str]
 
 CAP = 5_000
 
@@ -83,16 +83,16 @@ def failed(stored: StoredRows = STORED, **changes: Any) -> list[str]:
     return [check.name for check in checks(replace(RUN, **changes), stored, CAP) if not check.ok]
 
 
-def report(**changes: Any) -> Report:
+def report(**changes: Any) -> DemoReport:
     found = checks(RUN, STORED, CAP)
-    return replace(Report(len(JOBS), 34.2, STORED, tuple(ALERTS), AGREED, found), **changes)
+    return replace(DemoReport(len(JOBS), 34.2, STORED, tuple(ALERTS), AGREED, found), **changes)
 
 
 @pytest.fixture
 def drawn(terminal: Terminal, capsys: pytest.CaptureFixture[str]) -> Drawn:
     """What a terminal of so many columns shows."""
 
-    def draw(what: Report, width: int) -> str:
+    def draw(what: DemoReport, width: int) -> str:
         terminal(width)
         show(what)
         return capsys.readouterr().out
@@ -197,7 +197,7 @@ def test_the_screen_in_a_pipe_has_no_blanks_at_the_end_of_a_line(capsys: pytest.
 def test_a_failed_run_says_what_failed(drawn: Drawn) -> None:
     differences = tuple(f"a:{number}: not in ClickHouse" for number in range(12))
     comparison = replace(AGREED, agree=False, differences=differences)
-    wrong = report(comparison=comparison, checks=(Check("alerts", False, "2 raised, 1 delivered"),))
+    wrong = report(comparison=comparison, checks=(DemoCheck("alerts", False, "2 raised, 1 delivered"),))
     assert not wrong.ok
     text = drawn(wrong, 100)
     assert "FAILED after 34 s: the ledgers differ; not as expected: alerts." in text

@@ -12,7 +12,7 @@ import typer
 
 from breakwater.cli import formats, output
 from breakwater.cli.connect import run
-from breakwater.cli.demo.report import Report
+from breakwater.cli.demo.report import DemoReport
 from breakwater.cli.demo.run import run_demo
 from breakwater.cli.errors import ExitCode, wrong_usage
 from breakwater.cli.plane import JsonOption
@@ -72,6 +72,6 @@ def _run(directory: Path, jobs: int, seed: int, *, as_json: bool) -> int:
     data.create()
     with data.locked() as lock:
         ended = run(run_demo(data, lock, jobs=jobs, seed=seed, as_json=as_json))
-    if not isinstance(ended, Report):
+    if not isinstance(ended, DemoReport):
         return 128 + ended
     return ExitCode.OK if ended.ok else ExitCode.FAILED

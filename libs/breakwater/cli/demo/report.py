@@ -21,7 +21,7 @@ from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import usd_from_nano
 
-Breaker = Mapping[str, Any]
+BreakerRow = Mapping[str, Any]
 """A row of `BREAKERS`: the changes of a breaker, its state now, and why it opened first."""
 
 BREAKERS = """
@@ -94,7 +94,7 @@ class StoredRows:
     agents: tuple[AgentSummary, ...]
     executions: tuple[Execution, ...]
     attempts: tuple[Attempt, ...]
-    breakers: tuple[Breaker, ...]
+    breakers: tuple[BreakerRow, ...]
     incident_ids: frozenset[str]
 
 
@@ -110,7 +110,7 @@ async def read_stored(analytics: Analytics) -> StoredRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DemoCheck:
     """Something that must happen, and how it went."""
 
     name: str
@@ -119,7 +119,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     """One run of the demo."""
 
     jobs: int
@@ -127,7 +127,7 @@ class Report:
     stored: StoredRows
     alerts: tuple[Alert, ...]
     comparison: LedgerComparison
-    checks: tuple[Check, ...]
+    checks: tuple[DemoCheck, ...]
 
     @property
     def ok(self) -> bool:
@@ -153,7 +153,7 @@ class Report:
         }
 
 
-def checks(run: DemoRun, stored: StoredRows, cap: int) -> tuple[Check, ...]:
+def checks(run: DemoRun, stored: StoredRows, cap: int) -> tuple[DemoCheck, ...]:
     """One check for each thing that the scenario provokes; `cap` is that of `small-budget`, in nano-dollars. Pure."""
     return (
         _each_job_once(run, stored),
@@ -166,7 +166,7 @@ def checks(run: DemoRun, stored: StoredRows, cap: int) -> tuple[Check, ...]:
     )
 
 
-def _each_job_once(run: DemoRun, stored: StoredRows) -> Check:
+def _each_job_once(run: DemoRun, stored: StoredRows) -> DemoCheck:
     jobs = [job for _, job in run.planned]
     decided = Counter(record.execution_id for record in stored.executions)
     problems = [f"{job}: {why}" for job, why in sorted(run.failed.items())]
@@ -176,54 +176,54 @@ def _each_job_once(run: DemoRun, stored: StoredRows) -> Check:
         problems.append(f"{repeated} executions too many")
     ways = Counter(str(job.metadata["way"]) for job in jobs)
     detail = f"{ways['http']} over HTTP, {ways['nats']} over NATS; {len(decided)} decided, once each"
-    return Check("no job lost", not problems, "; ".join(problems[:5]) or detail)
+    return DemoCheck("no job lost", not problems, "; ".join(problems[:5]) or detail)
 
 
-def _outage(stored: StoredRows) -> Check:
+def _outage(stored: StoredRows) -> DemoCheck:
     failed = sum(_status(attempt) == 503 for attempt in stored.attempts)
     breakers = {(one["agent"], one["model"]): one for one in stored.breakers}
     breaker = breakers.get(("content-writer", "gpt-4o"))
     if breaker is None:
-        return Check("outage of gpt-4o", False, f"{failed} calls failed, and the breaker did not open")
+        return DemoCheck("outage of gpt-4o", False, f"{failed} calls failed, and the breaker did not open")
     spared = sum(attempt.short_circuited for attempt in _of(stored, "content-writer"))
     now = "closed again" if breaker["now"] == "closed" else breaker["now"].replace("_", "-")
     detail = f"{failed} calls failed; the breaker opened {breaker['opened']} times, spared {spared} calls, and is {now}"
-    return Check("outage of gpt-4o", breaker["now"] == "closed", detail)
+    return DemoCheck("outage of gpt-4o", breaker["now"] == "closed", detail)
 
 
-def _burst(attempts: Sequence[Attempt]) -> Check:
+def _burst(attempts: Sequence[Attempt]) -> DemoCheck:
     limited = {(one.execution_id, one.number) for one in attempts if _status(one) == 429}
     retries = [one for one in attempts if one.cause == "retry" and (one.execution_id, one.number - 1) in limited]
     early = sum(retry.backoff_ms < RETRY_AFTER_S * 1000 for retry in retries)
     waits = f"{early or 'none'} sooner than {RETRY_AFTER_S} s"
     detail = f"{len(limited)} calls answered so; {len(retries)} retried, {waits}"
-    return Check("429, Retry-After", len(limited) == BURST and bool(retries) and not early, detail)
+    return DemoCheck("429, Retry-After", len(limited) == BURST and bool(retries) and not early, detail)
 
 
-def _hang(stored: StoredRows) -> Check:
+def _hang(stored: StoredRows) -> DemoCheck:
     hung = [one for one in _of(stored, "deep-research") if one.error is not None and one.error.kind == "timeout"]
     succeeded = {record.execution_id for record in stored.executions if record.status == "succeeded"}
     saved = sum(attempt.execution_id in succeeded for attempt in hung)
     detail = f"{len(hung)} calls cut off, {saved} of their jobs done by the fallback"
-    return Check("o3 hangs", 0 < saved == len(hung), detail)
+    return DemoCheck("o3 hangs", 0 < saved == len(hung), detail)
 
 
-def _wrong_key(stored: StoredRows) -> Check:
+def _wrong_key(stored: StoredRows) -> DemoCheck:
     attempts = _of(stored, "wrong-key")
     jobs = sum(record.agent == "wrong-key" for record in stored.executions)
     denied = sum(_status(attempt) == 401 for attempt in attempts)
     detail = f"{jobs} jobs, {denied} calls answered 401, {len(attempts) - jobs} retries"
-    return Check("wrong key", 0 < jobs == denied == len(attempts), detail)
+    return DemoCheck("wrong key", 0 < jobs == denied == len(attempts), detail)
 
 
-def _small_budget(stored: StoredRows, cap: int) -> Check:
+def _small_budget(stored: StoredRows, cap: int) -> DemoCheck:
     refused = sum(one.agent == "small-budget" and one.reason == "budget_exceeded" for one in stored.executions)
     spent = sum(attempt.cost or 0 for attempt in _of(stored, "small-budget"))
     detail = f"{refused} jobs refused; spent {money(spent)} of {money(cap)}"
-    return Check("small budget", refused > 0 and spent <= cap, detail)
+    return DemoCheck("small budget", refused > 0 and spent <= cap, detail)
 
 
-def _alerts(delivered: Delivered, stored: StoredRows) -> Check:
+def _alerts(delivered: Delivered, stored: StoredRows) -> DemoCheck:
     # Not each change of an incident is a message: of changes that wait together, only the newest is sent.
     incidents = {alert.incident_id for alert in delivered.alerts}
     counts = {
@@ -238,7 +238,7 @@ def _alerts(delivered: Delivered, stored: StoredRows) -> Check:
     kinds = Counter(alert.event.replace("_", " ") for alert in delivered.alerts).most_common()
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds)
     detail = f"{len(incidents)} incidents, each announced, every signature right: {listed}"
-    return Check("alerts", not problems, "; ".join(problems) or detail)
+    return DemoCheck("alerts", not problems, "; ".join(problems) or detail)
 
 
 def _of(stored: StoredRows, agent: str) -> list[Attempt]:
@@ -267,7 +267,7 @@ AGENTS: tuple[Column[AgentSummary], ...] = (
     Column("spend", lambda one: _dollars(one.spend), right=True),
     Column("wasted", lambda one: _dollars(one.wasted), right=True),
 )
-CHECKS: tuple[Column[Check], ...] = (
+CHECKS: tuple[Column[DemoCheck], ...] = (
     Column("", lambda check: ("ok", "green") if check.ok else ("FAILED", "bold red")),
     Column("provoked", lambda check: check.name),
     Column("result", lambda check: check.detail),
@@ -289,7 +289,7 @@ def announce(jobs: int) -> None:
     output.write("")
 
 
-def show(report: Report) -> None:
+def show(report: DemoReport) -> None:
     """Prints the report."""
     _heading("Agents", "read from ClickHouse; fall: fallbacks, short: calls that were refused")
     summed = [field.name for field in fields(AgentSummary) if field.name not in ("agent", "p50_ms", "p95_ms")]
@@ -330,7 +330,7 @@ def _amount(value: int | str | None) -> Cell:
     return _NONE if value is None else f"${value}" if isinstance(value, str) else str(value)
 
 
-def _verdict(report: Report) -> Cell:
+def _verdict(report: DemoReport) -> Cell:
     seconds = f"{report.seconds:.0f} s"
     if report.ok:
         return (

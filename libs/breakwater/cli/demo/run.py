@@ -25,7 +25,7 @@ from breakwater.bus.topology import Plan
 from breakwater.cli import connect, output
 from breakwater.cli.demo import report, scenario
 from breakwater.cli.demo.reconciliation import ProviderCall, compare
-from breakwater.cli.demo.report import Check, Delivered, DemoRun, Report
+from breakwater.cli.demo.report import Delivered, DemoCheck, DemoReport, DemoRun
 from breakwater.cli.errors import unreachable
 from breakwater.cli.setup import bus_plan
 from breakwater.cli.up import start_stack
@@ -50,7 +50,7 @@ LOOK_EVERY_S = 0.25
 LINE_EVERY_S = 2.0
 
 
-async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: bool) -> Report | signal.Signals:
+async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: bool) -> DemoReport | signal.Signals:
     """Runs the demo in a data directory, prints the report, and stops everything it started.
 
     Args:
@@ -86,7 +86,7 @@ async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: b
     def line() -> str:
         return f"{demo.elapsed_s:4.0f} s  {demo.words()}"
 
-    async def play() -> Report:
+    async def play() -> DemoReport:
         async with nullcontext() if as_json else connect.progress(line, lines_every_s=LINE_EVERY_S):
             found = await _play(data, supervisor, demo, seed)
         # Printed before the stack is stopped, which takes a moment.
@@ -104,7 +104,7 @@ async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: b
         data.remove_endpoints()
 
 
-async def _play(data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int) -> Report:
+async def _play(data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int) -> DemoReport:
     """Everything from the first process to the report."""
     port, jobs = free_port(), len(demo.planned)
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
@@ -208,7 +208,7 @@ async def _run_over_nats(client: Client, job: Job) -> None:
         await results.unsubscribe()  # the server allows a connection only so many
 
 
-async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) -> Report:
+async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) -> DemoReport:
     """Waits until all has settled, reads what was stored, and compares."""
     config = load_config(stack.endpoints.config_file)
     zone = config.budgets.zone
@@ -224,13 +224,13 @@ async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) 
         ledger = await _ledger(provider)
     calls = [ProviderCall(call["client_request_id"], call["model"], call["cost_nano"]) for call in ledger["calls"]]
     found = report.checks(demo, stored, config.agents["small-budget"].budget.daily_usd or 0)
-    return Report(
+    return DemoReport(
         jobs=len(demo.planned),
         seconds=demo.elapsed_s,
         stored=stored,
         alerts=tuple(demo.delivered.alerts),
         comparison=compare(calls, redis_now.figures, redis_now.reserved, stored.attempts, zone),
-        checks=(Check("all settled", False, "; ".join(left)), *found) if left else found,
+        checks=(DemoCheck("all settled", False, "; ".join(left)), *found) if left else found,
     )
 
 
