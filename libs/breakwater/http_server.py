@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -265,11 +266,16 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends serving. Requests that still wait after the drain time are answered 202."""
         self._stopping()
-        timer = asyncio.get_running_loop().call_later(self._drain_s, self._release)
+        later = asyncio.get_running_loop().call_later
+        timers = later(self._drain_s, self._release), later(self._drain_s + _WRITE_S, self._report_cancelled)
         try:
             await super().shutdown(sockets)
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
+
+    def _report_cancelled(self) -> None:
+        structlog.get_logger().warning("requests_cancelled", count=len(self.server_state.tasks))
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
