@@ -314,9 +314,13 @@ def render(grants: Sequence[Grant], password: Callable[[str], str]) -> str:
         if connections is not None:
             account["limits"] = {"max_connections": connections, "max_subscriptions": SUBSCRIPTIONS}
         account.setdefault("users", []).append(_user(grant))
+    # The servers answer each for itself; batches, and the messages of a pull, are many answers to one request; a get by
+    # subject has one. The server remembers where they go for the threshold: longer than any pull waits.
+    many = re.compile(rf"{re.escape(HEALTH)}|\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)")
     exports: dict[tuple[str, str, str], dict[str, Any]] = {}
     for taker, own, giver, kind, given, taken in _crossings(grants):
-        export = exports.setdefault((giver, kind, given), {kind: given, **_many_answers(given), "accounts": []})
+        answers = {"response": "stream", "threshold": "1m"} if many.match(given) else {}
+        export = exports.setdefault((giver, kind, given), {kind: given, **answers, "accounts": []})
         export["accounts"] += [taker] if taker not in export["accounts"] else []
         wanted = {kind: {"account": giver, "subject": taken}, **({"to": own} if own != taken else {})}
         imports = accounts[taker].setdefault("imports", [])
@@ -352,13 +356,6 @@ def _crossings(grants: Sequence[Grant]) -> Iterator[tuple[str, str, str, str, st
                 yield taker, own, STREAMS_ACCOUNT, "service", asked, asked
         if HEALTH in user.publish:
             yield taker, HEALTH, SYSTEM_ACCOUNT, "service", HEALTH, HEALTH
-
-
-def _many_answers(subject: str) -> dict[str, str]:
-    # The servers answer each for itself; batches, and the messages of a pull, are many answers to one request; a get by
-    # subject has one. The server remembers where they go for the threshold: longer than any pull waits.
-    many = subject == HEALTH or re.match(r"\$JS\.API\.(DIRECT\.GET\.\w+$|CONSUMER\.MSG\.NEXT\.)", subject)
-    return {"response": "stream", "threshold": "1m"} if many else {}
 
 
 def _user(grant: Grant) -> dict[str, Any]:

@@ -155,14 +155,10 @@ async def _answered(what: str, request: Callable[[], Awaitable[Any]]) -> Any:
 def differences(wanted: Any, existing: Any) -> list[str]:
     """The fields that were asked for and are otherwise on the server, which fills in many more of its own."""
     have = asdict(existing)
-    asked = {name: value for name, value in asdict(wanted).items() if value is not None}
-    return [name for name, value in asked.items() if not _same(name, value, have.get(name))]
-
-
-def _same(name: str, wanted: Any, existing: Any) -> bool:
-    if name == "subjects":
-        return set(wanted) == set(existing or ())
-    return wanted == existing or (not wanted and not existing)
+    asked = {name: (value, have.get(name)) for name, value in asdict(wanted).items() if value is not None}
+    if "subjects" in asked:
+        asked["subjects"] = tuple(set(subjects or ()) for subjects in asked["subjects"])
+    return [name for name, (value, stored) in asked.items() if value != stored and (value or stored)]
 
 
 async def _with_waiting_subjects(jetstream: JetStreamContext, wanted: StreamConfig) -> StreamConfig:
