@@ -119,7 +119,7 @@ Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128, patt
 """A name chosen by people or programs: any text without control characters; subjects carry it encoded."""
 
 MAX_SCOPE = 64
-"""Of the name of those who have chosen an id, in bytes of UTF-8."""
+"""Longest name of the owner of an id, in bytes of UTF-8."""
 
 FullId = Annotated[str, StringConstraints(min_length=1, max_length=129 + MAX_SCOPE, pattern=NO_CONTROLS)]
 """An id of an execution, a task or a plan as the plane calls it: as it was chosen, and `@` and whose it is."""

@@ -15,7 +15,7 @@ from breakwater.contracts.types import Identifier, Message, Off, UsdAmount
 from breakwater.policy.formats import moment
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
-"""From the least on."""
+"""Severities, the least first."""
 
 SEVERITY_OF: Mapping[str, Severity] = {
     "breaker_open": "critical",

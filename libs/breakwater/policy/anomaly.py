@@ -53,17 +53,17 @@ HALF_LIFE = 4_320
 """Minutes after which one counts half: three days of an agent that is always active. With one day a quiet
 weekend would outweigh the week, and each Monday be an anomaly."""
 WEIGHT = 1 - 2 ** (-1 / HALF_LIFE)
-"""Of one minute, once there are many; the first ones weigh as in a plain mean."""
+"""Weight of one minute, once there are many; the first ones weigh as in a plain mean."""
 START = 5
 """Minutes whose median is where learning begins, so that an odd first one is not the baseline. As few as
 `minimum_minutes` may be."""
 CENTRE_CLIP = 3.0
-"""Beyond it a minute moves the baseline no further; of normal noise that is 2 %."""
+"""Deviations beyond which a minute moves the baseline no further; of normal noise that is 2 %."""
 SPREAD_CLIP = 20.0
-"""Beyond it a minute widens the deviation no further. Wide, as what has few but high peaks must not be taken for
-steady: with a clip of `c` that happens where fewer than 1 of 2c minutes is a peak."""
+"""Deviations beyond which a minute widens the spread no further. Wide, as what has few but high peaks must not be taken
+for steady: with a clip of `c` that happens where fewer than 1 of 2c minutes is a peak."""
 RELATIVE_FLOOR = 0.1
-"""Of the baseline: the least deviation, however steady an agent is."""
+"""The least deviation, as a share of the baseline, however steady an agent is."""
 ABSOLUTE_FLOOR: Mapping[Measure, float] = {
     "error_rate": 0.02,
     "spend_rate": 10_000_000,
@@ -85,9 +85,9 @@ class Level:
     spread: Positive = 0.0
     """Mean distance from the baseline, without floors. Of normal noise it is 0.8 of the standard deviation."""
     learned: WholeNumber = 0
-    """Of how many minutes."""
+    """Number of minutes it was learned from."""
     first: Annotated[tuple[Positive, ...], Field(max_length=START)] = ()
-    """Those minutes, while there are fewer than START."""
+    """The first minutes, while there are fewer than START."""
 
 
 UNKNOWN = Level()
@@ -125,7 +125,7 @@ NEW_NORMAL = 360
 LAPSE = 120
 """Minutes without a figure after which an anomaly is over. Twice an hour, so that it goes on for what runs hourly."""
 HABIT = 3
-"""So many peaks are a habit: a batch each night is an anomaly for three nights."""
+"""Number of peaks that are a habit: a batch each night is an anomaly for three nights."""
 HABIT_WITHIN = 7 * 24 * 60
 """Minutes of the clock, in which they must have been."""
 HIGHER = 1.5
@@ -139,7 +139,7 @@ class Minute:
     """Figures of an agent in one minute."""
 
     number: int
-    """Of minutes since the epoch."""
+    """Minutes since the epoch."""
     calls: int
     """Jobs that were answered or failed."""
     failures: int
@@ -159,7 +159,7 @@ class Peak:
 
     since: WholeNumber = 0
     minutes: WholeNumber = 0
-    """Of the clock."""
+    """Length in minutes of the clock."""
     height: Positive = 0.0
     """The highest value."""
 
@@ -203,7 +203,7 @@ class Baseline:
         return frozenset(measure for measure in MEASURES if self.of(measure).announced)
 
     def to_json(self) -> bytes:
-        """As it is stored: about 1 kB, and never more than 4."""
+        """The stored form: about 1 kB, and never more than 4."""
         return _STORED.dump_json(self)
 
     @staticmethod
@@ -229,13 +229,13 @@ class AnomalyChange:
     since: int
     """The first minute that was far."""
     value: float | None
-    """Of the minute that decided it; None where it lapsed."""
+    """Value of the minute that decided it; None where it lapsed."""
     baseline: float
     """The baseline before; of an accepted anomaly, the new one."""
     deviation: float
     """The expected one, with its floors. Never zero."""
     calls: int
-    """Of time to first token: the streams."""
+    """Number of calls; of streams, for time to first token."""
 
 
 def judge(baseline: Baseline, minute: Minute, rules: AnomalyRules) -> tuple[Baseline, tuple[AnomalyChange, ...]]:

@@ -52,7 +52,7 @@ PRESETS: Mapping[str, Mapping[str, int]] = {
     "migration-safety": {"consecutive_failures": 1, "same_error": 2},
     **dict.fromkeys(("debug", "review", "docs"), _STANDARD),
 }
-"""Of breakers and of guards."""
+"""Presets of breakers and of guards."""
 
 
 def with_preset(rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def with_preset(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def take_preset(data: Any) -> Any:
-    """Of a model with a `preset`: applies it before the settings are checked."""
+    """Applies the `preset` of a model before its settings are checked."""
     return with_preset(cast(dict[str, Any], data)) if isinstance(data, dict) else data
 
 
@@ -121,12 +121,12 @@ class BreakerRules(Message):
 
 @dataclass(frozen=True, slots=True)
 class BreakerKey:
-    """Whose breaker. One that agents share has the agent `*`; one of a whole provider the model `<provider>/*`."""
+    """Key of a breaker. One that agents share has the agent `*`; one of a whole provider the model `<provider>/*`."""
 
     agent: str
     model: str
     task: str | None = None
-    """Whose, if jobs of a task bring it. Such a breaker is listed nowhere, and its transitions are not published."""
+    """The task whose jobs bring the breaker. It is listed nowhere, and its transitions are not published."""
 
     @classmethod
     def of(cls, scope: BreakerScope, agent: str, model: str, provider: str) -> BreakerKey:
@@ -189,7 +189,7 @@ class Slice:
     calls: int
     failed: int
     caller: str = ""
-    """Empty for all beyond the first `CALLERS_OF_SLICE`."""
+    """The caller; empty for all beyond the first `CALLERS_OF_SLICE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class Breaker:
     closed_at: int = 0
     """Sequence of the probe that closed it last: what the log said before is over, also when it is delivered again."""
     total_failures: int = 0
-    """All that were counted; only a reset starts over."""
+    """Number of failures that were counted; only a reset starts over."""
     errors_seen: tuple[str, ...] = ()
     """The different errors among them, sorted; no more than `MAX_ERRORS_SEEN`."""
     slices: tuple[Slice, ...] = ()
@@ -249,13 +249,13 @@ class Observation:
     failed: bool | None
     error: str = ""
     version: int | None = None
-    """Of the breaker that let the call pass; None where that is not known."""
+    """Version of the breaker that let the call pass; None where that is not known."""
     limited: bool = False
-    """It ended with a rate limit, which is no failure by itself: the model is busy."""
+    """True for a rate limit, which is no failure by itself: the model is busy."""
     job: str = ""
     """Hash of its execution; empty where that is not known."""
     caller: str = ""
-    """As `caller_of` names it; empty where that is not known."""
+    """The caller as `caller_of` names it; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,7 +608,7 @@ def _slice_ms(rules: BreakerRules) -> int:
 
 
 def _live(slices: Sequence[Slice], rules: BreakerRules, now_ms: int) -> list[Slice]:
-    """Those that are wholly within the rolling window that ends now.
+    """Slices that are wholly within the rolling window that ends now.
 
     The ones that begin later have another length, from before a change of the rules: they say nothing.
     """

@@ -67,7 +67,7 @@ def periods_at(moment: datetime, zone: ZoneInfo) -> Periods:
 
 
 def periods_since(earliest: datetime, now: datetime, zone: ZoneInfo) -> tuple[Period, ...]:
-    """All days and months that have any moment from `earliest` to `now` in them, the days first, in their order."""
+    """Days and months that have any moment from `earliest` to `now` in them, the days first, in their order."""
     found: list[Period] = []
     for window in WINDOWS:
         current = period(window, earliest, zone)
@@ -147,12 +147,12 @@ class Counter:
 
     @property
     def agent(self) -> str | None:
-        """Whose it is, for scope `agent`."""
+        """The agent, for scope `agent`."""
         return self.of if self.scope == "agent" else None
 
     @property
     def tenant(self) -> str | None:
-        """Whose it is, for scope `tenant`."""
+        """The tenant, for scope `tenant`."""
         return self.of if self.scope == "tenant" else None
 
 
@@ -210,7 +210,7 @@ class CapTable:
 MAX_KNOWN = 10_000
 
 MAX_TENANTS = 20_000
-"""Of how many tenants that the config does not name, and one caller does, budgets are counted in a calendar month."""
+"""Number of tenants in a month that the config does not name, and one caller does, whose budgets are counted."""
 
 NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
 """The classes of refusals that no day and no month ends: a call that a cap has no room for, whatever was spent."""
@@ -302,7 +302,7 @@ class Forecast:
 
 
 def recent_from(period: Period, now_ms: int) -> int:
-    """Since when spend counts as recent, in ms since the epoch: not before the period began."""
+    """Beginning of recent spend, in ms since the epoch: not before the period began."""
     return max(period.start_ms, now_ms - (period.end_ms - period.start_ms) // RECENT_PARTS)
 
 

@@ -176,18 +176,18 @@ class Caller:
 
     kind: CallerKind
     id: str
-    """Of the API key; of a person the provider's `sub`."""
+    """Id of the API key; of a person the provider's `sub`."""
     name: str
     """The name that their actions are recorded under."""
     scopes: tuple[KeyScope, ...]
     created_at: datetime
     """Time at which the key was made, or the person signed in."""
     tenants: tuple[str, ...] = ()
-    """In whose name they submit; empty: in anyone's."""
+    """Tenants they submit for; empty: any."""
     agents: tuple[str, ...] = ()
-    """For which agents they submit; empty: for all."""
+    """Agents they submit for; empty: all."""
     roles: tuple[PersonRole, ...] = ()
-    """Of a person."""
+    """Roles of a person."""
 
     def may(self, needed: Collection[KeyScope]) -> bool:
         """True if they have one of the scopes at least."""

@@ -31,7 +31,7 @@ _NOT_MORE = frozenset({"index", "delta", "message"})
 _PIECE = frozenset({"index", "function"})
 _OF_CALL = frozenset({"index", "id", "type", "function", "name", "arguments"})
 _GROWING = frozenset({"arguments", "data", "input", "transcript"})
-"""Of parts of a delta: texts that come in pieces, of which two may be equal. Other texts are only repeated."""
+"""Texts in parts of a delta that come in pieces, of which two may be equal. Other texts are only repeated."""
 _TEXTS = frozenset({"content", "refusal", "reasoning", THOUGHT})
 
 
@@ -94,7 +94,7 @@ class Assembly:
 
     @property
     def usage(self) -> Mapping[str, Any] | None:
-        """As it was reported."""
+        """The usage as it was reported."""
         usage = self._head.get("usage")
         return cast(Mapping[str, Any], usage) if isinstance(usage, dict) else None
 

@@ -57,7 +57,7 @@ _ERRORS: Mapping[str, tuple[int, str]] = {
     "dependency_failed": (409, "dependency_failed"),
     "cancelled": (409, "cancelled"),
 }
-"""By why a job ended; where that is `error`, by the kind of the error that explains it."""
+"""Statuses and codes by why a job ended; where that is `error`, by the kind of the error that explains it."""
 
 _OF_THE_PLANE = frozenset({401, 402, 403, 407})
 """Statuses about the plane's own key: the client's is not the one at fault."""
@@ -67,10 +67,10 @@ _OF_ANSWERS: Mapping[str, tuple[int, str]] = {
     "ContentFilteredError": (400, "content_filter"),
     "OutputLimitError": (400, "max_tokens_reached"),
 }
-"""By the error's class: what OpenAI has codes of its own for."""
+"""Statuses and codes of answers that OpenAI has codes of its own for, by the error's class."""
 
 _FINISH_REASONS = frozenset({"stop", "length", "content_filter"})
-"""Those that OpenAI's clients know; whether tools are called, the message says."""
+"""Finish reasons that OpenAI's clients know; whether tools are called, the message says."""
 
 
 def job_of(request: ChatCompletionRequest, options: CallOptions, agent: str, model: str | None) -> Job:

@@ -170,7 +170,7 @@ IMAGES = frozenset({"image_url", "input_image", "image"})
 SOUND_AND_FILM = frozenset({"input_audio", "audio_url", "audio", "input_video", "video_url", "video"})
 DOCUMENTS = frozenset({"input_file", "file", "document"})
 FILES = IMAGES | SOUND_AND_FILM | DOCUMENTS
-"""Their types."""
+"""Types of parts that are files."""
 
 _PAYLOADS = ("source", "image_url", "file", *SOUND_AND_FILM)
 _DATA = ("data", "file_data", "url", "file_url")

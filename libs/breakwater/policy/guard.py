@@ -162,7 +162,7 @@ class JobOutcome:
 
 _FAILURES: frozenset[Reason] = frozenset({"error", "timeout", "worker_lost"})
 _REFUSALS: frozenset[Reason] = frozenset({"breaker_open", "budget_exceeded", "rate_limited"})
-"""Before any call they say nothing of the task: an outage must not stop it until people come."""
+"""Reasons that say nothing of the task before any call: an outage must not stop it until people come."""
 
 
 def outcome_of(record: Execution, rules: GuardRules) -> JobOutcome:

@@ -23,7 +23,7 @@ _SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "o
 """Kinds that say nothing of health: a message was wrong and is mended or sent back, or the model was busy."""
 
 NONE_SUCCEEDS = 10
-"""So many failures in a row are no bad moment."""
+"""Failures in a row that are no bad moment."""
 
 
 def failed(attempt: Attempt) -> bool | None:
@@ -42,14 +42,14 @@ def failed(attempt: Attempt) -> bool | None:
 
 
 def health_of_model(breaker: BreakerState | None, consecutive_failures: int) -> Health:
-    """Of an agent on one model: `unhealthy` while its breaker lets no call pass, or one probe at most, or all fail."""
+    """Health of an agent on one model: `unhealthy` while its breaker lets no call pass, or one probe, or all fail."""
     if breaker not in {None, "closed"} or consecutive_failures >= NONE_SUCCEEDS:
         return "unhealthy"
     return "degraded" if consecutive_failures else "healthy"
 
 
 def health_of_agent(models: Collection[Health], consecutive_failures: int) -> Health:
-    """Of an agent over its models: `unhealthy` when none of them serves, `degraded` when anything is amiss."""
+    """Health of an agent over its models: `unhealthy` when none of them serves, `degraded` when anything is amiss."""
     if consecutive_failures >= NONE_SUCCEEDS or (models and all(health == "unhealthy" for health in models)):
         return "unhealthy"
     return "degraded" if consecutive_failures or "unhealthy" in models else "healthy"
@@ -65,7 +65,7 @@ _WITHOUT_FIGURES: Mapping[GuardRule, str] = {
 
 
 def of_task(task: Task, trip: Trip) -> FailureStatistics:
-    """Of a task that is stopped."""
+    """Figures of a task that is stopped."""
     return FailureStatistics(
         consecutive_failures=task.consecutive_failures,
         total_failures=task.total_failures,
@@ -75,7 +75,7 @@ def of_task(task: Task, trip: Trip) -> FailureStatistics:
 
 
 def of_breaker(reason: str, *, consecutive_failures: int, total_failures: int, unique_errors: int) -> FailureStatistics:
-    """Of a breaker that refuses calls; `reason` is why it opened, as it is stored."""
+    """Figures of a breaker that refuses calls; `reason` is why it opened, as it is stored."""
     # What operators write, and who they are, is not for those who read results.
     isolated = reason.startswith("isolated by ")
     return FailureStatistics(

@@ -33,7 +33,7 @@ class Held:
     """An alert that waits for a channel."""
 
     sequence: int
-    """Of the message in ALERTS; unique among them."""
+    """Sequence of the message in ALERTS; unique among them."""
     alert: Alert
     stored_at: datetime
     """Time at which ALERTS took it: long after it happened, where alerters were away."""
@@ -196,7 +196,7 @@ class _Candidate:
         )
 
     def ready(self, rules: ChannelRules, now: datetime) -> datetime:
-        """From when on it may be sent."""
+        """Earliest time for it to be sent."""
         recovered = self.newest.status == "resolved" and self.newest.resolved_by is None
         if not recovered or rules.every_change:
             return now
@@ -204,7 +204,7 @@ class _Candidate:
         return self._known_since + timedelta(seconds=rules.quiet_s)
 
     def update_ready(self, changed_at: datetime) -> datetime:
-        """From when on its message may be changed. Only that it happened again can wait."""
+        """Earliest time for its message to be changed. Only a repetition can wait."""
         return changed_at + UPDATE_EVERY if self.newest.change == "repeated" else changed_at
 
 

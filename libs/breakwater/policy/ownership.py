@@ -40,7 +40,7 @@ def job_digest(job: Job | bytes, owner: str | None) -> str:
 
 
 def owner_of(caller: Caller) -> str | None:
-    """To whom belong the jobs that a caller sends: to all keys of this name.
+    """Owner of the jobs that a caller sends: all keys of this name.
 
     None where they belong to more: to all keys of the job's tenant, or of operators.
     """
@@ -52,12 +52,12 @@ class Bound(Protocol):
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """For which agents; empty: for all."""
+        """Agents it submits for; empty: all."""
         ...
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """In whose name; empty: in anyone's."""
+        """Tenants it submits for; empty: any."""
         ...
 
 
@@ -108,7 +108,7 @@ def may_see(caller: Caller, *, agent: str | None, tenant: str | None, owner: str
 
 
 def scope_of(caller: Caller, tenant: str | None) -> str | None:
-    """Whose names the ids of a job are; None for those of operators, who have theirs in common.
+    """Scope of the ids of a job; None for those of operators, who have theirs in common.
 
     Args:
         caller: who sends it.
@@ -223,7 +223,7 @@ def document_as_chosen(document: bytes, show: Callable[[str], str] = shown) -> b
 
 
 VERSION = "v1"
-"""To be raised with whatever changes what is asked for the same job, or what is made of an answer."""
+"""Version of the keys, raised with any change of what is asked for the same job, or of what is made of an answer."""
 
 
 def cache_key(

@@ -18,7 +18,7 @@ from breakwater.policy.price import CHOICES, MAX_CHOICES, MAX_OUTPUT_TOKENS, OUT
 
 
 def words(text: str) -> frozenset[str]:
-    """Those of a text."""
+    """The words of a text."""
     return frozenset(re.findall(r"\S+", text))
 
 
@@ -74,7 +74,7 @@ _OF_SERVERS = words(
     xtc_probability xtc_threshold
     """
 )
-"""Of OpenRouter, vLLM, SGLang, llama.cpp, Ollama, and of makers whose API is compatible with OpenAI's."""
+"""Params of OpenRouter, vLLM, SGLang, llama.cpp, Ollama, and of makers whose API is compatible with OpenAI's."""
 _OF_ANTHROPIC = frozenset({"cache_control", "output_config", "output_format", "stop_sequences", "system"})
 
 _BY_KIND: Mapping[str, frozenset[str]] = {

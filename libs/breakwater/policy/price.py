@@ -239,7 +239,7 @@ class Price(TokenPrices):
     )
 
     def tariff(self) -> Tariff:
-        """As they are applied."""
+        """The prices as they are applied."""
         tiers = [(-1, self), *sorted(((tier.above_tokens, tier) for tier in self.tiers), key=itemgetter(0))]
         terms = {name.strip().lower(): _rates([(-1, prices)]) for name, prices in self.service_tiers.items()}
         return Tariff(_rates(tiers), terms)
@@ -494,16 +494,16 @@ def _decoded(data: str) -> bytes:
 BASE_TOKENS = 32
 """Tokens of a call around its messages."""
 PAGE_TEXT_TOKENS = 3_000
-"""Of a page of a PDF, in addition to its picture: Anthropic documents 1,500 to 3,000."""
+"""Tokens of a page of a PDF, in addition to its picture: Anthropic documents 1,500 to 3,000."""
 BYTES_PER_DOCUMENT_TOKEN = 2
-"""Of PDFs. Their text is compressed, and each page is seen as a picture as well; scans come to far less."""
+"""Bytes of a PDF for a token. Its text is compressed, and each page is a picture as well; scans come to far less."""
 BYTES_PER_MEDIA_TOKEN = 32
-"""Of sound and film: Gemini's 32 tokens a second, at one kilobyte a second. Speech is hardly ever smaller."""
+"""Bytes of sound and film for a token: Gemini's 32 a second, at one kilobyte a second. Speech is seldom smaller."""
 LINKED_FILE_TOKENS = 200_000
-"""Of a file whose size is not known: all that fits in the context of most models."""
+"""Tokens of a file whose size is not known: all that fits in the context of most models."""
 
 MAX_INPUT_TOKENS = 100_000_000
-"""More than any model takes: the provider refuses such a call, at any estimated cost."""
+"""Tokens that no model takes: the provider refuses such a call, at any estimated cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -533,7 +533,7 @@ long edge are 4,784 tokens. Tools: up to 530 tokens documented, and headroom for
 GEMINI = TokenRules(lowercase_bytes=2.0, foreign_bytes=1.5, image_tokens=5_000, tool_tokens=200)
 """Images: 258 tokens for each tile, at most sixteen of them; at most 2,240 tokens with Gemini 3."""
 GENERIC = TokenRules(lowercase_bytes=1.75, foreign_bytes=1.0, image_tokens=16_384, tool_tokens=1_000)
-"""Of an endpoint that serves anything. Images: Qwen-VL's own limit."""
+"""Rules of an endpoint that serves anything. Images: Qwen-VL's own limit."""
 
 _OPENAI_IMAGES = (("gpt-4o-mini", 48_169), ("gpt-4o", 1_445), ("gpt-4-turbo", 1_445), ("gpt-4.1", 3_779))
 """Base and eight tiles at high detail (2,833 + 8 x 5,667 and 85 + 8 x 170); 1,536 patches by nano's 2.46."""

@@ -66,7 +66,7 @@ _CODES = words(
     2013 2049 2056 20012 20015 30001 30003 30011 50501 50505 50603 50604
     """
 )
-"""In lower case: those of makers and gateways, of Google's RPC, of AWS and of Alibaba; the numbers are those of Zhipu,
+"""Known codes in lower case, of makers and gateways, Google's RPC, AWS and Alibaba; the numbers are those of Zhipu,
 MiniMax and SiliconFlow."""
 _PLACES = words(
     """
@@ -93,7 +93,7 @@ def known_place(param: str) -> str:
 
 
 def hashed(text: str) -> str:
-    """By which two that are the same are seen to be, and no more."""
+    """A hash by which two equal texts are seen to be equal, and no more."""
     return f"#{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
@@ -145,7 +145,7 @@ def _is_nameless(name: str) -> bool:
 
 
 def _parts(name: str) -> tuple[list[str], str, str]:
-    """Its words in any order, its date as digits, and its tag."""
+    """The words of a name in any order, its date as digits, and its tag."""
     name = name.strip().lower().rpartition("/")[2]
     name = _VERSION_THERE.sub("", _WHERE.sub("", name, count=1) if "." in name else name)
     tag = "" if name.startswith("ft:") or (found := _TAG.search(name)) is None else found[1]

@@ -18,7 +18,7 @@ HELD = "ModelHeldError"
 """The class of a call that is not made as the model is held."""
 
 MAX_HELD_S = 10.0
-"""For how long in all a job waits for a model that is held, where it has another."""
+"""Time that a job waits in all for a model that is held, where it has another."""
 
 _SPREAD = 0.1
 
@@ -76,7 +76,7 @@ class RateLimit(Message):
 
     @property
     def periods(self) -> tuple[LimitPeriod, ...]:
-        """Those that something is limited in; concurrent calls are counted with the minute."""
+        """Periods that something is limited in; concurrent calls are counted with the minute."""
         of_minute = (self.requests_per_minute, self.tokens_per_minute, self.concurrent_calls)
         return (*(() if of_minute == (None, None, None) else ("minute",)), *(() if self.per is None else (self.per,)))
 

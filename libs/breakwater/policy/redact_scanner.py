@@ -573,7 +573,7 @@ class Scanner:
 
 
 def _unescaped(text: Text, work: WorkLimit) -> Text | None:
-    """With one level of escapes undone, and the limit behind what it was behind; None where there are none."""
+    """The text with one level of escapes undone, and its limit behind what was before it; None without escapes."""
     data, limit = text
     most = _ESCAPES_A_PLACE * MAX_PLACES + 1
     count = sum(1 for _ in islice(_ESCAPES.finditer(data), most)) if b"%" in data or b"\\" in data else 0

@@ -259,7 +259,7 @@ def after_failure(
 
 
 def hold_s(named_s: float | None, policy: RetryPolicy, failures: Mapping[ErrorKind, int]) -> float:
-    """For how long the fleet leaves a model alone that has answered with a rate limit.
+    """Seconds for which the fleet leaves a model alone that has answered with a rate limit.
 
     Args:
         named_s: what its provider asks for. None: the job's back-off, within the bounds of a hold that is waited for.

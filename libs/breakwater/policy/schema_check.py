@@ -49,7 +49,7 @@ _WORDS = {
 
 
 def _described(error: ValidationError) -> str:
-    """One thing that is wrong: its path, and what would be right."""
+    """A mistake: its path, and what would be right."""
     # Of the ways in which none of several forms fits, the one that comes nearest says most.
     nearest = cast(ValidationError, best_match([error]))
     path = nearest.json_path

@@ -59,12 +59,12 @@ class SignInFlow:
 
     @property
     def verifier(self) -> str:
-        """Of PKCE (RFC 7636): shows the provider that who redeems the code has asked for it."""
+        """Verifier of PKCE (RFC 7636): shows the provider that the redeemer of the code has asked for it."""
         return self._derived("verifier")
 
     @property
     def challenge(self) -> str:
-        """Of PKCE, by the method S256."""
+        """Challenge of PKCE, by the method S256."""
         return _text(hashlib.sha256(self.verifier.encode()).digest())
 
     def is_state(self, state: str) -> bool:

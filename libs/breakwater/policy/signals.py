@@ -83,7 +83,7 @@ class Resolved(_SignalFields):
     """The person who ended it, where one did."""
     reason: str | None = None
     above: int | None = None
-    """Of a cap that was raised: the key is that of all its incidents, and over are those of higher percentages."""
+    """Percent spent of a raised cap: the key is that of all its incidents, and over are those of higher ones."""
 
     def ends(self, key: str) -> bool:
         """True if it is the end of an incident with this key."""

@@ -141,7 +141,7 @@ _MODALITIES = {"audio_tokens": "audio", "image_tokens": "image", "video_tokens":
 _NO_KINDS = frozenset(
     {"text_tokens", "reasoning_tokens", "thinking_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"}
 )
-"""Of details: what costs what all of it costs."""
+"""Details that cost what all of it costs."""
 
 
 def _kind(place: str) -> tuple[str, str] | None:
@@ -306,7 +306,7 @@ class _ReportedFigures:
         *,
         thinks_apart: bool = False,
     ) -> Usage:
-        """All of it, from what is known of the input."""
+        """The usage, from what is known of the input."""
         heard, said = self._parts("input"), self._parts("output")
         tokens = self._whole(tokens, heard, "input")
         if tokens == 0:
@@ -331,7 +331,7 @@ class _ReportedFigures:
         )
 
     def _output(self, tokens: int | None, output: int | None, *, thinks_apart: bool) -> int | None:
-        """All output: what the total has beyond the input, and reasoning, wherever it is counted."""
+        """The output: what the total has beyond the input, and reasoning, wherever it is counted."""
         said, thought = output or 0, self.most("reasoning") or 0
         apart = thinks_apart or thought > said
         most = said + thought if apart else said

@@ -23,7 +23,7 @@ class Silence:
     """Knowledge of another worker whose heartbeat is late."""
 
     silent_s: float
-    """Since its last heartbeat."""
+    """Seconds since its last heartbeat."""
     runs: bool | None
     """True if its process runs; None where it is one of another machine."""
     connected: bool | None

@@ -218,7 +218,7 @@ def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[ContentBl
 
 
 def _marked(blocks: list[ContentBlock], message: Mapping[str, Any]) -> list[ContentBlock]:
-    """With the message's own cache mark on its last block: up to there the prompt is cached."""
+    """The blocks with the message's own cache mark on the last: up to there the prompt is cached."""
     mark = message.get("cache_control")
     return [*blocks[:-1], {**blocks[-1], "cache_control": mark}] if mark and blocks else blocks
 
@@ -381,11 +381,11 @@ class Messages:
         return request_body(call)
 
     def stream_reader(self, answer: Assembly) -> StreamReader:  # noqa: ARG002  its own form has to be kept
-        """Of the events of a message."""
+        """A reader of the events of a message."""
         return MessageEvents(self.usage)
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
-        """Its tokens."""
+        """Tokens of a message."""
         return of_message(answer)
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:

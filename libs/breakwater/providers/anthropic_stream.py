@@ -33,7 +33,7 @@ class MessageEvents:
         self._usage: dict[str, Any] = {}
         self._blocks: list[_BlockSoFar] = []
         self._latest: dict[int, _BlockSoFar] = {}
-        """At each index: some gateways number all blocks 0."""
+        """The latest block at each index: some gateways number all blocks 0."""
         self._calls = 0
         self._created = int(time.time())
 
@@ -151,7 +151,7 @@ class MessageEvents:
 class _BlockSoFar:
     given: dict[str, Any]
     call: int | None = None
-    """Its number among the calls, where it is one."""
+    """Number among the calls, where it is one."""
     parts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def whole(self) -> dict[str, Any]:

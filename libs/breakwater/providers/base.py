@@ -231,7 +231,7 @@ def _as_written(value: object) -> object:
 
 
 ApiVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$"), BeforeValidator(_as_written)]
-"""Such as 2024-10-21, with quotes or without."""
+"""A version such as 2024-10-21, with quotes or without."""
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
@@ -307,7 +307,7 @@ class Wire(Protocol):
     """An HTTP API, as pure functions of values; `HttpProvider` does the rest."""
 
     def stream_reader(self, answer: Assembly) -> StreamReader:
-        """Of one stream, which `body` has asked for. `answer`: its chunks so far."""
+        """A reader of one stream, which `body` has asked for. `answer`: its chunks so far."""
         ...
 
     def url(self, model: str) -> str:

@@ -93,7 +93,7 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """As in `subprocess.Popen`; None before `end`."""
+        """The code as in `subprocess.Popen`; None before `end`."""
         return self._process.returncode
 
     async def talk(self, request: bytes) -> None:

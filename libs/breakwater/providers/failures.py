@@ -342,7 +342,7 @@ _CERTIFICATES = {
     20: "is signed by an authority that the system does not trust",
     62: "is for another host than base_url names",
 }
-"""By OpenSSL's number of what is wrong with one."""
+"""Faults of certificates, by OpenSSL's numbers."""
 
 
 def transport_failure(error: BaseException) -> TransportFailure:

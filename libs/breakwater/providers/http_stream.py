@@ -34,7 +34,7 @@ _ALIVE = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat"})
 """Names of events that say only that the stream is not over."""
 
 _LIMIT_EVERY = 0.05
-"""After which part of the idle timeout the timeout is set again: setting it costs as much as parsing a chunk."""
+"""Part of the idle timeout after which the timeout is set again: setting it costs as much as parsing a chunk."""
 
 
 class StreamBroken(Exception):  # noqa: N818  what happened, in the field's words
@@ -134,7 +134,7 @@ async def _piece(content: aiohttp.StreamReader) -> bytes:
 
 
 def silence(call: Call, streaming: Streaming) -> TransportFailure:
-    """Nothing came in time."""
+    """The failure of a stream on which nothing came in time."""
     if not streaming.answer.length:
         return TransportFailure("timeout", "TimeoutError", f"no answer within {call.timeout_s:g} s")
     text = f"nothing came for {streaming.idle_timeout_s:g} s, or the job's time was over, in the middle of the answer"

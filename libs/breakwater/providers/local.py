@@ -175,7 +175,7 @@ class Shown:
         self._redactor = Redactor.compile(redaction.model_copy(update={"max_value_length": MAX_REDACTED}))
 
     def text(self, text: str) -> str:
-        """Its beginning; what is too long ends between two words."""
+        """The redacted beginning of a text; one that is too long ends between two words."""
         return _beginning(self._redactor.text(self._secrets.hidden(text)))
 
     def last_line(self, text: str, *, is_rest: bool) -> str:

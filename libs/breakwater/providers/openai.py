@@ -80,11 +80,11 @@ class ChatCompletions:
         return _Chunks(answer)
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
-        """Its tokens."""
+        """Tokens of a completion."""
         return of_completion(answer, thinks_apart=self._host.endswith("perplexity.ai"))
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
-        """All of them. Raises UnusableAnswerError."""
+        """All choices. Raises UnusableAnswerError."""
         found = answer.get("choices")
         if not isinstance(found, list) or not found:
             raise UnusableAnswerError("the answer has no choices")

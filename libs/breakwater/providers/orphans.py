@@ -25,7 +25,7 @@ class OrphanGuard:
         self._groups: set[int] = set()
 
     def start(self) -> None:
-        """Before the first group is: between its start and its `watch` nothing else should take time.
+        """Starts the guard, before the first group is: between its start and its `watch` nothing else should take time.
 
         Raises:
             OSError: the guard can't be started.
@@ -34,7 +34,7 @@ class OrphanGuard:
             self._process = self._spawn()
 
     def watch(self, group: int) -> None:
-        """To be killed with this process.
+        """Has a group killed with this process.
 
         Raises:
             OSError: a guard that was killed can't be started again.
@@ -43,7 +43,7 @@ class OrphanGuard:
         self._send(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """It has ended; its number may soon be another's."""
+        """Forgets a group that has ended; its number may soon be another's."""
         self._groups.discard(group)
         if self._process is not None:
             with contextlib.suppress(OSError):  # a guard that is gone has nothing to forget

@@ -64,7 +64,7 @@ class ProcessLimits(Message):
     open_files: int | None = Field(default=None, ge=4, le=1 << 20, description="Open files, sockets and pipes.")
 
     def by_number(self) -> dict[int, int]:
-        """Those that are set, by the kernel's number of each."""
+        """The limits that are set, by the kernel's number of each."""
         named = {
             resource.RLIMIT_AS: None if self.memory_mb is None else self.memory_mb * MIB,
             resource.RLIMIT_CPU: self.cpu_s,
@@ -268,7 +268,7 @@ class ProcessProvider:
             await asyncio.wait({talking})
 
     async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
-        """Its secrets are read once."""
+        """False: its secrets are read once."""
         return False
 
     async def close(self) -> None:

@@ -141,7 +141,7 @@ class PythonProvider:
         return self._answer(task.result())
 
     async def refresh_credential(self, used: int | None) -> bool:  # noqa: ARG002
-        """It has none that are known here."""
+        """False: it has none that are known here."""
         return False
 
     async def close(self) -> None:
