@@ -108,5 +108,5 @@ async def test_a_piece_that_a_program_wrote_during_a_standstill_is_passed_on() -
         loop.call_soon(stand_still)
         asked = call(timeout_s=TIMEOUT_S, streaming=Streaming(take, 5.0, 5.0))
         assert asked.streaming is not None
-        assert await pieces.pass_on(asked, asked.streaming, ended) is None
+        assert await pieces.pass_on(asked, asked.streaming, ended)
     assert [chunk["choices"][0]["delta"]["content"] for [chunk] in taken] == ["hello"]

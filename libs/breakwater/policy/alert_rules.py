@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import time
 from string import Template
 from typing import Annotated, Literal
@@ -166,25 +166,8 @@ class Route(Message):
 Demanding = Literal["guard_tripped", "budget_hard_cap"]
 """Events that can demand a person."""
 
-_VALUES: Mapping[str, Callable[[Alert], str]] = {
-    "title": lambda alert: alert.title,
-    "text": lambda alert: alert.text,
-    "event": lambda alert: alert.event,
-    "severity": lambda alert: alert.severity,
-    "status": lambda alert: alert.status,
-    "change": lambda alert: alert.change,
-    "agent": lambda alert: alert.agent or "",
-    "model": lambda alert: alert.model or "",
-    "tenant": lambda alert: alert.tenant or "",
-    "count": lambda alert: f"{alert.count:,}",
-    "opened_at": lambda alert: moment(alert.opened_at),
-    "last_at": lambda alert: moment(alert.last_at),
-    "incident_id": lambda alert: alert.incident_id,
-    "by": lambda alert: alert.resolved_by or alert.acknowledged_by or "",
-    "reason": lambda alert: alert.reason or "",
-}
-
-PLACEHOLDERS = (*_VALUES, "link")
+_PLAIN = ("title", "text", "event", "severity", "status", "change", "agent", "model", "tenant", "incident_id", "reason")
+PLACEHOLDERS = (*_PLAIN, "count", "opened_at", "last_at", "by", "link")
 """Names for `${…}` in a template. What an alert has not is empty."""
 
 
@@ -194,4 +177,11 @@ def fill(template: str, alert: Alert, link: str) -> str:
     Raises:
         KeyError: a name that is none of PLACEHOLDERS.
     """
-    return Template(template).substitute({name: value(alert) for name, value in _VALUES.items()}, link=link)
+    return Template(template).substitute(
+        {name: getattr(alert, name) or "" for name in _PLAIN},
+        count=f"{alert.count:,}",
+        opened_at=moment(alert.opened_at),
+        last_at=moment(alert.last_at),
+        by=alert.resolved_by or alert.acknowledged_by or "",
+        link=link,
+    )

@@ -184,11 +184,12 @@ class CapTable:
         scope, _, name = key.partition(":")
         if scope == "agent":
             caps = self.agents.get(name, _UNCAPPED)
-            return Counter("agent", name, WINDOWS[0], caps), Counter("agent", name, WINDOWS[1], caps)
-        if scope == "tenant":
+        elif scope == "tenant":
             caps = self.tenants.get(name) or self.tenants.get(OTHERS, _UNCAPPED)
-            return Counter("tenant", name, WINDOWS[0], caps), Counter("tenant", name, WINDOWS[1], caps)
-        return Counter("global", None, WINDOWS[0], self.total), Counter("global", None, WINDOWS[1], self.total)
+        else:
+            scope, caps = "global", self.total
+        daily, monthly = (Counter(scope, name or None, window, caps) for window in WINDOWS)
+        return daily, monthly
 
     def counter(self, key: str, window: Window) -> Counter:
         """One budget, by its scope's key."""

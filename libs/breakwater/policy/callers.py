@@ -28,15 +28,8 @@ ID_BYTES = 6
 SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
 
-_API = "/api/v1/"
-_OPENAI = "/v1/"
-_JOBS = "/api/v1/jobs"
-_JOB = f"{_JOBS}/"
-_PLANS = "/api/v1/plans"
-_PROGRESS = "/progress"
-_CANCEL = "/cancel"
-_SESSIONS = "/api/v1/sessions"
-_OPENID = "/api/v1/openid"
+_API, _JOBS, _PLANS = "/api/v1/", "/api/v1/jobs", "/api/v1/plans"
+_SESSIONS, _OPENID = "/api/v1/sessions", "/api/v1/openid"
 _APPROVALS = frozenset(
     {"/api/v1/alerts/ack", "/api/v1/alerts/resolve", "/api/v1/guards/reset", "/api/v1/budgets/raise"}
 )
@@ -132,7 +125,7 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
     looks = method in ("GET", "HEAD")
     if path == "/metrics" or path.startswith("/metrics/"):
         return ("read",)
-    if path.startswith(_OPENAI):
+    if path.startswith("/v1/"):
         return ("read", "submit") if looks else ("submit",)
     if not path.startswith(_API) or (looks and path == "/api/v1/key"):
         return KEY_SCOPES
@@ -143,13 +136,14 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
     if path in _APPROVALS and not looks:
         return ("approve", "operate")
     if not looks:
-        return ("submit", "operate") if path.startswith(_JOB) and path.endswith(_CANCEL) else ("operate",)
+        return ("submit", "operate") if path.startswith(f"{_JOBS}/") and path.endswith("/cancel") else ("operate",)
     if path.startswith(f"{_PLANS}/"):
         return ("read", "submit")
-    if not path.startswith(_JOB):
+    if not path.startswith(f"{_JOBS}/"):
         return ("read",)
     # A job's answer is not redacted, so only who submits reads it; its progress is. A job may be called `progress`.
-    progress = path.removeprefix(_JOB).endswith(_PROGRESS) and (path if sent is None else sent).endswith(_PROGRESS)
+    name, encoded = path.removeprefix(f"{_JOBS}/"), path if sent is None else sent
+    progress = name.endswith("/progress") and encoded.endswith("/progress")
     return ("read", "submit") if progress else ("submit",)
 
 

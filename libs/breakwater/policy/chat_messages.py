@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import orjson
 
+from breakwater.policy.formats import words
+
 _THINKING = ("thinking", "reasoning")
 THOUGHT = "reasoning_content"
 """The field in addition to the content that makers of thinking models use, and that clients know."""
@@ -122,26 +124,17 @@ _SYNONYMS = {
 _STANDARD = {word: standard for standard, words in _SYNONYMS.items() for word in words.split()}
 _WORD = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
-INTERRUPTED = frozenset(
-    {
-        "error",  # Mistral, OpenRouter, Cohere
-        "abort",  # vLLM, SGLang
-        "timeout",  # Cohere
-        "cancelled",  # watsonx, these two
-        "time_limit",
-        "network_error",  # Zhipu
-        "insufficient_system_resource",  # DeepSeek
-        "malformed_function_call",  # Gemini, these six
-        "malformed_response",
-        "unexpected_tool_call",
-        "too_many_tool_calls",
-        "missing_thought_signature",
-        "function_call_filter",  # its endpoint that is compatible with OpenAI's
-        "malformed_model_output",  # Bedrock, these two
-        "malformed_tool_use",
-    }
+INTERRUPTED = words(
+    """
+    error abort timeout cancelled time_limit network_error insufficient_system_resource malformed_function_call
+    malformed_response unexpected_tool_call too_many_tool_calls missing_thought_signature function_call_filter
+    malformed_model_output malformed_tool_use
+    """
 )
-"""The answer is no good: its provider had a problem while the model was writing, or the model wrote no valid call."""
+"""Reasons of answers that are no good: the provider failed while the model was writing, or it wrote no valid call.
+
+They are words of Mistral, OpenRouter, Cohere, vLLM, SGLang, watsonx, Zhipu, DeepSeek, Gemini and Bedrock.
+"""
 KNOWN_REASONS = INTERRUPTED | _STANDARD.keys() | _SYNONYMS.keys() | {"pause_turn", "compaction"}
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from breakwater.contracts.execution import ErrorInfo, ErrorKind
 from breakwater.policy.delays import latest_reset_s, retry_after_s
-from breakwater.policy.params import words
+from breakwater.policy.formats import words
 from breakwater.policy.provider_words import known_or_hash, known_place
 from breakwater.policy.user_message import user_message
 
@@ -148,15 +148,12 @@ def _long_word(found: re.Match[str]) -> str:
     return "HEX" if numbers >= (1 if prefixed else 3) else found[0]
 
 
-_OVERFLOW_CODES = frozenset(
-    {
-        "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras, vLLM
-        "exceed_context_size_error",  # llama.cpp
-        "model_context_window_exceeded",
-        "tokens_limit_reached",  # GitHub
-        "1261",  # Zhipu
-    }
+_OVERFLOW_CODES = words(
+    """
+    context_length_exceeded exceed_context_size_error model_context_window_exceeded tokens_limit_reached 1261
+    """
 )
+"""Codes of OpenAI, Azure, Groq, Cerebras and vLLM, llama.cpp, GitHub, and Zhipu."""
 _OVERFLOW = re.compile(
     "|".join(
         (
@@ -259,31 +256,16 @@ _THROTTLED_WORDS = re.compile(
 )
 """A rate limit, whatever its type and its status say."""
 
-_SPENT = frozenset(
-    {
-        "insufficient_quota",  # OpenAI
-        "billing_not_active",
-        "billing_hard_limit_reached",
-        "billing_error",  # Anthropic
-        "usage_limit_reached",
-        "exceeded_current_quota_error",  # Moonshot
-        "1113",  # Zhipu: the account, then limits of its plans
-        "1304",
-        "1308",
-        "1310",
-        "arrearage",  # Alibaba
-        "allocationquota.freetieronly",
-        "accountoverdueerror",  # ByteDance
-        "insufficient_balance",  # gateways
-        "insufficient_balance_error",  # MiniMax
-        "insufficient_user_quota",
-        "insufficient_credits",
-        "quota_exceeded",
-        "quotaexceeded",
-        "quota_exhausted",
-        "budget_exceeded",  # LiteLLM
-    }
+_SPENT = words(
+    """
+    insufficient_quota billing_not_active billing_hard_limit_reached billing_error usage_limit_reached
+    exceeded_current_quota_error 1113 1304 1308 1310 arrearage allocationquota.freetieronly accountoverdueerror
+    insufficient_balance insufficient_balance_error insufficient_user_quota insufficient_credits quota_exceeded
+    quotaexceeded quota_exhausted budget_exceeded
+    """
 )
+"""Codes and types of OpenAI, Anthropic, Moonshot, Zhipu (the account, then limits of its plans), Alibaba, ByteDance,
+MiniMax, gateways and LiteLLM."""
 _LIMIT = r"(usage|spend(ing)?|billing|budget|credit|plan|daily|weekly|monthly|weekly/monthly)"
 _CAP = r"(limits?|cap|quota|allowance)"
 _SPENT_WORDS = re.compile(
@@ -542,26 +524,22 @@ def classify(failure: CallFailure, now: datetime) -> Classification:
         now: to read delays that are given as a moment.
     """
     match failure:
-        case TransportFailure(kind, class_name, message):
-            return Classification(kind, class_name, message, None, retryable=True, counts_for_breaker=True)
+        case TransportFailure(kind, name, message):
+            status, again = None, True
         case BrokenAnswer(message, status):
-            return Classification(
-                "server", "BrokenAnswerError", message, status, retryable=True, counts_for_breaker=True
-            )
+            kind, name, again = "server", "BrokenAnswerError", True
         case NothingSaid("content_filter", message, status):
-            return Classification("client", "ContentFilteredError", message, status, False, False)
+            kind, name, again = "client", "ContentFilteredError", False
         case NothingSaid("length", message, status):
             # The model has thought until its limit, and would again.
-            return Classification("client", "OutputLimitError", message, status, False, False)
+            kind, name, again = "client", "OutputLimitError", False
         case NothingSaid(_, message, status):
-            return Classification(
-                "server", "EmptyAnswerError", message, status, retryable=True, counts_for_breaker=True
-            )
-        case ProgramFailure(class_name, message, status, kind):
+            kind, name, again = "server", "EmptyAnswerError", True
+        case ProgramFailure(name, message, status, kind):
             again = kind != "client"
-            return Classification(kind, class_name, message, status, retryable=again, counts_for_breaker=again)
         case HttpFailure():
             return _classify_status(failure, now)
+    return Classification(kind, name, message, status, retryable=again, counts_for_breaker=again)
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")

@@ -121,3 +121,8 @@ def csv_cell(value: str | int | None) -> str | int:
 
 def _is_number(text: str) -> bool:
     return text.lstrip("-").replace(".", "", 1).isdecimal() and not text.startswith("--")
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a table that is written as a text."""
+    return frozenset(text.split())

@@ -22,32 +22,17 @@ from breakwater.policy.retry import RetryPolicy
 Rules = BreakerRules | GuardRules | RetryPolicy
 Allowed = Literal["at most", "at least", "among", "only"]
 
-ALLOWED: Mapping[str, Allowed] = {
-    "breaker.scope": "only",
-    "breaker.errors": "at most",
-    "breaker.within_s": "at least",
-    "breaker.consecutive_failures": "at most",
-    "breaker.same_error": "at most",
-    "breaker.failure_rate": "at most",
-    "breaker.minimum_calls": "at most",
-    "breaker.cooldown_s": "at least",
-    "breaker.cooldown_growth": "at least",
-    "breaker.max_cooldown_s": "at least",
-    "breaker.cooldown_jitter": "at least",
-    "guard.max_iterations": "at most",
-    "guard.max_tokens": "at most",
-    "guard.max_cost_usd": "at most",
-    "guard.consecutive_failures": "at most",
-    "guard.same_error": "at most",
-    "guard.confidence": "only",
-    "retry.max_attempts": "at most",
-    "retry.backoff": "only",
-    # Who waits longer between calls asks less of a provider that fails; the job's own time ends its waits.
-    "retry.base_s": "at least",
-    "retry.max_delay_s": "at least",
-    "retry.on": "among",
-    "retry.per_kind": "only",
+_ALLOWED: Mapping[Allowed, str] = {
+    "at most": "breaker.errors breaker.consecutive_failures breaker.same_error breaker.failure_rate "
+    "breaker.minimum_calls guard.max_iterations guard.max_tokens guard.max_cost_usd guard.consecutive_failures "
+    "guard.same_error retry.max_attempts",
+    # A longer wait between calls asks less of a provider that fails; the job's own time ends its waits.
+    "at least": "breaker.within_s breaker.cooldown_s breaker.cooldown_growth breaker.max_cooldown_s "
+    "breaker.cooldown_jitter retry.base_s retry.max_delay_s",
+    "among": "retry.on",
+    "only": "breaker.scope guard.confidence retry.backoff retry.per_kind",
 }
+ALLOWED: Mapping[str, Allowed] = {path: allowed for allowed, paths in _ALLOWED.items() for path in paths.split()}
 """Bounds of each rule of a job, by its agent's. A rule that the agent has off is not a bound."""
 
 _MODELS: Mapping[str, type[Rules]] = {"breaker": BreakerRules, "guard": GuardRules, "retry": RetryPolicy}

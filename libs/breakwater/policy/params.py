@@ -7,20 +7,14 @@ alone.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from pydantic import JsonValue
 
 from breakwater.contracts.validation import FieldError
+from breakwater.policy.formats import words
 from breakwater.policy.price import CHOICES, MAX_CHOICES, MAX_OUTPUT_TOKENS, OUTPUT_LIMITS
-
-
-def words(text: str) -> frozenset[str]:
-    """The words of a text."""
-    return frozenset(re.findall(r"\S+", text))
-
 
 RESERVED_PARAMS = {
     "model": "has a place of its own in a job",

@@ -64,15 +64,7 @@ list has of chat models, of caches Anthropic's."""
 
 _SAID = ("output", "reasoning")
 
-_TERMS = {
-    "flex": 100,
-    "batch": 100,
-    "scale": 100,
-    "reserved": 100,
-    "provisioned_throughput": 100,
-    "us": 110,
-    "fast": 600,
-}
+_TERMS = dict.fromkeys(("flex", "batch", "scale", "reserved", "provisioned_throughput"), 100) | {"us": 110, "fast": 600}
 """Percent of the standard price for terms that cost no more, were paid before, add a fixed share, or are Anthropic's
 dearest."""
 _OTHER_TERMS = 250

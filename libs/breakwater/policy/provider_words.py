@@ -12,7 +12,8 @@ import re
 from functools import lru_cache
 
 from breakwater.policy.chat_messages import KNOWN_REASONS
-from breakwater.policy.params import KNOWN_PARAMS, words
+from breakwater.policy.formats import words
+from breakwater.policy.params import KNOWN_PARAMS
 from breakwater.policy.price import KNOWN_TERMS
 
 _CODES = words(

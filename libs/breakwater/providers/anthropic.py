@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue
 from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.chat_messages import arguments_text, fields, finish_reason, objects
+from breakwater.policy.formats import words
 from breakwater.policy.price import max_tokens_of
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage, of_message
@@ -113,36 +114,21 @@ DEFAULT_MAX_TOKENS = 4096
 """Anthropic requires a limit; the worker always gives one."""
 
 _NO_COUNTERPART: Mapping[str, Any] = {
-    "audio": ...,
-    "frequency_penalty": 0,
-    "function_call": ...,
-    "functions": ...,
+    **dict.fromkeys(("audio", "function_call", "functions", "verbosity", "web_search_options"), ...),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), 0),
     "logit_bias": {},
     "logprobs": False,
     "modalities": ["text"],
     "n": 1,
-    "presence_penalty": 0,
-    "top_logprobs": 0,
-    "verbosity": ...,
-    "web_search_options": ...,
 }
 """OpenAI's params that Anthropic does not know, each with the value that asks for nothing; any other is refused."""
 _DROPPED = frozenset({"prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "seed", "store"})
 """OpenAI's params without which the same question is asked: they say how it is stored, cached, counted or repeated."""
-_TRANSLATED = frozenset(
-    {
-        "max_completion_tokens",
-        "max_tokens",
-        "metadata",
-        "parallel_tool_calls",
-        "reasoning_effort",
-        "response_format",
-        "stop",
-        "system",
-        "tool_choice",
-        "tools",
-        "user",
-    }
+_TRANSLATED = words(
+    """
+    max_completion_tokens max_tokens metadata parallel_tool_calls reasoning_effort response_format stop system
+    tool_choice tools user
+    """
 )
 
 

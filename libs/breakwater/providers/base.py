@@ -128,6 +128,14 @@ class Call:
     left_out: Collection[str] = ()
 
 
+def silence(call: Call) -> str:
+    """Words for a call on which nothing came in time."""
+    if call.streaming is None or not call.streaming.answer.length:
+        return f"no answer within {call.timeout_s:g} s"
+    idle_s = call.streaming.idle_timeout_s
+    return f"nothing came for {idle_s:g} s, or the job's time was over, in the middle of the answer"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The model's answer.

@@ -32,39 +32,26 @@ _SHORT = 2 * MAX_DEPTH
 """Bytes of JSON that can't be nested too deep."""
 
 _STATUS_BY_NAME = {
-    # Anthropic's types
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "timeout_error": 504,
-    "overloaded_error": 529,
-    # Gemini's
-    "INVALID_ARGUMENT": 400,
-    "FAILED_PRECONDITION": 400,
-    "UNAUTHENTICATED": 401,
-    "PERMISSION_DENIED": 403,
-    "NOT_FOUND": 404,
-    "RESOURCE_EXHAUSTED": 429,
-    "INTERNAL": 500,
-    "UNAVAILABLE": 503,
-    "DEADLINE_EXCEEDED": 504,
-    # OpenAI's codes. Its types are too wide: `server_error` says no more than that an error was answered.
-    "context_length_exceeded": 400,
-    "invalid_api_key": 401,
-    "model_not_found": 404,
-    "rate_limit_exceeded": 429,
-    "insufficient_quota": 429,
-    # Bedrock's
-    "ValidationException": 400,
-    "ThrottlingException": 429,
-    "InternalServerException": 500,
-    "ServiceUnavailableException": 503,
+    name: status
+    for status, names in {
+        400: "invalid_request_error INVALID_ARGUMENT FAILED_PRECONDITION context_length_exceeded ValidationException",
+        401: "authentication_error UNAUTHENTICATED invalid_api_key",
+        402: "billing_error",
+        403: "permission_error PERMISSION_DENIED",
+        404: "not_found_error NOT_FOUND model_not_found",
+        413: "request_too_large",
+        429: "rate_limit_error RESOURCE_EXHAUSTED rate_limit_exceeded insufficient_quota ThrottlingException",
+        500: "api_error INTERNAL InternalServerException",
+        503: "UNAVAILABLE ServiceUnavailableException",
+        504: "timeout_error DEADLINE_EXCEEDED",
+        529: "overloaded_error",
+    }.items()
+    for name in names.split()
 }
+"""Statuses by Anthropic's types, Gemini's statuses, OpenAI's codes and Bedrock's exceptions.
+
+OpenAI's types are too wide: `server_error` says no more than that an error was answered.
+"""
 _NO_ERROR = frozenset({"none", "0", "200", "ok", "success"})
 _BEIJING = timezone(timedelta(hours=8))
 

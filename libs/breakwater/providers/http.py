@@ -33,6 +33,7 @@ from breakwater.providers.base import (
     StreamReader,
     UnusableAnswerError,
     Wire,
+    silence,
 )
 from breakwater.providers.failures import (
     carries_error,
@@ -43,7 +44,7 @@ from breakwater.providers.failures import (
     says_why,
     transport_failure,
 )
-from breakwater.providers.http_stream import StreamBroken, assembled, is_of_events, receive, silence
+from breakwater.providers.http_stream import StreamBroken, assembled, is_of_events, receive
 from breakwater.secret_refs import SecretRef
 
 
@@ -201,8 +202,8 @@ class HttpProvider:
             async with AnswerTimeout(call.timeout_s), self._request(call, key, course) as response:
                 return await _reply(response)
         except TimeoutError as error:
-            text = f"no answer within {call.timeout_s:g} s"
-            raise CallFailed(TransportFailure("timeout", "TimeoutError", text), maybe_billed=course.sent) from error
+            failure = TransportFailure("timeout", "TimeoutError", silence(call))
+            raise CallFailed(failure, maybe_billed=course.sent) from error
         except (aiohttp.ClientError, OSError) as error:
             # What never left this process was never billed: a refused connection, an unknown host, a TLS failure.
             raise CallFailed(transport_failure(error), maybe_billed=course.sent) from error
@@ -222,7 +223,8 @@ class HttpProvider:
                 status = response.status
                 await receive(response, reader, streaming, limit, self._secrets)
         except TimeoutError as error:
-            failure, maybe_billed, cause = silence(call, streaming), course.sent, error
+            name = "StreamStalledError" if streaming.answer.length else "TimeoutError"
+            failure, maybe_billed, cause = TransportFailure("timeout", name, silence(call)), course.sent, error
         except (aiohttp.ClientError, OSError) as error:
             _release(error)
             failure, maybe_billed, cause = transport_failure(error), course.sent, error
@@ -391,9 +393,6 @@ def _without(key: KnownSecrets, failure: CallFailure) -> CallFailure:
 def _checked_origin(url: str) -> URL:
     try:
         parsed = URL(url, encoded=True)
-        origin, has_user = parsed.origin(), parsed.raw_user is not None or parsed.raw_password is not None
+        return parsed.origin().with_port(parsed.explicit_port)
     except ValueError as error:
         raise ConfigError("base_url is not a URL that can be called") from error
-    if has_user:
-        raise ConfigError("base_url must hold no user and no password; a secret is named under api_key")
-    return origin

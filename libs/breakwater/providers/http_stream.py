@@ -10,12 +10,11 @@ from typing import Any, cast
 import aiohttp
 
 from breakwater.policy.chat_chunks import Assembly, Chunk
-from breakwater.policy.classify import BrokenAnswer, CallFailure, TransportFailure
+from breakwater.policy.classify import BrokenAnswer, CallFailure
 from breakwater.policy.redact import KnownSecrets
 from breakwater.providers.base import (
     MAX_ANSWER_BYTES,
     AnswerTimeout,
-    Call,
     Streaming,
     StreamReader,
     UnusableAnswerError,
@@ -131,14 +130,6 @@ async def _piece(content: aiohttp.StreamReader) -> bytes:
     if content.exception() is not None and (rest := cast(Any, content)._read_nowait(-1)):
         return rest
     return await content.readany()
-
-
-def silence(call: Call, streaming: Streaming) -> TransportFailure:
-    """The failure of a stream on which nothing came in time."""
-    if not streaming.answer.length:
-        return TransportFailure("timeout", "TimeoutError", f"no answer within {call.timeout_s:g} s")
-    text = f"nothing came for {streaming.idle_timeout_s:g} s, or the job's time was over, in the middle of the answer"
-    return TransportFailure("timeout", "StreamStalledError", text)
 
 
 def _chunks(events: EventReader, reader: StreamReader, piece: bytes, secrets: KnownSecrets) -> Iterator[Chunk]:

@@ -70,18 +70,18 @@ class Pieces:
         self.texts.append(text)
         self._stirred.set()
 
-    async def pass_on(self, call: Call, streaming: Streaming, ended: asyncio.Future[Any]) -> str | None:
-        """Passes on what comes until the end. Returns why it did not wait for that, where it did not."""
+    async def pass_on(self, call: Call, streaming: Streaming, ended: asyncio.Future[Any]) -> bool:
+        """Passes on what comes until the end. False if nothing came in time, so that it did not wait for the end."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + streaming.total_timeout_s
-        limit, words = call.timeout_s, f"no answer within {call.timeout_s:g} s"
+        limit = call.timeout_s
         ended.add_done_callback(lambda _: self._stirred.set())
         while True:
             try:
                 async with AnswerTimeout(min(ends_at - loop.time(), limit)):
                     await self._stirred.wait()
             except TimeoutError:
-                return words
+                return False
             self._stirred.clear()
             is_over = ended.done()
             if new := "".join(self.texts[self._passed_on :]):
@@ -89,9 +89,8 @@ class Pieces:
                 choice = {"index": 0, "delta": {"content": new}, "finish_reason": None}
                 await streaming.put([{**self._head(call), "choices": [choice]}])
                 limit = streaming.idle_timeout_s
-                words = f"nothing came for {limit:g} s, or the job's time was over, in the middle of the answer"
             if is_over:
-                return None
+                return True
 
     def _head(self, call: Call) -> dict[str, Any]:
         name = f"chatcmpl-{shown(call.execution_id)}"

@@ -22,7 +22,16 @@ from breakwater.contracts.types import Message
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
-from breakwater.providers.base import Answer, AnswerTimeout, Call, CallFailed, LocalSettings, Provider, Streaming
+from breakwater.providers.base import (
+    Answer,
+    AnswerTimeout,
+    Call,
+    CallFailed,
+    LocalSettings,
+    Provider,
+    Streaming,
+    silence,
+)
 from breakwater.providers.child import STDERR_KEPT, Child
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 from breakwater.providers.orphans import OrphanGuard
@@ -244,7 +253,7 @@ class ProcessProvider:
             else:
                 await self._stream(child.talk(request), lines.pieces, call, call.streaming)
         except TimeoutError as error:
-            text = f"{str(error) or f'no answer within {call.timeout_s:g} s'}; the program was killed"
+            text = f"{silence(call)}; the program was killed"
             raise CallFailed(TransportFailure("timeout", "TimeoutError", text), maybe_billed=True) from error
         except OSError as error:
             text = f"could not be watched: {error.strerror}"
@@ -260,8 +269,8 @@ class ProcessProvider:
     async def _stream(self, talk: Coroutine[Any, Any, None], pieces: Pieces, call: Call, streaming: Streaming) -> None:
         talking = asyncio.ensure_future(talk)
         try:
-            if (late := await pieces.pass_on(call, streaming, talking)) is not None:
-                raise TimeoutError(late)
+            if not await pieces.pass_on(call, streaming, talking):
+                raise TimeoutError
             talking.result()
         finally:
             talking.cancel()

@@ -18,7 +18,7 @@ from breakwater.callables import load_callable
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
-from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider
+from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider, silence
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 
 GRACE_S = 0.05
@@ -115,19 +115,19 @@ class PythonProvider:
         """Calls it once. Raises CallFailed."""
         # A task of its own: it can be left where it ignores that it is cancelled, and its cancelling itself is no
         # cancelling of the worker's.
-        pieces, late = Pieces(), None
+        pieces, in_time = Pieces(), True
         task = asyncio.create_task(self._run(request_of(call), pieces))
         self._running.add(task)
         task.add_done_callback(self._forget)
         try:
             if call.streaming is not None:
-                late = await pieces.pass_on(call, call.streaming, task)
-            elif task not in (await asyncio.wait({task}, timeout=call.timeout_s))[0]:
-                late = f"no answer within {call.timeout_s:g} s"
+                in_time = await pieces.pass_on(call, call.streaming, task)
+            else:
+                in_time = task in (await asyncio.wait({task}, timeout=call.timeout_s))[0]
         finally:
             await self._end({task})
-        if late is not None:
-            raise CallFailed(TransportFailure("timeout", "TimeoutError", late), maybe_billed=True)
+        if not in_time:
+            raise CallFailed(TransportFailure("timeout", "TimeoutError", silence(call)), maybe_billed=True)
         if task.cancelled():
             raise _failed("CancelledError", "the callable has cancelled itself")
         error = task.exception()
