@@ -62,13 +62,8 @@ class AlerterGeneration:
             LeaderTasks(alerts, channels, incidents, bus, AlerterMetrics(), _now),
         )
 
-    async def open(self) -> None:
-        """Opens its channels."""
-        for channel in self.channels:
-            await channel.open()
-
     async def close(self) -> None:
-        """Closes them."""
+        """Closes its channels."""
         for channel in self.channels:
             await channel.close()
 
@@ -96,10 +91,6 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     on_batch(app, broker, Stream.EVENTS, ALERTER_EVENTS, lambda one: now.decisions.handle(one[0]), size=1, linger_s=0)
     running: list[asyncio.Task[None]] = []
 
-    @app.on_startup
-    async def open_channels() -> None:
-        await now.open()
-
     @app.after_startup
     async def start() -> None:
         running.append(asyncio.create_task(lease.run(now.tasks.run)))
@@ -112,7 +103,6 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         log.redactor = Redactor.compile(changed.redaction)
         if generation is not None:
             # As at a restart: sending is cancelled, and done again, here or by another alerter.
-            await generation.open()
             await background.stop(*running)
             before, now = now, generation
             running[:] = [asyncio.create_task(lease.run(now.tasks.run))]

@@ -64,9 +64,6 @@ class AlertSender:
     def __init__(self, name: str, fingerprint: str) -> None:
         self.name, self.fingerprint = name, fingerprint
 
-    async def open(self) -> None:
-        """Makes ready to send."""
-
     async def send(self, message: Alert | AlertDigest) -> None:
         """Sends once. Raises SendError: it did not arrive."""
         raise NotImplementedError
@@ -84,21 +81,20 @@ class HttpChannel(AlertSender):
         super().__init__(name, fingerprint)
         self._allowed, self._timeout_s, self._now = allowed, timeout_s, now
         self._opened: aiohttp.ClientSession | None = None
-
-    async def open(self) -> None:
-        """Opens the session."""
-        self._opened = guarded_session(self._allowed, self._timeout_s)
+        self._is_closed = False
 
     async def close(self) -> None:
         """Closes the session."""
+        self._is_closed = True
         if self._opened is not None:
             await self._opened.close()
 
     @property
     def _session(self) -> aiohttp.ClientSession:
         # A closed session must not reach slack-sdk, which would open its own one, without a guard.
-        if self._opened is None or self._opened.closed:
+        if self._is_closed:
             raise SendError("the channel is closed")
+        self._opened = self._opened or guarded_session(self._allowed, self._timeout_s)
         return self._opened
 
 

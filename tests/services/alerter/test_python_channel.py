@@ -46,7 +46,6 @@ def received(make: Make) -> list[Any]:
 async def test_a_callable_is_given_the_event_and_all_there_is(make: Make, word: str) -> None:
     one = make(f"{word} notify(event, payload):\n    received.append((event, payload))")
     assert (one.name, one.updates, one.interval_s) == ("own", False, 0.0)
-    await one.open()
     await one.send(alert())
     await one.send(digest([held(1)]))
     await one.close()

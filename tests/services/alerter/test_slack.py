@@ -28,7 +28,6 @@ async def double() -> AsyncGenerator[SlackDouble]:
 @pytest.fixture
 async def channel(double: SlackDouble) -> AsyncGenerator[SlackWebhook]:
     one = SlackWebhook("ops", double.hook_url, Wording(), LOOPBACK, lambda: AT)
-    await one.open()
     yield one
     await one.close()
 
@@ -97,7 +96,6 @@ async def test_a_redirect_is_no_delivery_and_is_not_followed(channel: SlackWebho
     receiver = Receiver()
     one = SlackWebhook("ops", receiver.url, Wording(), LOOPBACK, lambda: AT)
     await receiver.start()
-    await one.open()
     try:
         for status in (301, 302, 303, 307, 308):
             receiver.answers = [Answer(status, headers={"Location": f"{receiver.url}/elsewhere"})]
@@ -115,7 +113,6 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
     receiver.always = Answer(200, body="x" * 5_000_000)
     one = SlackWebhook("ops", receiver.url, Wording(), LOOPBACK, lambda: AT)
     await receiver.start()
-    await one.open()
     try:
         failure = await refused(one)
     finally:
@@ -137,7 +134,6 @@ async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.Monkey
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
     one = SlackWebhook("ops", double.hook_url, Wording(), LOOPBACK, lambda: AT)
-    await one.open()
     try:
         await one.send(alert())
     finally:

@@ -62,7 +62,6 @@ def posts() -> Remembered:
 @pytest.fixture
 async def bot(double: SlackDouble, posts: Remembered) -> AsyncGenerator[SlackBot]:
     one = bot_of(double.api_url, posts)
-    await one.open()
     yield one
     await one.close()
 
@@ -233,7 +232,6 @@ async def test_a_wrong_token_and_an_unknown_channel_are_reported_by_slack_itself
 ) -> None:
     for fields, code in (({"token": "xoxb-wrong"}, "invalid_auth"), ({"channel": "C999"}, "channel_not_found")):
         one = bot_of(double.api_url, posts, **fields)
-        await one.open()
         failure = await refused(one)
         await one.close()
         assert failure.permanent
@@ -257,7 +255,6 @@ async def test_an_answer_that_is_none_of_slacks_is_no_delivery(posts: Remembered
     receiver.always = Answer(200, body=body, headers={"Content-Type": "application/json"})
     await receiver.start()
     one = bot_of(f"http://127.0.0.1:{receiver.port}/api/", posts)
-    await one.open()
     try:
         failure = await refused(one)
     finally:
@@ -274,7 +271,6 @@ async def test_neither_a_redirect_nor_a_proxy_is_followed(monkeypatch: pytest.Mo
         monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
     receiver.always = Answer(307, headers={"Location": proxy.url})
     one = bot_of(f"http://127.0.0.1:{receiver.port}/api/", posts)
-    await one.open()
     try:
         failure = await refused(one)
     finally:

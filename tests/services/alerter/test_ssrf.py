@@ -315,7 +315,6 @@ async def channel_of(
     }[kind]
     config = config_of(channels={"ops": setting}, allow_networks=list(allowed))
     [channel] = channels_of(config.alerts, sent_messages=lambda _: NoPosts(), now=lambda: AT)
-    await channel.open()
     try:
         yield channel
     finally:
@@ -463,8 +462,7 @@ async def test_a_name_that_is_bound_to_another_address_later_is_refused_then(
         # Resolved once: what was checked is what is connected to.
         assert resolver.asked.count("rebound.example") == 1
         resolver.names["rebound.example"] = ("127.0.0.1",)
-        await channel.close()
-        await channel.open()
+    async with channel_of(kind, f"http://rebound.example:{trap.port}/", monkeypatch, allowed) as channel:
         with pytest.raises(SendError, match=r"127\.0\.0\.1 is refused \(loopback\)"):
             await channel.send(alert())
     assert trap.connected == 1

@@ -38,7 +38,6 @@ def channel_of(
 async def channel(receiver: Receiver) -> AsyncGenerator[SignedWebhook]:
     await receiver.start()
     one = channel_of(receiver.url)
-    await one.open()
     yield one
     await one.close()
 
@@ -89,7 +88,6 @@ async def test_every_try_has_the_same_id_and_body(
 async def test_a_link_stands_beside_the_data_and_is_the_same_at_every_try(receiver: Receiver) -> None:
     await receiver.start()
     one = channel_of(receiver.url, link=lambda incident_id, at: f"https://bw.example/{incident_id}?{at.isoformat()}")
-    await one.open()
     await one.send(alert())
     await one.send(alert())
     await one.send(digest([held(1)]))
@@ -103,7 +101,6 @@ async def test_a_link_stands_beside_the_data_and_is_the_same_at_every_try(receiv
 async def test_while_keys_are_rotated_either_key_verifies(receiver: Receiver) -> None:
     await receiver.start()
     one = channel_of(receiver.url, secrets=(SECRET, OLD_SECRET))
-    await one.open()
     await one.send(alert())
     await one.close()
     [seen] = receiver.seen
@@ -146,7 +143,6 @@ async def test_retry_after_is_passed_on(receiver: Receiver, channel: SignedWebho
 
 async def test_a_receiver_that_is_down_is_no_refusal(receiver: Receiver) -> None:
     one = channel_of(receiver.url)
-    await one.open()
     failure = await refused(one)
     await one.close()
     assert not failure.permanent
@@ -169,7 +165,6 @@ async def test_a_receiver_that_drips_its_answer_is_not_waited_for(drips: str) ->
 
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     one = channel_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", timeout_s=0.3)
-    await one.open()
     async with asyncio.timeout(10):
         failure = await refused(one)
     await one.close()
@@ -192,7 +187,6 @@ async def test_the_body_of_an_answer_is_not_waited_for() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     one = channel_of(f"http://127.0.0.1:{runner.addresses[0][1]}/")
-    await one.open()
     async with asyncio.timeout(5):
         await one.send(alert())
     await one.close()
