@@ -29,7 +29,7 @@ MAX_DURATIONS = 256
 """Of one minute, of which the median is taken; its error is then 8 % of how much they differ."""
 
 _FAILURES: frozenset[Reason | None] = frozenset({"error", "timeout", "worker_lost", None})
-"""Refusals, and what is no job, say nothing about calls: they end immediately, and would look like fast ones."""
+"""Other reasons are refusals, or about no job: they end immediately, and would look like fast calls."""
 
 
 class _Sample:
@@ -67,7 +67,7 @@ class _Counts:
     def add(self, execution: Execution) -> None:
         failed = execution.status == "dead_lettered" and execution.reason in _FAILURES
         called = failed or execution.status == "succeeded"
-        # Also what was cancelled has spent. But a refusal's zero must not make the baseline zero.
+        # Cancelled jobs have spent money, too. But the zero of a refusal must not make the baseline zero.
         if execution.total_cost is not None and (called or execution.total_cost):
             self.cost = (self.cost or 0) + execution.total_cost
         for attempt in execution.attempts:
@@ -94,7 +94,7 @@ class _Agent:
 
 
 class Baselines:
-    """Every agent's figures. In memory, bounded, without I/O; used by one caller, who sees all executions."""
+    """The figures of every agent. In memory, bounded, without I/O; for one caller, which sees all executions."""
 
     def __init__(self, rules: AnomalyRules, most_agents: int = MAX_AGENTS) -> None:
         self._rules = rules
@@ -221,7 +221,7 @@ class CutOffAnswers:
         """True for each answer that was cut off, by agent; in the order of the agents' latest answers."""
 
     def add(self, execution: Execution) -> tuple[Firing, ...]:
-        """Counts an answer; a signal if it was cut off, and so many are."""
+        """Counts an answer. Returns a signal if it was cut off, as is a large share."""
         if self._share is None or execution.finish_reason is None or execution.cache_hit:
             return ()
         is_cut = execution.finish_reason == "length"

@@ -21,7 +21,7 @@ from breakwater.policy.outbox import ChannelMessage, ChannelRules, Held, message
 from services.alerter.channel import AlertSender, SendError
 
 IDLE_S = 2.0
-"""Approximate duration of one fetch while nothing is to be done."""
+"""Approximate duration of a fetch while the queue is idle."""
 DELIVERED_KEPT = 5_000
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
@@ -39,11 +39,11 @@ class Schedule:
     """More than one, as a receiver that is being deployed may say 404 for half a minute."""
 
     def backoff_s(self, failures: int) -> float:
-        """The wait after so many failures in a row (from 1): doubling, up to the ceiling."""
+        """The wait after a number of failures in a row (from 1): doubling, up to the ceiling."""
         return min(self.first_s * 2.0 ** min(failures - 1, 64), self.max_s)
 
     def refused_s(self, failures: int) -> float:
-        """The wait after so many refusals (from 1): 2, 8, 32 s."""
+        """The wait after a number of refusals (from 1): 2, 8, 32 s."""
         return min(self.first_s * 4.0 ** min(failures, 64), self.max_s)
 
     def pause_s(self, failure: SendError) -> float:
@@ -154,7 +154,7 @@ class ChannelQueue:
         return True
 
     def replay(self, delivery: Delivery, message: ChannelMessage) -> None:
-        """Takes a message that was given up and is to be sent again."""
+        """Takes a message that was given up, to send it again."""
         identity = message_id(message)
         for composed in self._on_the_way:
             if composed.replay and message_id(composed.message) == identity:
@@ -163,12 +163,12 @@ class ChannelQueue:
         self._on_the_way.append(Composed(message, {identity: delivery}, replay=True))
 
     def due(self, clock: float, *, replay: bool = False) -> Composed | None:
-        """The message on its way, or the replay, that is to be tried now."""
+        """The message on its way, or the replay, whose next try is due."""
         due = [one for one in self._on_the_way if one.replay == replay and one.not_before <= clock]
         return min(due, key=lambda one: one.not_before, default=None)
 
     def due_replay(self, now: datetime, clock: float) -> Composed | None:
-        """The replay that is to be tried now, if the channel's rate limit has room for it."""
+        """The replay whose next try is due, if the channel's rate limit has room for it."""
         limit = self._rules.route.rate_limit
         full = limit is not None and len(self._recently_sent(now)) >= limit.messages
         return None if full else self.due(clock, replay=True)

@@ -40,7 +40,7 @@ from services.alerter.bus import IncidentRecorder
 RETRY_S = 1.0
 SWEEP_S = 1.0
 CATCH_UP_EVERY = 5
-"""Every so many sweeps it reads what others have recorded. A decision that is based on less is refused."""
+"""Sweeps until it reads the records of other alerters again. A decision that is based on older ones is refused."""
 
 IDLE_S = 2.0
 GROUP_WAIT_S = 2.0
@@ -111,7 +111,7 @@ class _Group:
 
 
 class Grouping:
-    """Events that come with every job: those of one incident are recorded together, so that failures are no flood.
+    """Events that come with every job: those of one incident are recorded together, to prevent a flood.
 
     The first of an incident waits for `GROUP_WAIT_S`, as a breaker may open by it, which says more; later ones are
     recorded every `GROUP_INTERVAL_S`. An event is acknowledged once all of its signals are recorded. Where this process
@@ -160,7 +160,7 @@ class Grouping:
             try:
                 firing = [signal for signal in signals(delivery) if signal.event in self._incidents.rules.on_events]
             except ValidationError as error:
-                # The sink keeps what can't be read as a dead letter: it is no alert.
+                # The sink keeps unreadable messages as dead letters: this is no alert.
                 structlog.get_logger().warning("event_unreadable", subject=delivery.subject, error=error.title)
                 firing = []
             event = _Unrecorded(delivery, len(firing))

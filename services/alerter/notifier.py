@@ -67,7 +67,7 @@ class Notifier:
         return self._queue.held
 
     def replay(self, delivery: Delivery, message: ChannelMessage) -> None:
-        """Takes a message that was given up and is to be sent again."""
+        """Takes a message that was given up, to send it again."""
         self._queue.replay(delivery, message)
 
     async def run(self) -> None:
@@ -89,7 +89,7 @@ class Notifier:
             await self._pull.close()
 
     async def _beat(self) -> None:
-        # Without it, the server would deliver again what is held back.
+        # Without it, the server would deliver held alerts again.
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             await still_held(self._queue.deliveries())
@@ -107,7 +107,7 @@ class Notifier:
         try:
             alert = Alert.model_validate_json(delivery.data)
         except ValidationError as error:
-            # Nothing of ours writes such a thing. It stays in ALERTS for thirty days.
+            # No service writes such a message. It stays in ALERTS for thirty days.
             structlog.get_logger().error(
                 "alert_unreadable", channel=self._channel.name, sequence=delivery.sequence, error=error.title
             )
@@ -129,7 +129,7 @@ class Notifier:
         if (pause_s := self._queue.pause_s(time.monotonic())) > 0:
             return pause_s
         composed = None if disabled else self._queue.due(time.monotonic()) or await self._compose()
-        # Replays come after what was not sent yet.
+        # Replays come last.
         composed = composed or self._queue.due_replay(self._now(), time.monotonic())
         if composed is None:
             return self._queue.idle_s(time.monotonic())
@@ -236,7 +236,7 @@ async def _acknowledge(composed: Composed) -> None:
 
 
 async def _to_its_end(sending: Coroutine[Any, Any, None]) -> None:
-    """Lets what is being sent arrive, and be acknowledged, before this process stops: otherwise it is sent twice."""
+    """Lets a message arrive, and be acknowledged, before this process stops: otherwise it would be sent twice."""
     task = asyncio.create_task(sending)
     deadline: float | None = None
     while not task.done():

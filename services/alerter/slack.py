@@ -38,7 +38,7 @@ _PART_OF_ESCAPE = re.compile("&[a-z]*$")
 _HAPPENED_AGAIN = frozenset({"repeated", "reopened"})
 _FIRST_REPLIES = 10
 _CODE = re.compile(r"[a-z_]{1,64}")
-"""The name of a refusal by Slack (`no_service`, `invalid_blocks`); anything else may be a stranger's page."""
+"""The name of a refusal by Slack (`no_service`, `invalid_blocks`); anything else may be a page of another server."""
 _CANNOT_BE_UPDATED = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
 _PASSING = frozenset(
     {"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout"}
@@ -169,7 +169,7 @@ class SlackBot(HttpChannel):
         return ts
 
     async def _updated(self, ts: str, shown: Mapping[str, Any]) -> bool:
-        """Updates a message; False where it can't be updated any more."""
+        """Updates a message; False if it can't be updated any more."""
         # Unlike for a new message, Slack would by default look for mentions in the text.
         fields = {"text": shown["text"], "blocks": shown["blocks"], "parse": "none", "link_names": False}
         try:

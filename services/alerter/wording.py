@@ -50,7 +50,7 @@ class Worded:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """Words for messages, with the operator's own templates and links where there are any."""
+    """Words for messages, with the operator's templates and links, if there are any."""
 
     templates: Mapping[AlertEvent, AlertTemplate] = field(default_factory=dict[AlertEvent, AlertTemplate])
     link: Link | None = None
@@ -74,7 +74,7 @@ class Wording:
         return Worded((f"[{_marker(alert)}] ", *title), tuple(filter(None, paragraphs)))
 
     def again(self, alert: Alert) -> Worded:
-        """A short reply that it happened again, for those who have read what it is."""
+        """A short reply that it happened again, for readers of the incident's message."""
         times = f"{_times(alert.count)} now, last at {moment(alert.last_at)}"
         match alert.change:
             case "reminded":
@@ -97,7 +97,7 @@ class Wording:
         return Worded((title,), tuple(filter(None, (((_figures(digest),),), tuple(lines)))))
 
     def url(self, incident_id: str, at: datetime) -> str:
-        """The link to an incident; empty where links are not set up."""
+        """The link to an incident; empty if links are not set up."""
         return "" if self.link is None else self.link(incident_id, at)
 
     def _title(self, alert: Alert) -> Line:

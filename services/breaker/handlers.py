@@ -115,7 +115,7 @@ class BreakerHandler:
             for one, is_saved in zip(changed, saved, strict=True):
                 if is_saved and one.unpublished is not None:
                     await self._publish(one.key, one.unpublished)
-            # Another writer saved first: decide again, on what it saved.
+            # Another writer saved first: decide again, on its state.
             again = {one.key for one, is_saved in zip(changed, saved, strict=True) if not is_saved}
             waiting = {key: seen for key, seen in waiting.items() if key in again}
 

@@ -40,10 +40,10 @@ TASKS_FROM_S = 3600.0
 
 LOOK_EVERY_S = 1.0
 BEAT_EVERY = 3
-"""It reports that it is alive every so many looks, and after filling: known for `ALIVE_MS`."""
+"""Looks until it reports again that it is alive, which it also does after filling; valid for `ALIVE_MS`."""
 
 LONG_LOOK_EVERY = 10
-"""Every so many looks it publishes pending transitions, and compares the breakers with the log."""
+"""Looks until it publishes pending transitions, and compares the breakers with the log, again."""
 
 BATCH = 500
 
@@ -86,7 +86,7 @@ class Rebuild:
         guards = await self._latest_of_guards()
         tasks = await self._recall_trips(guards)
         if breakers or tasks:
-            # Not for the first start of a plane, where there is nothing to be lost.
+            # Not at the first start of a plane, when nothing can be lost.
             logger.warning("breakers_lost", effect="calls were not held back", remedy="filling them from EVENTS")
         attempts = await self._replay()
         jobs = await self._recall_usage(guards)
@@ -186,7 +186,7 @@ class Rebuild:
 
 
 class Heartbeat:
-    """Fills the breakers where Redis is empty, and signals the workers that a breaker service is alive."""
+    """Fills the breakers if Redis is empty, and signals the workers that a breaker service is alive."""
 
     def __init__(self, handler: BreakerHandler, breakers: Breakers, rebuild: Rebuild, lookup: Lookup) -> None:
         self._handler, self._breakers, self._rebuild, self._lookup = handler, breakers, rebuild, lookup

@@ -28,7 +28,7 @@ from services.budget.handlers import event_of
 
 LOOK_EVERY_S = 1.0
 LONG_LOOK_EVERY = 5
-"""Every so many looks it also checks if the log was replaced, and if Redis was restarted."""
+"""Looks until it checks again if the log was replaced, and if Redis was restarted."""
 
 GRACE_S = 3.0
 """The time that workers get to restore the reservations of calls under way: they check every second."""

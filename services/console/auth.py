@@ -1,4 +1,4 @@
-"""Signing in with an API key or with OpenID Connect; everything else requires it."""
+"""Sign-in with an API key or with OpenID Connect, which all pages require."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from services.console.time_range import between
 from services.console.waterfall import WIDTH, WaterfallRow
 
 LIBRARY_PACKAGE, LIBRARY_FOLDER, LIBRARY = "chartkick", "django/static/chartkick", "Chart.bundle.js"
-"""Chart.js, in a package of Python: nothing else that has it can be installed without npm."""
+"""Chart.js, in a Python package: the only one that can be installed without npm."""
 _LIBRARY_MAJOR = b"Chart.js v4."
 
 _DAY = timedelta(days=1)

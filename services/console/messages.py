@@ -1,4 +1,4 @@
-"""A job's conversation as the page shows it. Pure: from a record to parts, none of which is anything but text.
+"""A job's conversation as the page shows it. Pure: from a record to parts that are all text.
 
 Nothing is left out: unknown shapes are shown as JSON. Files are named, and never loaded.
 """
@@ -37,7 +37,7 @@ _Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A text: as HTML where it is Markdown, else as it is."""
+    """A text: as HTML if it is Markdown, otherwise as it is."""
 
     kind: ClassVar[str] = "text"
     plain: str

@@ -1,4 +1,4 @@
-"""The state of the plane in one sentence, as a person would say it who has seen everything."""
+"""The state of the whole plane in one sentence."""
 
 from __future__ import annotations
 

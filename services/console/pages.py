@@ -104,7 +104,7 @@ class PageContext:
     """The dependencies of the pages."""
 
     analytics: Analytics
-    """Only read: where it matters, its URL is that of a user without other rights."""
+    """Only read: in production, its URL is that of a user without other rights."""
     pages: PageRenderer
     now: Callable[[], datetime]
     stopping: asyncio.Event

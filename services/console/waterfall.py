@@ -21,7 +21,7 @@ THINNEST = 3.0
 """The least width of a bar, so that calls and waits that took no time are visible."""
 MOSTLY_WAITED = 0.9
 WAITS_PART = 0.6
-"""The part of the axis that waits get where they are more of the time than `MOSTLY_WAITED`."""
+"""The part of the axis for waits, if they take more of the time than `MOSTLY_WAITED`."""
 NEGLIGIBLE_PART, NEGLIGIBLE_MS = 0.02, 10
 """A gap without a known reason is named from this size on: a round trip of the plane is no news."""
 PARKED = "waited: parked"

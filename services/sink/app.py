@@ -18,7 +18,7 @@ BATCH_SIZE = 2000
 BUSY = 20
 """Messages of a batch after which more are gathered for the next."""
 LINGER_S, BUSY_LINGER_S = 0.5, 1.5
-"""ClickHouse prefers few large inserts: at most two a second for each table, and fewer while much is to be stored."""
+"""ClickHouse prefers few large inserts: at most two a second for each table, and fewer under load."""
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  every service is built alike

@@ -1,6 +1,6 @@
-"""Compares ClickHouse with EVENTS by sequence, and stores again what it lacks.
+"""Compares ClickHouse with EVENTS by sequence, and stores missing messages again.
 
-What is acknowledged must be in a table, whatever became of a server since. Each sequence is compared twice, a look
+Acknowledged messages must be in a table, whatever happened to a server since. Each sequence is compared twice, a look
 apart: by then what the system held in memory is on the disk, so a power cut between the two is made up for. After
 that it is never looked at again: rows that are deleted from ClickHouse stay deleted, and what fits no table, and is
 on DLQ, is not tried for ever.
@@ -39,7 +39,7 @@ from services.sink import records
 from services.sink.handlers import insert_but_rejected
 
 LOOK_EVERY_S = 60.0
-"""Longer than a message waits for its redelivery, and than a system keeps what was written in its memory alone."""
+"""Longer than a message waits for its redelivery, and than an operating system keeps writes in memory."""
 
 SPAN = 1_000_000
 """Sequences that are compared in one query."""
@@ -75,7 +75,7 @@ class LogComparer:
             await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
 
     async def look(self) -> None:
-        """Compares what was delivered by the look before: it is stored by now.
+        """Compares the messages that were delivered by the look before: they are stored by now.
 
         The first look compares what was delivered before this sink began: messages of a sink that has died are stored
         immediately, and not only when they are delivered again.
@@ -104,7 +104,7 @@ class LogComparer:
         self._settled = (log.identity, done.settled)
 
     async def _compare(self, first: int, last: int, acknowledged: int) -> int:
-        """Stores again what is missing. Returns how much of it was acknowledged as stored."""
+        """Stores missing messages again. Returns the number of those that were acknowledged as stored."""
         lost = 0
         while first <= last and (head := await self._lookup.next(Stream.EVENTS, EVENTS, first)) is not None:
             end, since = min(first + SPAN - 1, last), head.stored_at - MARGIN

@@ -1,4 +1,4 @@
-"""Stores what happened: parse, insert, and only then acknowledge.
+"""Stores messages: parses, inserts, and only then acknowledges.
 
 A message that is delivered twice makes the same row, which replaces the first. One that can't be stored goes to DLQ and
 blocks no other message. While ClickHouse or the bus is away the batch is held, and nothing is dropped.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -34,12 +33,8 @@ REFUSED_DELAY_S = 300.0
 RowT = TypeVar("RowT")
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A row and the message it came with."""
-
-    delivery: Delivery
-    row: StoredRow
+_Pending = tuple[Delivery, StoredRow]
+"""A message and its row."""
 
 
 class Sink:
@@ -48,10 +43,7 @@ class Sink:
     def __init__(
         self, analytics: Analytics, publisher: Publisher, now: Callable[[], datetime], metrics: SinkMetrics
     ) -> None:
-        self._analytics = analytics
-        self._publisher = publisher
-        self._now = now
-        self._metrics = metrics
+        self._analytics, self._publisher, self._now, self._metrics = analytics, publisher, now, metrics
         self._held: dict[str, datetime] = {}
         self._outages = Outages(self._report)
         for server in ("clickhouse", "nats"):
@@ -90,7 +82,7 @@ class Sink:
                 if not await self._dead_letter(delivery, str(error)):
                     refused.append(delivery)
             else:
-                waiting.setdefault(table.name, (table, []))[1].append(_Pending(delivery, row))
+                waiting.setdefault(table.name, (table, []))[1].append((delivery, row))
         # Concurrently: while the server works on one insert, the next one is made here.
         inserts = (self._insert(table, pending) for table, pending in waiting.values())
         for outcome in await asyncio.gather(*inserts, return_exceptions=True):
@@ -105,7 +97,7 @@ class Sink:
                 await delivery.ack()
 
     async def _insert(self, table: Table, pending: list[_Pending]) -> list[Delivery]:
-        """Stores rows in one insert; where that fails because of some of them, halves until these are found.
+        """Stores rows in one insert; if that fails because of some of them, halves until these are found.
 
         Returns:
             The messages that could be kept nowhere.
@@ -113,16 +105,16 @@ class Sink:
 
         async def insert(some: Sequence[_Pending]) -> None:
             began = time.monotonic()
-            await self._analytics.insert(table, [item.row for item in some])
+            await self._analytics.insert(table, [row for _, row in some])
             self._metrics.stored(table.name, len(some), time.monotonic() - began)
 
         rejected = await insert_but_rejected(
             lambda some: self._outages.retry_while_unavailable(partial(insert, some)), pending
         )
-        return [item.delivery for item, error in rejected if not await self._dead_letter(item.delivery, str(error))]
+        return [delivery for (delivery, _), error in rejected if not await self._dead_letter(delivery, str(error))]
 
     async def _dead_letter(self, delivery: Delivery, error: str) -> bool:
-        """Keeps a message that no table takes on DLQ; False where that is refused."""
+        """Keeps a message that no table takes on DLQ; False if that is refused."""
         log = structlog.get_logger().bind(subject=delivery.subject, sequence=delivery.sequence)
 
         async def publish() -> None:
@@ -158,7 +150,7 @@ class Sink:
 async def insert_but_rejected(
     insert: Callable[[Sequence[RowT]], Awaitable[None]], rows: Sequence[RowT]
 ) -> list[tuple[RowT, RowsRejected]]:
-    """Inserts rows together, and by halves where one of them can't be stored. Returns those that can't, and why."""
+    """Inserts rows together, and by halves if one of them can't be stored. Returns those, with their errors."""
     try:
         await insert(rows)
     except RowsRejected as error:

@@ -11,7 +11,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import ChannelTest
 from breakwater.contracts.subjects import Stream
-from services.alerter import leader_tasks
+from services.alerter import app
 from services.alerter.bus import AlerterBus
 from tests.helpers import until
 from tests.policy.test_outbox import alert
@@ -88,16 +88,16 @@ async def test_what_was_given_up_is_sent_when_somebody_asks_for_it(
 async def test_the_baseline_of_an_agent_outlives_the_process(
     own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_tasks, "SAVE_S", 0.1)
+    monkeypatch.setattr(app, "SAVE_S", 0.1)
     config = config_of()
     restored: list[str] = []
-    restore = leader_tasks.Baselines.restore
+    restore = app.Baselines.restore
 
-    def noted(self: leader_tasks.Baselines, agent: str, data: bytes) -> None:
+    def noted(self: app.Baselines, agent: str, data: bytes) -> None:
         restored.append(agent)
         restore(self, agent, data)
 
-    monkeypatch.setattr(leader_tasks.Baselines, "restore", noted)
+    monkeypatch.setattr(app.Baselines, "restore", noted)
     async with bus_of(own_nats_server.url, config) as bus:
         long_ago = {"completed_at": "2026-11-21T10:00:00.000Z", "status": "succeeded", "reason": None, "error": None}
         async with alerter(bus, config):

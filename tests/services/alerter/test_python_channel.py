@@ -13,7 +13,7 @@ import pytest
 
 from breakwater.config import ConfigError
 from services.alerter.channel import AlertSender, SendError
-from services.alerter.channels import channels_of
+from services.alerter.configured_channels import channels_of
 from tests.helpers import until
 from tests.services.alerter.kit import AT, config_of
 from tests.services.alerter.messages import alert, digest, held

@@ -7,7 +7,7 @@ import pytest
 
 from breakwater.config import ConfigError
 from services.alerter.channel import AlertSender, SendError
-from services.alerter.channels import channels_of
+from services.alerter.configured_channels import channels_of
 from services.alerter.slack import SlackWebhook, slack_message
 from services.alerter.wording import Wording
 from tests.services.alerter.kit import AT, Answer, Receiver, config_of

@@ -10,7 +10,7 @@ import pytest
 from breakwater.config import ConfigError
 from services.alerter.bus import SentMessages
 from services.alerter.channel import SendError
-from services.alerter.channels import channels_of
+from services.alerter.configured_channels import channels_of
 from services.alerter.slack import SlackApp, SlackBot
 from services.alerter.wording import Wording
 from tests.services.alerter.kit import AT, Answer, Receiver, config_of

@@ -23,7 +23,7 @@ from breakwater.config import ConfigError
 from breakwater.guarded_http import guarded_session
 from breakwater.policy.addresses import Network, refusal
 from services.alerter.channel import AlertSender, SendError
-from services.alerter.channels import channels_of
+from services.alerter.configured_channels import channels_of
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of
 from tests.services.alerter.messages import alert
 from tests.services.alerter.slack_double import CHANNEL, TOKEN

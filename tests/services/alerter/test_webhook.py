@@ -16,7 +16,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from breakwater.config import ConfigError
 from breakwater.contracts.alerts import Alert, AlertDigest
 from services.alerter.channel import Link, SendError, SignedWebhook, envelope
-from services.alerter.channels import channels_of
+from services.alerter.configured_channels import channels_of
 from tests.services.alerter.kit import AT, SECRET, Answer, Receiver, config_of
 from tests.services.alerter.messages import alert, digest, held, resolved
 
