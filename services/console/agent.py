@@ -14,7 +14,6 @@ from breakwater.analytics.figures import (
     RetryFigures,
     StreamLine,
     WasteLine,
-    WindowTotals,
 )
 from breakwater.analytics.search import Filters, Page, search
 from breakwater.client import ApiError
@@ -112,7 +111,14 @@ def view(
     if totals is not None:
         fallbacks = counted(totals.fallbacks, "fallback")
         present_tiles.append(Tile("Retries", f"{totals.retries:,}", fallbacks, "#retries"))
-    known = health is not None or healths.value is None or totals is None or _did_something(totals)
+    known = (
+        health is not None
+        or healths.value is None
+        or totals is None
+        or totals.executions
+        or totals.calls
+        or totals.short_circuits
+    )
     parts = (healths, all_breakers, all_budgets, incidents, queues, history, waste, retried, streamed)
     return {
         "status": 200 if known else 404,
@@ -166,10 +172,6 @@ def _outcome(saved: int, tried: int, what: str, rate: float | None) -> str:
     if tried == 1:
         return f"the one execution that {what.replace('were', 'was')} {'succeeded' if saved else 'failed'}"
     return f"{saved:,} of {tried:,} executions that {what} succeeded ({words.percent(rate)})"
-
-
-def _did_something(totals: WindowTotals) -> bool:
-    return bool(totals.executions or totals.calls or totals.short_circuits)
 
 
 def _jobs(queue: AgentQueue | None) -> Tile:

@@ -249,7 +249,13 @@ def budget_row(status: BudgetStatus, period: Period, recent: int | None, now: da
     # Under a hard cap that is reached, nothing more is to come.
     if recent is not None and status.period == period.name and not (hard and status.reached):
         expected = forecast(period, now_ms, spent=status.spent, recent=recent, limit=status.limit, hard=hard)
-    return BudgetRow(status, expected, outlook(status, expected, recent is not None, now_ms), _tone(status, expected))
+    will_be = status.limit is not None and expected is not None and expected.reaches_ms is not None
+    return BudgetRow(
+        status,
+        expected,
+        outlook(status, expected, recent is not None, now_ms),
+        tone(status) or ("warn" if will_be else ""),
+    )
 
 
 def outlook(status: BudgetStatus, expected: Forecast | None, known: bool, now_ms: int) -> str:
@@ -265,11 +271,6 @@ def outlook(status: BudgetStatus, expected: Forecast | None, known: bool, now_ms
         return f"at this pace the cap is reached {_in_about(expected.reaches_ms - now_ms)}"
     of = "" if limit is None else f" of {short_money(limit)}"
     return f"at this pace the {length} ends at {short_money(expected.total)}{of}"
-
-
-def _tone(status: BudgetStatus, expected: Forecast | None) -> str:
-    will_be = status.limit is not None and expected is not None and expected.reaches_ms is not None
-    return tone(status) or ("warn" if will_be else "")
 
 
 def _in_about(wait_ms: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
@@ -16,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.contracts.budgets import CostLine, Costs
-from breakwater.policy import formats
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before
 from breakwater.policy.formats import counted
@@ -101,10 +99,12 @@ def view(visit: Visit, costs: Fetched[Costs]) -> dict[str, Any]:
     """The page of a month."""
     asked, known, months = _asked(visit), costs.value, _months(visit.now, visit.zone)
     month, over = asked.month or months["this month"], bool(asked.month) and asked.month < months["this month"]
+    labels = ("Spend", "Cap used" if over else "Forecast", "On failed calls", "Month before")
+    lines: list[Column[CostRow]] = [] if known is None else lifted(columns(known), lambda row: row.line)
     return {
         "asked": asked,
-        "tiles": _pending(over=over) if known is None else tiles_of(known, visit.now),
-        "columns": [] if known is None else _columns(known),
+        "tiles": tiles.pending(labels) if known is None else tiles_of(known, visit.now),
+        "columns": lines,
         "rows": [] if known is None else _rows(known),
         "heading": BY.get(asked.by, asked.tag),
         "over": over,
@@ -116,7 +116,6 @@ def view(visit: Visit, costs: Fetched[Costs]) -> dict[str, Any]:
         ],
         "month": month,
         "download": f"/costs.csv?{urlencode(asked.parameters)}",
-        "fixed": fixed,
         "tone": tone,
     }
 
@@ -139,10 +138,6 @@ def tiles_of(costs: Costs, now: datetime) -> list[Tile]:
     ]
 
 
-def _pending(*, over: bool) -> list[Tile]:
-    return tiles.pending(("Spend", "Cap used" if over else "Forecast", "On failed calls", "Month before"))
-
-
 def change(line: CostLine) -> str:
     """`+12 %`, `−3.5 %`: the spend, or where the month has not ended its forecast, against the month before."""
     spend = line.spend if line.forecast is None else line.forecast
@@ -159,15 +154,6 @@ def _compared(total: CostLine) -> str:
     return f"change: {text}" if total.forecast is None else f"forecast: {text}"
 
 
-def fixed(nano: int | None) -> Markup:
-    """An amount with four decimal places, so that columns line up; exact as its tooltip."""
-    if nano is None:
-        return Markup('<span class="faint">unknown</span>')
-    return Markup('<span class="money" title="{}">${}</span>').format(
-        formats.money(nano), f"{Decimal(nano).scaleb(-9):,.4f}"
-    )
-
-
 def _expected(costs: Costs, now: datetime, href: str) -> Tile:
     total = costs.total
     cap = "no cap" if total.cap is None else f"of a cap of {short_money(total.cap)}"
@@ -177,10 +163,6 @@ def _expected(costs: Costs, now: datetime, href: str) -> Tile:
     if total.forecast is None:
         return Tile("Forecast", "–", "too early in the month", href)
     return Tile("Forecast", short_money(total.forecast), cap, href, tone(total))
-
-
-def _columns(costs: Costs) -> list[Column[CostRow]]:
-    return lifted(columns(costs), lambda row: row.line)
 
 
 def _rows(costs: Costs) -> list[CostRow]:

@@ -17,13 +17,13 @@ from services.console.charts import Series
 
 @dataclass(frozen=True, slots=True)
 class HistoryCharts:
-    """What happened over time."""
+    """Charts of a time range."""
 
     executions: Markup
     money: Markup
     latency: Markup
     empty: bool
-    """Whether nothing happened at all, so that there is nothing to show."""
+    """True if nothing happened, so that there is nothing to show."""
 
 
 def history_charts(steps: Sequence[WindowTotals], window: TimeWindow, agent: str | None = None) -> HistoryCharts:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from breakwater.contracts.breakers import AgentHealth, ModelHealth
 from breakwater.views.breakers import open_until
 from breakwater.views.columns import Cell, Column, tone_of
 
-if TYPE_CHECKING:
-    from breakwater.contracts.breakers import AgentHealth, ModelHealth
-
 
 def _model(one: AgentHealth | ModelHealth) -> ModelHealth | None:
-    from breakwater.contracts.breakers import ModelHealth
-
     return one if isinstance(one, ModelHealth) else None
 
 

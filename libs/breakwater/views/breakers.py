@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
+from breakwater.contracts.breakers import BreakerStatus, StoppedTask
+from breakwater.contracts.events import BreakerState
 from breakwater.policy.formats import duration
 from breakwater.views.columns import Column, clock
-
-if TYPE_CHECKING:
-    from breakwater.contracts.breakers import BreakerStatus, StoppedTask
-    from breakwater.contracts.events import BreakerState
 
 ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
 """States, those that let no call through first."""

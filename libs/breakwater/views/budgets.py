@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-
+from breakwater.contracts.budgets import BudgetStatus
+from breakwater.contracts.events import BudgetReconciliation
 from breakwater.policy.formats import money, money_text
-from breakwater.views.columns import Cell, Column, rough_duration
-
-if TYPE_CHECKING:
-    from breakwater.contracts.budgets import BudgetStatus
-    from breakwater.contracts.events import BudgetReconciliation
+from breakwater.views.columns import Cell, Column, ahead
 
 WARN_PERCENT = 80
 """A budget that has used more of its cap is a warning."""
@@ -54,10 +49,6 @@ def _estimate(budget: BudgetStatus) -> Cell:
     return f"{estimate.percent:.0f} %", "bad" if estimate.exceeded else ""
 
 
-def _resets(budget: BudgetStatus) -> str:
-    return f"in {rough_duration(max(0.0, (budget.resets_at - datetime.now(UTC)).total_seconds()))}"
-
-
 COLUMNS: tuple[Column[BudgetStatus], ...] = (
     Column("budget", lambda one: one.budget),
     Column("cap", lambda one: one.limit, "usd", lambda one: short(one.limit)),
@@ -65,7 +56,7 @@ COLUMNS: tuple[Column[BudgetStatus], ...] = (
     Column("in flight", lambda one: one.reserved, "usd", lambda one: short(one.reserved), name="reserved", drop=4),
     Column("free", lambda one: one.remaining, "usd", _free, smallest_first=True),
     Column("used", used, "percent", terminal=False),
-    Column("resets", lambda one: one.resets_at, "ago", _resets, smallest_first=True, drop=2),
+    Column("resets", lambda one: one.resets_at, "ago", lambda one: ahead(one.resets_at), smallest_first=True, drop=2),
     Column("mode", lambda one: one.enforcement if one.limit is not None else None, name="enforcement", drop=1),
     Column("est.", lambda one: one.estimate and one.estimate.percent, "percent", _estimate, drop=3, page=False),
     Column("calls", lambda one: one.calls, terminal=False, page=False),

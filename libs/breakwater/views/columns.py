@@ -129,6 +129,11 @@ def rough_duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def ahead(moment: datetime) -> str:
+    """The distance of a time to come: `in 3 h`."""
+    return f"in {rough_duration(max(0.0, (moment - datetime.now(UTC)).total_seconds()))}"
+
+
 def _number(kind: Kind, number: float) -> str:
     match kind:
         case "usd":

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from breakwater.contracts.budgets import CostLine, Costs
 from breakwater.policy.formats import money
 from breakwater.views.columns import Cell, Column
-
-if TYPE_CHECKING:
-    from breakwater.contracts.budgets import CostLine, Costs
 
 BY = {"agent": "agent", "tenant": "tenant", "model": "model", "provider": "provider", "key": "API key"}
 """Groups of calls, and their titles."""
@@ -29,27 +27,26 @@ def tone(line: CostLine) -> Literal["", "warn", "bad"]:
     return "warn" if line.forecast is not None and line.forecast >= line.cap else ""
 
 
-def _spend(line: CostLine) -> Cell:
-    return money(line.spend) + ("+" if line.calls_of_unknown_cost else ""), "bad" if tone(line) == "bad" else ""
-
-
-def _forecast(line: CostLine) -> Cell:
-    return "" if line.forecast is None else (money(line.forecast), tone(line))
-
-
 def columns(costs: Costs) -> Sequence[Column[CostLine]]:
     """Columns of the lines of a month; a month that is over has no forecast, and only some groups have caps."""
 
     def name(line: CostLine) -> str:
         return line.name or ("all" if line is costs.total else "none")
 
-    forecast: Column[CostLine] = Column(
-        "at month's end", _forecast, right=True, name="forecast", explained="Forecast, at the present pace."
+    def spend(line: CostLine) -> Cell:
+        unknown = "+" if line.calls_of_unknown_cost else ""
+        return money(line.spend) + unknown, "bad" if tone(line) == "bad" else ""
+
+    def forecast(line: CostLine) -> Cell:
+        return "" if line.forecast is None else (money(line.forecast), tone(line))
+
+    at_the_end: Column[CostLine] = Column(
+        "at month's end", forecast, right=True, name="forecast", explained="Forecast, at the present pace."
     )
     return [
         Column(costs.tag or BY[costs.by], name, name="name"),
-        Column("spend", lambda line: line.spend, "usd", _spend),
-        *([] if costs.total.forecast is None else [forecast]),
+        Column("spend", lambda line: line.spend, "usd", spend),
+        *([] if costs.total.forecast is None else [at_the_end]),
         Column("share", None, terminal=False),
         Column("failed calls", lambda line: line.wasted, "usd", name="wasted", explained=FAILED, drop=2),
         Column(costs.previous_month, lambda line: line.previous, "usd", name="previous", explained=PREVIOUS, drop=1),

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from breakwater.contracts.dead_letters import DeadLetterDetails, ListedDeadLetter
 from breakwater.views.columns import Cell, Column, clock, tone_of
-
-if TYPE_CHECKING:
-    from breakwater.contracts.dead_letters import DeadLetterDetails, ListedDeadLetter
 
 
 def replay_state(one: ListedDeadLetter) -> Cell:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
 from breakwater.policy.formats import failures_in_words, money
 from breakwater.views.columns import Column, humanized
 from breakwater.views.plans import basis
-
-if TYPE_CHECKING:
-    from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
 
 _ERROR_WIDTH = 60
 
@@ -81,11 +77,6 @@ def answering(execution: Execution) -> Attempt | None:
     return next((one for one in reversed(execution.attempts) if succeeded and one.outcome == "success"), None)
 
 
-def _first_token_ms(one: Execution) -> int | None:
-    best = answering(one)
-    return None if best is None else best.first_token_ms
-
-
 def _cost(one: Execution) -> str:
     return "unknown" if one.total_cost is None else money(one.total_cost) + basis(one.cost_basis)
 
@@ -148,7 +139,7 @@ FACTS: tuple[Column[Execution], ...] = (
         terminal=False,
     ),
     Column("took", lambda one: one.duration_ms, "duration"),
-    Column("first token", _first_token_ms, "duration", terminal=False),
+    Column("first token", lambda one: (best := answering(one)) and best.first_token_ms, "duration", terminal=False),
     Column("tokens/s", lambda one: _rate(answering(one)), terminal=False),
     Column("tenant", lambda one: one.tenant),
     Column("task", lambda one: one.task_id),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from breakwater.contracts.submission import PlanJob, PlanStatus
 from breakwater.policy.formats import money
 from breakwater.views.columns import Column, humanized
-
-if TYPE_CHECKING:
-    from breakwater.contracts.submission import PlanJob, PlanStatus
 
 
 def jobs(plan: PlanStatus) -> str:

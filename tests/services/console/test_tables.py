@@ -9,21 +9,30 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import unescape
 from urllib.parse import parse_qsl
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from breakwater.analytics.client import connect
+from breakwater.client import ApiClient
+from breakwater.contracts.access import KeyDetails
+from breakwater.contracts.submission import PlanList
 from breakwater.embedded.ports import free_port
 from breakwater.views.columns import Column
+from services.console import plans as plans_page
+from services.console.pages import Fetched
+from services.console.sessions import KnownSession, Session
 from services.console.tables import Address, PageTable, csv_text
+from services.console.visits import Visit
 from tests.cli.api_stub import Stub
 from tests.services.console.answers import answer, breaker, health, incident
-from tests.services.console.conftest import Console, Page, visiting
+from tests.services.console.conftest import Console, Page, key_with, visiting
 from tests.services.console.test_budgets import budget
 from tests.services.console.test_budgets import listed as budgets
 from tests.services.console.test_dead_letters import dead_letter
 from tests.services.console.test_dead_letters import listed as dead_letters
 from tests.services.console.test_executions import ended, store
+from tests.services.console.test_plans import PLAN
 
 
 @dataclass(frozen=True)
@@ -214,3 +223,14 @@ async def test_dead_letters_are_grouped_by_their_error_but_for_numbers_in_it(con
     assert "Only those with the error “timeout after 31 s”" in one.words
     assert re.findall(r'aria-label="Choose dead letter (\d)"', one.text) == ["9", "7"]
     assert "Replay all" not in one.words, "that would replay others, too"
+
+
+def test_a_page_is_a_function_of_plain_values() -> None:
+    known = KnownSession(KeyDetails.model_validate(key_with("read")[1]), 0)
+    session = Session(ApiClient("http://127.0.0.1:9"), known, "")
+    visit = Visit(
+        Address("/plans", {"list.sort": "cost"}), datetime(2026, 11, 21, tzinfo=UTC), ZoneInfo("UTC"), session
+    )
+    plans = [PLAN, PLAN | {"plan_id": "dearest", "total_cost": "7.000000000"}]
+    values = plans_page.view(visit, Fetched(PlanList.model_validate({"plans": plans})))
+    assert [plan.plan_id for plan in values["table"].rows] == ["dearest", "report/47"]
