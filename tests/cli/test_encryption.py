@@ -64,7 +64,7 @@ def test_keys_are_made_listed_and_replaced_and_texts_are_encrypted_and_read(
     lost = run("encryption", "decrypt")
     assert (lost.code, lost.out) == (ExitCode.FAILED, job)
     assert f"line 2: it is encrypted with key {old}, and encryption.keys has {new}: put that key back" in lost.err
-    assert "the same key stands there twice" in run("config", "check").err
+    assert "the same key is listed twice" in run("config", "check").err
     (tmp_path / "new").write_text("swordfish")
     assert "encryption.keys.0: is not a key" in run("encryption", "keys").err
     assert "encryption.keys.0: is not a key" in run("doctor").out
