@@ -19,7 +19,6 @@ from breakwater.bus.delivery import Delivery, keep, still_held
 from breakwater.bus.errors import BusError, NoRoom
 from breakwater.bus.pull import Pull
 from breakwater.bus.topology import ALERTS_HELD, alert_consumer
-from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.subjects import Stream
 from breakwater.metrics import ChannelMetrics
@@ -211,11 +210,10 @@ class Notifier:
         """Keeps a message as a dead letter; False if that is refused."""
         name, alert_id = self._channel.name, message_id(composed.message)
         dead_letter = composed.dead_letter(name, error, self._now())
-        subject = subjects.dead_letter(dead_letter.reason, dead_letter.agent or "unknown")
         # A replay that is given up again is another dead letter.
         again = f"/{next(iter(composed.deliveries.values())).sequence}" if composed.replay else ""
         try:
-            await keep(self._bus.publisher, subject, dead_letter, id=f"dlq/{name}/{alert_id}{again}")
+            await keep(self._bus.publisher, dead_letter, id=f"dlq/{name}/{alert_id}{again}")
         except NoRoom as refusal:
             # It is tried on: a dead letter that can't be kept must not be the end of an alert.
             composed.not_before = time.monotonic() + self._queue.schedule.max_s

@@ -177,10 +177,8 @@ async def dead_letter(
         execution_id=execution_id,
         at=at,
     )
-    subject = subjects.dead_letter(reason, agent or "unknown")
     original = f"dlq/{delivery.stream}/{delivery.sequence}"
-    event_id = f"{original}/{consumer}" if consumer else original
-    await keep(publisher, subject, dead_letter, id=event_id, private=private)
+    await keep(publisher, dead_letter, id=f"{original}/{consumer}" if consumer else original, private=private)
 
 
 MAX_ERROR, MAX_HEADER = 10_000, 1_000
@@ -189,7 +187,6 @@ MAX_ERROR, MAX_HEADER = 10_000, 1_000
 
 async def keep(
     publisher: Publisher,
-    subject: str,
     dead_letter: DeadLetter,
     *,
     id: str,  # noqa: A002  CloudEvents' own name
@@ -199,32 +196,37 @@ async def keep(
 
     A dead letter that is not taken even so is in the log and the metrics alone.
     """
-    place = {"stream": dead_letter.stream, "sequence": dead_letter.sequence, "reason": dead_letter.reason}
+    log = structlog.get_logger().bind(
+        stream=dead_letter.stream, sequence=dead_letter.sequence, reason=dead_letter.reason
+    )
+    subject = subjects.dead_letter(dead_letter.reason, dead_letter.agent or "unknown")
     try:
         await publisher.event(subject, dead_letter, id=id, at=dead_letter.at, private=private)
     except PublishRefused as error:
-        structlog.get_logger().warning("dead_letter_without_original", **place, error=str(error))
-        original = base64.b64decode(dead_letter.payload_base64)
-        ours = {one.value for one in Header} - {Header.MSG_ID.value}
-        headers = {
-            name: value for name, value in dead_letter.headers.items() if name in ours and len(value) <= MAX_HEADER
-        }
-        reduced = {
-            "error": dead_letter.error[:MAX_ERROR],
-            "headers": headers,
-            "payload_base64": "",
-            "omitted_bytes": len(original),
-            "omitted_sha256": hashlib.sha256(original).hexdigest(),
-        }
+        log.warning("dead_letter_without_original", error=str(error))
         try:
-            await publisher.event(
-                subject, dead_letter.model_copy(update=reduced), id=id, at=dead_letter.at, private=private
-            )
+            await publisher.event(subject, _without_original(dead_letter), id=id, at=dead_letter.at, private=private)
         except PublishRefused as refusal:
             from breakwater.metrics import dead_letters_refused  # not where the command line parks a job
 
             dead_letters_refused()[(dead_letter.stream,)].inc()
-            structlog.get_logger().error("dead_letter_refused", **place, error=str(refusal))
+            log.error("dead_letter_refused", error=str(refusal))  # noqa: TRY400  the refusal says all
+
+
+def _without_original(dead_letter: DeadLetter) -> DeadLetter:
+    original = base64.b64decode(dead_letter.payload_base64)
+    ours = {one.value for one in Header} - {Header.MSG_ID.value}
+    return dead_letter.model_copy(
+        update={
+            "error": dead_letter.error[:MAX_ERROR],
+            "headers": {
+                name: value for name, value in dead_letter.headers.items() if name in ours and len(value) <= MAX_HEADER
+            },
+            "payload_base64": "",
+            "omitted_bytes": len(original),
+            "omitted_sha256": hashlib.sha256(original).hexdigest(),
+        }
+    )
 
 
 LONGEST_WAIT = timedelta(days=30)
