@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from breakwater.analytics.figures import AgentSummary, agent_summaries
 from breakwater.cli import connect, formats, output
 from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.connect import run
@@ -19,14 +18,14 @@ from breakwater.cli.errors import CliError, ExitCode, expected, written, wrong_u
 from breakwater.cli.formats import program, usd
 from breakwater.cli.init import StartingAgent, with_agent
 from breakwater.cli.plane import OWN_CONFIG, ConfigOption, PlaneLocation, own_config
-from breakwater.config import Config, load_config, parse_config
 from breakwater.contracts.breakers import AgentHealth
-from breakwater.policy.budget import period
 from breakwater.policy.formats import money
-from breakwater.pricing import pricing_of
-from breakwater.state.budget_counters import BudgetCounters
 from breakwater.views.agents import HEALTH
 from breakwater.views.columns import Cell, Column, Value
+
+if TYPE_CHECKING:
+    from breakwater.analytics.figures import AgentSummary
+    from breakwater.config import Config
 
 _HELP = """Show the health of agents, and add agents to the config. Alone, it is `breakwater agents list`.
 """
@@ -111,6 +110,9 @@ def add(
 
         breakwater agents add triage --model gpt-5 --fallback gpt-5-mini --system-prompt "Answer in one sentence."
     """
+    from breakwater.config import load_config, parse_config
+    from breakwater.pricing import pricing_of
+
     path = own_config(file)
     if name in load_config(path).agents:
         raise wrong_usage(f"{path} has an agent {name} already")
@@ -203,11 +205,16 @@ def _removed(agents: Sequence[str], figures: AgentFigures) -> list[str]:
 
 
 async def _summaries(url: str, since: datetime) -> dict[str, AgentSummary]:
+    from breakwater.analytics.figures import agent_summaries
+
     async with connect.analytics(url) as analytics:
         return {summary.agent: summary for summary in await agent_summaries(analytics, since=since)}
 
 
 async def _spent_today(url: str, config: Config) -> dict[str, int]:
+    from breakwater.policy.budget import period
+    from breakwater.state.budget_counters import BudgetCounters
+
     zone = config.budgets.zone
     async with connect.state(url) as redis:
         snapshot = await BudgetCounters(redis, zone).snapshot([period("daily", datetime.now(UTC), zone)])
