@@ -100,22 +100,6 @@ class _Request:
     packed: Sequence[bytes]
     answers: asyncio.Future[list[Any]]
 
-    @classmethod
-    def of(cls, calls: Sequence[ScriptCall]) -> _Request:
-        """Packs the calls here, so that one that can't be packed is an error of its own caller alone."""
-        return cls(calls, [call.packed() for call in calls], asyncio.get_running_loop().create_future())
-
-    def answer(self, answers: list[Any]) -> None:
-        failed = next((answer for answer in answers if isinstance(answer, Exception)), None)
-        if failed is not None:
-            self.fail(unavailable(failed) or failed)
-        elif not self.answers.done():  # the caller may have been cancelled
-            self.answers.set_result(answers)
-
-    def fail(self, error: Exception) -> None:
-        if not self.answers.done():
-            self.answers.set_exception(error)
-
 
 class Redis:
     """Runs scripts, many in one round trip; for all else there is a pool of connections."""
@@ -167,45 +151,52 @@ class Redis:
         """
         if not calls:
             return []
-        request = _Request.of(calls)
-        self._waiting.append(request)
+        answers = self._add(calls)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
-        return await request.answers
+        return await answers
 
     def run_with_next(self, calls: Sequence[ScriptCall]) -> None:
         """Adds scripts to the next round trip, before all that is asked for later.
 
         They may be lost: if Redis does not answer, they are not repeated.
         """
-        request = _Request.of(calls)
-        request.answers.add_done_callback(lambda future: None if future.cancelled() else future.exception())
+        # The error of one that nothing waits for is not logged.
+        self._add(calls).add_done_callback(lambda future: None if future.cancelled() else future.exception())
+
+    def _add(self, calls: Sequence[ScriptCall]) -> asyncio.Future[list[Any]]:
+        """Packs calls, so that one that can't be packed is an error of its own caller alone."""
+        request = _Request(calls, [call.packed() for call in calls], asyncio.get_running_loop().create_future())
         self._waiting.append(request)
+        return request.answers
 
     async def _send(self) -> None:
         """Sends what waits, and then what has come meanwhile, until nothing waits any more."""
         while self._waiting:
             requests, self._waiting = self._waiting, []
-            await self._send_together(requests)
-
-    async def _send_together(self, requests: Sequence[_Request]) -> None:
-        try:
-            answers = await self._answers(requests)
-        except Exception as error:  # noqa: BLE001  raised where it was asked for
-            meant = unavailable(error) or error
-            meant.__cause__ = None if meant is error else error
+            try:
+                answers = await self._answers(requests)
+            except Exception as error:  # noqa: BLE001  raised to each caller
+                meant = unavailable(error) or error
+                meant.__cause__ = None if meant is error else error
+                for request in requests:
+                    if not request.answers.done():  # the caller may have been cancelled
+                        request.answers.set_exception(meant)
+                continue
+            except BaseException:
+                for request in requests:
+                    request.answers.cancel()
+                raise
+            begin = 0
             for request in requests:
-                request.fail(meant)
-            return
-        except BaseException:
-            for request in requests:
-                request.answers.cancel()
-            raise
-        begin = 0
-        for request in requests:
-            end = begin + len(request.calls)
-            request.answer(answers[begin:end])
-            begin = end
+                own = answers[begin : (begin := begin + len(request.calls))]
+                failed = next((answer for answer in own if isinstance(answer, Exception)), None)
+                if request.answers.done():
+                    continue
+                if failed is None:
+                    request.answers.set_result(own)
+                else:
+                    request.answers.set_exception(unavailable(failed) or failed)
 
     async def _answers(self, requests: Sequence[_Request]) -> list[Any]:
         """The answers, errors of single scripts among them."""
@@ -222,26 +213,27 @@ class Redis:
         return answers
 
     async def _pipeline(self, packed: Sequence[bytes]) -> list[Any]:
-        try:
-            return await self._sent(packed)
-        except (RedisConnectionError, OSError):
-            # Once more, immediately, as by the pool.
-            return await self._sent(packed)
-
-    async def _sent(self, commands: Sequence[bytes]) -> list[Any]:
-        answers: list[Any] = []
-        # What ends in the middle closes the connection, so no answer is taken for that to another command.
-        async with asyncio.timeout(ANSWER_S):
+        """Sends commands; after a broken connection once more, immediately, as by the pool."""
+        for is_last in (False, True):
+            answers: list[Any] = []
             try:
-                await self._connection.send_packed_command(commands)
-            except RuntimeError as error:  # uvloop's word for a transport that is closed
-                raise RedisConnectionError(str(error)) from error
-            for _ in commands:
-                try:
-                    answers.append(await self._connection.read_response())
-                except ResponseError as error:
-                    answers.append(error)
-        return answers
+                # An end in the middle closes the connection, so no answer is taken for that to another command.
+                async with asyncio.timeout(ANSWER_S):
+                    try:
+                        await self._connection.send_packed_command(packed)
+                    except RuntimeError as error:  # uvloop's word for a transport that is closed
+                        raise RedisConnectionError(str(error)) from error
+                    for _ in packed:
+                        try:
+                            answers.append(await self._connection.read_response())
+                        except ResponseError as error:
+                            answers.append(error)
+            except (RedisConnectionError, OSError):
+                if is_last:
+                    raise
+            else:
+                return answers
+        raise AssertionError("the last try returns or raises")
 
     async def ping(self) -> None:
         """Raises StateUnavailable when Redis does not answer."""
