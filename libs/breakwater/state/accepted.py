@@ -18,7 +18,7 @@ from typing import Any, cast
 from breakwater import background
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.outage import Outage
-from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable, translated
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable
 from breakwater.state.executions import SPAN_S, Claim, accepted_key
 from breakwater.state.plans import note_planned
 
@@ -127,13 +127,11 @@ class Accepted:
 
     async def note_dry_run(self, asked_id: str, execution_id: str) -> None:
         """Notes the execution of the newest dry run of an id, which takes no id. Raises StateUnavailable."""
-        async with translated():
-            await self._redis.client.set(_dry_run_key(asked_id), execution_id, ex=KEEP_S)
+        await self._redis.client.set(_dry_run_key(asked_id), execution_id, ex=KEEP_S)
 
     async def dry_run(self, asked_ids: Iterable[str]) -> str | None:
         """The newest dry run of the first of some ids that has one. Raises StateUnavailable."""
-        async with translated():
-            found = await self._redis.client.mget([_dry_run_key(one) for one in asked_ids])
+        found = await self._redis.client.mget([_dry_run_key(one) for one in asked_ids])
         return next((str(one) for one in found if one is not None), None)
 
     async def close(self) -> None:
@@ -144,7 +142,7 @@ class Accepted:
         await background.stop(self._saving)
 
     async def _find(self, execution_id: str) -> JobStatus | None:
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+        async with self._redis.client.pipeline(transaction=False) as pipe:
             key = Claim(execution_id, "").key
             pipe.exists(key)
             pipe.hmget(key, "checkpoint", "digest", "note")
@@ -179,7 +177,7 @@ class Accepted:
         flat = [part for note in notes.items() for part in note]
         await self._redis.run([ScriptCall(_NOTE, keys, [KEEP_S + SPAN_S, *flat])])
         if planned := self._plans.keys() & notes.keys():
-            async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+            async with self._redis.client.pipeline(transaction=False) as pipe:
                 for execution_id in planned:
                     note_planned(pipe, self._plans[execution_id], {execution_id: notes[execution_id]})
                 await pipe.execute()
@@ -202,22 +200,21 @@ async def lately_accepted(redis: Redis, before: datetime, limit: int) -> tuple[l
     """
     found: list[RememberedJob] = []
     left, left_out = limit, 0
-    async with translated():
-        for key in recent_keys(before.timestamp()):
-            count: int = await cast(Any, redis.client.hlen(key))
-            take = min(count, left)
-            left, left_out = left - take, left_out + count - take
-            flat: list[str] = await cast(Any, redis.client.hrandfield(key, take, withvalues=True)) if take else []
-            for execution_id, note in zip(flat[::2], flat[1::2], strict=True):
-                epoch_ms, agent, *_ = json.loads(note)
-                found.append(RememberedJob(execution_id, agent, time_from_ms(epoch_ms)))
+    for key in recent_keys(before.timestamp()):
+        count: int = await cast(Any, redis.client.hlen(key))
+        take = min(count, left)
+        left, left_out = left - take, left_out + count - take
+        flat: list[str] = await cast(Any, redis.client.hrandfield(key, take, withvalues=True)) if take else []
+        for execution_id, note in zip(flat[::2], flat[1::2], strict=True):
+            epoch_ms, agent, *_ = json.loads(note)
+            found.append(RememberedJob(execution_id, agent, time_from_ms(epoch_ms)))
     found = [job for job in found if job.accepted_at < before]
     return sorted(found, key=lambda job: job.accepted_at, reverse=True), left_out
 
 
 async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[RememberedJob]:
     """The jobs that no worker has, nor had when it died. Raises StateUnavailable."""
-    async with translated(), redis.client.pipeline(transaction=False) as pipe:
+    async with redis.client.pipeline(transaction=False) as pipe:
         for job in jobs:
             pipe.exists(Claim(job.execution_id, "").key)
         claimed: list[Any] = await pipe.execute()

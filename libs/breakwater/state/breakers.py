@@ -14,7 +14,7 @@ from breakwater.contracts.execution import FailureStatistics
 from breakwater.contracts.subjects import decode_token
 from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.policy.health import of_breaker
-from breakwater.state.connection import Redis, ScriptCall, StateUnavailable, scripts_of, translated
+from breakwater.state.connection import Redis, ScriptCall, StateUnavailable, scripts_of
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""
@@ -159,15 +159,13 @@ class Breakers:
         made = [change.key.name for change in of_fleet if change.before.revision == UNSAVED]
         if made:
             # Again: a reader that did not find it there yet may have taken it off the list.
-            async with translated():
-                await self._redis.client.sadd(INDEX, *made)
+            await self._redis.client.sadd(INDEX, *made)
         return saved
 
     async def all(self) -> list[tuple[BreakerKey, Loaded]]:
         """Every breaker that is known, by name. Raises StateUnavailable."""
-        async with translated():
-            listed = cast(AsyncIterator[str], self._redis.client.sscan_iter(INDEX, count=_BATCH))
-            names = sorted({name async for name in listed})
+        listed = cast(AsyncIterator[str], self._redis.client.sscan_iter(INDEX, count=_BATCH))
+        names = sorted({name async for name in listed})
         keys = [_key(name) for name in names]
         found: list[tuple[BreakerKey, Loaded]] = []
         for begin in range(0, len(keys), _BATCH):
@@ -175,20 +173,17 @@ class Breakers:
             found += zip(batch, await self.load(batch), strict=True)
         forgotten = [key.name for key, loaded in found if loaded.revision == UNSAVED]
         if forgotten:
-            async with translated():
-                await self._redis.client.srem(INDEX, *forgotten)
+            await self._redis.client.srem(INDEX, *forgotten)
             # One that was made meanwhile belongs there.
             lost = [_key(name) for name in forgotten]
             again = [key.name for key, one in zip(lost, await self.load(lost), strict=True) if one.revision != UNSAVED]
             if again:
-                async with translated():
-                    await self._redis.client.sadd(INDEX, *again)
+                await self._redis.client.sadd(INDEX, *again)
         return [(key, loaded) for key, loaded in found if loaded.revision != UNSAVED]
 
     async def filled_from(self) -> str | None:
         """The log that the breakers were made from; None where they are lost. Raises StateUnavailable."""
-        async with translated():
-            return cast(str | None, await self._redis.client.get(_FILLED))
+        return cast(str | None, await self._redis.client.get(_FILLED))
 
     async def begin_filling(self) -> str:
         """Begins a filling. Its mark, for `mark_filled`, is lost with all that is filled. Raises StateUnavailable."""
@@ -212,13 +207,11 @@ class Breakers:
 
     async def beat(self) -> None:
         """Reports that a breaker service is alive, for the next `ALIVE_MS`. Raises StateUnavailable."""
-        async with translated():
-            await self._redis.client.set(_ALIVE, 1, px=ALIVE_MS)
+        await self._redis.client.set(_ALIVE, 1, px=ALIVE_MS)
 
     async def alive(self) -> bool:
         """True if a breaker service is alive and the breakers are derived from the log. Raises StateUnavailable."""
-        async with translated():
-            return bool(await self._redis.client.exists(_ALIVE))
+        return bool(await self._redis.client.exists(_ALIVE))
 
     async def mark_published(self, key: BreakerKey, transition: str) -> None:
         """Records that a transition has been published, unless another one has taken its place meanwhile.

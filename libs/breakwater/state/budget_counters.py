@@ -31,7 +31,7 @@ from breakwater.state.budgets import (
     raised_cap,
     reservation,
 )
-from breakwater.state.connection import Argument, Redis, ScriptCall, StateUnavailable, read_hashes, translated
+from breakwater.state.connection import Argument, Redis, ScriptCall, StateUnavailable, read_hashes
 
 KEEP = timedelta(milliseconds=KEEP_MS)
 KEEP_COPIES_MS = 600_000
@@ -147,8 +147,7 @@ class BudgetCounters:
     async def run_id(self) -> str:
         """The id of this run of Redis: it changes with a restart. Constant where Redis does not permit reading it."""
         try:
-            async with translated():
-                return str((await cast(Any, self._redis.client.info("server"))).get("run_id"))
+            return str((await cast(Any, self._redis.client.info("server"))).get("run_id"))
         except ResponseError:
             return ""
 
@@ -175,9 +174,8 @@ class BudgetCounters:
         [answer] = await self._redis.run([ScriptCall(LUA["snapshot"], keys, [len(blocks), KEEP_COPIES_MS])])
         filled, copied, *bits = answer
         reservations, *counted = await read_hashes(self._redis.client, copies)
-        async with translated():
-            if await self._redis.client.unlink(*copies) < copied:
-                raise StateUnavailable("the copy of the budgets' counters was not read in time")
+        if await self._redis.client.unlink(*copies) < copied:
+            raise StateUnavailable("the copy of the budgets' counters was not read in time")
         return Snapshot(
             _filled(dict(zip(_FILLED, filled, strict=True))),
             tuple(_period_counters(one, fields) for one, fields in zip(periods, counted, strict=True)),
@@ -240,7 +238,7 @@ class BudgetCounters:
     async def note_raise(self, period: Period, key: str, raised: CapRaise | None) -> None:
         """Records that an operator raised a cap until the period's end; None revokes the raise."""
         place = period_key(period.window, period.name)
-        async with translated(), self._redis.client.pipeline(transaction=True) as pipe:
+        async with self._redis.client.pipeline(transaction=True) as pipe:
             if raised is None:
                 pipe.hdel(place, f"cap:{key}", f"raised:{key}")
             else:
@@ -250,23 +248,21 @@ class BudgetCounters:
 
     async def spent(self, period: Period, key: str) -> tuple[int, tuple[int, int] | None]:
         """The spend of a scope in a period, and its raised cap (see `raised_cap`)."""
-        async with translated():
-            spent, cap = await cast(
-                Any, self._redis.client.hmget(period_key(period.window, period.name), [f"spent:{key}", f"cap:{key}"])
-            )
+        spent, cap = await cast(
+            Any, self._redis.client.hmget(period_key(period.window, period.name), [f"spent:{key}", f"cap:{key}"])
+        )
         return int(spent or 0), raised_cap(cap)
 
     async def announced(self, period: Period, key: str, thresholds: Sequence[str]) -> tuple[int, list[bool]]:
         """Held by calls in flight of a scope, and which thresholds (`<key>@<limit>@<percent>`) were announced."""
         fields = [f"reserved:{key}", *(f"announced:{one}" for one in thresholds)]
-        async with translated():
-            held, *announced = await cast(Any, self._redis.client.hmget(period_key(period.window, period.name), fields))
+        held, *announced = await cast(Any, self._redis.client.hmget(period_key(period.window, period.name), fields))
         return int(held or 0), [one is not None for one in announced]
 
     async def announce(self, period: Period, threshold: str) -> None:
         """Records that a threshold has been announced."""
         place = period_key(period.window, period.name)
-        async with translated(), self._redis.client.pipeline(transaction=True) as pipe:
+        async with self._redis.client.pipeline(transaction=True) as pipe:
             pipe.hset(place, f"announced:{threshold}", "1")
             pipe.pexpireat(place, period.end_ms + KEEP_MS)
             await pipe.execute()

@@ -21,7 +21,7 @@ from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, Counter, Period, Periods, fits, period, periods_at, scope_keys
 from breakwater.policy.ledger import AttemptSums, charged_at, figures_of
-from breakwater.state.connection import Argument, Redis, ScriptCall, scripts_of, translated
+from breakwater.state.connection import Argument, Redis, ScriptCall, scripts_of
 
 KEEP_MS = 3 * 24 * 3_600_000
 """Counters outlive their period by the longest job and then some, so that late calls still find them."""
@@ -328,14 +328,12 @@ class Budgets:
         """The reservations of attempts. Raises StateUnavailable."""
         if not attempt_ids:
             return []
-        async with translated():
-            held = cast(list[str | None], await self._redis.client.hmget(RESERVATIONS, list(attempt_ids)))
+        held = cast(list[str | None], await self._redis.client.hmget(RESERVATIONS, list(attempt_ids)))
         return [None if text is None else reservation(name, text) for name, text in zip(attempt_ids, held, strict=True)]
 
     async def lapsed(self, now: datetime, limit: int = 500) -> list[str]:
         """Attempts whose reservation's lease has ended without a settlement. Raises StateUnavailable."""
-        async with translated():
-            found = await self._redis.client.zrangebyscore(LEASES, 0, ms_from_time(now), start=0, num=limit)
+        found = await self._redis.client.zrangebyscore(LEASES, 0, ms_from_time(now), start=0, num=limit)
         return cast(list[str], found)
 
     async def charge_estimate(self, lapsed: Reservation) -> None:
@@ -351,13 +349,11 @@ class Budgets:
 
     async def forget_lease(self, attempt_id: str) -> None:
         """Takes an attempt off the list of leases: there is nothing to charge any more. Raises StateUnavailable."""
-        async with translated():
-            await self._redis.client.zrem(LEASES, attempt_id)
+        await self._redis.client.zrem(LEASES, attempt_id)
 
     async def filled(self) -> bool:
         """True if the counters are there, from any log. Raises StateUnavailable."""
-        async with translated():
-            return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
+        return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
 
     def _current(self, now: datetime) -> Periods:
         self._known = self._periods(now + self._behind)

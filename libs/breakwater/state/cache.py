@@ -13,7 +13,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.types import Timestamp
 from breakwater.encryption import OFF, Cipher, Undecryptable
-from breakwater.state.connection import Redis, Script, ScriptCall, translated
+from breakwater.state.connection import Redis, Script, ScriptCall
 
 MAX_ANSWER_BYTES = 1_000_000
 """Of an answer as JSON. Redis holds all of them in memory, next to data that the plane can't do without."""
@@ -72,8 +72,7 @@ class AnswerCache:
 
     async def get(self, key: str) -> Cached | None:
         """The cached answer, or None. Raises StateUnavailable."""
-        async with translated():
-            text = cast(str | None, await self._redis.client.get(_answer(key)))
+        text = cast(str | None, await self._redis.client.get(_answer(key)))
         return None if text is None else self._read(text)
 
     async def ask(self, key: str, holder: str | None, lease_ms: int) -> Cached | Leader | Follower | None:

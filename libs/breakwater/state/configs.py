@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from breakwater.state.connection import Redis, read_hashes, translated
+from breakwater.state.connection import Redis, read_hashes
 
 KEEP_S = 30 * 86_400
 
@@ -31,7 +31,7 @@ class Configs:
             agents: those that are configured now.
             retired: those that no longer are, with the last version that had them.
         """
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+        async with self._redis.client.pipeline(transaction=False) as pipe:
             for version, text in configs.items():
                 pipe.set(_key(version), text, ex=KEEP_S)
             pipe.hdel(_RETIRED, *agents)
@@ -42,8 +42,7 @@ class Configs:
 
     async def load(self, version: str) -> str | None:
         """The text of a config; None for one that is not known any more. Raises StateUnavailable."""
-        async with translated():
-            return await cast(Any, self._redis.client.get(_key(version)))
+        return await cast(Any, self._redis.client.get(_key(version)))
 
     async def retired(self) -> dict[str, str]:
         """The agents that are configured no more, with the last version that had them. Raises StateUnavailable."""
@@ -51,13 +50,11 @@ class Configs:
 
     async def applied(self) -> str | None:
         """The text of the config that was applied last; None where none was. Raises StateUnavailable."""
-        async with translated():
-            return await cast(Any, self._redis.client.get(_APPLIED))
+        return await cast(Any, self._redis.client.get(_APPLIED))
 
     async def mark_applied(self, text: str) -> None:
         """Notes which config was applied last. Raises StateUnavailable."""
-        async with translated():
-            await cast(Any, self._redis.client.set(_APPLIED, text))
+        await cast(Any, self._redis.client.set(_APPLIED, text))
 
 
 def _key(version: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import hiredis
 import redis.asyncio as aioredis
+from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -88,6 +89,25 @@ class _PacksInC(aioredis.Connection):
         return [packed for command in commands for packed in self.pack_command(*command)]
 
 
+class _Client(aioredis.Redis):
+    """Raises StateUnavailable for the errors of the client library that mean an outage."""
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        async with _translated():
+            return await super().execute_command(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> _Pipeline:
+        return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+class _Pipeline(Pipeline):
+    """The same, for several commands."""
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        async with _translated():
+            return await super().execute(raise_on_error)
+
+
 class _TlsConnection(_PacksInC, aioredis.SSLConnection):
     """The same, encrypted."""
 
@@ -132,7 +152,7 @@ class Redis:
             retry=Retry(NoBackoff(), 1),
             health_check_interval=30,
         )
-        self.client: aioredis.Redis = aioredis.Redis.from_pool(pool)
+        self.client: aioredis.Redis = _Client.from_pool(pool)
         # One time limit for a round trip; the connection's own would be a task and a timer for each write and answer.
         connect = cast(Callable[..., aioredis.Connection], pool.connection_class)
         self._connection = connect(**pool.connection_kwargs | {"socket_timeout": None})
@@ -237,8 +257,7 @@ class Redis:
 
     async def ping(self) -> None:
         """Raises StateUnavailable when Redis does not answer."""
-        async with translated():
-            await cast(Any, self.client.ping())
+        await cast(Any, self.client.ping())
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -255,7 +274,7 @@ async def read_hashes(client: aioredis.Redis, keys: Sequence[str]) -> list[dict[
     found: list[dict[str, str]] = [{} for _ in keys]
     cursors = dict.fromkeys(range(len(keys)), 0)
     while cursors:
-        async with translated(), client.pipeline(transaction=False) as pipe:
+        async with client.pipeline(transaction=False) as pipe:
             for index, cursor in cursors.items():
                 pipe.hscan(keys[index], cursor, count=1_000)
             answers: list[tuple[int, dict[str, str]]] = await pipe.execute()
@@ -266,8 +285,7 @@ async def read_hashes(client: aioredis.Redis, keys: Sequence[str]) -> list[dict[
 
 
 @asynccontextmanager
-async def translated() -> AsyncGenerator[None]:
-    """Turns the errors of the client library that mean an outage into StateUnavailable."""
+async def _translated() -> AsyncGenerator[None]:
     try:
         yield
     except (RedisError, OSError) as error:

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from breakwater.contracts.subjects import encode_token
 from breakwater.policy.retry import RetryBudgetRules
-from breakwater.state.connection import Redis, ScriptCall, scripts_of, translated
+from breakwater.state.connection import Redis, ScriptCall, scripts_of
 
 SLICES = 20
 """Slices in a window. Each is a whole number of milliseconds, as the window is one of seconds."""
@@ -70,8 +70,7 @@ class Deployments:
 
     async def release(self, name: str) -> None:
         """Ends a hold. Raises StateUnavailable."""
-        async with translated():
-            await self._redis.client.delete(_hold(name))
+        await self._redis.client.delete(_hold(name))
 
     async def may_retry(self, name: str, attempt_id: str, caller: str = "") -> bool:
         """Asks for a retry, which counts if it is granted. The same attempt gets the same answer for a minute.

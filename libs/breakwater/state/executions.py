@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from breakwater.contracts.execution import PendingCancel
 from breakwater.encryption import OFF, Cipher
-from breakwater.state.connection import Redis, ScriptCall, scripts_of, translated
+from breakwater.state.connection import Redis, ScriptCall, scripts_of
 
 CLAIM_LEASE_MS = 12_000
 """A worker renews its claims every three seconds."""
@@ -163,8 +163,7 @@ class Executions:
 
         As Redis has it: without the texts where they are encrypted.
         """
-        async with translated():
-            found = await cast(Any, self._redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
+        found = await cast(Any, self._redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
         return found or None
 
     def checkpoint_call(self, claim: Claim, checkpoint: str, *, lease_ms: int = CLAIM_LEASE_MS) -> ScriptCall:
@@ -231,7 +230,7 @@ class Executions:
     async def crashed(self, message: str, by: int = 1) -> int:
         """Counts the crashes of a message's handling, over all workers. Raises StateUnavailable."""
         key = f"bw:crashes:{message}"
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+        async with self._redis.client.pipeline(transaction=False) as pipe:
             pipe.incrby(key, by)
             pipe.pexpire(key, KEEP_MS)
             count, _ = await pipe.execute()
@@ -305,7 +304,7 @@ class Executions:
         if counted:
             return True
         for begin in range(0, MAX_UNSEEN, _BATCH):
-            async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+            async with self._redis.client.pipeline(transaction=False) as pipe:
                 known = cast(list[str], await cast(Any, self._redis.client.zrange(key, begin, begin + _BATCH - 1)))
                 for one in known:
                     pipe.exists(*Claim(one, "").keys[1:])

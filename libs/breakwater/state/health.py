@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from breakwater.contracts.subjects import encode_token
-from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes, translated
+from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes
 
 KEEP_MS = 30 * 24 * 3_600_000
 
@@ -99,8 +99,7 @@ class Healths:
 
     async def forget(self, agents: Sequence[str]) -> None:
         """Deletes everything, as for a new log, whose sequences begin at 1 again. Raises StateUnavailable."""
-        async with translated():
-            await self._redis.client.delete(*(_key(agent) for agent in agents))
+        await self._redis.client.delete(*(_key(agent) for agent in agents))
 
     async def of(self, agents: Sequence[str]) -> list[dict[str, CallHealth]]:
         """The health of agents, by model; the key `""` is all of an agent's models together.

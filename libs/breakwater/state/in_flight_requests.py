@@ -6,7 +6,7 @@ call is cancelled with its client only where no other request waits for it, at a
 
 from __future__ import annotations
 
-from breakwater.state.connection import Redis, Script, ScriptCall, translated
+from breakwater.state.connection import Redis, Script, ScriptCall
 
 KEEP_S = 900
 """Longer than a client waits before it tries again: OpenAI's give up a call after ten minutes."""
@@ -94,8 +94,7 @@ class InFlightRequests:
 
     async def end(self, question: str, job_id: str) -> None:
         """Forgets a call: its response is sent. Raises StateUnavailable."""
-        async with translated():
-            await self._redis.client.zrem(_key(question), job_id)
+        await self._redis.client.zrem(_key(question), job_id)
 
 
 def _key(question: str) -> str:

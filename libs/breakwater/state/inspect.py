@@ -9,7 +9,7 @@ from typing import Any, cast
 from redis.exceptions import NoPermissionError, ResponseError
 
 from breakwater.policy.vulnerabilities import RedisServer, known_vulnerabilities, read_version
-from breakwater.state.connection import Redis, translated
+from breakwater.state.connection import Redis
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,15 @@ class RedisFacts:
 async def inspect(redis: Redis) -> RedisFacts:
     """Asks a server. Raises StateUnavailable."""
     client = cast(Any, redis.client)
-    async with translated():
-        await client.ping()
-        begun = time.perf_counter()
-        seconds, microseconds = await client.time()
-        took_s = time.perf_counter() - begun
-        # The answer was made about halfway through the round trip.
-        ahead_s = seconds + microseconds / 1e6 - (time.time() - took_s / 2)
-        info = await client.info("server")
-        clustered = await client.info("cluster")
-        settings = await _settings(client)
+    await client.ping()
+    begun = time.perf_counter()
+    seconds, microseconds = await client.time()
+    took_s = time.perf_counter() - begun
+    # The answer was made about halfway through the round trip.
+    ahead_s = seconds + microseconds / 1e6 - (time.time() - took_s / 2)
+    info = await client.info("server")
+    clustered = await client.info("cluster")
+    settings = await _settings(client)
     # Valkey also names the version of Redis that it is compatible with.
     server: RedisServer = "valkey" if "valkey_version" in info else "redis"
     version = str(info.get(f"{server}_version", "of unknown version"))

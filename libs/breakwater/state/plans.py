@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.state.connection import Redis, read_hashes, translated
+from breakwater.state.connection import Redis, read_hashes
 from breakwater.state.executions import Claim
 
 KEEP_S = 72 * 3600
@@ -74,20 +74,19 @@ class Plans:
 
     async def newest(self, limit: int) -> dict[str, datetime]:
         """The plans of which something was noted last, and when, the latest first."""
-        async with translated():
-            found: Any = await self._redis.client.zrevrange(_NEWEST, 0, limit - 1, withscores=True)
+        found: Any = await self._redis.client.zrevrange(_NEWEST, 0, limit - 1, withscores=True)
         return {plan_id: time_from_ms(int(at_ms)) for plan_id, at_ms in found}
 
     async def begun(self, job_ids: Collection[str]) -> set[str]:
         """Those of some jobs without a result for which a model was called, or asked to be."""
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+        async with self._redis.client.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.hexists(Claim(job_id, "").key, "checkpoint")
             found: list[Any] = await pipe.execute() if job_ids else []
         return {job_id for job_id, has in zip(job_ids, found, strict=True) if has}
 
     async def _note(self, plan_id: str, notes: Mapping[str, str], *removed: str) -> None:
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+        async with self._redis.client.pipeline(transaction=False) as pipe:
             if removed:
                 pipe.hdel(_key(plan_id), *removed)
             if notes:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from breakwater.policy.callers import SESSION_PREFIX
-from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes, translated
+from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes
 
 LASTS_MS = 12 * 3600 * 1000
 """A working day."""
@@ -110,8 +110,7 @@ class Sessions:
         fields = {name: value for name, value in asdict(session).items() if value is not None}
         stored = json.dumps({"sha256": _digest(secret), **fields})
         if isinstance(session, PersonSession) and session.sid is not None:
-            async with translated():
-                await self._redis.client.set(_of_sid(session.issuer, session.sid), of, px=LASTS_MS)
+            await self._redis.client.set(_of_sid(session.issuer, session.sid), of, px=LASTS_MS)
         call = ScriptCall(_BEGIN, [_key(of)], [session_id, stored, LASTS_MS, MAX_OF_A_HOLDER])
         [ends_ms] = await self._redis.run([call])
         return Begun(session_id, f"{SESSION_PREFIX}_{of}_{session_id}_{secret}", int(ends_ms))
@@ -122,7 +121,7 @@ class Sessions:
         if parts is None:
             return None
         of, session_id, secret = parts
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+        async with self._redis.client.pipeline(transaction=False) as pipe:
             pipe.hget(_key(of), session_id)
             pipe.time()
             found, (seconds, micros) = cast("tuple[str | None, tuple[int, int]]", await pipe.execute())
@@ -137,8 +136,7 @@ class Sessions:
         """Ends a session: from now on its token opens nothing. Returns it; None where there was none."""
         parts, known = _parts(token), await self.find(token)
         if parts is not None and known is not None:
-            async with translated():
-                await cast(Any, self._redis.client.hdel(_key(parts[0]), parts[1]))
+            await cast(Any, self._redis.client.hdel(_key(parts[0]), parts[1]))
         return known
 
     async def end_of_person(self, issuer: str, subject: str | None, sid: str | None) -> list[Known]:
@@ -152,17 +150,15 @@ class Sessions:
         Returns:
             Those sessions.
         """
-        async with translated():
-            of = None if subject is None else _of(PersonSession(issuer, subject, "", ()))
-            if of is None and sid is not None:
-                of = cast("str | None", await self._redis.client.get(_of_sid(issuer, sid)))
-            if of is None:
-                return []
+        of = None if subject is None else _of(PersonSession(issuer, subject, "", ()))
+        if of is None and sid is not None:
+            of = cast("str | None", await self._redis.client.get(_of_sid(issuer, sid)))
+        if of is None:
+            return []
         [stored] = await read_hashes(self._redis.client, [_key(of)])
         ended = [known for session_id, text in stored.items() if _has(known := _read(session_id, text)[0], sid)]
         if ended:
-            async with translated():
-                await cast(Any, self._redis.client.hdel(_key(of), *(known.id for known in ended)))
+            await cast(Any, self._redis.client.hdel(_key(of), *(known.id for known in ended)))
         return ended
 
 
@@ -174,7 +170,7 @@ class SignIns:
 
     async def key(self) -> bytes:
         """The key of this plane that sign-ins are signed with; made when it is first asked for."""
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+        async with self._redis.client.pipeline(transaction=False) as pipe:
             pipe.set(_SIGN_IN_KEY, secrets.token_hex(32), nx=True)
             pipe.get(_SIGN_IN_KEY)
             _, key = cast("tuple[object, str]", await pipe.execute())
@@ -182,13 +178,11 @@ class SignIns:
 
     async def is_used(self, token: str) -> bool:
         """True if a token was used before."""
-        async with translated():
-            return bool(await self._redis.client.exists(_used(token)))
+        return bool(await self._redis.client.exists(_used(token)))
 
     async def use(self, token: str, lasts_s: int) -> bool:
         """Marks a token as used, which may be used once; False where it was before. It is remembered for so long."""
-        async with translated():
-            return bool(await self._redis.client.set(_used(token), "1", nx=True, ex=lasts_s))
+        return bool(await self._redis.client.set(_used(token), "1", nx=True, ex=lasts_s))
 
 
 def _used(token: str) -> str:

@@ -19,7 +19,7 @@ from breakwater.contracts.events import GuardRule
 from breakwater.contracts.subjects import decode_token, encode_token
 from breakwater.policy.guard import JobOutcome, Task, Trip
 from breakwater.state.breakers import KEEP_OF_TASK_MS
-from breakwater.state.connection import Redis, ScriptCall, scripts_of, translated
+from breakwater.state.connection import Redis, ScriptCall, scripts_of
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A task without a job for a week is deleted."""
@@ -132,14 +132,13 @@ class Tasks:
             await self._extra(listed, [key for key, what in found if what == "in use"], None)
             stopped = [key for key, what in found if what == "stopped"]
             for key in await self._extra(f"bw:tasks:stopped-of:{caller}", stopped, MAX_STOPPED_OF_CALLER):
-                async with translated():
-                    await self._redis.client.unlink(key)
+                await self._redis.client.unlink(key)
 
     async def _extra(self, listed: str, keys: Sequence[str], most: int | None) -> list[str]:
         """Puts keys at the end of a list, and takes those that are too many off its beginning."""
         if not keys:
             return []
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+        async with self._redis.client.pipeline(transaction=False) as pipe:
             pipe.zadd(listed, dict.fromkeys(keys, time.time()), nx=True)
             pipe.pexpire(listed, KEEP_MS)
             pipe.zcard(listed)
@@ -243,8 +242,7 @@ class Tasks:
 
     async def tripped(self) -> list[tuple[TaskKey, Tripped]]:
         """The tasks that are stopped, in the order in which they were; the last ones, where they are many."""
-        async with translated():
-            found = await self._redis.client.zrange(TRIPPED, -MAX_LISTED, -1, withscores=True)
+        found = await self._redis.client.zrange(TRIPPED, -MAX_LISTED, -1, withscores=True)
         listed = cast(list[tuple[str, float]], found)
         if not listed:
             return []
@@ -259,7 +257,7 @@ class Tasks:
         return [(key, tripped) for key, tripped in zip(keys, states, strict=True) if tripped is not None]
 
     async def _list(self, key: TaskKey, at_ms: int) -> None:
-        async with translated(), self._redis.client.pipeline(transaction=False) as pipe:
+        async with self._redis.client.pipeline(transaction=False) as pipe:
             pipe.zadd(TRIPPED, {key.name: at_ms})
             pipe.zremrangebyrank(TRIPPED, 0, -10 * MAX_LISTED - 1)
             await pipe.execute()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes, translated
+from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes
 
 LATE_MS = 1_500
 """A heartbeat comes every second."""
@@ -69,13 +69,11 @@ class Workers:
 
     async def forget(self, worker: str) -> None:
         """Removes a worker: it has stopped in order, or its jobs are taken over. Raises StateUnavailable."""
-        async with translated():
-            await cast(Any, self._redis.client.hdel(_KEY, worker))
+        await cast(Any, self._redis.client.hdel(_KEY, worker))
 
     async def kept_for_s(self) -> float:
         """Seconds since Redis started, in which it lost no claim. Raises StateUnavailable."""
-        async with translated():
-            return float((await self._redis.client.info("server"))["uptime_in_seconds"])
+        return float((await self._redis.client.info("server"))["uptime_in_seconds"])
 
     async def running(self) -> dict[str, str]:
         """The workers whose heartbeat is not late, by id: the NATS server that each was heard on, or an empty text.
@@ -83,8 +81,7 @@ class Workers:
         Raises:
             StateUnavailable: Redis does not answer.
         """
-        async with translated():
-            seconds, microseconds = cast(tuple[int, int], await cast(Any, self._redis.client.time()))
+        seconds, microseconds = cast(tuple[int, int], await cast(Any, self._redis.client.time()))
         [known] = await read_hashes(self._redis.client, [_KEY])
         since = seconds * 1000 + microseconds // 1000 - LATE_MS
         found = {worker: text.partition(" ") for worker, text in known.items()}

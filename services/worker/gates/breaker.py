@@ -12,7 +12,6 @@ from breakwater import background
 from breakwater.breaker_events import saving
 from breakwater.config import Agent
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.metrics import WorkerMetrics
 from breakwater.outage import Outage
@@ -148,15 +147,12 @@ class BreakerGate(Gate):
             state = "half-open, and its probe is in flight" if refused.probing else f"open until {moment}"
             why = "temporarily unavailable because of recent failures"
             user_message = f"This {self.whose} is {why}. Please try again after {moment}."
-        return Refused(
+        return Refused.of(
             "breaker_open",
-            ErrorInfo(
-                kind="breaker_open",
-                class_="CircuitBreakerOpenError",
-                message=f"the {self.breaker} for {self.request.flight.model} is {state}; no call was made",
-                retry_after_s=wait_s,
-                user_message=user_message,
-            ),
+            "CircuitBreakerOpenError",
+            message=f"the {self.breaker} for {self.request.flight.model} is {state}; no call was made",
+            retry_after_s=wait_s,
+            user_message=user_message,
             statistics=refused.statistics,
         )
 

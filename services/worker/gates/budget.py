@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from breakwater import background
-from breakwater.contracts.execution import Attempt, ErrorInfo
+from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.outage import Outage
 from breakwater.policy.budget import MAX_TENANTS, OWN_CAP, CapTable, Counter, fits, spent_by
@@ -47,25 +47,19 @@ FIRST_POLL_S = 0.02
 RETRY_HELD_S = 5.0
 """Advised wait for calls in flight to end: some do soon."""
 
-REBUILDING = Refused(
+REBUILDING = Refused.of(
     "budget_exceeded",
-    ErrorInfo(
-        kind="budget_exceeded",
-        class_="BudgetsRebuildingError",
-        message="the budgets' counters were lost and are being rebuilt; until then no call is made under a hard cap",
-        user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
-    ),
+    "BudgetsRebuildingError",
+    message="the budgets' counters were lost and are being rebuilt; until then no call is made under a hard cap",
+    user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
 )
 
-TOO_MANY_TENANTS = Refused(
+TOO_MANY_TENANTS = Refused.of(
     "budget_exceeded",
-    ErrorInfo(
-        kind="budget_exceeded",
-        class_="TooManyTenantsError",
-        message="the sender of this job has named too many tenants this month; no call was made for one more",
-        figures=f"budgets are kept of {MAX_TENANTS:,} tenants of each sender, and of all in budgets.tenants",
-        user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
-    ),
+    "TooManyTenantsError",
+    message="the sender of this job has named too many tenants this month; no call was made for one more",
+    figures=f"budgets are kept of {MAX_TENANTS:,} tenants of each sender, and of all in budgets.tenants",
+    user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
     ends_chain=True,
 )
 
@@ -172,16 +166,13 @@ class BudgetGate(Gate):
             return None
         never = not fits(worst_case, limit=cap, spent=0)
         next_call = f"a call to {model} may cost up to {money_text(worst_case)}"
-        return Refused(
+        return Refused.of(
             "budget_exceeded",
-            ErrorInfo(
-                kind="budget_exceeded",
-                class_="CallOverCapError" if never else "BudgetExceededError",
-                message=f"a call to {model} does not fit under the job's own cap (max_cost_usd)",
-                figures=f"the job has cost {money_text(spent)}, and {next_call}; max_cost_usd is {money_text(cap)}",
-                user_message="This request would cost too much for a single one. Please make it shorter or simpler.",
-            ),
-            OWN_CAP,
+            "CallOverCapError" if never else "BudgetExceededError",
+            message=f"a call to {model} does not fit under the job's own cap (max_cost_usd)",
+            figures=f"the job has cost {money_text(spent)}, and {next_call}; max_cost_usd is {money_text(cap)}",
+            user_message="This request would cost too much for a single one. Please make it shorter or simpler.",
+            refused_by=OWN_CAP,
         )
 
     def _unpriced(self, cap: str, refused_by: str | None = None) -> Refused:
@@ -189,15 +180,12 @@ class BudgetGate(Gate):
         config, flight = self.worker.config, self.request.flight
         local = config.is_local(flight.provider)
         setting = f"providers.{flight.provider}.cost_per_call_usd" if local else f"models.{flight.model}.price"
-        return Refused(
+        return Refused.of(
             "budget_exceeded",
-            ErrorInfo(
-                kind="budget_exceeded",
-                class_="UnpricedModelError",
-                message=f"{flight.model} has no price, so {cap} cannot be enforced; set {setting}",
-                user_message="This agent's budget can't be enforced, as its model has no price. Please ask its owner.",
-            ),
-            refused_by,
+            "UnpricedModelError",
+            message=f"{flight.model} has no price, so {cap} cannot be enforced; set {setting}",
+            user_message="This agent's budget can't be enforced, as its model has no price. Please ask its owner.",
+            refused_by=refused_by,
         )
 
     def _held(self, over: OverBudget) -> Refused:
@@ -207,17 +195,14 @@ class BudgetGate(Gate):
         why = "calls in flight hold what is left of it"
         if over.by_share:
             why = "a caller holds at most half of what is left of it while others use it"
-        return Refused(
+        return Refused.of(
             "budget_exceeded",
-            ErrorInfo(
-                kind="budget_exceeded",
-                class_="BudgetHeldError",
-                message=f"{what} is not spent, but {why}; no call was made",
-                figures=f"{spent}, {money_text(over.reserved)} of it held by calls in flight, and {worst}",
-                retry_after_s=RETRY_HELD_S,
-                user_message="This agent's budget is held by requests that are still running. Please try again soon.",
-            ),
-            over.counter.name,
+            "BudgetHeldError",
+            message=f"{what} is not spent, but {why}; no call was made",
+            figures=f"{spent}, {money_text(over.reserved)} of it held by calls in flight, and {worst}",
+            retry_after_s=RETRY_HELD_S,
+            user_message="This agent's budget is held by requests that are still running. Please try again soon.",
+            refused_by=over.counter.name,
         )
 
     def _what_and_worst(self, over: OverBudget) -> tuple[str, str]:
@@ -248,17 +233,14 @@ class BudgetGate(Gate):
             figures = f"it has {money_text(left)} of {money_text(over.limit)} left{held}, and {worst}"
             user_message = f"This agent has used up its budget for now. It can be used again after {resets}."
             wait_s = max(0.0, over.resets_at_ms / 1000 - self.worker.now().timestamp())
-        return Refused(
+        return Refused.of(
             "budget_exceeded",
-            ErrorInfo(
-                kind="budget_exceeded",
-                class_="CallOverCapError" if never else "BudgetExceededError",
-                message=message,
-                figures=figures,
-                retry_after_s=wait_s,
-                user_message=user_message,
-            ),
-            counter.name,
+            "CallOverCapError" if never else "BudgetExceededError",
+            message=message,
+            figures=figures,
+            retry_after_s=wait_s,
+            user_message=user_message,
+            refused_by=counter.name,
             refused_cap=over.limit if over.amount <= over.limit or not over.limit else None,
             ends_chain=counter.caps.on_exceeded == "fail",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from breakwater.contracts.execution import Attempt, ErrorInfo
+from breakwater.contracts.execution import Attempt
 from breakwater.policy.rate_limit import HELD, after_hold_s, waits_for_hold
 from breakwater.policy.retry import failures_on, hold_s
 from breakwater.state.connection import ScriptCall
@@ -34,16 +34,14 @@ class DeploymentGate(Gate):
             return None
         self._counted = False
         request, rest_s = self.request, answer / 1000
-        refused = Refused(
+        refused = Refused.of(
             "rate_limited",
-            ErrorInfo(
-                kind="rate_limit",
-                class_=HELD,
-                message=f"{request.target.model} is held until its provider's rate limit is over; no call was made",
-                retry_after_s=rest_s,
-                user_message=TOO_MANY,
-            ),
-            f"provider:{request.target.provider}",
+            HELD,
+            kind="rate_limit",
+            message=f"{request.target.model} is held until its provider's rate limit is over; no call was made",
+            retry_after_s=rest_s,
+            user_message=TOO_MANY,
+            refused_by=f"provider:{request.target.provider}",
         )
         waited_s = request.waited.get(refused.reason, 0.0)
         is_last = request.checkpoint.is_last_of(request.job.chain)
@@ -67,12 +65,10 @@ class DeploymentGate(Gate):
 
 def retry_budget_spent(model: str) -> Refused:
     """Refusal of a retry when the fleet has made too many of them."""
-    return Refused(
+    return Refused.of(
         "error",
-        ErrorInfo(
-            kind="retry_budget",
-            class_="RetryBudgetExceededError",
-            message=f"too many calls to {model} are retries already; this one was not made",
-            user_message="This agent is temporarily unavailable because of recent failures. Please try again later.",
-        ),
+        "RetryBudgetExceededError",
+        kind="retry_budget",
+        message=f"too many calls to {model} are retries already; this one was not made",
+        user_message="This agent is temporarily unavailable because of recent failures. Please try again later.",
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 from breakwater.config import Agent
-from breakwater.contracts.execution import Attempt, ErrorInfo, FailureStatistics, Reason
+from breakwater.contracts.execution import Attempt, ErrorInfo, ErrorKind, FailureStatistics, Reason
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLost
 from services.worker.assignment import Assignment, Checkpoint, InFlight
@@ -68,6 +68,30 @@ class Refused:
     """No other model is to be tried."""
     statistics: FailureStatistics | None = None
     """Of a guard or a breaker."""
+
+    @classmethod
+    def of(
+        cls,
+        reason: Reason,
+        class_name: str,
+        message: str,
+        *,
+        kind: ErrorKind | None = None,
+        figures: str | None = None,
+        retry_after_s: float | None = None,
+        user_message: str | None = None,
+        **more: Any,
+    ) -> Self:
+        """A refusal with its error, whose kind has the name of the reason; `more` are fields of the refusal."""
+        error = ErrorInfo(
+            kind=kind or cast(ErrorKind, reason),
+            class_=class_name,
+            message=message,
+            figures=figures,
+            retry_after_s=retry_after_s,
+            user_message=user_message,
+        )
+        return cls(reason, error, **more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from breakwater.config import Agent
-from breakwater.contracts.execution import Attempt, ErrorInfo
+from breakwater.contracts.execution import Attempt
 from breakwater.state.connection import ScriptCall
 from breakwater.state.rate_limits import OverLimit
 from services.worker.context import WorkerContext
@@ -56,16 +56,14 @@ class RateLimitGate(Gate):
         kind, _, who = over.name.partition(":")
         what = over.what.replace("_", " ")
         wait_s = None if over.wait_ms is None else over.wait_ms / 1000
-        refused = Refused(
+        refused = Refused.of(
             "rate_limited",
-            ErrorInfo(
-                kind="rate_limit",
-                class_="RateLimitExceededError",
-                message=f"the limit of {kind} {who} on {what} has no room for this call; no call was made",
-                retry_after_s=wait_s,
-                user_message=TOO_MANY,
-            ),
-            over.name,
+            "RateLimitExceededError",
+            kind="rate_limit",
+            message=f"the limit of {kind} {who} on {what} has no room for this call; no call was made",
+            retry_after_s=wait_s,
+            user_message=TOO_MANY,
+            refused_by=over.name,
         )
         limited = next(limited for limited in self.request.target.limits if limited.name == over.name)
         if limited.rule.on_exceeded == "fail" or wait_s is None:

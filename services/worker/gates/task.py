@@ -19,7 +19,7 @@ from breakwater.bus.records import decided
 from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.events import GuardEvent
-from breakwater.contracts.execution import ErrorInfo, FailureStatistics, Result
+from breakwater.contracts.execution import FailureStatistics, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import time_from_ms
 from breakwater.encryption import Undecryptable
@@ -35,34 +35,27 @@ from services.worker.assignment import Assignment, Checkpoint
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import POLL_S, Gate, GateVerdict, Refused, WaitForCapacity
 
-TASK_STOPPED = Refused(
+# Read by models and end users, so it names no limit: the guard's event has them.
+TASK_STOPPED = Refused.of(
     "guard_tripped",
-    # Read by models and end users, so it names no limit: the guard's event has them.
-    ErrorInfo(
-        kind="guard_tripped", class_="GuardTrippedError", message="the task is stopped until an operator resets it"
-    ),
+    "GuardTrippedError",
+    message="the task is stopped until an operator resets it",
     ends_chain=True,
 )
 
-TASK_BUDGET_HELD = Refused(
+TASK_BUDGET_HELD = Refused.of(
     "budget_exceeded",
-    ErrorInfo(
-        kind="budget_exceeded",
-        class_="BudgetExceededError",
-        message="other jobs of the task have reserved what is left of its cost cap; no call was made",
-        user_message="This task has no budget left while its other jobs are running. Please try again later.",
-    ),
-    "task",
+    "BudgetExceededError",
+    message="other jobs of the task have reserved what is left of its cost cap; no call was made",
+    user_message="This task has no budget left while its other jobs are running. Please try again later.",
+    refused_by="task",
 )
 
 
-OWN_TASK_STOPPED = Refused(
+OWN_TASK_STOPPED = Refused.of(
     "guard_tripped",
-    ErrorInfo(
-        kind="guard_tripped",
-        class_="GuardTrippedError",
-        message="another call of this job might pass a cap of its agent's guard",
-    ),
+    "GuardTrippedError",
+    message="another call of this job might pass a cap of its agent's guard",
     ends_chain=True,
 )
 
