@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -58,7 +58,8 @@ class Slots:
     def __init__(self, clock: Callable[[], float]) -> None:
         """Takes the clock, in seconds."""
         self._clock = clock
-        self._agents: dict[tuple[str, str], Callers] = {}
+        self._agents: defaultdict[tuple[str, str], Callers] = defaultdict(lambda: Callers(clock()))
+        """By agent and kind of caller."""
         self._turns: dict[tuple[str, str], float] = {}
         self.workers = 1
         """Workers that share the slots of each agent."""
@@ -72,19 +73,19 @@ class Slots:
             callers: whom the job counts for, by kind: its key, and its tenant.
         """
         slots, now = -(-concurrency // self.workers), self._clock()
-        return all(self._of(agent, kind).may_take(slots, caller, now) for kind, caller in callers.items())
+        return all(self._agents[agent, kind].may_take(slots, caller, now) for kind, caller in callers.items())
 
     @contextmanager
     def taking(self, agent: str, callers: dict[str, str]) -> Generator[None]:
         """Holds a slot while the block runs."""
         now = self._clock()
         for kind, caller in callers.items():
-            self._of(agent, kind).take(caller, now)
+            self._agents[agent, kind].take(caller, now)
         try:
             yield
         finally:
             for kind, caller in callers.items():
-                self._of(agent, kind).release(caller)
+                self._agents[agent, kind].release(caller)
 
     def turn_in(self, agent: str, callers: dict[str, str]) -> float:
         """In how many seconds a job comes again that finds no room. Each caller's come one after the other."""
@@ -92,9 +93,3 @@ class Slots:
         self._turns = {known: at for known, at in self._turns.items() if at > now}
         at = self._turns[name] = max(now + HELD_S, self._turns.get(name, 0.0) + TURN_S)
         return at - now
-
-    def _of(self, agent: str, kind: str) -> Callers:
-        found = self._agents.get((agent, kind))
-        if found is None:
-            found = self._agents[agent, kind] = Callers(self._clock())
-        return found

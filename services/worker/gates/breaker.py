@@ -64,11 +64,9 @@ class BreakerGate(Gate):
     def ask(self) -> ScriptCall | None:
         """None where the agent has its breakers switched off."""
         self._key = self.request.target.breaker
-        return None if self._key is None else self._admit(self._key, self._caller)
-
-    @property
-    def _caller(self) -> str:
-        return caller_of(self.request.job.caller, self.request.job.job.tenant)
+        if self._key is None:
+            return None
+        return self._admit(self._key, caller_of(self.request.job.caller, self.request.job.job.tenant))
 
     def _admit(self, key: BreakerKey, caller: str = "") -> ScriptCall:
         return self.worker.breakers.admit_call(key, self.request.attempt_id, self.request.lease_ms, caller)
@@ -114,7 +112,8 @@ class BreakerGate(Gate):
         assert rules is not None
         [loaded] = await worker.breakers.load([self._key])
         if self._gives_way:
-            after, change = give_way(loaded.breaker, self._caller, rules, loaded.now_ms)
+            caller = caller_of(self.request.job.caller, self.request.job.job.tenant)
+            after, change = give_way(loaded.breaker, caller, rules, loaded.now_ms)
             if change is not None:
                 # Where another writer saves first, the breaker is asked again as it is then.
                 event = transition(self._key, change, rules, loaded.now_ms)
