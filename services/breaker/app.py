@@ -44,6 +44,6 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     app = ServiceApp(broker)
     app.reload = reload
     on_batch(app, broker, Stream.EVENTS, "breaker", handle, size=500, linger_s=linger_s)
-    app.run_beside(heartbeat.run, GaugeCollector("breaker", handler.gauges))
+    app.run_alongside(heartbeat.run, GaugeCollector("breaker", handler.gauges))
     app.after_shutdown(redis.close)
     return app

@@ -55,7 +55,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     app = ServiceApp(broker)
     app.reload = reload
     on_batch(app, broker, Stream.EVENTS, "budget", handler.handle, size=500, linger_s=linger_s)
-    app.run_beside(lambda: reconciler.run(handler.charge_lapsed), GaugeCollector("budget", gauges.read))
+    app.run_alongside(lambda: reconciler.run(handler.charge_lapsed), GaugeCollector("budget", gauges.read))
     app.on_shutdown(gauges.stop)
     app.after_shutdown(redis.close)
     app.after_shutdown(analytics.close)

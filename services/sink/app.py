@@ -30,7 +30,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  ev
     comparer = LogComparer(analytics, connection, lambda: datetime.now(UTC), metrics)
     app = ServiceApp(broker)
     app.after_startup(comparer.begin)
-    app.run_beside(comparer.run)
+    app.run_alongside(comparer.run)
     # Before the application waits for the last batches: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
 

@@ -138,7 +138,9 @@ class ServiceApp(FastStream):
         finally:
             await background.stop(starting, ending)
 
-    def run_beside(self, work: Callable[[], Coroutine[Any, Any, None]], gauges: GaugeCollector | None = None) -> None:
+    def run_alongside(
+        self, work: Callable[[], Coroutine[Any, Any, None]], gauges: GaugeCollector | None = None
+    ) -> None:
         """Does work, and shows gauges, for as long as the application runs."""
         running: list[asyncio.Task[None]] = []
 
