@@ -157,7 +157,8 @@ def differences(wanted: Any, existing: Any) -> list[str]:
     have = asdict(existing)
     asked = {name: (value, have.get(name)) for name, value in asdict(wanted).items() if value is not None}
     if "subjects" in asked:
-        asked["subjects"] = tuple(set(subjects or ()) for subjects in asked["subjects"])
+        subjects, stored = asked["subjects"]
+        asked["subjects"] = set(subjects), set(stored or ())
     return [name for name, (value, stored) in asked.items() if value != stored and (value or stored)]
 
 
