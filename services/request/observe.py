@@ -53,7 +53,7 @@ class ServiceRoutes:
         "GET",
         "/healthz",
         tag="health",
-        summary="Whether the process is alive",
+        summary="Liveness of the process",
         results={200: ("It is.", ServiceStatus)},
     )
     async def alive(self, _: Request) -> Response:
@@ -64,7 +64,7 @@ class ServiceRoutes:
         "GET",
         "/readyz",
         tag="health",
-        summary="Whether jobs can be accepted",
+        summary="Readiness to accept jobs",
         results={200: ("They can.", ServiceStatus)},
         errors={503: "NATS is unavailable (`not_ready`)."},
     )

@@ -28,13 +28,13 @@ class KeyDetails(Event):
     id: str = Field(
         description="Public: names the key in `breakwater keys list` and in logs. Of a person: the provider's `sub`."
     )
-    name: Identifier = Field(description="Who or what uses the key; actions are recorded under this name.")
+    name: Identifier = Field(description="The user of the key; actions are recorded under this name.")
     kind: CallerKind = "key"
     roles: tuple[PersonRole, ...] = Field(default=(), description="Of a person. They have the scopes of all of them.")
-    scopes: tuple[KeyScope, ...] = Field(description="What the key may be used for; at least one.")
+    scopes: tuple[KeyScope, ...] = Field(description="The permitted uses; at least one.")
     tenants: tuple[Identifier, ...] = Field(default=(), description="In whose name it submits; empty: in anyone's.")
     agents: tuple[Identifier, ...] = Field(default=(), description="For which agents it submits; empty: for all.")
-    created_at: Timestamp = Field(description="When the key was made; of a person: when they signed in.")
+    created_at: Timestamp = Field(description="Time at which the key was made; of a person: at which they signed in.")
 
 
 class NewSession(Event):
@@ -93,4 +93,4 @@ class BackChannelLogout(Message):
 class EndedSessions(Event):
     """Sessions that were ended because their person has signed out elsewhere."""
 
-    ended: int = Field(ge=0, description="How many.")
+    ended: int = Field(ge=0, description="Their number.")

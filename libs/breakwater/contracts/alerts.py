@@ -38,34 +38,32 @@ class Alert(Event):
         description="`repeated`: it happened again while it was not resolved; `reopened`: soon after it was resolved."
     )
     status: IncidentStatus = Field(description="`pending`: it waits for an operator to acknowledge or resolve it.")
-    event: AlertEvent = Field(description="What happened; `breaker_closed` when a breaker closed.")
-    severity: Severity = Field(description="How bad it is now: `info` once a breaker has closed.")
+    event: AlertEvent = Field(description="The event; `breaker_closed` when a breaker closed.")
+    severity: Severity = Field(description="Present severity: `info` once a breaker has closed.")
     first_event: AlertEvent | None = Field(
-        default=None, description="What it was opened by, whatever became of it; null in alerts of earlier versions."
+        default=None, description="The event that opened it; null in alerts of earlier versions."
     )
     highest_severity: Severity | None = Field(
-        default=None, description="How bad it was at its worst; null in alerts of earlier versions."
+        default=None, description="Severity at its worst; null in alerts of earlier versions."
     )
     agent: Identifier | None = None
     model: ModelId | None = None
     tenant: Identifier | None = None
     title: str
-    text: str = Field(description="What it means, and what to do.")
+    text: str = Field(description="Its meaning, and what to do.")
     payload: dict[str, JsonValue] = Field(description="The figures, as in the event that caused the alert.")
-    count: Count = Field(description="How often it has happened since it was opened, including the first time.")
+    count: Count = Field(description="The number of times that it has happened since it was opened.")
     version: Count = Field(description="Grows by one with each change of the incident, from 1.")
     opened_at: Timestamp
-    last_at: Timestamp = Field(description="When it happened last.")
-    ends_at: Timestamp | None = Field(default=None, description="When it resolves by itself.")
-    reminders: Count = Field(default=0, description="How many reminders were sent.")
-    remind_at: Timestamp | None = Field(
-        default=None, description="When the next reminder is sent, while it is pending."
-    )
+    last_at: Timestamp = Field(description="Time at which it happened last.")
+    ends_at: Timestamp | None = Field(default=None, description="Time at which it resolves by itself.")
+    reminders: Count = Field(default=0, description="The number of reminders that were sent.")
+    remind_at: Timestamp | None = Field(default=None, description="Time of the next reminder, while it is pending.")
     acknowledged_by: str | None = None
     acknowledged_at: Timestamp | None = None
     resolved_by: str | None = Field(default=None, description="Who resolved it; null if it resolved by itself.")
     resolved_at: Timestamp | None = None
-    reason: str | None = Field(default=None, description="Why it was acknowledged or resolved.")
+    reason: str | None = Field(default=None, description="The reason for which it was acknowledged or resolved.")
     source_id: str = Field(
         description="`ce-id` of the event that caused this change, or the id of the operator action."
     )
@@ -96,7 +94,7 @@ class AlertDigest(Event):
     severity: Severity = Field(description="Of the worst of them.")
     held_from: Timestamp = Field(description="Of the earliest alert in it.")
     held_until: Timestamp = Field(description="Of the latest alert in it.")
-    counts: dict[str, Count] = Field(description="How many incidents of each event.")
+    counts: dict[str, Count] = Field(description="The number of incidents of each event.")
     alerts: tuple[HeldBack, ...]
     at: Timestamp
 
@@ -118,7 +116,7 @@ class ChannelTest(Event):
 
     channel: str
     delivered: bool
-    error: str | None = Field(default=None, description="Why it was not delivered.")
+    error: str | None = Field(default=None, description="The reason why it was not delivered.")
 
 
 class AlertQuery(Message):
@@ -147,7 +145,7 @@ class AlertList(Event):
     """Incidents, each as it is now; the one that was opened last comes first."""
 
     alerts: tuple[Alert, ...]
-    more: bool = Field(description="Whether there are more than were asked for.")
+    more: bool = Field(description="True if there are more than the limit.")
 
 
 class UnchangedAlert(Alert):
@@ -176,10 +174,10 @@ class UndeliveredAlert(Event):
     channel: str
     alert_id: str | None = Field(description="Or the id of a digest; None where what was kept can't be read.")
     title: str | None
-    error: str = Field(description="Why it was given up.")
-    at: Timestamp = Field(description="When it was given up.")
+    error: str = Field(description="The reason why it was given up.")
+    at: Timestamp = Field(description="Time at which it was given up.")
     replayed: bool = Field(
-        description="Whether it was sent again since; if that failed too, there is another dead letter."
+        description="True if it was sent again since; if that failed too, there is another dead letter."
     )
 
 
@@ -187,7 +185,7 @@ class UndeliveredList(Event):
     """The alerts that were given up within thirty days, the latest first."""
 
     undelivered: tuple[UndeliveredAlert, ...]
-    more: bool = Field(description="Whether there are more than were asked for.")
+    more: bool = Field(description="True if there are more than the limit.")
 
 
 class ReplayAlertsRequest(Message):
@@ -206,7 +204,7 @@ class AlertReplays(Event):
     replayed: Count
     already: Count = Field(description="Those that were sent again before, and were left alone now.")
     skipped: Count = Field(description="Those of channels that are no longer in the config.")
-    channels: dict[str, Count] = Field(description="How many each channel sends again.")
+    channels: dict[str, Count] = Field(description="The number of alerts that each channel sends again.")
     continue_after: int | None = Field(
         default=None, description="There are more: ask again with this as `after`. None where that was all."
     )

@@ -39,7 +39,7 @@ class ModelHealth(Event):
     last_failure_at: Timestamp | None = Field(default=None, description="Null once a call has succeeded.")
     last_success_at: Timestamp | None = None
     circuit_open_until: Timestamp | None = Field(
-        default=None, description="When a probe may call; none while it is closed, or isolated."
+        default=None, description="Time at which a probe may call; null while it is closed, or isolated."
     )
     held_until: Timestamp | None = Field(
         default=None, description="Until when no call is made, as its provider's rate limit asks; null where none does."
@@ -64,7 +64,7 @@ class AgentHealth(Event):
     last_failure_at: Timestamp | None = Field(default=None, description="Null once a call has succeeded.")
     last_success_at: Timestamp | None = None
     circuit_open_until: Timestamp | None = Field(
-        default=None, description="When one of its models may be called again; set while none may."
+        default=None, description="Time at which one of its models may be called again; set while none may."
     )
     models: tuple[ModelHealth, ...] = ()
 
@@ -84,7 +84,9 @@ class BreakerStatus(Event):
     reason: str | None = Field(default=None, description="The reason for the state, in words.")
     since: Timestamp | None = None
     open_until: Timestamp | None = None
-    probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe in flight ends.")
+    probe_until: Timestamp | None = Field(
+        default=None, description="Time at which the lease of the probe in flight ends."
+    )
     held_until: Timestamp | None = Field(
         default=None, description="Until when its model is held, as the provider's rate limit asks. No failure."
     )
@@ -100,7 +102,7 @@ class BreakerList(Event):
     """The breakers as they are now."""
 
     breakers: tuple[BreakerStatus, ...]
-    alive: bool = Field(description="Whether a breaker service is running: without one, no failure opens a breaker.")
+    alive: bool = Field(description="True if a breaker service is running: without one, no failure opens a breaker.")
 
 
 class UnchangedBreaker(BreakerStatus):

@@ -38,7 +38,7 @@ class EstimateAccuracy(Event):
 
     calls: Count
     reserved: Money = Field(description="Reserved for them.")
-    cost: Money = Field(description="What they cost.")
+    cost: Money = Field(description="Their cost.")
     percent: float | None = Field(
         description="`cost` in percent of `reserved`: 25 means that four times the cost is reserved."
     )
@@ -58,13 +58,13 @@ class BudgetStatus(Event):
     period: str = Field(description="`2026-11-21` or `2026-11`, in the budget's time zone.")
     enforcement: Enforcement
     limit: Money | None = Field(default=None, description="The cap in effect; null if there is none.")
-    raised: CapRaise | None = Field(default=None, description="Who raised the cap for this period.")
+    raised: CapRaise | None = Field(default=None, description="The raise of the cap for this period.")
     spent: Money
     reserved: Money = Field(description="Reserved for calls in flight.")
-    remaining: Money | None = Field(default=None, description="What further calls may cost; null without a cap.")
+    remaining: Money | None = Field(default=None, description="The room for further calls; null without a cap.")
     reached: bool = Field(
         default=False,
-        description="Whether the cap is reached: by what is spent and reserved; or a hard one has refused a call, and "
+        description="True if the cap is reached: by what is spent and reserved; or a hard one has refused a call, and "
         "what is left is less than a call reserves on average.",
     )
     calls: Count
@@ -77,7 +77,7 @@ class BudgetList(Event):
     """The budgets of the current day and month."""
 
     filled: bool = Field(
-        description="Whether the counters are complete. While they are rebuilt from the record, the figures mean "
+        description="True if the counters are complete. While they are rebuilt from the record, the figures mean "
         "nothing, and no call passes a hard cap."
     )
     budgets: tuple[BudgetStatus, ...]
@@ -159,5 +159,5 @@ class Costs(Event):
     tag: str | None = Field(default=None, description="With `by=tag`: which.")
     total: CostLine
     lines: tuple[CostLine, ...] = Field(description="Those of the highest spend first.")
-    others: CostLine | None = Field(default=None, description="What the lines beyond `limit` have together.")
+    others: CostLine | None = Field(default=None, description="The sum of the lines beyond `limit`.")
     cost_tags: tuple[str, ...] = Field(default=(), description="The tags that the config keeps now.")

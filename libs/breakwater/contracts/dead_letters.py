@@ -49,14 +49,14 @@ class ListedDeadLetter(Event):
     """A dead letter, as it is listed."""
 
     dead_letter_id: Count = Field(description="Its sequence in DLQ.")
-    kind: DeadLetterKind = Field(description="What the original is, by the stream that it was on.")
-    reason: str = Field(description="Why it was given up, in a word.")
+    kind: DeadLetterKind = Field(description="Kind of the original, by the stream that it was on.")
+    reason: str = Field(description="The reason why it was given up, in a word.")
     agent: str | None = Field(description="None where it is not known, or where it is of no agent.")
     execution_id: str | None
-    error: str = Field(description="Why it was given up, in words; redacted.")
-    at: Timestamp = Field(description="When it was given up.")
-    replayable: bool = Field(description="Whether a replay would run it.")
-    why_not: str | None = Field(default=None, description="Why a replay would not, and what to do instead.")
+    error: str = Field(description="The reason why it was given up, in words; redacted.")
+    at: Timestamp = Field(description="Time at which it was given up.")
+    replayable: bool = Field(description="True if a replay would run it.")
+    why_not: str | None = Field(default=None, description="The reason why a replay would not, and what to do instead.")
     replayed_as: FullId | None = Field(default=None, description="The execution id of its replay, where it has one.")
     replay_status: ReplayStatus | None = Field(
         default=None,
@@ -68,7 +68,7 @@ class ListedDeadLetter(Event):
 class DeadLetterDetails(ListedDeadLetter):
     """One dead letter, with the original message as far as it may be shown."""
 
-    stream: str = Field(description="Where the original was.")
+    stream: str = Field(description="The stream of the original.")
     subject: str
     sequence: Count
     headers: dict[str, JsonValue] = Field(description="Of the original; redacted.")
@@ -82,12 +82,12 @@ class DeadLetterDetails(ListedDeadLetter):
         "A replay reads it all the same.",
     )
     payload_omitted: bool = Field(
-        default=False, description="Whether the original was too large to be kept; then a replay has nothing to run."
+        default=False, description="True if the original was too large to be kept; then a replay has nothing to run."
     )
     payload_sha256: str | None = Field(default=None, description="Of an original that was not kept, in hex.")
     payload_bytes: Count = Field(description="The length of the original.")
-    payload_cut: bool = Field(description="Whether `payload` is only the beginning, as a text.")
-    replayed_by: str | None = Field(default=None, description="Who replayed it.")
+    payload_cut: bool = Field(description="True if `payload` is only the beginning, as a text.")
+    replayed_by: str | None = Field(default=None, description="The operator who replayed it.")
     replayed_at: Timestamp | None = None
 
 
@@ -103,7 +103,7 @@ class DeadLetterList(Event):
     """Dead letters, the latest first."""
 
     dead_letters: tuple[ListedDeadLetter, ...]
-    more: bool = Field(description="Whether there are more since then than were asked for.")
+    more: bool = Field(description="True if there are more since then than the limit.")
     counts: tuple[DeadLetterCount, ...] = Field(
         description="Of all dead letters, whatever was asked for; the largest count first."
     )

@@ -197,7 +197,7 @@ class Attempt(Event):
         default=None, description="For a call that a guard or a breaker refused."
     )
     ends_chain: bool = Field(default=False, description="For a refused call: whether no other model is tried.")
-    counts_for_breaker: bool = Field(default=False, description="Whether the breaker counts this failure.")
+    counts_for_breaker: bool = Field(default=False, description="True if the breaker counts this failure.")
     breaker_version: Count | None = Field(
         default=None,
         description="Version of the breaker that admitted the call; the outcome counts for that version only.",
@@ -424,14 +424,14 @@ class ExecutionQuery(Message):
     )
     since: Moment | None = Field(default=None, description="Only those that ended from then on: a time in RFC 3339.")
     until: Moment | None = Field(default=None, description="Only those that ended before: a time in RFC 3339.")
-    dry_runs: bool = Field(default=True, description="Whether dry runs are listed, too.")
+    dry_runs: bool = Field(default=True, description="True if dry runs are listed, too.")
     after: PageCursor | None = Field(
         default=None, description="`older` of a page, for the one that follows it; with the same other parameters."
     )
     before: PageCursor | None = Field(
         default=None, description="`newer` of a page, for the one in front of it; with the same other parameters."
     )
-    limit: Annotated[int, Field(ge=1, le=1_000, description="How many there are on a page.")] = 100
+    limit: Annotated[int, Field(ge=1, le=1_000, description="The most on a page.")] = 100
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:

@@ -126,4 +126,4 @@ class Queues(Event):
         description=f"Jobs of all agents that sleep until their next attempt is due. {_NO_QUEUE}"
     )
     services: tuple[ServiceQueue, ...]
-    at: Timestamp = Field(description="When NATS was asked, at most about a second ago.")
+    at: Timestamp = Field(description="Time at which NATS was asked, at most about a second ago.")

@@ -37,7 +37,7 @@ class StreamOptions(Message):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    include_usage: bool | None = Field(default=None, description="Whether the last chunk carries the usage.")
+    include_usage: bool | None = Field(default=None, description="True if the last chunk carries the usage.")
 
 
 class ChatCompletionRequest(Message):
@@ -51,7 +51,7 @@ class ChatCompletionRequest(Message):
         examples=["content-writer", "content-writer/gpt-4.1-mini"],
     )
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    stream: bool | None = Field(default=None, description="Whether the answer comes as server-sent events.")
+    stream: bool | None = Field(default=None, description="True if the answer comes as server-sent events.")
     stream_options: StreamOptions | None = None
     breakwater: CallOptions | None = Field(default=None, description="In the SDK: `extra_body`.")
 
@@ -74,7 +74,7 @@ class ModelName(Event):
 
     id: str
     object: Literal["model"] = "model"
-    created: int = Field(description="When this process read the config; seconds since the epoch.")
+    created: int = Field(description="Time at which this process read the config; seconds since the epoch.")
     owned_by: Literal["breakwater"] = "breakwater"
 
 

@@ -28,7 +28,7 @@ class AcceptedJob(Event):
     status: Literal["accepted"] = "accepted"
     duplicate: bool = Field(
         default=False,
-        description="Whether a job with this id was queued within the last ten minutes; this one was not queued again.",
+        description="True if a job with this id was queued within the last ten minutes; this one was not queued again.",
     )
 
 
@@ -60,7 +60,7 @@ class CancelledJob(Event):
     completed_at: Timestamp | None = None
     total_cost: Money | None = None
     cost_basis: CostBasis | None = None
-    cancellation: Cancellation | None = Field(default=None, description="Who cancelled it first, and why.")
+    cancellation: Cancellation | None = Field(default=None, description="The first canceller, and the reason.")
 
 
 PlanJobStatus = Literal["pending", "running"] | Status
@@ -118,7 +118,9 @@ class PlanStatus(Event):
         "`succeeded`: all did; `partial`: all have ended, and some succeeded; `failed`: none did, or the plan was "
         "refused."
     )
-    refusal: str | None = Field(default=None, description="Why the plan was refused, if none of its jobs was accepted.")
+    refusal: str | None = Field(
+        default=None, description="The reason why the plan was refused, if none of its jobs was accepted."
+    )
     jobs_by_status: dict[PlanJobStatus, Count]
     total_cost: Money | None = Field(
         default=None, description="Of the jobs that have ended; null when no part of it is known."

@@ -130,7 +130,7 @@ class OpenAIRoutes:
         "GET",
         "/v1/models",
         tag="openai",
-        summary="What `model` may be in a chat completion",
+        summary="Values of `model` in a chat completion",
         description="Agents, and each with the models that it lists; for a key that is bound to one agent, the models "
         "alone too. A model that is allowed by `*` only is not listed.",
         result="Those that the key may use.",
@@ -144,7 +144,7 @@ class OpenAIRoutes:
         "GET",
         "/v1/models/{model}",
         tag="openai",
-        summary="Whether `model` may be this in a chat completion",
+        summary="One value of `model` in a chat completion",
         result="It may.",
         errors={404: "There is no such agent or model for this key (`model_not_found`)."},
     )
