@@ -205,14 +205,14 @@ def _is_wanted(alert: Alert, wanted: AlertQuery) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class ChannelRoutes:
     """The channels of alerts."""
 
-    def __init__(self, channels: Collection[str], connection: ClientGetter, publisher: Publisher) -> None:
-        self._channels = channels
-        self._connection = connection
-        self._lookup = Lookup(connection)
-        self._publisher = publisher
+    channels: Collection[str]
+    connection: ClientGetter
+    lookup: Lookup
+    publisher: Publisher
 
     @operation(
         "POST",
@@ -232,7 +232,7 @@ class ChannelRoutes:
         channel = request.input.channel
         self._check(channel)
         try:
-            answer = await ask(self._connection, subjects.channel_test(channel), b"", TEST_TIMEOUT_S)
+            answer = await ask(self.connection, subjects.channel_test(channel), b"", TEST_TIMEOUT_S)
         except NobodyListens as error:
             message = "no alerter is running, so nothing can be sent; `breakwater doctor` shows which services are"
             raise unavailable("no_alerter", message) from error
@@ -262,10 +262,10 @@ class ChannelRoutes:
             return _shown(kept.channel, kept)
 
         async def with_replay(one: UndeliveredAlert) -> UndeliveredAlert:
-            replay = await self._lookup.last(Stream.ALERTER, subjects.alert_replay(one.channel, one.dead_letter_id))
+            replay = await self.lookup.last(Stream.ALERTER, subjects.alert_replay(one.channel, one.dead_letter_id))
             return one.model_copy(update={"replayed": replay is not None})
 
-        latest = await self._lookup.newest(Stream.DLQ, DEAD_LETTERS, most=wanted.limit + 1, since=EVER, read=shown)
+        latest = await self.lookup.newest(Stream.DLQ, DEAD_LETTERS, most=wanted.limit + 1, since=EVER, read=shown)
         undelivered = await asyncio.gather(*map(with_replay, latest[: wanted.limit]))
         return UndeliveredList(undelivered=tuple(undelivered), more=len(latest) > wanted.limit)
 
@@ -294,7 +294,7 @@ class ChannelRoutes:
 
     async def _replay_one(self, wanted: ReplayAlertsRequest) -> AlertReplays:
         number = wanted.dead_letter_id or 0
-        found = await self._lookup.next(Stream.DLQ, DEAD_LETTERS, number)
+        found = await self.lookup.next(Stream.DLQ, DEAD_LETTERS, number)
         kept = None if found is None or found.sequence != number else read_dead_letter(found)
         if kept is None or kept.channel is None or wanted.channel not in (None, kept.channel):
             hint = "`breakwater alerts undelivered` lists them"
@@ -316,7 +316,7 @@ class ChannelRoutes:
         looked_at, already, skipped, last = 0, 0, 0, wanted.after
         replayed: Counter[str] = Counter()
         continue_after: int | None = None
-        stored = self._lookup.scan(Stream.DLQ, DEAD_LETTERS, start=wanted.after + 1)
+        stored = self.lookup.scan(Stream.DLQ, DEAD_LETTERS, start=wanted.after + 1)
         async with aclosing(stored):
             async for found in stored:
                 kept = read_dead_letter(found)
@@ -326,7 +326,7 @@ class ChannelRoutes:
                     continue_after = last
                     break
                 looked_at, last = looked_at + 1, kept.number
-                if channel not in self._channels or kept.dead_letter.omitted_bytes is not None:
+                if channel not in self.channels or kept.dead_letter.omitted_bytes is not None:
                     skipped += 1
                 elif await self._put(channel, kept, again=False):
                     replayed[channel] += 1
@@ -347,16 +347,16 @@ class ChannelRoutes:
             # The stream itself refuses a second one, however many requests come together.
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
         try:
-            await self._publisher.raw(subjects.alert_replay(channel, kept.number), kept.payload, headers)
+            await self.publisher.raw(subjects.alert_replay(channel, kept.number), kept.payload, headers)
         except AlreadyDecided:
             return False
         return True
 
     def _check(self, channel: str) -> None:
-        if channel not in self._channels:
-            if self._channels:
-                hint = suggestion(channel, self._channels).removeprefix("; ")
-                known = f"known are {', '.join(sorted(self._channels))}"
+        if channel not in self.channels:
+            if self.channels:
+                hint = suggestion(channel, self.channels).removeprefix("; ")
+                known = f"known are {', '.join(sorted(self.channels))}"
                 hint = hint if hint == known else f"{hint} {known}"
             else:
                 hint = "the config has none: alerts.channels"

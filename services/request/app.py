@@ -168,6 +168,7 @@ class RequestService:
 
     def _app_for(self, config: Config, redactor: Redactor) -> tuple[Starlette, RequestGauges]:
         publisher, connection, lookup = self._publisher, self._connection, self._lookup
+        bus = Lookup(connection)
         zone, limit, audit = config.budgets.zone, config.limits.max_body_bytes, AuditLog(publisher, redactor)
         breakers, deployments = Breakers(self._redis), Deployments(self._redis, config.retry_budget)
         availability, queue = AgentAvailability(config, breakers), JobQueue(publisher, self._quota, self._accepted)
@@ -176,7 +177,7 @@ class RequestService:
         concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
         queues = QueueRoutes(concurrency, tuple(config.alerts.channels), connection)
         counters, record = BudgetCounters(self._redis, zone), RecordedSpend(connection, self._analytics, zone)
-        replays = Replays(config, connection, queue, publisher, redactor, self._cipher)
+        replays = Replays(config, bus, queue, publisher, redactor, self._cipher)
         provider = None if config.console.openid is None else _provider_of(config.console, config.console.openid)
 
         async def compared() -> Reconciliation:
@@ -199,8 +200,8 @@ class RequestService:
             BudgetRoutes(self._live.caps, counters, publisher, compared),
             CostRoutes(self._analytics, self._live.caps, zone, config.cost_tags),
             IncidentRoutes(self._incidents, config.agents),
-            ChannelRoutes(config.alerts.channels, connection, publisher),
-            DeadLetterRoutes(config, connection, replays, redactor),
+            ChannelRoutes(config.alerts.channels, connection, bus, publisher),
+            DeadLetterRoutes(config, bus, replays, redactor),
             queues,
             SessionRoutes(self._sessions, audit, end_at_provider),
             OpenIdRoutes(config.console.openid, provider, self._sessions, SignIns(self._redis), audit),
@@ -235,7 +236,7 @@ class RequestService:
             },
             lifespan=self._lifespan,
         )
-        return app, RequestGauges(agents, queues, Lookup(connection))
+        return app, RequestGauges(agents, queues, bus)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it

@@ -21,7 +21,7 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
 from breakwater.bus.errors import AlreadyDecided, BusError
-from breakwater.bus.lookup import ClientGetter, Found, Lookup
+from breakwater.bus.lookup import Found, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, validate_job
 from breakwater.contracts import subjects
@@ -164,7 +164,7 @@ class Replays:
     """Runs the jobs of dead letters again, and knows which were."""
 
     config: Config
-    connection: ClientGetter
+    lookup: Lookup
     queue: JobQueue
     publisher: Publisher
     redactor: Redactor
@@ -211,7 +211,7 @@ class Replays:
         """The notes of dead letters that were replayed. Raises BusError."""
         found: dict[int, ReplayNote] = {}
         async with aclosing(
-            Lookup(self.connection).last_on(Stream.DLQ, [subjects.replayed(number) for number in dead_letters])
+            self.lookup.last_on(Stream.DLQ, [subjects.replayed(number) for number in dead_letters])
         ) as stored:
             async for one in stored:
                 if (note := one.read(ReplayNote)) is not None:
@@ -228,7 +228,7 @@ class Replays:
                 subjects.execution(agent, execution_id) if stream is Stream.EVENTS else subjects.result(execution_id)
                 for execution_id, agent in rest.items()
             ]
-            async with aclosing(Lookup(self.connection).last_on(stream, of)) as stored:
+            async with aclosing(self.lookup.last_on(stream, of)) as stored:
                 async for one in stored:
                     if (ended := one.read(_Ended)) is not None:
                         found[ended.execution_id] = ended.status
@@ -323,23 +323,15 @@ def _name(token: str) -> str:
         return token
 
 
+@dataclass(frozen=True, slots=True)
 class DeadLetterRoutes:
     """Dead letters, for people."""
 
-    def __init__(
-        self,
-        config: Config,
-        connection: ClientGetter,
-        replays: Replays,
-        redactor: Redactor,
-        now: Callable[[], datetime] = utc_now,
-    ) -> None:
-        self._config = config
-        self._connection = connection
-        self._lookup = Lookup(connection)
-        self._replays = replays
-        self._redactor = redactor
-        self._now = now
+    config: Config
+    lookup: Lookup
+    replays: Replays
+    redactor: Redactor
+    now: Callable[[], datetime] = utc_now
 
     @operation(
         "GET",
@@ -357,23 +349,23 @@ class DeadLetterRoutes:
 
         def light(found: Found) -> tuple[StoredDeadLetter, str | None] | None:
             """The dead letter without its payload, of which there may be megabytes, and why its job can't run."""
-            kept = read_dead_letter(found, self._replays.cipher)
+            kept = read_dead_letter(found, self.replays.cipher)
             if kept is None or wanted.execution_id not in (None, kept.dead_letter.execution_id):
                 return None
-            job = self._replays.job_of(kept)
+            job = self.replays.job_of(kept)
             dead_letter = kept.dead_letter.model_copy(update={"payload_base64": "", "headers": {}})
             why_not = job if isinstance(job, str) else None
             return dataclasses.replace(kept, dead_letter=dead_letter, payload=b""), why_not
 
         counts = list[DeadLetterCount]()
-        for subject, count in (await self._lookup.counts(Stream.DLQ, ALL_DEAD_LETTERS)).items():
+        for subject, count in (await self.lookup.counts(Stream.DLQ, ALL_DEAD_LETTERS)).items():
             match subject.split("."):
                 case [_, _, reason, agent]:
                     counts.append(DeadLetterCount(reason=_name(reason), agent=_name(agent), count=count))
                 case _:
                     continue  # not published by us
         # One more than is shown, to know whether there are more.
-        latest = await self._lookup.newest(
+        latest = await self.lookup.newest(
             Stream.DLQ,
             filter_for(wanted.reason, wanted.agent),
             most=wanted.limit + 1,
@@ -404,13 +396,13 @@ class DeadLetterRoutes:
         if kept is None:
             hint = "`breakwater dlq list` lists them; each is kept for 30 days"
             raise unknown("dead_letter", f"there is no dead letter {number[:40]!r}", "dead_letter_id", hint)
-        job = self._replays.job_of(kept)
+        job = self.replays.job_of(kept)
         [listed], notes = await self._listed([(kept, job if isinstance(job, str) else None)])
         note, dead_letter = notes.get(kept.number), kept.dead_letter
         withheld = dead_letter.withheld
         if kept.kind == "job" and not withheld:
             # Then or as the config is now, its agent keeps no prompts.
-            agent = self._config.agents.get(dead_letter.agent or "")
+            agent = self.config.agents.get(dead_letter.agent or "")
             withheld = agent is None or not agent.persist_prompts
         hidden = withheld or kept.undecryptable is not None
         omitted = dead_letter.omitted_bytes
@@ -421,7 +413,7 @@ class DeadLetterRoutes:
                 "stream": dead_letter.stream,
                 "subject": dead_letter.subject,
                 "sequence": dead_letter.sequence,
-                "headers": self._redactor.json(dict(dead_letter.headers)),
+                "headers": self.redactor.json(dict(dead_letter.headers)),
                 "payload": payload,
                 "payload_withheld": withheld,
                 "payload_omitted": omitted is not None,
@@ -456,7 +448,7 @@ class DeadLetterRoutes:
         try:
             if up_to is None and wanted.dead_letters is None:
                 # Replays that fail again are behind it.
-                last = await self._lookup.last(Stream.DLQ, filter_for(wanted.reason, wanted.agent))
+                last = await self.lookup.last(Stream.DLQ, filter_for(wanted.reason, wanted.agent))
                 up_to = 0 if last is None else last.sequence
             continue_after = await self._replay(request, up_to, tally)
         except (BusError, Problem) as error:
@@ -481,7 +473,7 @@ class DeadLetterRoutes:
         self, request: ApiRequest[ReplayDeadLettersRequest], up_to: int | None, tally: ReplayTally
     ) -> int | None:
         """Replays in batches, and returns the dead letter behind which to go on; None if that was all."""
-        wanted, begun, at = request.input, time.monotonic(), self._now()
+        wanted, begun, at = request.input, time.monotonic(), self.now()
         batch, size, looked_at, last = list[StoredDeadLetter](), 0, 0, wanted.after
         continue_after: int | None = None
         missing = "this dead letter can't be read" if wanted.dead_letters is None else "there is no such dead letter"
@@ -498,9 +490,9 @@ class DeadLetterRoutes:
                 batch.append(kept)
                 size += len(kept.payload)
                 if len(batch) >= AT_ONCE or size >= AT_ONCE_BYTES:
-                    await self._replays.replay(batch, request.by, request.why, at, tally)
+                    await self.replays.replay(batch, request.by, request.why, at, tally)
                     batch, size = [], 0
-        await self._replays.replay(batch, request.by, request.why, at, tally)
+        await self.replays.replay(batch, request.by, request.why, at, tally)
         return continue_after
 
     async def _wanted(
@@ -513,31 +505,31 @@ class DeadLetterRoutes:
             return
         subject_filter = filter_for(wanted.reason, wanted.agent)
         start = wanted.after + 1 if wanted.after else self._since(wanted.since)
-        async with aclosing(self._lookup.scan(Stream.DLQ, subject_filter, start=start, up_to=up_to)) as stored:
+        async with aclosing(self.lookup.scan(Stream.DLQ, subject_filter, start=start, up_to=up_to)) as stored:
             async for found in stored:
-                yield found.sequence, read_dead_letter(found, self._replays.cipher)
+                yield found.sequence, read_dead_letter(found, self.replays.cipher)
 
     async def _dead_letter(self, number: int) -> StoredDeadLetter | None:
         if not 0 < number < 2**63:
             return None
-        found = await self._lookup.next(Stream.DLQ, ALL_DEAD_LETTERS, number)
-        return None if found is None or found.sequence != number else read_dead_letter(found, self._replays.cipher)
+        found = await self.lookup.next(Stream.DLQ, ALL_DEAD_LETTERS, number)
+        return None if found is None or found.sequence != number else read_dead_letter(found, self.replays.cipher)
 
     def _since(self, given: datetime | None) -> datetime:
-        return given or self._now() - timedelta(days=SHOWN_DAYS)
+        return given or self.now() - timedelta(days=SHOWN_DAYS)
 
     async def _listed(
         self, found: Sequence[tuple[StoredDeadLetter, str | None]]
     ) -> tuple[tuple[ListedDeadLetter, ...], dict[int, ReplayNote]]:
         """Dead letters with the state of their jobs and replays, and the notes of the replays. Raises BusError."""
         jobs = [kept for kept, _ in found if kept.kind == "job"]
-        notes = await self._replays.notes([kept.number for kept in jobs])
+        notes = await self.replays.notes([kept.number for kept in jobs])
         executions = {note.execution_id: note.agent for note in notes.values()}
         for kept in jobs:
             if kept.dead_letter.execution_id and kept.dead_letter.agent and kept.number not in notes:
                 executions[kept.dead_letter.execution_id] = kept.dead_letter.agent
-        ended = await self._replays.ended(executions)
-        remembered_since = self._now() - timedelta(hours=self._config.limits.events_max_age_h)
+        ended = await self.replays.ended(executions)
+        remembered_since = self.now() - timedelta(hours=self.config.limits.events_max_age_h)
         listed: list[ListedDeadLetter] = []
         for kept, why_not in found:
             note = notes.get(kept.number)
@@ -556,7 +548,7 @@ class DeadLetterRoutes:
                     reason=kept.dead_letter.reason,
                     agent=kept.dead_letter.agent,
                     execution_id=kept.dead_letter.execution_id,
-                    error=self._redactor.text(kept.dead_letter.error),
+                    error=self.redactor.text(kept.dead_letter.error),
                     at=kept.dead_letter.at,
                     replayable=why_not is None,
                     why_not=why_not,
@@ -569,11 +561,11 @@ class DeadLetterRoutes:
     def _visible(self, payload: bytes) -> tuple[JsonValue, bool]:
         """The visible part of a payload, and True if that is only its beginning."""
         try:
-            document: JsonValue = self._redactor.json(from_json(payload, allow_inf_nan=False))
+            document: JsonValue = self.redactor.json(from_json(payload, allow_inf_nan=False))
             text, cut = to_json(document), False
             if len(text) <= MAX_PAYLOAD:
                 return document, False
         except ValueError:
             decoded = payload.decode("utf-8", "replace")
-            text, cut = self._redactor.text(decoded).encode(), len(decoded) > self._redactor.max_length
+            text, cut = self.redactor.text(decoded).encode(), len(decoded) > self.redactor.max_length
         return text[:MAX_PAYLOAD].decode("utf-8", "ignore"), cut or len(text) > MAX_PAYLOAD
