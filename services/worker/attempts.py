@@ -37,7 +37,7 @@ from services.worker.gates.task import release_hold
 from services.worker.leases import JobCancelled
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover
-from services.worker.repairs import NO_REPAIRS, ChatMessage, Repaired
+from services.worker.repairs import NO_REPAIRS, JsonMessage, Repaired
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
 
 WORTH_CREDITING_S = 1.0
@@ -119,7 +119,7 @@ class Attempts:
         if remaining_s <= 0:
             # A wait that took longer than planned ends as one for which there was no time.
             return Stop("timeout") if self._waits_for is None else await self._refused(*self._waits_for, is_over=True)
-        messages: Sequence[ChatMessage] = self._job.messages
+        messages: Sequence[JsonMessage] = self._job.messages
         dropped = 0
         if self._checkpoint.repairs is not None:
             messages, dropped = self._checkpoint.repairs.applied(messages)
@@ -138,7 +138,7 @@ class Attempts:
             case Admitted() as admitted:
                 return await self._call(admitted, messages, request.timeout_s)
 
-    async def _call(self, admitted: Admitted, messages: Sequence[ChatMessage], timeout_s: float) -> Finished | NextStep:
+    async def _call(self, admitted: Admitted, messages: Sequence[JsonMessage], timeout_s: float) -> Finished | NextStep:
         flight = admitted.flight
         await self._progress.report("in_progress", "agent.attempt.start", attempt=flight.number, model=flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))

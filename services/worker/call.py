@@ -45,7 +45,7 @@ from services.worker.context import WorkerContext
 from services.worker.gates.gate import Refused
 from services.worker.leases import JobCancelled
 from services.worker.parsing import JobDelivery
-from services.worker.repairs import ChatMessage, Correction, Repairs
+from services.worker.repairs import Correction, JsonMessage, Repairs
 from services.worker.spans import call_began, call_ended
 from services.worker.streaming import AttemptStream
 from services.worker.targets import Target
@@ -102,7 +102,7 @@ async def call(
     worker: WorkerContext,
     job: Assignment,
     flight: InFlight,
-    messages: Sequence[ChatMessage],
+    messages: Sequence[JsonMessage],
     timeout_s: float,
     repairs: Repairs,
     stream: AttemptStream | None = None,
@@ -417,7 +417,7 @@ def _answered(
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
 
-def _said(answer: Answer) -> list[JsonValue | ChatMessage]:
+def _said(answer: Answer) -> list[JsonValue | JsonMessage]:
     """All that a model said and showed of its thoughts."""
     response = answer.response or {}
     choices, content = response.get("choices"), response.get("content")
@@ -442,7 +442,7 @@ def _with_estimates(
     flight: InFlight,
     usage: Usage | None,
     target: Target | None = None,
-    said: Iterable[JsonValue | ChatMessage] = (),
+    said: Iterable[JsonValue | JsonMessage] = (),
 ) -> Usage:
     """Usage of a call: as it was reported, and estimates of missing figures.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from breakwater.contracts.execution import Attempt, Cause, Notification
 from breakwater.contracts.types import Count, Event
 from breakwater.policy.classify import UNFAMILIAR, UNSUPPORTED, Classification
-from breakwater.policy.conversation import ChatMessage, keep_ratio_from, output_limit_from, prune_orphans, trim
+from breakwater.policy.conversation import JsonMessage, keep_ratio_from, output_limit_from, prune_orphans, trim
 from breakwater.policy.output import correction_message
 from breakwater.policy.price import InputSize, size_of_messages
 
@@ -69,16 +69,16 @@ class Repairs(Event):
         """Size of the corrections in a call."""
         return size_of_messages(_dialogue(self.corrections))
 
-    def applied(self, messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], Count]:
+    def applied(self, messages: Sequence[JsonMessage]) -> tuple[list[JsonMessage], Count]:
         """The conversation as it is sent, and how many messages of the job are left out of it."""
-        repaired: list[ChatMessage] = list(messages)
+        repaired: list[JsonMessage] = list(messages)
         if self.pruned:
             repaired, _ = prune_orphans(repaired)
         for ratio in self.keep_ratios:
             repaired, _ = trim(repaired, ratio)
         return [*repaired, *_dialogue(self.corrections)], len(messages) - len(repaired)
 
-    def replayed(self, cause: Cause, messages: Sequence[ChatMessage], attempts: Sequence[Attempt]) -> Repairs:
+    def replayed(self, cause: Cause, messages: Sequence[JsonMessage], attempts: Sequence[Attempt]) -> Repairs:
         """With the repair that led to a recorded attempt, derived again from what was recorded before it."""
         match cause:
             case "orphan_recovery":
@@ -103,7 +103,7 @@ class Repairs(Event):
     def after(
         self,
         failure: Classification,
-        messages: Sequence[ChatMessage],
+        messages: Sequence[JsonMessage],
         correction: Correction | None,
         *,
         may_trim: bool,
@@ -160,14 +160,14 @@ class Repairs(Event):
         limit = output_limit_from(complaint) if self.output_limit is None else None
         return None if limit is None else self.model_copy(update={"output_limit": limit})
 
-    def prune(self, messages: Sequence[ChatMessage]) -> tuple[Repairs, int] | None:
+    def prune(self, messages: Sequence[JsonMessage]) -> tuple[Repairs, int] | None:
         """Takes orphaned tool calls out. None where that was done before, or there are none."""
         if self.pruned:
             return None
         _, count = prune_orphans(list(messages))
         return (self.model_copy(update={"pruned": True}), count) if count else None
 
-    def shorten(self, messages: Sequence[ChatMessage], complaint: str) -> tuple[Repairs, int] | None:
+    def shorten(self, messages: Sequence[JsonMessage], complaint: str) -> tuple[Repairs, int] | None:
         """Drops the oldest turns. None where that was done often enough, or nothing more can go.
 
         Args:
@@ -193,8 +193,8 @@ class Repairs(Event):
 NO_REPAIRS = Repairs()
 
 
-def _dialogue(corrections: Sequence[Correction]) -> list[ChatMessage]:
-    said: list[ChatMessage] = []
+def _dialogue(corrections: Sequence[Correction]) -> list[JsonMessage]:
+    said: list[JsonMessage] = []
     for correction in corrections:
         if correction.answer is not None:
             said.append({"role": "assistant", "content": correction.answer})

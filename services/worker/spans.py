@@ -22,7 +22,7 @@ from breakwater.tracing.messages import (
 )
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
-from services.worker.repairs import ChatMessage
+from services.worker.repairs import JsonMessage
 
 
 def call_began(
@@ -49,7 +49,7 @@ def call_began(
 
 
 def call_ended(
-    worker: WorkerContext, job: Assignment, messages: Sequence[ChatMessage], attempt: Attempt, answer: Answer | None
+    worker: WorkerContext, job: Assignment, messages: Sequence[JsonMessage], attempt: Attempt, answer: Answer | None
 ) -> tracing.SpanAttributes:
     """Of a call that has ended."""
     several = () if answer is None else answer.choices
@@ -102,7 +102,7 @@ def _asked(worker: WorkerContext, job: Assignment) -> tracing.SpanAttributes:
 
 
 def _conversation(
-    worker: WorkerContext, job: Assignment, messages: Sequence[ChatMessage], *, system_apart: bool
+    worker: WorkerContext, job: Assignment, messages: Sequence[JsonMessage], *, system_apart: bool
 ) -> dict[str, list[JsonObject]]:
     if not job.agent.persist_prompts or worker.cipher.on:
         return {}

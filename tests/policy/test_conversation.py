@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakwater.policy.conversation import ChatMessage, keep_ratio_from, output_limit_from, prune_orphans, trim
+from breakwater.policy.conversation import JsonMessage, keep_ratio_from, output_limit_from, prune_orphans, trim
 
 IDS = st.sampled_from(["a", "b", "c"])
 
@@ -124,7 +124,7 @@ THINKS = {"type": "thinking", "thinking": "hm", "signature": "s"}
         ),
     ],
 )
-def test_what_is_torn_is_taken_out(torn: list[ChatMessage], mended: list[ChatMessage], count: int) -> None:
+def test_what_is_torn_is_taken_out(torn: list[JsonMessage], mended: list[JsonMessage], count: int) -> None:
     before = copy.deepcopy(torn)
     assert prune_orphans(torn) == (mended, count)
     assert torn == before
@@ -184,7 +184,7 @@ ANY_MESSAGE = st.one_of(
 ANYTHING = st.lists(ANY_MESSAGE, max_size=12)
 
 
-def bare(message: ChatMessage) -> str | None:
+def bare(message: JsonMessage) -> str | None:
     """A message without its calls and results; None where nothing else is in it."""
     content = message.get("content")
     if message.get("role") in {"tool", "function"}:
@@ -201,13 +201,13 @@ def bare(message: ChatMessage) -> str | None:
 
 @settings(deadline=None)
 @given(conversations())
-def test_a_valid_conversation_stays_as_it_is(messages: list[ChatMessage]) -> None:
+def test_a_valid_conversation_stays_as_it_is(messages: list[JsonMessage]) -> None:
     assert prune_orphans(messages) == (messages, 0)
 
 
 @settings(deadline=None)
 @given(ANYTHING)
-def test_pruning_once_is_enough_and_changes_nothing_that_was_given(messages: list[ChatMessage]) -> None:
+def test_pruning_once_is_enough_and_changes_nothing_that_was_given(messages: list[JsonMessage]) -> None:
     before = copy.deepcopy(messages)
     pruned, count = prune_orphans(messages)
     assert messages == before
@@ -217,7 +217,7 @@ def test_pruning_once_is_enough_and_changes_nothing_that_was_given(messages: lis
 
 @settings(deadline=None)
 @given(ANYTHING)
-def test_after_pruning_every_call_is_followed_by_its_result(messages: list[ChatMessage]) -> None:
+def test_after_pruning_every_call_is_followed_by_its_result(messages: list[JsonMessage]) -> None:
     pruned, _ = prune_orphans(messages)
     waiting: list[str] = []
     for message in pruned:
@@ -241,7 +241,7 @@ def test_after_pruning_every_call_is_followed_by_its_result(messages: list[ChatM
 
 @settings(deadline=None)
 @given(ANYTHING)
-def test_pruning_keeps_the_order_and_all_that_is_said_beside_tools(messages: list[ChatMessage]) -> None:
+def test_pruning_keeps_the_order_and_all_that_is_said_beside_tools(messages: list[JsonMessage]) -> None:
     pruned, _ = prune_orphans(messages)
     rest = iter([bare(message) for message in messages])
     assert all(any(bare(message) == other for other in rest) for message in pruned), "in order"
@@ -255,13 +255,13 @@ def test_pruning_keeps_the_order_and_all_that_is_said_beside_tools(messages: lis
             assert message in pruned
 
 
-def size(messages: list[ChatMessage]) -> int:
+def size(messages: list[JsonMessage]) -> int:
     return sum(
         len(json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()) for message in others(messages)
     )
 
 
-def others(messages: list[ChatMessage]) -> list[ChatMessage]:
+def others(messages: list[JsonMessage]) -> list[JsonMessage]:
     return [message for message in messages if message["role"] not in {"system", "developer"}]
 
 
@@ -304,13 +304,13 @@ def test_results_in_a_users_message_begin_no_turn() -> None:
 
 
 @pytest.mark.parametrize("messages", [[], [user(LONG)], [system(LONG), user("hi")], [says(LONG)]])
-def test_where_nothing_may_go_nothing_goes(messages: list[ChatMessage]) -> None:
+def test_where_nothing_may_go_nothing_goes(messages: list[JsonMessage]) -> None:
     assert trim(messages, 0.1) == (messages, 0)
 
 
 @settings(deadline=None)
 @given(conversations(), st.floats(0.05, 1.2))
-def test_trimming_drops_no_more_than_it_must_and_tears_nothing(messages: list[ChatMessage], ratio: float) -> None:
+def test_trimming_drops_no_more_than_it_must_and_tears_nothing(messages: list[JsonMessage], ratio: float) -> None:
     before = copy.deepcopy(messages)
     kept, dropped = trim(messages, ratio)
     assert messages == before
@@ -332,7 +332,7 @@ def test_trimming_drops_no_more_than_it_must_and_tears_nothing(messages: list[Ch
 
 @settings(deadline=None)
 @given(conversations(), st.floats(0.05, 0.95), st.floats(0.05, 0.95))
-def test_who_keeps_less_keeps_nothing_else(messages: list[ChatMessage], one: float, other: float) -> None:
+def test_who_keeps_less_keeps_nothing_else(messages: list[JsonMessage], one: float, other: float) -> None:
     fewer, more = trim(messages, min(one, other))[0], trim(messages, max(one, other))[0]
     left = iter(more)
     assert all(any(message is candidate for candidate in left) for message in fewer)
@@ -340,7 +340,7 @@ def test_who_keeps_less_keeps_nothing_else(messages: list[ChatMessage], one: flo
 
 @settings(deadline=None)
 @given(ANYTHING, st.floats(0, 1))
-def test_trimming_takes_any_list_of_messages(messages: list[ChatMessage], ratio: float) -> None:
+def test_trimming_takes_any_list_of_messages(messages: list[JsonMessage], ratio: float) -> None:
     mended, _ = prune_orphans(messages)
     kept, _ = trim(mended, ratio)
     assert prune_orphans(kept) == (kept, 0)

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from breakwater.policy.chat_messages import fields
 
-ChatMessage = Mapping[str, JsonValue]
+JsonMessage = Mapping[str, JsonValue]
 
 _Key = tuple[str, str] | None
 """The form and the id that a call and its result have in common. None belongs to nothing."""
@@ -27,7 +27,7 @@ itself, or its `tool_result` blocks.
 """
 
 
-def prune_orphans(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], int]:
+def prune_orphans(messages: Sequence[JsonMessage]) -> tuple[list[JsonMessage], int]:
     """Takes out tool calls that have no result and results that have no call.
 
     A result counts if it follows its call with nothing but other results in between, as providers demand; of several
@@ -37,7 +37,7 @@ def prune_orphans(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], i
         The conversation, and how many calls and results were taken out. Nothing that was given is changed.
     """
     paired = tool_pairs(messages)
-    kept: list[ChatMessage] = []
+    kept: list[JsonMessage] = []
     count = 0
     for index, message in enumerate(messages):
         parts = len(_calls(message)) + len(_results(message))
@@ -49,7 +49,7 @@ def prune_orphans(messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], i
     return kept, count
 
 
-def tool_pairs(messages: Sequence[ChatMessage]) -> dict[PartPlace, PartPlace]:
+def tool_pairs(messages: Sequence[JsonMessage]) -> dict[PartPlace, PartPlace]:
     """The calls that have a result and the results that have a call, each to its other; by `prune_orphans`'s rule."""
     paired: dict[PartPlace, PartPlace] = {}
     waiting: dict[_Key, list[PartPlace]] = {}
@@ -69,7 +69,7 @@ def tool_pairs(messages: Sequence[ChatMessage]) -> dict[PartPlace, PartPlace]:
     return paired
 
 
-def _calls(message: ChatMessage) -> list[_Key]:
+def _calls(message: JsonMessage) -> list[_Key]:
     if message.get("role") != "assistant":
         return []
     calls = [_key("call", fields(call).get("id")) for call in _list(message.get("tool_calls"))]
@@ -79,7 +79,7 @@ def _calls(message: ChatMessage) -> list[_Key]:
     return calls
 
 
-def _results(message: ChatMessage) -> list[_Key]:
+def _results(message: JsonMessage) -> list[_Key]:
     match message.get("role"):
         case "tool":
             return [_key("call", message.get("tool_call_id"))]
@@ -95,11 +95,11 @@ def _key(form: str, name: JsonValue) -> _Key:
     return (form, name) if isinstance(name, str) else None
 
 
-def _is_only_results(message: ChatMessage) -> bool:
+def _is_only_results(message: JsonMessage) -> bool:
     return message.get("role") != "user" or len(_results(message)) == len(_list(message.get("content")))
 
 
-def _without(message: ChatMessage, is_lost: Callable[[int], bool]) -> ChatMessage | None:
+def _without(message: JsonMessage, is_lost: Callable[[int], bool]) -> JsonMessage | None:
     """The message without its lost calls and results; None where it then says nothing."""
     if message.get("role") in {"tool", "function"}:
         return None
@@ -117,7 +117,7 @@ def _without(message: ChatMessage, is_lost: Callable[[int], bool]) -> ChatMessag
     return rest if _says_something(rest) else None
 
 
-def _says_something(message: ChatMessage) -> bool:
+def _says_something(message: JsonMessage) -> bool:
     content = message.get("content")
     if isinstance(content, list):
         # A model's thoughts alone are no message: Anthropic refuses them without what they led to.
@@ -125,7 +125,7 @@ def _says_something(message: ChatMessage) -> bool:
     return any((content, *(message.get(name) for name in ("tool_calls", "function_call", "refusal", "audio"))))
 
 
-def trim(messages: Sequence[ChatMessage], keep_ratio: float) -> tuple[list[ChatMessage], int]:
+def trim(messages: Sequence[JsonMessage], keep_ratio: float) -> tuple[list[JsonMessage], int]:
     """Drops the oldest turns until no more than a part of the conversation is left.
 
     A turn is a user's message and all up to the next one. System messages stay, and so does the last turn; where that
@@ -153,7 +153,7 @@ def trim(messages: Sequence[ChatMessage], keep_ratio: float) -> tuple[list[ChatM
     return [message for index, message in enumerate(messages) if index not in dropped], len(dropped)
 
 
-def _droppable(messages: Sequence[ChatMessage]) -> Iterator[list[int]]:
+def _droppable(messages: Sequence[JsonMessage]) -> Iterator[list[int]]:
     """Indexes of messages that may be dropped together, the first to go first."""
     indexes = [index for index, message in enumerate(messages) if not _is_system(message)]
     starts = [
@@ -181,11 +181,11 @@ def _droppable(messages: Sequence[ChatMessage]) -> Iterator[list[int]]:
             yield exchange
 
 
-def _is_system(message: ChatMessage) -> bool:
+def _is_system(message: JsonMessage) -> bool:
     return message.get("role") in {"system", "developer"}
 
 
-def _blocks(message: ChatMessage, kind: str) -> list[JsonValue]:
+def _blocks(message: JsonMessage, kind: str) -> list[JsonValue]:
     return [block for block in _list(message.get("content")) if fields(block).get("type") == kind]
 
 

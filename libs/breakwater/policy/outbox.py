@@ -54,7 +54,7 @@ class ChannelRules:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What becomes of the alerts that wait."""
+    """Decision on the alerts that wait."""
 
     skip: tuple[int, ...] = ()
     """Sequences of alerts that need no message."""

@@ -5,8 +5,8 @@ A breaker's incident begins when it opens, by a rule or an operator, and ends wh
 incident begins when its guard stops it, and ends when an operator resets it. A budget's incident is one threshold in
 one period. An agent's jobs that end without an answer are one incident, however many they are, until no more do.
 
-The texts are for the people who look after the plane: reasons have their figures and limits. No prompt and no answer
-stands in them.
+The texts are for the people who look after the plane: reasons have their figures and limits. They hold no prompt
+and no answer.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _at(root: Mapping[str, Any], ref: str) -> Any:
     return found
 
 
-ContentBlock = dict[str, Any]
+AnthropicBlock = dict[str, Any]
 DEFAULT_MAX_TOKENS = 4096
 """Anthropic requires a limit; the worker always gives one."""
 
@@ -177,8 +177,8 @@ def request_body(call: Call) -> dict[str, Any]:
     return body | {"output_config": output} if output else body
 
 
-def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[ContentBlock], list[dict[str, Any]]]:
-    system: list[ContentBlock] = []
+def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[AnthropicBlock], list[dict[str, Any]]]:
+    system: list[AnthropicBlock] = []
     turns: list[dict[str, Any]] = []
     for message in messages:
         match message.get("role"):
@@ -203,13 +203,13 @@ def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[ContentBl
     return system, turns
 
 
-def _marked(blocks: list[ContentBlock], message: Mapping[str, Any]) -> list[ContentBlock]:
+def _marked(blocks: list[AnthropicBlock], message: Mapping[str, Any]) -> list[AnthropicBlock]:
     """The blocks with the message's own cache mark on the last: up to there the prompt is cached."""
     mark = message.get("cache_control")
     return [*blocks[:-1], {**blocks[-1], "cache_control": mark}] if mark and blocks else blocks
 
 
-def _blocks(content: Any) -> list[ContentBlock]:
+def _blocks(content: Any) -> list[AnthropicBlock]:
     """The blocks of a message's content; empty texts, which Anthropic refuses, are left out."""
     if not isinstance(content, list):
         return [{"type": "text", "text": content}] if isinstance(content, str) and content else []
@@ -217,7 +217,7 @@ def _blocks(content: Any) -> list[ContentBlock]:
     return [block for block in found if block.get("type") != "text" or block.get("text")]
 
 
-def _block(part: Mapping[str, Any]) -> ContentBlock:
+def _block(part: Mapping[str, Any]) -> AnthropicBlock:
     match part.get("type"):
         case "image_url":
             image = part.get("image_url")
@@ -241,7 +241,7 @@ def _image_source(url: str) -> dict[str, str]:
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
-def _said(message: Mapping[str, Any]) -> list[ContentBlock]:
+def _said(message: Mapping[str, Any]) -> list[AnthropicBlock]:
     calls = [fields(call) for call in _list(message.get("tool_calls"))]
     return [
         *(dict(fields(block)) for block in _list(message.get("thinking_blocks"))),
