@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,15 +36,6 @@ PAGE = 100
 
 GROUPED = 1_000
 """The latest dead letters that are grouped by their error."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReasonCount:
-    """The number of dead letters of the chosen agent that have a reason."""
-
-    reason: str
-    """Empty for all of them."""
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +193,13 @@ def _replayable(listed: DeadLetterList | None, total: int) -> int:
     return max(total - len(listed.dead_letters), 0) + able if listed.more else able
 
 
-def _tiles(counts: Sequence[DeadLetterCount], agent: str) -> list[ReasonCount]:
-    """All of them, then each reason, the most frequent first."""
-    sums: dict[str, int] = {}
+def _tiles(counts: Sequence[DeadLetterCount], agent: str) -> list[tuple[str, int]]:
+    """The number of all dead letters, under an empty name, then of each reason, the most frequent first."""
+    sums: Counter[str] = Counter()
     for one in counts:
         if _is_of(one, "", agent):
-            sums[one.reason] = sums.get(one.reason, 0) + one.count
-    by_reason = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
-    return [ReasonCount("", sum(sums.values())), *(ReasonCount(*item) for item in by_reason)]
+            sums[one.reason] += one.count
+    return [("", sums.total()), *sorted(sums.items(), key=lambda item: (-item[1], item[0]))]
 
 
 def _is_of(count: DeadLetterCount, reason: str, agent: str) -> bool:
