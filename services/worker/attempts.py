@@ -49,7 +49,7 @@ Returned = TypeVar("Returned")
 
 
 class Attempts:
-    """One job on one worker. What must survive a crash is in its checkpoint; the rest is derived."""
+    """One job on one worker. Its checkpoint has all that must survive a crash; the rest is derived."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Attempts:
         self._cancel = worker.leases.claims[job.claim].cancel
         self._waited: dict[Reason, float] = {}
         self._waits_for: tuple[InFlight, Refused] | None = None
-        # What has to be checked as a whole is published as a whole.
+        # An answer that has to be checked as a whole is published as a whole.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
 
     async def run(self, *, resumed: bool) -> Finished | Deferred:
@@ -97,7 +97,7 @@ class Attempts:
                 case Finished() as finished:
                     return finished
                 case Stop(reason):
-                    # What was published of an answer is recorded, too.
+                    # The published part of an answer is recorded, too.
                     return replace(stopped(self._checkpoint, reason), output=self._partial_output())
                 case NextModel():
                     self._checkpoint = self._checkpoint.at_model(self._checkpoint.model_index + 1)

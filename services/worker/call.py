@@ -107,7 +107,7 @@ async def call(
     repairs: Repairs,
     stream: AttemptStream | None = None,
 ) -> Ended:
-    """Calls once. What it returns is not yet recorded.
+    """Calls once. The attempt that it returns is not yet recorded.
 
     `timeout_s` is for the answer; of one that is streamed, until it begins. `repairs` are those of the parameters.
     """

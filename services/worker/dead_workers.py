@@ -1,7 +1,7 @@
 """Workers that have died: each worker sends a heartbeat, and takes over the jobs of those whose heartbeat stays away.
 
-Nothing of this is done for each job. What a dead worker held is found when it has died: all that NATS has delivered and
-no worker has acknowledged, if its execution's claim is the dead worker's, or has been missing for some seconds.
+Nothing of this is done for each job. The jobs of a dead worker are found when it has died: all that NATS has delivered
+and no worker has acknowledged, if the claim of the execution is the dead worker's, or missing for some seconds.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class Outcomes:
     def settle(self, calls: Sequence[tuple[bool, ScriptCall]]) -> asyncio.Task[None] | None:
         """Begins to end what the gates hold for a call that has ended.
 
-        What the services settle as well, from the log, takes no round trip of its own: the job's next one, and any that
-        asks for an admission here, has it in front.
+        Calls that the services settle as well, from the log, take no round trip of their own: the job's next one has
+        them in front, and so has any that asks for an admission here.
 
         Args:
             calls: each with True if no service settles it.
@@ -138,6 +138,6 @@ class Outcomes:
         try:
             await work()
         except (StoppedWaiting, StateUnavailable):
-            return  # an outage is logged by those who wait for its end
+            return  # an outage is logged where its end is waited for
         except Exception:  # noqa: BLE001  the services that read the log do the same again
             structlog.get_logger().exception("outcome_not_noted")

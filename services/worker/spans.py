@@ -64,7 +64,7 @@ def call_ended(
     if not worker.config.tracing.capture_content:
         return said
     if not job.agent.persist_responses:
-        # What the plane has added to the conversation quotes answers.
+        # Messages that the plane has added to the conversation quote answers.
         own = job.messages
         messages = [message for message in messages if message in own]
     apart = worker.config.providers[attempt.provider].kind == "anthropic"
@@ -83,7 +83,7 @@ def job_ended(worker: WorkerContext, job: Assignment, result: Result) -> tracing
     content = _conversation(worker, job, job.messages, system_apart=True)
     if result.output is not None:
         content |= _answers(worker, job, [(result.output, result.finish_reason)])
-    # What Phoenix lists of traces and sessions. Not on calls, where Langfuse would show it in place of the messages.
+    # Phoenix lists these of traces and sessions. Not on calls, where Langfuse would show it in place of the messages.
     for value, name in (("input.value", "gen_ai.input.messages"), ("output.value", "gen_ai.output.messages")):
         if name in content:
             said[value] = last_text(content[name], worker.config.tracing.max_content_bytes)

@@ -111,7 +111,7 @@ return 0
 
 --- succeeded
 -- Notes that a call has succeeded, by its event: failures that were published before it are not in a row with later ones.
--- And who called, while fewer than two are known: the service that reads the events keeps them up to date.
+-- And its caller, while fewer than two are known: the service that reads the events keeps them up to date.
 -- Returns 1, or 0 where that changes nothing.
 local version, sequence = ARGV[1], tonumber(ARGV[2]) -- version: that let the call pass
 local caller, keep_ms = ARGV[3], ARGV[4]

@@ -64,7 +64,7 @@ local at = tonumber(since or asked_at) or now
 if at < day_start or at >= day_end or at < month_start or at >= month_end then
   return {2, now}
 end
--- Counters that nobody has had yet in the month are made for so many tenants of one sender, who may name any.
+-- New counters of the month are made for so many tenants of one sender, who may name any.
 local tenants = 'tenants:' .. sender
 local is_new = most_tenants ~= '' and lease_ms and redis.call('HEXISTS', KEYS[5], 'reserved:' .. ARGV[#ARGV - 2]) == 0
 if is_new and tonumber(redis.call('HGET', KEYS[5], tenants) or '0') >= tonumber(most_tenants) then
@@ -243,7 +243,7 @@ end
 local periods = {}
 for k = first_period, #KEYS do
   local name, keep_until_ms = take(), take()
-  -- What is long over is not counted any more.
+  -- Periods that are long over are not counted any more.
   periods[k] = {
     key = KEYS[k], name = name, keep_until_ms = keep_until_ms, over = tonumber(keep_until_ms) <= now,
     sums = {}, spent = {}, cap = {}, fields = {},

@@ -80,7 +80,7 @@ local notices = redis.call('HVALS', KEYS[2])
 return #notices > 0 and notices or 1
 
 --- finish
--- Ends the claim of a job whose record is published, if it is still ours; without a token, whosever it is. It lingers, taken: a
+-- Ends the claim of a job whose record is published, if it is still ours; without a token, that of any holder. It lingers: a
 -- message of the same job that was on its way meanwhile must find a claim, and then the record. A job that was taken over is
 -- kept, with its token: its first holder may come back at any time, and must not take a missing claim for one that Redis has
 -- lost.

@@ -2,7 +2,7 @@
 
 --- admit
 -- Admits a call that fits all its limits, and counts it towards each of them; else it counts towards none.
--- Asking again while the lease stands gives the same answer, counts nothing and renews the lease.
+-- Asking again while the lease lasts gives the same answer, counts nothing and renews the lease.
 -- ARGV from the 5th, for each limit: ms of a slice of its window, requests, tokens, concurrent calls ('' = none)
 -- Returns {1} or {0, index of the refusing limit from 1, its subject, ms until it may fit (-1 = never), calls of that limit
 -- under way}.
@@ -140,7 +140,7 @@ if not lease_ms then
   return {1}
 end
 
--- What has no limit is counted too: one that is set later holds at once.
+-- Figures without a limit are counted, too: one that is set later holds immediately.
 local memory, over_at = {}, until_ms
 for i, sums in ipairs(all) do
   local counts, calls, ends = KEYS[2 * i], KEYS[2 * i + 1], (sums.last + slices + 1) * sums.slice_ms

@@ -9,7 +9,7 @@ the counters from the log a few seconds later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, MutableMapping, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,11 +19,10 @@ from breakwater import background
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.outage import Outage
-from breakwater.policy.budget import MAX_TENANTS, OWN_CAP, CapTable, Counter, fits, spent_by
+from breakwater.policy.budget import MAX_TENANTS, OWN_CAP, Counter, fits, spent_by
 from breakwater.policy.formats import money_text
 from breakwater.policy.ledger import figures_of
 from breakwater.state.budgets import (
-    Budgets,
     CountersLost,
     LiveReservation,
     OverBudget,
@@ -31,7 +30,7 @@ from breakwater.state.budgets import (
     Reserved,
     TooManyTenants,
 )
-from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
+from breakwater.state.connection import ScriptCall, StateUnavailable
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 
@@ -75,7 +74,7 @@ class BudgetGate(Gate):
     @classmethod
     def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None]:
         """Restores reservations that Redis has lost."""
-        return LiveReservations(worker.redis, worker.budgets, worker.caps, worker.now, worker.live_reservations).run()
+        return LiveReservations(worker).run()
 
     def ask(self) -> ScriptCall | Refused:
         """Refused here where the job's own cap has no room, or a cap holds for a model without a price."""
@@ -249,20 +248,8 @@ class BudgetGate(Gate):
 class LiveReservations:
     """Looks after the reservations of one worker's calls under way."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        budgets: Budgets,
-        caps: Callable[[], CapTable],
-        now: Callable[[], datetime],
-        live: MutableMapping[str, LiveReservation],
-    ) -> None:
-        self._redis = redis
-        self._budgets = budgets
-        self._caps = caps
-        self._now = now
-        self._live = live
-        """By attempt; calls add and remove theirs."""
+    def __init__(self, worker: WorkerContext) -> None:
+        self._worker = worker
         self._missing: set[str] = set()
         self._lost = Outage("budget counters")
 
@@ -271,7 +258,7 @@ class LiveReservations:
         looks = 0
         while True:
             try:
-                if self._live or looks % IDLE_LOOK_EVERY == 0:
+                if self._worker.live_reservations or looks % IDLE_LOOK_EVERY == 0:
                     await self.look()
             except StateUnavailable:
                 self._lost.failed("Redis does not answer")
@@ -284,28 +271,32 @@ class LiveReservations:
         Where only some are missing, Redis has come back with what it knew a while before, or the call has ended and is
         being settled just now: a reservation is made again when it is missing at two looks in a row.
         """
-        if await self._budgets.filled():
+        if await self._worker.budgets.filled():
             self._lost.worked()
-            ids = list(self._live)
-            found = await self._budgets.reservations(ids)
+            ids = list(self._worker.live_reservations)
+            found = await self._worker.budgets.reservations(ids)
             missing = {attempt_id for attempt_id, one in zip(ids, found, strict=True) if one is None}
             wanted, self._missing = missing & self._missing, missing
         else:
-            if self._caps().any_hard:
+            if self._worker.caps().any_hard:
                 self._lost.failed("they are lost, or not made yet; until they are no call is made under a hard cap")
-            wanted = set(self._live)
-        if calls := [self._call(self._live[attempt_id]) for attempt_id in wanted if attempt_id in self._live]:
-            await self._redis.run(calls)
+            wanted = set(self._worker.live_reservations)
+        if calls := [
+            self._call(self._worker.live_reservations[attempt_id])
+            for attempt_id in wanted
+            if attempt_id in self._worker.live_reservations
+        ]:
+            await self._worker.redis.run(calls)
 
     def _call(self, live: LiveReservation) -> ScriptCall:
-        now = self._now()
+        now = self._worker.now()
         lease = max(timedelta(seconds=1), live.until - now)
-        return self._budgets.reserve_call(
+        return self._worker.budgets.reserve_call(
             live.attempt_id,
             live.agent,
             live.tenant,
             live.amount,
-            self._caps().counters(live.agent, live.tenant),
+            self._worker.caps().counters(live.agent, live.tenant),
             now=now,
             lease_ms=round(lease.total_seconds() * 1000),
             at=live.at,

@@ -111,8 +111,8 @@ GateVerdict = Refused | WaitForCapacity | ClaimLost | JobCancelled
 class Gate:
     """One gate for one admission; a subclass overrides what it needs.
 
-    `ask` first. What it returns joins the one round trip of all gates, and `read` is given the answer. If any gate
-    refuses, each that asked releases its grants. `announce` comes after that.
+    `ask` comes first. The script that it returns joins the one round trip of all gates, and `read` is given the answer.
+    If any gate refuses, each that asked releases its grants. `announce` comes after that.
     """
 
     worker: WorkerContext
