@@ -37,7 +37,7 @@ from breakwater.embedded.ports import free_port
 from breakwater.policy.budget import Caps, CapTable, period
 from breakwater.policy.callers import person
 from breakwater.policy.costs import month_before
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from services.request.costs import CostRoutes
 from services.request.operations import ApiRequest
 from tests.browser.conftest import OPTIONS, PROGRAM

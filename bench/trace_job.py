@@ -39,7 +39,7 @@ from breakwater.config import load_config
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
 from breakwater.embedded.provider import SimulatedProvider
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from services.worker.app import build
 from tests.flow.kit import model
 from tests.server_sources import EmbeddedServers

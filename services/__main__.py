@@ -20,11 +20,12 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 
-from breakwater import background, metrics, prctl, tracing
 from breakwater.config import Config, ConfigError, load_config, require_reloadable
-from breakwater.files import write_private
-from breakwater.settings import Settings
-from breakwater.telemetry import configure_logging
+from breakwater.runtime import background, prctl
+from breakwater.runtime.files import write_private
+from breakwater.runtime.settings import Settings
+from breakwater.telemetry import metrics, tracing
+from breakwater.telemetry.logs import configure_logging
 
 NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink", "console")
 ALIVE_EVERY_S = 5.0

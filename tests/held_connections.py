@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from breakwater.files import raise_file_limit
-from breakwater.http_server import MAX_CONNECTIONS
+from breakwater.runtime.files import raise_file_limit
+from breakwater.runtime.http_server import MAX_CONNECTIONS
 
 ATTACKERS = MAX_CONNECTIONS + 100
 

@@ -36,7 +36,7 @@ from breakwater.config.load import SECRETS_OF
 from breakwater.embedded.ports import free_port, http_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.servers import find_valkey
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from services.__main__ import NAMES, run
 from tests import docker_servers
 from tests.helpers import until

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from breakwater.bus.broker import ServiceApp, make_broker
-from breakwater.http_server import HttpConnection, HttpServer
+from breakwater.runtime.http_server import HttpConnection, HttpServer
 from breakwater.state.connection import Redis
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"

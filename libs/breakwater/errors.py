@@ -1,10 +1,11 @@
-"""Errors that more than one room raises.
+"""The root of all exceptions, and those that more than one room raises.
 
-ConfigError     a person has set something up wrongly
-Unavailable     a server does not answer
-├── BusUnavailable          NATS; in bus/errors.py
-├── StateUnavailable        Redis; in state/connection.py
-└── AnalyticsUnavailable    ClickHouse; in analytics/errors.py
+BreakwaterError
+├── ConfigError                     the config file, the environment or a secret is wrong
+└── UnavailableError                a server does not answer
+    ├── BusUnavailableError         NATS; in bus/errors.py
+    ├── StateUnavailableError       Redis; in state/connection.py
+    └── AnalyticsUnavailableError   ClickHouse; in analytics/errors.py
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class ConfigError(Exception):
+class BreakwaterError(Exception):
+    """Root of every exception that Breakwater raises itself."""
+
+
+class ConfigError(BreakwaterError):
     """Something in the config file, the environment or a secret can't be used. Says what, where and what to do."""
 
 
-class Unavailable(Exception):  # noqa: N818  a state of the world, named as people say it
+class UnavailableError(BreakwaterError):
     """A server does not answer, or can't serve now: the same call may work later, and may have been carried out."""
 
     server: ClassVar[str]

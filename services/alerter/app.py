@@ -20,7 +20,6 @@ from uuid import uuid4
 import structlog
 from pydantic import ValidationError
 
-from breakwater import background
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_request
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.errors import BusError
@@ -32,13 +31,14 @@ from breakwater.config import Alerts, Config
 from breakwater.contracts import subjects
 from breakwater.contracts.alerts import Alert, AlertDigest, IncidentStatus
 from breakwater.contracts.subjects import ALERTER_LEADER, CHANNEL_TESTS, Header, Stream
-from breakwater.metrics import INCIDENTS, AlerterMetrics, GaugeCollector, Readings
-from breakwater.outage import Outage
 from breakwater.policy.alert_rules import SEVERITY_OF, began_with, highest_severity
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.outbox import ChannelRules
 from breakwater.policy.redact import Redactor
-from breakwater.settings import Settings
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
+from breakwater.runtime.settings import Settings
+from breakwater.telemetry.metrics import INCIDENTS, AlerterMetrics, GaugeCollector, Readings
 from services.alerter.baselines import Baselines
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender

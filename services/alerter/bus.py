@@ -1,6 +1,6 @@
 """The bus as the alerter uses it: the incidents, and the last message of each subject of the stream ALERTER.
 
-All methods raise BusUnavailable.
+All methods raise BusUnavailableError.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.errors import PublishRefused
+from breakwater.bus.errors import PublishRefusedError
 from breakwater.bus.incidents import IncidentLog, Incidents
 from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.publisher import Publisher
@@ -88,14 +88,14 @@ class IncidentRecorder:
         return self.log.incidents
 
     async def apply(self, signal: Signal) -> None:
-        """Records a signal. Raises PublishRefused, ValidationError: it can't be recorded."""
+        """Records a signal. Raises PublishRefusedError, ValidationError: it can't be recorded."""
         await self.log.apply(signal, self.rules)
 
     async def record(self, signal: Signal) -> None:
         """Records a signal; one that can't be recorded is logged."""
         try:
             await self.apply(signal)
-        except (ValidationError, PublishRefused) as error:
+        except (ValidationError, PublishRefusedError) as error:
             # Names in an event may be longer than those of an alert: better one alert less than none after it.
             reason = error.title if isinstance(error, ValidationError) else str(error)
             structlog.get_logger().error("alert_impossible", key=signal.key, error=reason)

@@ -21,11 +21,12 @@ from standardwebhooks import Webhook
 
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.types import format_time
-from breakwater.guarded_http import AddressRefused, Redirected, guarded_session
+from breakwater.errors import BreakwaterError
 from breakwater.policy.addresses import Network
 from breakwater.policy.classify import retry_after_s
 from breakwater.policy.outbox import message_id
 from breakwater.providers.local import Shown
+from breakwater.security.guarded_http import AddressRefusedError, RedirectError, guarded_session
 
 Notify = Callable[[str, dict[str, JsonValue]], Any]
 Link = Callable[[str, datetime], str]
@@ -34,7 +35,7 @@ Link = Callable[[str, datetime], str]
 _WORTH_RETRYING = frozenset({408, 425, 429})
 
 
-class SendError(Exception):
+class SendError(BreakwaterError):
     """A message did not arrive, as far as is known. The text names no secret."""
 
     def __init__(
@@ -124,7 +125,7 @@ def no_answer(error: Exception) -> SendError:
     match error:
         case TimeoutError():
             return SendError("no answer in time")
-        case aiohttp.ClientConnectorError(os_error=AddressRefused() as refused):
+        case aiohttp.ClientConnectorError(os_error=AddressRefusedError() as refused):
             return SendError(
                 f"nothing is sent to {error.host}:{error.port}: its address {refused.address} is refused "
                 f"({refused.why}); if it is meant, put its network into `alerts.allow_networks`",
@@ -132,7 +133,7 @@ def no_answer(error: Exception) -> SendError:
             )
         case aiohttp.ClientConnectorError():
             return SendError(str(error))  # host and port only
-        case Redirected():
+        case RedirectError():
             return SendError(
                 f"the receiver answered {error.status}; redirects are not followed: set the final URL", permanent=True
             )

@@ -11,7 +11,6 @@ from datetime import datetime
 import structlog
 from pydantic import ValidationError
 
-from breakwater import background
 from breakwater.bus.delivery import Delivery, dead_letter, heartbeat, still_held
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
@@ -21,7 +20,6 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, decode_token
-from breakwater.outage import Outage
 from breakwater.policy.alert_rules import AnomalyRules, began_with
 from breakwater.policy.incidents import due, due_at
 from breakwater.policy.signals import (
@@ -34,6 +32,8 @@ from breakwater.policy.signals import (
     of_quotas,
     signals_of,
 )
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
 from services.alerter.baselines import Baselines, CutOffAnswers
 from services.alerter.bus import IncidentRecorder
 

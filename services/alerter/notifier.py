@@ -14,17 +14,17 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from breakwater import background
 from breakwater.bus.delivery import Delivery, keep, still_held
-from breakwater.bus.errors import BusError, NoRoom
+from breakwater.bus.errors import BusError, EventStreamFullError
 from breakwater.bus.pull import Pull
 from breakwater.bus.topology import ALERTS_HELD, alert_consumer
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import ChannelMetrics
-from breakwater.outage import Outage
 from breakwater.policy.outbox import ChannelMessage, ChannelRules, message_id
 from breakwater.policy.signals import channel_works
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
+from breakwater.telemetry.metrics import ChannelMetrics
 from services.alerter.bus import AlerterBus, IncidentRecorder, SentMessages
 from services.alerter.channel import AlertSender, SendError
 from services.alerter.channel_queue import DEFAULT_SCHEDULE, IDLE_S, ChannelQueue, Composed, Schedule
@@ -214,7 +214,7 @@ class Notifier:
         again = f"/{next(iter(composed.deliveries.values())).sequence}" if composed.replay else ""
         try:
             await keep(self._bus.publisher, dead_letter, id=f"dlq/{name}/{alert_id}{again}")
-        except NoRoom as refusal:
+        except EventStreamFullError as refusal:
             # It is tried on: a dead letter that can't be kept must not be the end of an alert.
             composed.not_before = time.monotonic() + self._queue.schedule.max_s
             structlog.get_logger().error("dead_letter_refused", channel=name, alert_id=alert_id, error=str(refusal))

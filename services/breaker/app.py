@@ -9,12 +9,12 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import BUSY
 from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import BreakerMetrics, GaugeCollector
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
 from breakwater.state.health import Healths
 from breakwater.state.tasks import Tasks
+from breakwater.telemetry.metrics import BreakerMetrics, GaugeCollector
 from services.breaker.handlers import BreakerHandler
 from services.breaker.rebuild import Heartbeat, Rebuild
 

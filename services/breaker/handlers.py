@@ -10,7 +10,6 @@ from typing import get_args
 
 import structlog
 
-from breakwater.breaker_events import Seen, decide, observation_of, publish_saved
 from breakwater.bus.delivery import Delivery, heartbeat
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.records import read_record
@@ -18,12 +17,13 @@ from breakwater.config import Config, breakers_of
 from breakwater.contracts.events import BreakerState
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time
-from breakwater.metrics import BREAKER_STATE, OTHER, BreakerMetrics, Readings, one_of
-from breakwater.outage import Outages
+from breakwater.coordination.breaker_events import Seen, decide, observation_of, publish_saved
 from breakwater.policy.breaker import ALL, BreakerKey
 from breakwater.policy.health import failed
+from breakwater.runtime.outage import Outages
 from breakwater.state.breakers import Breakers
 from breakwater.state.health import EndedCall, Healths
+from breakwater.telemetry.metrics import BREAKER_STATE, OTHER, BreakerMetrics, Readings, one_of
 
 _WORST: tuple[BreakerState, ...] = ("isolated", "open", "half_open", "closed")
 
@@ -94,7 +94,7 @@ class BreakerHandler:
                 returns False; then it is called again.
 
         Raises:
-            StateUnavailable, BusUnavailable: the batch may be repeated.
+            StateUnavailableError, BusUnavailableError: the batch may be repeated.
         """
         waiting: dict[BreakerKey, list[Seen]] = batch.breakers
         notes = [self._healths.note_call(agent, models) for agent, models in batch.health.items()]
@@ -120,7 +120,7 @@ class BreakerHandler:
             waiting = {key: seen for key, seen in waiting.items() if key in again}
 
     async def gauges(self) -> Readings:
-        """The state of each breaker, for Prometheus. Raises StateUnavailable."""
+        """The state of each breaker, for Prometheus. Raises StateUnavailableError."""
         states: dict[tuple[str, ...], float] = {}
         known: dict[BreakerKey, BreakerState] = {
             key: loaded.breaker.state for key, loaded in await self._breakers.all()
@@ -132,7 +132,7 @@ class BreakerHandler:
     async def publish_pending(self) -> None:
         """Publishes transitions that were saved by a process that crashed before it published them.
 
-        Raises StateUnavailable, BusUnavailable; may be repeated.
+        Raises StateUnavailableError, BusUnavailableError; may be repeated.
         """
         for key, loaded in await self._breakers.all():
             if loaded.unpublished is not None:

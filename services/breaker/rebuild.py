@@ -14,8 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from breakwater import background
-from breakwater.bus.errors import BusError, BusUnavailable
+from breakwater.bus.errors import BusError, BusUnavailableError
 from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.records import read_record
 from breakwater.config import Config
@@ -23,10 +22,11 @@ from breakwater.contracts.events import BreakerTransition, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import ms_from_time
-from breakwater.outage import Outage, Outages
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip, outcome_of
 from breakwater.policy.health import recalled
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage, Outages
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.health import Healths
 from breakwater.state.tasks import TaskKey, Tasks, Tripped
@@ -73,8 +73,8 @@ class Rebuild:
             known: the identity of the log from which Redis was filled; None if Redis is empty.
 
         Raises:
-            StateUnavailable, BusUnavailable: fill again. Also if Redis was emptied meanwhile, or the log was read from
-                a replica that is behind.
+            StateUnavailableError, BusUnavailableError: fill again. Also if Redis was emptied, or if the log was read
+                from a replica that is behind.
         """
         logger, filling = structlog.get_logger(), await self._breakers.begin_filling()
         if known is not None:
@@ -220,7 +220,7 @@ class Heartbeat:
                 await self._tried(self._publishing, self._handler.publish_pending)
                 # Redis may have restarted with data from a moment before it died.
                 await self._tried(self._filling, self._rebuild.recall_breakers)
-                with suppress(BusUnavailable):  # logged by the caller that waits for it
+                with suppress(BusUnavailableError):  # logged by the caller that waits for it
                     self._log = (await self._lookup.facts(Stream.EVENTS)).identity
             looks += 1
             await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
@@ -233,7 +233,7 @@ class Heartbeat:
         await outage.run_logged(lambda: self._outages.retry_while_unavailable(work), expected=BusError)
 
     async def look(self) -> None:
-        """Fills lost breakers. Raises StateUnavailable, BusUnavailable; may be repeated."""
+        """Fills lost breakers. Raises StateUnavailableError, BusUnavailableError; may be repeated."""
         known = await self._breakers.filled_from()
         if known is None or known != self._log:
             # Read again: another breaker service may have seen before us that the log is another.

@@ -9,12 +9,12 @@ from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import BUSY
 from breakwater.config import Config, LiveConfig
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import BudgetMetrics, GaugeCollector
-from breakwater.reconciliation import RecordedSpend
-from breakwater.settings import Settings
+from breakwater.coordination.reconciliation import RecordedSpend
+from breakwater.runtime.settings import Settings
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
+from breakwater.telemetry.metrics import BudgetMetrics, GaugeCollector
 from services.budget.gauges import BudgetGauges
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from breakwater import background
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import QueryFailed
+from breakwater.analytics.errors import QueryError
 from breakwater.analytics.spend import spent_since
 from breakwater.contracts.types import NANO_PER_USD, ms_from_time, time_from_ms
-from breakwater.errors import Unavailable
-from breakwater.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
-from breakwater.outage import Outage
+from breakwater.errors import UnavailableError
 from breakwater.policy.budget import CapTable, forecast, periods_at, recent_from
 from breakwater.policy.ledger import AttemptSums, BudgetPlace
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
 from breakwater.state.budget_counters import BudgetCounters, Snapshot
+from breakwater.telemetry.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
 
 FORECAST_EVERY_S = 300.0
 """The interval of forecasts while Prometheus scrapes: they sum up days of attempts in ClickHouse."""
@@ -53,7 +53,7 @@ class BudgetGauges:
         self._tried_at = self._made_at = -FORECAST_KEPT_S
 
     async def read(self) -> Readings:
-        """All metrics; none while the counters are being rebuilt. Raises StateUnavailable."""
+        """All metrics; none while the counters are being rebuilt. Raises StateUnavailableError."""
         snapshot = await self._snapshot(self._now())
         if snapshot.filled is None:
             return {}
@@ -61,13 +61,13 @@ class BudgetGauges:
             self._forecasting is None or self._forecasting.done()
         ):
             self._tried_at = self._clock()
-            work = self._outage.run_logged(self.make_forecasts, expected=(Unavailable, QueryFailed))
+            work = self._outage.run_logged(self.make_forecasts, expected=(UnavailableError, QueryError))
             self._forecasting = asyncio.create_task(work)
         known = self._clock() - self._made_at < FORECAST_KEPT_S
         return readings(self._caps(), snapshot, self._forecasts if known else {})
 
     async def make_forecasts(self) -> None:
-        """Makes the forecasts that are shown next. Raises StateUnavailable, AnalyticsUnavailable, QueryFailed."""
+        """Updates the forecasts. Raises StateUnavailableError, AnalyticsUnavailableError, QueryError."""
         now, caps = self._now(), self._caps()
         keys = caps.keys()
         snapshot, now_ms = await self._snapshot(now), ms_from_time(now)

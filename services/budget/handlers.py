@@ -17,12 +17,12 @@ from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
-from breakwater.metrics import BudgetMetrics
-from breakwater.outage import Outages
 from breakwater.policy.budget import CapTable, Counter, Period, effective_limit, periods_at, reached, threshold
 from breakwater.policy.ledger import charged_at
+from breakwater.runtime.outage import Outages
 from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import Budgets, NotFilled, Settlement, Totals
+from breakwater.state.budgets import Budgets, NotFilledError, Settlement, Totals
+from breakwater.telemetry.metrics import BudgetMetrics
 
 
 class BudgetHandler:
@@ -60,13 +60,13 @@ class BudgetHandler:
             await delivery.ack()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Counts the costs of calls, once the counters are filled. Raises StateUnavailable, BusUnavailable."""
+        """Counts the cost of calls, once the counters exist. Raises UnavailableError; retry."""
         lost = False
         while True:
             log = await self._filled(lost)
             try:
                 await self._count(settlements, log)
-            except NotFilled:
+            except NotFilledError:
                 lost = True
             else:
                 return
@@ -87,8 +87,8 @@ class BudgetHandler:
         Never waits for the counters: its caller is the one that fills them.
 
         Raises:
-            NotFilled: the counters are not those of this log.
-            StateUnavailable, BusUnavailable: repeat it.
+            NotFilledError: the counters are not those of this log.
+            StateUnavailableError, BusUnavailableError: repeat it.
         """
         done: set[str] = set()
         while attempt_ids := set(await self._budgets.lapsed(datetime.now(UTC))) - done:

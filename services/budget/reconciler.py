@@ -9,21 +9,21 @@ from functools import partial
 
 import structlog
 
-from breakwater import background
-from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
+from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import BudgetMetrics
-from breakwater.outage import Outage, Outages
+from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
 from breakwater.policy.budget import CapTable
 from breakwater.policy.formats import money_text
 from breakwater.policy.ledger import AttemptSums, BudgetPlace
-from breakwater.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage, Outages
 from breakwater.state.budget_counters import BudgetCounters, Filled
-from breakwater.state.budgets import NotFilled
+from breakwater.state.budgets import NotFilledError
+from breakwater.telemetry.metrics import BudgetMetrics
 from services.budget.handlers import event_of
 
 LOOK_EVERY_S = 1.0
@@ -118,14 +118,14 @@ class Reconciler:
             The comparison; None where the counters were lost meanwhile.
 
         Raises:
-            StateUnavailable, BusUnavailable, AnalyticsUnavailable, QueryFailed: nothing was repaired; ask again.
+            StateUnavailableError, BusUnavailableError, AnalyticsUnavailableError, QueryError: nothing was repaired.
         """
         try:
             found = await compare(self._record, self._counters, self._now())
             if any(one.spent > 0 for one in found.differences.values()):
                 # Before anything is taken away: EVENTS counts, even if ClickHouse lacks a part of it.
                 found = await compare(self._record, self._counters, self._now(), thorough=True)
-        except NotFilled:
+        except NotFilledError:
             return None
         repairs, filled, doubtful = found.repairs(), found.snapshot.filled, found.doubtful
         upto = max(found.stored.upto, found.stored.counted)
@@ -145,11 +145,11 @@ class Reconciler:
 
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> bool:
         """Does repeatable work; after a failure other than an outage, the next look tries again."""
-        retried = partial(self._outages.retry_while_unavailable, work, unless=AnalyticsUnavailable)
-        expected = (BusError, AnalyticsUnavailable, QueryFailed)
+        retried = partial(self._outages.retry_while_unavailable, work, unless=AnalyticsUnavailableError)
+        expected = (BusError, AnalyticsUnavailableError, QueryError)
         try:
-            return await outage.run_logged(retried, expected=expected, unless=NotFilled)
-        except NotFilled:
+            return await outage.run_logged(retried, expected=expected, unless=NotFilledError)
+        except NotFilledError:
             return False  # lost since the look: the next one sees it
 
     async def _note_restart(self) -> None:

@@ -20,13 +20,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from breakwater.analytics.client import connect
-from breakwater.client import ApiClient, ApiError, ApiKeyRefused
+from breakwater.client import ApiClient, ApiError, ApiKeyRefusedError
 from breakwater.config import Config, cipher_of
 from breakwater.contracts.access import OPENID_CALLBACK
-from breakwater.http_metrics import CountRequests
-from breakwater.http_server import HttpServer, PortTakenError, listen
-from breakwater.metrics import HttpMetrics
-from breakwater.settings import Settings
+from breakwater.runtime.http_server import HttpServer, PortTakenError, listen
+from breakwater.runtime.settings import Settings
+from breakwater.telemetry.http_metrics import CountRequests
+from breakwater.telemetry.metrics import HttpMetrics
 from services.console import (
     agents,
     alerts,
@@ -42,7 +42,7 @@ from services.console import (
 )
 from services.console.auth import OPENID, RequireSignIn, SignIn, to_sign_in
 from services.console.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
-from services.console.operator_actions import FormRefused
+from services.console.operator_actions import FormError
 from services.console.pages import HEADERS, PageContext, PageRenderer
 from services.console.sessions import KnownSessions
 
@@ -141,7 +141,7 @@ class ConsoleService:
             ],
             lifespan=self._lifespan,
         )
-        for kind in (ApiError, FormRefused, HTTPException, ClientDisconnect, Exception):
+        for kind in (ApiError, FormError, HTTPException, ClientDisconnect, Exception):
             app.add_exception_handler(kind, self._failed)
         return app
 
@@ -159,13 +159,13 @@ class ConsoleService:
         match error:
             case ClientDisconnect():
                 return Response(status_code=499)
-            case ApiKeyRefused():
+            case ApiKeyRefusedError():
                 return to_sign_in(request, "ended")
             case HTTPException(status_code=404):
                 status, title, text = 404, "Page not found", f"There is no page at {request.url.path}."
             case HTTPException():
                 status, title, text = error.status_code, "The request failed", str(error.detail)
-            case ApiError() | FormRefused():
+            case ApiError() | FormError():
                 status, title, text = error.status, "The request failed", str(error)
             case _:
                 status, title = 500, "Something went wrong"

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from breakwater.client import ApiClient, ApiError, ApiKeyRefused
+from breakwater.client import ApiClient, ApiError, ApiKeyRefusedError
 from breakwater.contracts.access import (
     OPENID_CALLBACK,
     EndedSession,
@@ -24,9 +24,9 @@ from breakwater.contracts.access import (
     OpenIdCallback,
     OpenIdRedirect,
 )
-from breakwater.http_server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares, vouch
 from breakwater.policy.callers import is_session
-from breakwater.policy.sign_in import SignInLimits, TooManySignIns
+from breakwater.policy.sign_in import SignInLimits, TooManySignInsError
+from breakwater.runtime.http_server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares, vouch
 from services.console.operator_actions import read_form
 from services.console.pages import PageRenderer
 from services.console.sessions import (
@@ -123,7 +123,7 @@ class RequireSignIn:
         if known is None or (now - known.checked_at > CHECK_EVERY_S and now >= self._check_again_at):
             try:
                 key = await api.read(KeyDetails, "key", timeout_s=CHECK_TIMEOUT_S)
-            except ApiKeyRefused:
+            except ApiKeyRefusedError:
                 self._sessions.forget(token)
                 return to_sign_in(request, "ended")
             except ApiError as error:
@@ -198,7 +198,7 @@ class SignIn:
         if not key:
             raise ApiError(422, "no_key", "Enter an API key.")
         api, holder = self._api.with_key(SecretStr(key)), None
-        with suppress(ApiKeyRefused):
+        with suppress(ApiKeyRefusedError):
             holder = await api.read(KeyDetails, "key") if key.isascii() and key.isprintable() else None
         log = structlog.get_logger()
         if holder is None:
@@ -241,7 +241,7 @@ class SignIn:
                     attempt.failed = error.status == 502 or (error.status == 403 and error.code in _AT_PROVIDER)
                     raise
                 attempt.failed = False
-        except TooManySignIns:
+        except TooManySignInsError:
             text = "Too many sign-ins from your address are under way, or have failed within a minute. Wait a minute."
             return self._page(request, wanted, text, 429)
         except ApiError as error:
@@ -289,7 +289,7 @@ class SignIn:
         """Ends the session of the browser; None if it has none. Raises ApiError."""
         if is_session(token := _cookie(request, COOKIE)):
             self._sessions.forget(token)
-            with suppress(ApiKeyRefused):
+            with suppress(ApiKeyRefusedError):
                 return await self._api.with_key(SecretStr(token)).act(EndedSession, "sessions/end", {})
         return None
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.spend import Burn, burn, spent_since
-from breakwater.client import ApiError, ApiKeyRefused
+from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window
 from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
@@ -134,7 +134,7 @@ def routes(context: PageContext) -> list[Route]:
         try:
             body = {"budget": name, "limit_usd": wanted, "reason": reason}
             result: dict[str, Any] = await session.api.post("budgets/raise", body)
-        except ApiKeyRefused:
+        except ApiKeyRefusedError:
             raise
         except ApiError as error:
             return await one(request, RaiseRejected(given, reason, error.message))

@@ -24,7 +24,7 @@ from breakwater.contracts.types import format_time
 from breakwater.policy.classify import error_identity
 from breakwater.views.columns import Column
 from breakwater.views.dead_letters import COLUMNS
-from services.console.operator_actions import Fields, FormRefused, act, back_to, reason_of, submitted, whole_number
+from services.console.operator_actions import Fields, FormError, act, back_to, reason_of, submitted, whole_number
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
 from services.console.tables import PageTable
 from services.console.time_range import WINDOWS, window_links, window_of
@@ -155,7 +155,7 @@ async def _replay_for_script(request: Request) -> Response:
     try:
         session, fields = await submitted(request)
         replays = await session.api.act(DeadLetterReplays, "dlq/replay", _body(fields))
-    except (ApiError, FormRefused) as error:
+    except (ApiError, FormError) as error:
         return JSONResponse({"message": str(error).rstrip(".")}, error.status, HEADERS)
     result = {
         "replayed": len(replays.replayed),

@@ -17,16 +17,16 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from breakwater import background
 from breakwater.analytics.search import Cursor, Filters, find_execution, search
 from breakwater.analytics.tree import Tree, TreeNode, execution_tree
-from breakwater.client import ApiError, ApiKeyRefused, ApiRefused
+from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError
 from breakwater.contracts.dead_letters import DeadLetterList, DeadLetterReplays
 from breakwater.contracts.execution import Execution, Progress
 from breakwater.contracts.submission import CancelledJob
-from breakwater.encryption import Undecryptable
 from breakwater.policy.formats import counted
 from breakwater.policy.links import trace_url
+from breakwater.runtime import background
+from breakwater.security.encryption import DecryptionError
 from breakwater.views.executions import answering
 from services.console.comparison import compare
 from services.console.messages import bare_json, conversation
@@ -114,7 +114,7 @@ class ExecutionPage:
     async def _find(self, execution_id: str) -> Execution | None:
         """A record, with its texts decrypted if the console has their key."""
         execution = await find_execution(self._context.analytics, execution_id) if execution_id else None
-        with suppress(Undecryptable):
+        with suppress(DecryptionError):
             return None if execution is None else self._context.cipher.decrypt_record(execution)
         return execution
 
@@ -182,10 +182,10 @@ class ExecutionPage:
             # Closed immediately: the status alone says if the job is running.
             async with session_of(request).api.open_stream(_progress(execution_id)):
                 pass
-        except ApiKeyRefused:
+        except ApiKeyRefusedError:
             raise
         except ApiError as error:
-            if known.problem is None and isinstance(error, ApiRefused) and error.status == 404:
+            if known.problem is None and isinstance(error, ApiRefusedError) and error.status == 404:
                 text = (
                     f"No execution {execution_id!r} is recorded, and no such job is running. Records are kept for as "
                     "long as the config says (`clickhouse.retention_days`)."

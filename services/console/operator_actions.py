@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from breakwater.client import ApiError, ApiKeyRefused
+from breakwater.client import ApiError, ApiKeyRefusedError
+from breakwater.errors import BreakwaterError
 from services.console.sessions import Session, session_of
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ BODY_TIMEOUT_S = 30.0
 _MAX_FIELDS = 1_100
 
 
-class FormRefused(Exception):  # noqa: N818  named after what happened
+class FormError(BreakwaterError):
     """A form is not carried out.
 
     Attributes:
@@ -53,7 +54,7 @@ async def read_form(request: Request, limit: int = MAX_BYTES, within_s: float = 
     """The fields in the body of a request, of at most `limit` bytes.
 
     Raises:
-        FormRefused: it is too large, too slow, or not a form.
+        FormError: it is too large, too slow, or not a form.
     """
     body = bytearray()
     try:
@@ -61,13 +62,13 @@ async def read_form(request: Request, limit: int = MAX_BYTES, within_s: float = 
             async for part in request.stream():
                 body += part
                 if len(body) > limit:
-                    raise FormRefused(422, f"The form is larger than {limit:,} bytes.")
+                    raise FormError(422, f"The form is larger than {limit:,} bytes.")
     except TimeoutError:
-        raise FormRefused(422, f"The form did not arrive within {within_s:g} s.") from None
+        raise FormError(422, f"The form did not arrive within {within_s:g} s.") from None
     try:
         return Fields(parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError as error:
-        raise FormRefused(422, "The request body is not a form.") from error
+        raise FormError(422, "The request body is not a form.") from error
 
 
 async def submitted(request: Request, *, approval: bool = False) -> tuple[Session, Fields]:
@@ -78,14 +79,14 @@ async def submitted(request: Request, *, approval: bool = False) -> tuple[Sessio
         approval: True if the scope `approve` is enough for the action.
 
     Raises:
-        FormRefused: it was not sent from one of our pages, or the sender may not take the action.
+        FormError: it was not sent from one of our pages, or the sender may not take the action.
     """
     session, fields = session_of(request), await read_form(request)
     if not hmac.compare_digest(fields.get("csrf", "").encode(), session.csrf.encode()):
-        raise FormRefused(403, "This form is too old, or was sent by another site. Reload the page and try again.")
+        raise FormError(403, "This form is too old, or was sent by another site. Reload the page and try again.")
     if not (session.may_approve if approval else session.may_operate):
         needed = "`operate` or `approve`" if approval else "`operate`"
-        raise FormRefused(403, f"{session.name!r} may not do that: it takes the scope {needed}.")
+        raise FormError(403, f"{session.name!r} may not do that: it takes the scope {needed}.")
     return session, fields
 
 
@@ -93,11 +94,11 @@ async def act(session: Session, form: type[T], path: str, body: Mapping[str, obj
     """Has the HTTP API carry out an action. If that fails, the next page says why, and the result is None.
 
     Raises:
-        ApiKeyRefused: the key is not valid any more.
+        ApiKeyRefusedError: the key is not valid any more.
     """
     try:
         return await session.api.act(form, path, body)
-    except ApiKeyRefused:
+    except ApiKeyRefusedError:
         raise
     except ApiError as error:
         session.notify(f"The action failed: {error.message}", "bad")

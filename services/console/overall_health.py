@@ -68,7 +68,7 @@ class OverallHealth:
 
 
 async def live(api: ApiClient) -> Live:
-    """Reads all parts at the same time. Raises ApiKeyRefused."""
+    """Reads all parts at the same time. Raises ApiKeyRefusedError."""
     return Live(
         *await asyncio.gather(
             fetched(api.read(list[AgentHealth], "agents")),

@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
-from breakwater.client import ApiError, ApiKeyRefused, ApiUnavailable
-from breakwater.encryption import OFF, Cipher
+from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
+from breakwater.client import ApiError, ApiKeyRefusedError, ApiUnavailableError
+from breakwater.security.encryption import OFF, Cipher
 from services.console import charts, words
 from services.console.sessions import SESSION, Session
 
@@ -139,22 +139,22 @@ async def fetched(asked: Awaitable[T]) -> Fetched[T]:
     """Waits for one part of a page.
 
     Raises:
-        ApiKeyRefused: the key is not valid any more.
+        ApiKeyRefusedError: the key is not valid any more.
     """
     try:
         async with asyncio.timeout(PART_TIMEOUT_S):
             return Fetched(await asked)
-    except ApiKeyRefused:
+    except ApiKeyRefusedError:
         raise
     except TimeoutError:
         problem = f"No response within {PART_TIMEOUT_S:g} s. `breakwater doctor` shows what hangs."
-    except ApiUnavailable as error:
+    except ApiUnavailableError as error:
         problem = f"The HTTP API is unavailable: {error.message}. `breakwater doctor` shows what is down."
     except ApiError as error:
         problem = error.message
-    except AnalyticsUnavailable as error:
+    except AnalyticsUnavailableError as error:
         problem = f"{error}. No records are lost: they are stored once ClickHouse is back."
-    except QueryFailed as error:
+    except QueryError as error:
         problem = f"ClickHouse refused the query: {error.message}. `breakwater setup` brings its tables up to date."
     return Fetched(None, problem)
 

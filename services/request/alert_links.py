@@ -38,7 +38,7 @@ from services.request.alerts import decided
 from services.request.audit import Actor, AuditLog
 from services.request.operations import utc_now
 from services.request.parsing import read_open_body
-from services.request.problems import Problem
+from services.request.problems import RequestError
 
 _MAX_FIELDS = 10
 _STATE = {
@@ -85,7 +85,7 @@ class LinkRoutes:
         try:
             known = await self._log.catch_up()
             return self._pages.incident(_linked(known, request))
-        except (Problem, BusError) as error:
+        except (RequestError, BusError) as error:
             return self._trouble(error)
 
     async def act(self, request: Request) -> Response:
@@ -94,7 +94,7 @@ class LinkRoutes:
             return objection
         try:
             return await self._act(request, _fields(await read_open_body(request)))
-        except (Problem, BusError) as error:
+        except (RequestError, BusError) as error:
             return self._trouble(error)
 
     async def _act(self, request: Request, given: dict[str, str]) -> Response:
@@ -138,27 +138,27 @@ class LinkRoutes:
         )
         return None if why is None else self._pages.message("This link can't be followed", why, 403)
 
-    def _trouble(self, error: Problem | BusError) -> Response:
-        if isinstance(error, Problem):
+    def _trouble(self, error: RequestError | BusError) -> Response:
+        if isinstance(error, RequestError):
             return self._pages.message("This was not done", error.message, error.status, error.headers)
         why = f"it may be done or not: {error}; load this page again"
         return self._pages.message("Breakwater can't answer now", why, 503, {"Retry-After": "1"})
 
 
 def _linked(known: Incidents, request: Request) -> Alert:
-    """The incident of a link, whose whole id is signed. Raises Problem: it is not known."""
+    """The incident of a link, whose whole id is signed. Raises RequestError: it is not known."""
     alert = known.get(request.path_params["incident_id"])
     if alert is None:
-        raise Problem(404, "unknown_incident", "this incident is no longer known: it was resolved long ago")
+        raise RequestError(404, "unknown_incident", "this incident is no longer known: it was resolved long ago")
     return alert
 
 
 def _fields(body: bytes) -> dict[str, str]:
-    """The fields of a form. Raises Problem: the body is none."""
+    """The fields of a form. Raises RequestError: the body is none."""
     try:
         return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError as error:
-        raise Problem(400, "not_a_form", "this is not what the form on this page sends") from error
+        raise RequestError(400, "not_a_form", "this is not what the form on this page sends") from error
 
 
 def _in_words(error: ValidationError) -> str:

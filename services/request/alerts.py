@@ -13,7 +13,7 @@ from itertools import islice
 from pydantic import ValidationError
 
 from breakwater.bus.core import ask
-from breakwater.bus.errors import AlreadyDecided, BusError, NobodyListens
+from breakwater.bus.errors import AlreadyDecidedError, BusError, NoRespondersError
 from breakwater.bus.incidents import IncidentLog, Incidents
 from breakwater.bus.lookup import ClientGetter, Found, Lookup
 from breakwater.bus.publisher import Publisher
@@ -40,7 +40,7 @@ from breakwater.policy.incidents import acknowledge, resolve
 from services.request.dead_letters import StoredDeadLetter, read_dead_letter
 from services.request.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
 from services.request.parsing import suggestion
-from services.request.problems import Problem, unavailable, unknown
+from services.request.problems import RequestError, unavailable, unknown
 
 LEAST_OF_ID = len("inc_") + 6
 """The shortest prefix that names an incident."""
@@ -87,7 +87,7 @@ class IncidentRoutes:
             agents = {*self.agents, *(alert.agent for alert in known if alert.agent is not None)}
             if wanted.agent not in agents:
                 message = f"no agent {wanted.agent!r} is known{suggestion(wanted.agent, agents)}"
-                raise Problem(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
+                raise RequestError(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
         newest = sorted(known, key=lambda alert: alert.opened_at, reverse=True)
         found = tuple(islice((alert for alert in newest if _is_wanted(alert, wanted)), wanted.limit + 1))
         return AlertList(alerts=found[: wanted.limit], more=len(found) > wanted.limit)
@@ -175,7 +175,7 @@ async def decided(
 
 
 def named(known: Incidents, name: str) -> Alert:
-    """The incident of an id or its prefix. Raises Problem: there is none, or more than one."""
+    """The incident of an id or its prefix. Raises RequestError: there is none, or more than one."""
     if (alert := known.get(name)) is not None:
         return alert
     long_enough = len(name) >= LEAST_OF_ID
@@ -187,7 +187,7 @@ def named(known: Incidents, name: str) -> Alert:
             FieldError(path="incident_id", message=f"{alert.incident_id} is {alert.title!r}") for alert in begin_so[:20]
         ]
         message = f"{len(begin_so)} incidents begin with {name!r}; give more of the id"
-        raise Problem(409, "ambiguous_incident", message, details)
+        raise RequestError(409, "ambiguous_incident", message, details)
     hint = (
         "those resolved long ago are only in ClickHouse; `breakwater alerts list --status all` lists what is known"
         if long_enough
@@ -233,7 +233,7 @@ class ChannelRoutes:
         self._check(channel)
         try:
             answer = await ask(self.connection, subjects.channel_test(channel), b"", TEST_TIMEOUT_S)
-        except NobodyListens as error:
+        except NoRespondersError as error:
             message = "no alerter is running, so nothing can be sent; `breakwater doctor` shows which services are"
             raise unavailable("no_alerter", message) from error
         except BusError as error:
@@ -301,12 +301,12 @@ class ChannelRoutes:
             message = (
                 f"there is no dead letter {number} of an alert{f' for {wanted.channel}' if wanted.channel else ''}"
             )
-            raise Problem(
+            raise RequestError(
                 404, "unknown_dead_letter", f"{message}; {hint}", [FieldError(path="dead_letter_id", message=hint)]
             )
         self._check(kept.channel)
         if kept.dead_letter.omitted_bytes is not None:
-            raise Problem(
+            raise RequestError(
                 409, "not_kept", f"the alert of dead letter {number} was too large to be kept: see its incident"
             )
         await self._put(kept.channel, kept, again=True)
@@ -348,7 +348,7 @@ class ChannelRoutes:
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = "0"
         try:
             await self.publisher.raw(subjects.alert_replay(channel, kept.number), kept.payload, headers)
-        except AlreadyDecided:
+        except AlreadyDecidedError:
             return False
         return True
 

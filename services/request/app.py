@@ -22,11 +22,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from breakwater import background
 from breakwater.analytics.client import connect
-from breakwater.api_keys import KeyRing
 from breakwater.bus.broker import make_broker, subscribed
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
@@ -34,13 +32,13 @@ from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, ciphe
 from breakwater.contracts.access import OPENID_CALLBACK
 from breakwater.contracts.events import Reconciliation
 from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER
-from breakwater.encryption import Undecryptable
-from breakwater.http_metrics import CountRequests
-from breakwater.http_server import HttpServer, PortTakenError, Shares, listen
-from breakwater.metrics import GaugeCollector, HttpMetrics, StreamMetrics
+from breakwater.coordination.reconciliation import RecordedSpend, compare
 from breakwater.policy.redact import Redactor
-from breakwater.reconciliation import RecordedSpend, compare
-from breakwater.settings import Settings
+from breakwater.runtime import background
+from breakwater.runtime.http_server import HttpServer, PortTakenError, Shares, listen
+from breakwater.runtime.settings import Settings
+from breakwater.security.api_keys import KeyRing
+from breakwater.security.encryption import DecryptionError
 from breakwater.state.accepted import Accepted
 from breakwater.state.breakers import Breakers
 from breakwater.state.budget_counters import BudgetCounters
@@ -52,6 +50,8 @@ from breakwater.state.in_flight_requests import InFlightRequests
 from breakwater.state.plans import Plans
 from breakwater.state.sessions import PersonSession, Sessions, SignIns
 from breakwater.state.tasks import Tasks
+from breakwater.telemetry.http_metrics import CountRequests
+from breakwater.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
 from services.request.alert_links import LinkRoutes
 from services.request.alerts import ChannelRoutes, IncidentRoutes
 from services.request.audit import AuditLog
@@ -73,7 +73,7 @@ from services.request.observe import RequestGauges, ServiceRoutes, StreamFill
 from services.request.openapi import documentation
 from services.request.operations import as_routed, routes_of
 from services.request.plans import PlanRoutes
-from services.request.problems import Problem, unavailable
+from services.request.problems import RequestError, unavailable
 from services.request.progress import ProgressRoutes
 from services.request.queues import QueueRoutes
 from services.request.results import JobLookup, ResultReader, Waiters
@@ -228,10 +228,10 @@ class RequestService:
                 ),
             ],
             exception_handlers={
-                Problem: _problem,
+                RequestError: _problem,
                 HTTPException: _http_error,
                 ClientDisconnect: _disconnected,
-                Undecryptable: _undecryptable,
+                DecryptionError: _undecryptable,
                 Exception: _bug,
             },
             lifespan=self._lifespan,
@@ -292,12 +292,12 @@ class RequestService:
         try:
             return self._broker.connection
         except IncorrectState:
-            raise BusUnavailable("NATS is not connected yet") from None
+            raise BusUnavailableError("NATS is not connected yet") from None
 
     def _connection(self) -> Client:
         connection = self._any_connection()
         if not connection.is_connected:
-            raise BusUnavailable("NATS is not connected")
+            raise BusUnavailableError("NATS is not connected")
         return connection
 
     def _reconnects(self) -> int:
@@ -309,7 +309,7 @@ class RequestService:
     def _check_ready(self) -> None:
         try:
             self._connection()
-        except BusUnavailable as error:
+        except BusUnavailableError as error:
             raise unavailable("not_ready", str(error)) from None
         if not self._subscribed:
             raise unavailable("not_ready", "the requests of programs are not subscribed to yet")
@@ -335,7 +335,7 @@ def _provider_of(console: ConsoleSettings, openid: OpenId) -> OpenIdProvider:
 
 
 async def _problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
+    assert isinstance(error, RequestError)
     return error.response(request.url.path)
 
 
@@ -343,12 +343,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     match error.status_code:
         case 404:
-            problem = Problem(404, "not_found", f"there is nothing at {request.url.path}; /docs shows what there is")
+            problem = RequestError(
+                404, "not_found", f"there is nothing at {request.url.path}; /docs shows what there is"
+            )
         case 405:
             message = f"{request.method} is not possible here; see the Allow header"
-            problem = Problem(405, "method_not_allowed", message, headers=error.headers)
+            problem = RequestError(405, "method_not_allowed", message, headers=error.headers)
         case status:
-            problem = Problem(status, "http_error", str(error.detail), headers=error.headers)
+            problem = RequestError(status, "http_error", str(error.detail), headers=error.headers)
     return problem.response(request.url.path)
 
 
@@ -362,5 +364,5 @@ async def _undecryptable(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, _error: Exception) -> Response:
     # The server logs the error itself; its text must not leave the plane.
-    problem = Problem(500, "internal", "something went wrong inside Breakwater; its log says what")
+    problem = RequestError(500, "internal", "something went wrong inside Breakwater; its log says what")
     return problem.response(request.url.path)

@@ -18,10 +18,10 @@ from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import ActorKind, AuditEvent, AuditOutcome
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.errors import Unavailable
+from breakwater.errors import UnavailableError
 from breakwater.policy.callers import Caller
 from breakwater.policy.redact import Redactor
-from services.request.problems import Problem
+from services.request.problems import RequestError
 from services.request.submission import make_job_id
 
 
@@ -65,10 +65,10 @@ class AuditLog:
         await self._publish(event)
         try:
             yield
-        except Problem as problem:
+        except RequestError as problem:
             await self._ended(event, "failed" if problem.status >= 500 else "refused", problem.code)
             raise
-        except (BusError, Unavailable):
+        except (BusError, UnavailableError):
             await self._ended(event, "failed", "unavailable")
             raise
         except Exception:

@@ -13,11 +13,9 @@ from datetime import datetime
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from breakwater.api_keys import KeyRing
 from breakwater.config import OpenId
 from breakwater.contracts.access import KeyScope
 from breakwater.contracts.types import time_from_ms
-from breakwater.http_server import Shares, vouch
 from breakwater.policy.callers import (
     OPEN_TO_ALL,
     Caller,
@@ -28,9 +26,11 @@ from breakwater.policy.callers import (
     roles_that_may,
     scopes_for,
 )
-from breakwater.state.connection import StateUnavailable
+from breakwater.runtime.http_server import Shares, vouch
+from breakwater.security.api_keys import KeyRing
+from breakwater.state.connection import StateUnavailableError
 from breakwater.state.sessions import KeySession, PersonSession, Sessions
-from services.request.problems import OPENAI, Problem, not_read
+from services.request.problems import OPENAI, RequestError, not_read
 
 GUARDED = ("/api", "/metrics", OPENAI)
 
@@ -102,7 +102,7 @@ class RequireApiKey:
             scope[_LOOK_AGAIN] = lambda: self._why_not_now(key, needed)
             if not self.shares.take(caller.id):
                 raise _too_many()
-        except Problem as problem:
+        except RequestError as problem:
             await problem.response(scope["path"])(scope, receive, send)
             return
         vouch(scope)
@@ -114,7 +114,7 @@ class RequireApiKey:
     async def _caller(self, key: str) -> Caller:
         try:
             caller = await self._find(key)
-        except StateUnavailable as error:
+        except StateUnavailableError as error:
             raise not_read(error) from error
         if caller is None and is_session(key):
             raise _unauthorized("this session has ended; sign in again")
@@ -147,7 +147,7 @@ class RequireApiKey:
     async def _why_not_now(self, key: str, needed: tuple[KeyScope, ...]) -> str | None:
         try:
             caller = await self._find(key)
-        except StateUnavailable:
+        except StateUnavailableError:
             return None
         if caller is None:
             return "this API key is not known any more"
@@ -168,7 +168,7 @@ def _key_of(scope: Scope) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _forbidden(caller: Caller, needed: tuple[KeyScope, ...]) -> Problem:
+def _forbidden(caller: Caller, needed: tuple[KeyScope, ...]) -> RequestError:
     if caller.kind == "person":
         message = (
             f"this takes the role {' or '.join(roles_that_may(needed))}; {caller.name!r} is {_listed(caller.roles)}"
@@ -179,20 +179,20 @@ def _forbidden(caller: Caller, needed: tuple[KeyScope, ...]) -> Problem:
             f"{_listed(caller.scopes)}; `breakwater keys create NAME --scope {needed[0]}` makes one that may"
         )
     challenge = f'Bearer realm="breakwater", error="insufficient_scope", scope="{needed[0]}"'
-    return Problem(403, "forbidden", message, headers={"WWW-Authenticate": challenge})
+    return RequestError(403, "forbidden", message, headers={"WWW-Authenticate": challenge})
 
 
-def _too_many() -> Problem:
+def _too_many() -> RequestError:
     message = (
         "this API key has as many requests under way here as it may, most of which wait for results or for their own "
         "bodies; send it again when some are answered, or wait for fewer results"
     )
-    return Problem(429, "too_many_requests", message, headers={"Retry-After": "1"})
+    return RequestError(429, "too_many_requests", message, headers={"Retry-After": "1"})
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def _unauthorized(message: str) -> Problem:
-    return Problem(401, "unauthorized", message, headers={"WWW-Authenticate": 'Bearer realm="breakwater"'})
+def _unauthorized(message: str) -> RequestError:
+    return RequestError(401, "unauthorized", message, headers={"WWW-Authenticate": 'Bearer realm="breakwater"'})

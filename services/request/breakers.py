@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from breakwater.breaker_events import dumped, publish_saved
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, breaker_of, breakers_of
+from breakwater.config.pricing import unaffordable
 from breakwater.contracts.breakers import (
     AgentHealth,
     BreakerList,
@@ -26,6 +26,7 @@ from breakwater.contracts.breakers import (
 from breakwater.contracts.events import BreakerTransition
 from breakwater.contracts.types import Message, format_time, time_from_ms
 from breakwater.contracts.validation import FieldError
+from breakwater.coordination.breaker_events import dumped, publish_saved
 from breakwater.policy.breaker import (
     ALL,
     Breaker,
@@ -38,14 +39,13 @@ from breakwater.policy.breaker import (
     reset,
 )
 from breakwater.policy.health import health_of_agent, health_of_model, transition
-from breakwater.pricing import unaffordable
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
-from breakwater.state.connection import StateUnavailable
+from breakwater.state.connection import StateUnavailableError
 from breakwater.state.deployments import Deployments
 from breakwater.state.health import CallHealth, Healths
 from services.request.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
 from services.request.parsing import suggestion
-from services.request.problems import Problem, unavailable, unknown
+from services.request.problems import RequestError, unavailable, unknown
 from services.request.submission import Submission
 
 PROBE_WAIT_S = 2.0
@@ -87,7 +87,7 @@ class AgentRoutes:
         return await self.read()
 
     async def read(self) -> list[AgentHealth]:
-        """All agents as of now. Raises StateUnavailable."""
+        """All agents as of now. Raises StateUnavailableError."""
         return await agents_health(self.config, self.breakers, self.healths, self.deployments, self._unaffordable)
 
     @cached_property
@@ -102,7 +102,7 @@ class AgentAvailability:
     config: Config
     breakers: Breakers
 
-    async def refusal(self, sent: Submission, *, of_plan: bool = False) -> Problem | None:
+    async def refusal(self, sent: Submission, *, of_plan: bool = False) -> RequestError | None:
         """The problem for which a job is refused; None if it may be accepted.
 
         A whole plan (`of_plan`) is refused whatever its agents want.
@@ -121,7 +121,7 @@ class AgentAvailability:
         while True:
             try:
                 loaded = await self.breakers.load(keys)
-            except StateUnavailable:
+            except StateUnavailableError:
                 return None  # the worker decides, when Redis is back; other users of Redis log the outage
             untils = [until for one in loaded if (until := refused_until(one, caller)) is not None]
             if not loaded or len(untils) < len(chain):
@@ -131,7 +131,7 @@ class AgentAvailability:
             await asyncio.sleep(PROBE_POLL_S)
 
 
-def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> Problem:
+def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> RequestError:
     """503 with the time until one of the models may be called again; 0 means an isolated one."""
     first_ms = min((until for until in untils.values() if until), default=None)
     headers = {} if first_ms is None else {"Retry-After": str(max(1, math.ceil((first_ms - now_ms) / 1000)))}
@@ -140,7 +140,7 @@ def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> Probl
         when = format_time(time_from_ms(until)) if until else "an operator resets its breaker"
         details.append(FieldError(path="agent", message=f"no call to {model!r} before {when}"))
     message = f"agent {agent!r} is temporarily unavailable due to recent failures"
-    return Problem(503, "agent_unavailable", message, details, headers)
+    return RequestError(503, "agent_unavailable", message, details, headers)
 
 
 class BreakerRoutes:
@@ -257,10 +257,10 @@ class BreakerRoutes:
 
     async def _publish(self, key: BreakerKey, saved: str | None) -> None:
         # A transition that stays marked as not published is published once more, and that changes nothing.
-        with suppress(StateUnavailable):
+        with suppress(StateUnavailableError):
             await publish_saved(self._publisher, self._breakers, key, saved or "[]")
 
-    def _unknown(self, key: BreakerKey) -> Problem:
+    def _unknown(self, key: BreakerKey) -> RequestError:
         message = f"no breaker is known for agent {key.agent!r} and model {key.model!r}"
         return unknown("breaker", message, *self._hint(key))
 
@@ -301,7 +301,7 @@ async def agents_health(
     may probe, and there is nothing to wait for although the breaker is not closed yet.
 
     Raises:
-        StateUnavailable: Redis does not answer.
+        StateUnavailableError: Redis does not answer.
     """
     keys = {
         name: {model: breaker_of(config, name, model) for model in agent.chain} for name, agent in config.agents.items()
@@ -329,7 +329,7 @@ async def agents_health(
 async def held_until(
     config: Config, deployments: Deployments, models: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], datetime]:
-    """The ends of holds, by the agent (or `*`) and the model; held models only. Raises StateUnavailable."""
+    """The ends of holds, by the agent (or `*`) and the model; held models only. Raises StateUnavailableError."""
     names = {
         (agent, model): config.deployment(config.agents.get(agent, config.defaults), model) for agent, model in models
     }
@@ -341,7 +341,7 @@ async def breaker_statuses(config: Config, breakers: Breakers, deployments: Depl
     """Every breaker in Redis, and those of the agents' own models that were not, by agent and model.
 
     Raises:
-        StateUnavailable: Redis does not answer.
+        StateUnavailableError: Redis does not answer.
     """
     known = dict(await breakers.all())
     quiet = [key for key in breakers_of(config) if key not in known]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import get_args
 
-from breakwater.analytics.errors import QueryFailed
+from breakwater.analytics.errors import QueryError
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
@@ -22,15 +22,15 @@ from breakwater.contracts.budgets import (
 from breakwater.contracts.events import BudgetEvent, CapRaise, Reconciliation, Scope
 from breakwater.contracts.types import Message, is_identifier, ms_from_time, time_from_ms, usd_from_nano
 from breakwater.contracts.validation import FieldError
-from breakwater.errors import Unavailable
+from breakwater.errors import UnavailableError
 from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, periods_at, threshold
 from breakwater.policy.formats import money_text
 from breakwater.policy.ledger import AttemptSums, is_reached
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters, Snapshot
-from breakwater.state.budgets import NotFilled
+from breakwater.state.budgets import NotFilledError
 from services.request.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from services.request.parsing import suggestion
-from services.request.problems import Problem, unavailable, unknown
+from services.request.problems import RequestError, unavailable, unknown
 
 _SCOPES: tuple[Scope, ...] = get_args(Scope)
 
@@ -42,8 +42,8 @@ class BudgetRoutes:
         caps: the config's, as they are now.
         counters: the counters in Redis.
         publisher: for raised caps.
-        compare: compares the counters with the record. May raise StateUnavailable, BusError, AnalyticsUnavailable,
-            QueryFailed, and NotFilled if the counters are lost.
+        compare: compares counters and record. May raise StateUnavailableError, BusError, AnalyticsUnavailableError,
+            QueryError, and NotFilledError if the counters are lost.
         now: the clock.
     """
 
@@ -81,7 +81,7 @@ class BudgetRoutes:
         keys = known_keys(caps, snapshot)
         if agent is not None and f"agent:{agent}" not in keys:
             message = f"no agent {agent!r} is known{suggestion(agent, caps.agents)}"
-            raise Problem(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
+            raise RequestError(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
         if agent is not None or tenant is not None:
             named = {"agent": agent, "tenant": tenant}.items()
             keys = ("global", *(f"{scope}:{name}" for scope, name in named if name is not None))
@@ -104,9 +104,9 @@ class BudgetRoutes:
         """The counters in Redis and the record, whether they agree or not."""
         try:
             return await self._compare()
-        except NotFilled as error:
+        except NotFilledError as error:
             raise _not_filled() from error
-        except (Unavailable, BusError, QueryFailed) as error:
+        except (UnavailableError, BusError, QueryError) as error:
             raise unavailable("unavailable", f"the budgets can't be compared now: {error}") from error
 
     @operation(
@@ -130,7 +130,7 @@ class BudgetRoutes:
         try:
             async with self._one_by_one:
                 result = await self._raise(request)
-        except NotFilled as error:
+        except NotFilledError as error:
             raise _not_filled() from error
         limit, changed = usd_from_nano(request.input.limit_usd), isinstance(result, BudgetEvent)
         request.log("cap_raised", budget=request.input.budget, limit=limit, changed=changed)
@@ -148,13 +148,13 @@ class BudgetRoutes:
                 where = f"agents.{counter.of}.budget"
             message = f"the budget {counter.name} has no cap that could be raised"
             detail = FieldError(path="budget", message=f"the config sets one with {where}.{counter.window}_usd")
-            raise Problem(409, "no_cap", message, [detail])
+            raise RequestError(409, "no_cap", message, [detail])
         if limit < configured:
             detail = FieldError(path="limit_usd", message="give more; or exactly that, which takes a raise back")
             message = f"a cap can't be below what the config says ({money_text(configured)})"
-            raise Problem(422, "below_cap", message, [detail])
+            raise RequestError(422, "below_cap", message, [detail])
         if snapshot.filled is None:
-            raise NotFilled
+            raise NotFilledError
         period_counters = snapshot.periods[WINDOWS.index(counter.window)]
         before = budget_status(counter, period_counters)
         if limit == before.limit:
@@ -186,12 +186,12 @@ class BudgetRoutes:
         # Repairs add and take away; they leave raised caps alone.
         if known is None or (filled.log, filled.zone, filled.upto) != (known.log, known.zone, known.upto):
             # Filled meanwhile, perhaps from the record before the raise.
-            raise NotFilled
+            raise NotFilledError
         return event
 
 
 def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
-    """The budget of a name. Raises Problem: there is none."""
+    """The budget of a name. Raises RequestError: there is none."""
     key, _, window = budget.rpartition("/")
     scope, _, name = key.partition(":")
     any_tenant = scope == "tenant" and OTHERS in caps.tenants and name != OTHERS and is_identifier(name)
@@ -208,7 +208,7 @@ def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
     raise unknown("budget", f"there is no budget {budget!r}", "budget", hint)
 
 
-def _not_filled() -> Problem:
+def _not_filled() -> RequestError:
     message = "the counters are being rebuilt from the record, and until then hard caps refuse calls; ask again"
     return unavailable("not_filled", message)
 

@@ -18,9 +18,8 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater import background
 from breakwater.bus.delivery import wake_early
-from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
+from breakwater.bus.errors import BusError, BusUnavailableError, PublishRefusedError
 from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, NatsProgram
@@ -30,16 +29,17 @@ from breakwater.contracts.http import ErrorBody, ErrorDetails
 from breakwater.contracts.subjects import PROGRAM, decode_token
 from breakwater.contracts.submission import CancelledJob, CancelRequest, SubmitQuery
 from breakwater.contracts.types import is_full_id
-from breakwater.encryption import Undecryptable
 from breakwater.policy.ownership import is_made, outside, scope_in, scoped
 from breakwater.policy.redact import Redactor
-from breakwater.state.connection import StateUnavailable
+from breakwater.runtime import background
+from breakwater.security.encryption import DecryptionError
+from breakwater.state.connection import StateUnavailableError
 from breakwater.state.executions import MAX_UNSEEN, Executions
 from services.request.audit import AuditLog, actor_of
 from services.request.auth import caller_of
 from services.request.operations import PERHAPS_DONE, TOO_MANY, operation
 from services.request.parsing import A_REQUEST, MAX_BYTES, read_body, read_command, wait_s_of
-from services.request.problems import Problem, not_done, unknown_job
+from services.request.problems import RequestError, not_done, unknown_job
 from services.request.results import JobLookup
 
 CLIENT = "client"
@@ -61,18 +61,18 @@ class Cancels:
         """Has a job cancelled that is not decided. Returns the request that counts, which may be an earlier one.
 
         Raises:
-            StateUnavailable: it may have been stored or not; ask again.
+            StateUnavailableError: it may have been stored or not; ask again.
         """
         kept = await self._executions.cancel(wanted)
         job_id = wanted.execution_id
         # The rest only makes it faster: the worker that has the job or takes it finds the request in Redis.
-        with suppress(BusUnavailable):
+        with suppress(BusUnavailableError):
             await self._publisher.transient(subjects.cancel_request(job_id), kept)
         try:
             # Once for a request: each time puts another message of the job into its queue.
             if kept.json_bytes() == wanted.json_bytes():
                 await wake_early(self._publisher, self._bus, job_id, wanted.agents, wanted.owner)
-        except (BusUnavailable, PublishRefused) as error:
+        except (BusUnavailableError, PublishRefusedError) as error:
             structlog.get_logger().info("cancelled_job_not_woken", execution_id=job_id, error=str(error))
         by = kept.cancellation
         structlog.get_logger().info("job_cancelled", execution_id=job_id, by=by.by, name=by.name)
@@ -151,7 +151,7 @@ class CancelRoutes:
                     if decided is None:
                         return _response(_cancelling(given, kept), 202)
                 return _response(_of_result(given, decided), 200)
-        except (BusError, StateUnavailable) as error:
+        except (BusError, StateUnavailableError) as error:
             raise not_done(error) from error
 
 
@@ -172,7 +172,9 @@ class CancelRequests:
         user = subject.split(".")[2] if subject.count(".") > 2 else CLIENT
         tasks = self._under_way.setdefault(user, set())
         if len(tasks) >= MAX_AT_ONCE:
-            await respond(_refusal(Problem(429, "too_many_requests", f"{MAX_AT_ONCE} are under way; ask again later")))
+            await respond(
+                _refusal(RequestError(429, "too_many_requests", f"{MAX_AT_ONCE} are under way; ask again later"))
+            )
             return
 
         async def answer() -> None:
@@ -195,9 +197,9 @@ class CancelRequests:
         """The answer to a request: a `CancelledJob`, or an `ErrorBody`."""
         try:
             return (await self._cancel(subject, data)).json_bytes()
-        except Problem as problem:
+        except RequestError as problem:
             return _refusal(problem)
-        except (BusError, StateUnavailable, Undecryptable) as error:
+        except (BusError, StateUnavailableError, DecryptionError) as error:
             return _refusal(not_done(error))
 
     async def _cancel(self, subject: str, data: bytes) -> CancelledJob:
@@ -222,7 +224,7 @@ class CancelRequests:
             message = (
                 f"{MAX_UNSEEN:,} requests of this user are kept for jobs that no worker has seen; wait for some to end"
             )
-            raise Problem(429, "too_many_requests", message)
+            raise RequestError(429, "too_many_requests", message)
         by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))
         wanted = PendingCancel(execution_id=job_id, cancellation=by)
         if program is not None:
@@ -240,7 +242,7 @@ def _is_of(user: str, program: NatsProgram, decided: bytes) -> bool:
     return bool(program.tenants) or of.get("owner") == user
 
 
-def _refusal(problem: Problem) -> bytes:
+def _refusal(problem: RequestError) -> bytes:
     details = ErrorDetails(code=problem.code, message=problem.message, details=problem.details)
     return ErrorBody(error=details).model_dump_json().encode()
 

@@ -20,7 +20,7 @@ import structlog
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
-from breakwater.bus.errors import AlreadyDecided, BusError
+from breakwater.bus.errors import AlreadyDecidedError, BusError
 from breakwater.bus.lookup import Found, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, validate_job
@@ -44,13 +44,13 @@ from breakwater.contracts.execution import Status
 from breakwater.contracts.job import Job, ScopedJob
 from breakwater.contracts.subjects import PROGRAM, Header, Stream, decode_token, encode_token
 from breakwater.contracts.types import Event, FullId, Message, format_time
-from breakwater.encryption import LEFT_OUT, OFF, Cipher, Undecryptable
 from breakwater.policy.ownership import longest_job, scope_in, scoped, within
 from breakwater.policy.redact import Redactor
+from breakwater.security.encryption import LEFT_OUT, OFF, Cipher, DecryptionError
 from services.request.job_queue import JobQueue
 from services.request.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
 from services.request.parsing import read_job, suggestion
-from services.request.problems import Problem, not_done, unavailable, unknown
+from services.request.problems import RequestError, not_done, unavailable, unknown
 from services.request.submission import Submission
 
 ALL_DEAD_LETTERS = "bw.dlq.>"
@@ -115,7 +115,7 @@ def read_dead_letter(found: Found, cipher: Cipher = OFF) -> StoredDeadLetter | N
     try:
         try:
             data = cipher.decrypt_document(data)
-        except Undecryptable as error:
+        except DecryptionError as error:
             undecryptable = str(error)
         dead_letter = DeadLetter.model_validate_json(data)
         payload = base64.b64decode(dead_letter.payload_base64, validate=True)
@@ -126,7 +126,7 @@ def read_dead_letter(found: Found, cipher: Cipher = OFF) -> StoredDeadLetter | N
         undecryptable = f"its text was {LEFT_OUT}"
     try:
         payload = cipher.decrypt_document(payload)  # of a job whose key the worker had not
-    except Undecryptable as error:
+    except DecryptionError as error:
         undecryptable = str(error)
     ce_id = found.headers.get(Header.CE_ID.value, "")
     return StoredDeadLetter(found.sequence, dead_letter, payload, ce_id, undecryptable)
@@ -194,7 +194,7 @@ class Replays:
             )
         try:
             job = read_job(kept.payload, ScopedJob if is_scoped else Job)
-        except Problem as problem:
+        except RequestError as problem:
             raise ValueError(f"this is not a job: {problem.message}") from None
         if job.agent not in self.config.agents:
             raise ValueError(f"agent {job.agent!r} is not configured{suggestion(job.agent, self.config.agents)}")
@@ -241,7 +241,7 @@ class Replays:
 
         Raises:
             BusError: whether they were replayed before is not known; none was replayed.
-            Problem: 503, not all were accepted; `tally` has those that were.
+            RequestError: 503, not all were accepted; `tally` has those that were.
         """
         notes = await self.notes([kept.number for kept in dead_letters])
         runnable: list[tuple[StoredDeadLetter, Job]] = []
@@ -281,7 +281,7 @@ class Replays:
         # Another request that replays it at the same moment may be the first to record it.
         try:
             await self.publisher.event(subjects.replayed(kept.number), note, id=kept.replay_id, at=at, once=True)
-        except AlreadyDecided:
+        except AlreadyDecidedError:
             return False
         if not duplicate:
             await self.queue.announce_queued(again)
@@ -451,8 +451,8 @@ class DeadLetterRoutes:
                 last = await self.lookup.last(Stream.DLQ, filter_for(wanted.reason, wanted.agent))
                 up_to = 0 if last is None else last.sequence
             continue_after = await self._replay(request, up_to, tally)
-        except (BusError, Problem) as error:
-            problem = error if isinstance(error, Problem) else not_done(error)
+        except (BusError, RequestError) as error:
+            problem = error if isinstance(error, RequestError) else not_done(error)
             if tally.replayed:
                 done = f"{len(tally.replayed):,} were replayed before this happened"
                 message = f"{problem.message}; {done}, and asking again replays none of them twice"

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from breakwater import background
 from breakwater.bus.errors import BusError
-from breakwater.state.connection import StateUnavailable
+from breakwater.runtime import background
+from breakwater.state.connection import StateUnavailableError
 from services.request.auth import caller_of, refusal
-from services.request.problems import Problem, not_read
+from services.request.problems import RequestError, not_read
 from services.request.results import disconnected
 
 MAX_STREAMS = 200
@@ -53,15 +53,15 @@ class OpenStreams:
         """A place for one more stream of the request's key while the block runs.
 
         Raises:
-            Problem: 429, the key has its share; 503, all are taken.
+            RequestError: 429, the key has its share; 503, all are taken.
         """
         key_id = caller_of(request).id
         if sum(holder == key_id for holder in self._open.values()) >= MAX_OF_A_KEY:
             message = f"this API key has {MAX_OF_A_KEY} streams open here, the most for a key; close one"
-            raise Problem(429, "too_many_streams", message, headers={"Retry-After": "5"})
+            raise RequestError(429, "too_many_streams", message, headers={"Retry-After": "5"})
         if len(self._open) >= MAX_STREAMS:
             message = f"{MAX_STREAMS} streams are open here, which is the most; close one, or ask again later"
-            raise Problem(503, "too_many_streams", message, headers={"Retry-After": "5"})
+            raise RequestError(503, "too_many_streams", message, headers={"Retry-After": "5"})
         ending: Ending = asyncio.get_running_loop().create_future()
         self._open[ending] = key_id
         try:
@@ -133,7 +133,7 @@ class FollowedStream(EventStream):
                         await send_part(send, b"", more=False)
                     else:
                         await self._send(write(Sender(send)), ending, receive, send)
-            except (BusError, StateUnavailable) as error:
+            except (BusError, StateUnavailableError) as error:
                 raise not_read(error) from error
 
     async def _send(self, writes: Coroutine[Any, Any, None], ending: Ending, receive: Receive, send: Send) -> None:

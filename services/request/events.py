@@ -19,7 +19,6 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater import background
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import ClientGetter, Found, Lookup
 from breakwater.bus.records import read_record
@@ -28,11 +27,12 @@ from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEve
 from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
 from breakwater.contracts.http import EventGap, EventQuery
 from breakwater.contracts.subjects import Stream
-from breakwater.outage import Outage
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
 from services.request.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment, server_sent
 from services.request.operations import operation
 from services.request.parsing import read_query
-from services.request.problems import Problem
+from services.request.problems import RequestError
 
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})\Z", re.ASCII)
 
@@ -88,7 +88,7 @@ class LogTail:
         """Every event behind the one and up to the other is among the newest, if it can be sent."""
 
     async def look(self) -> int:
-        """Looks up the bounds of the stream, and returns its last sequence. Raises BusUnavailable."""
+        """Looks up the bounds of the stream, and returns its last sequence. Raises BusUnavailableError."""
         facts = await Lookup(self._connection).facts(self._stream)
         if facts.identity != self._identity:
             self._identity, self._last = facts.identity, facts.last
@@ -149,7 +149,7 @@ class EventLog:
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[tuple[int, ...]]:
-        """Has new events read while the block runs; gives the last sequence of each stream. Raises BusUnavailable."""
+        """Reads new events while the block runs; yields each last sequence. Raises BusUnavailableError."""
         now = tuple([await tail.look() for tail in self.tails])
         if self._followers == 0:
             for tail in self.tails:
@@ -234,7 +234,7 @@ def _places(request: Request) -> tuple[int, ...] | None:
         return None
     if (found := _ID.match(given)) is None:
         message = f"Last-Event-ID: must be the id of an event of this stream, such as 1042-17, and not {given[:50]!r}"
-        raise Problem(422, "invalid_last_event_id", message)
+        raise RequestError(422, "invalid_last_event_id", message)
     return tuple(map(int, found.groups()))
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
+from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
 from breakwater.analytics.search import Cursor, Filters, find_execution, search
 from breakwater.contracts.execution import Execution, ExecutionList, ExecutionQuery
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
-from breakwater.encryption import Cipher, Undecryptable
+from breakwater.security.encryption import Cipher, DecryptionError
 from services.request.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
-from services.request.problems import Problem
+from services.request.problems import RequestError
 
 ANSWER_WITHIN_S = 20.0
 
@@ -45,7 +45,7 @@ class ExecutionRoutes:
         errors={503: CLICKHOUSE_UNAVAILABLE},
     )
     async def list_executions(self, request: ApiRequest[ExecutionQuery]) -> ExecutionList:
-        """A page of the executions that match. Raises Problem: 422 for a wrong cursor."""
+        """A page of the executions that match. Raises RequestError: 422 for a wrong cursor."""
         query = request.input
         given = {name: getattr(query, name) for name in ExecutionQuery.model_fields if name not in _OF_PAGES}
         after, before = _cursor("after", query.after), _cursor("before", query.before)
@@ -69,7 +69,7 @@ class ExecutionRoutes:
         errors={404: "It is not recorded (`unknown_execution`).", 503: CLICKHOUSE_UNAVAILABLE},
     )
     async def show_execution(self, request: ApiRequest[Message]) -> Execution:
-        """The record of an execution, with its attempts. Raises Problem: 404."""
+        """The record of an execution, with its attempts. Raises RequestError: 404."""
         execution_id = request.path["execution_id"]
         found = await answered(find_execution(self.analytics, execution_id))
         if found is None:
@@ -77,9 +77,9 @@ class ExecutionRoutes:
                 f"no execution {execution_id!r} is recorded: a record is there about a second after the job has ended, "
                 "for as long as the config says (clickhouse.retention_days); /api/v1/jobs knows of one that is running"
             )
-            raise Problem(404, "unknown_execution", message)
+            raise RequestError(404, "unknown_execution", message)
         # Without its key the record is shown all the same, with the token in place of the texts.
-        with suppress(Undecryptable):
+        with suppress(DecryptionError):
             found = self.cipher.decrypt_record(found)
         return found
 
@@ -88,17 +88,19 @@ def _cursor(name: str, text: str | None) -> Cursor | None:
     try:
         return None if text is None else Cursor.parse(text)
     except ValueError as error:
-        raise Problem(422, "invalid_query", f"{name}: {error}", [FieldError(path=name, message=str(error))]) from None
+        raise RequestError(
+            422, "invalid_query", f"{name}: {error}", [FieldError(path=name, message=str(error))]
+        ) from None
 
 
 async def answered(query: Awaitable[T]) -> T:
-    """The answer of ClickHouse. Raises AnalyticsUnavailable: there is none, or it can't read its tables."""
+    """The answer of ClickHouse. Raises AnalyticsUnavailableError: there is none, or it can't read its tables."""
     try:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             return await query
     except TimeoutError as error:
         message = f"ClickHouse did not answer within {ANSWER_WITHIN_S:g} s; ask for less, such as a shorter time"
-        raise AnalyticsUnavailable(message) from error
-    except QueryFailed as error:
+        raise AnalyticsUnavailableError(message) from error
+    except QueryError as error:
         message = f"ClickHouse refused the query: {error.message}; `breakwater setup` brings its tables up to date"
-        raise AnalyticsUnavailable(message) from error
+        raise AnalyticsUnavailableError(message) from error

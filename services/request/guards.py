@@ -15,7 +15,7 @@ from breakwater.policy.guard import Task
 from breakwater.state.tasks import TaskKey, Tasks, Tripped
 from services.request.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from services.request.parsing import suggestion
-from services.request.problems import Problem, unknown
+from services.request.problems import RequestError, unknown
 
 NO_AGENT = "*"
 """In place of the agent if no job tripped the task."""
@@ -111,7 +111,7 @@ class GuardRoutes:
             **task.counts,
         )
 
-    async def _unknown(self, key: TaskKey) -> Problem:
+    async def _unknown(self, key: TaskKey) -> RequestError:
         stopped = [one for one, _ in await self.tasks.tripped()]
         whose = "" if key.tenant is None else f" of tenant {key.tenant!r}"
         message = f"nothing is known of a task {key.task_id!r}{whose}"

@@ -16,13 +16,13 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater import background
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.config import Config, validate_job
 from breakwater.contracts import subjects
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import REPLIES
 from breakwater.contracts.validation import FieldError
+from breakwater.errors import BreakwaterError
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import (
     for_own_tenant,
@@ -33,12 +33,13 @@ from breakwater.policy.ownership import (
     scope_of,
     scoped_execution,
 )
+from breakwater.runtime import background
 from breakwater.state.accepted import JobStatus
-from breakwater.state.connection import StateUnavailable
+from breakwater.state.connection import StateUnavailableError
 from services.request.breakers import AgentAvailability
 from services.request.job_queue import JobQueue
 from services.request.parsing import invalid_job, suggestion, with_field
-from services.request.problems import Problem, unavailable
+from services.request.problems import RequestError, unavailable
 from services.request.results import HeardResult, JobLookup, disconnected, status_of
 from services.request.submission import Submission, submission
 
@@ -46,7 +47,7 @@ LOOK_UP_S = 1.0
 """For looking up the id of a job: beyond it, the worker alone finds that it is the id of another job."""
 
 
-class ForeignIdError(Exception):
+class ForeignIdError(BreakwaterError):
     """An id that its sender did not choose is that of another owner's job, which it must not learn."""
 
 
@@ -58,7 +59,7 @@ class FollowedJob:
     deciding: asyncio.Task[bytes | None]
     """Gives the result; None if it did not come in time, the client has left, or the process stops.
 
-    Raises Problem: 409, it is that of another job.
+    Raises RequestError: 409, it is that of another job.
     """
     left: asyncio.Future[None]
     """Done when the client has left."""
@@ -84,7 +85,7 @@ class JobIntake:
             made_id: its id, if there is no idempotency key either.
 
         Raises:
-            Problem: 403, 404 or 422, the key may not send this job, or its agent can't run it.
+            RequestError: 403, 404 or 422, the key may not send this job, or its agent can't run it.
         """
         bound = for_own_tenant(caller, job)
         if bound is not job and bound.tenant is not None:
@@ -99,7 +100,7 @@ class JobIntake:
             names = [name for name in self.config.agents if not caller.agents or name in caller.agents]
             message = f"agent {job.agent!r} is not configured{suggestion(job.agent, names)}"
             listing = FieldError(path="agent", message=f"configured are {', '.join(sorted(names))}")
-            raise Problem(404, "unknown_agent", message, [listing])
+            raise RequestError(404, "unknown_agent", message, [listing])
         _check_sender(caller, job)
         if (problem := validate_job(self.config, job)) is not None:
             raise invalid_job([FieldError(path=problem.path, message=problem.message)])
@@ -108,14 +109,14 @@ class JobIntake:
         return replace(sent, submitted_by=caller.name, by_operator=caller.may(("operate",)))
 
     async def compare(self, sent: Submission, *, required: bool = False) -> Submission:
-        """The job with what is known of its id. Raises Problem: 409, it is the id of another job.
+        """The job with what is known of its id. Raises RequestError: 409, it is the id of another job.
 
         If an id with the form of a made one is another owner's, the sender must not learn that: the job gets a name of
         its sender's own.
 
         Args:
             sent: the job.
-            required: raise BusUnavailable or StateUnavailable if nothing can be looked up; otherwise the job goes on as
+            required: raise UnavailableError if nothing can be looked up; otherwise the job goes on as
                 an unknown one, and the worker compares.
         """
         if sent.id_made_here:
@@ -126,18 +127,18 @@ class JobIntake:
                     return replace(sent, known=await self._known(sent, just_now=False))
                 except ForeignIdError:
                     return await self.compare(sent.with_own_name(), required=required)
-        except (BusUnavailable, StateUnavailable, TimeoutError):
+        except (BusUnavailableError, StateUnavailableError, TimeoutError):
             if required:
                 raise
             return sent
 
     async def admit(self, sent: Submission) -> None:
-        """Raises Problem: 503, no model of its agent may be called now. A job that is known already is admitted."""
+        """Raises RequestError (503) if no model of its agent may be called now. Known jobs are admitted."""
         if sent.known is None and (refusal := await self.availability.refusal(sent)) is not None:
             raise refusal
 
     async def store(self, sent: Submission, traceparent: str | None) -> bool:
-        """Publishes a job. Returns True if it was sent before. Raises Problem: 409 or 503, it was not accepted."""
+        """Publishes a job. Returns True if it was sent before. Raises RequestError: 409 or 503, it was not accepted."""
         job, known = sent.job, sent.known
         waits = known is not None and known.taken and job.reply_to is None
         if not waits and (waits := await self.queue.put(sent, traceparent)):
@@ -145,14 +146,14 @@ class JobIntake:
                 await self._known(sent, just_now=True)
             except ForeignIdError:
                 raise _id_conflict(sent) from None
-            except (BusUnavailable, StateUnavailable) as error:
+            except (BusUnavailableError, StateUnavailableError) as error:
                 raise unavailable("unavailable", f"whether this is the same job cannot be read now: {error}") from error
         duplicate = waits or known is not None
         if not duplicate:
             self.queue.mark(sent)
             await self.queue.announce_queued(sent)
         if job.dry_run and sent.shown_id != sent.job_id:
-            with suppress(StateUnavailable):
+            with suppress(StateUnavailableError):
                 await self.lookup.accepted.note_dry_run(scoped_execution(sent.shown_id, sent.scope), sent.job_id)
         return duplicate
 
@@ -166,7 +167,7 @@ class JobIntake:
             try:
                 listening = self.lookup.waiters.listening(subjects.result(sent.job_id))
                 heard = await waiting.enter_async_context(listening)
-            except BusUnavailable as error:
+            except BusUnavailableError as error:
                 raise unavailable("unavailable", f"the job was not accepted: {error}") from error
             duplicate = await self.store(sent, traceparent)
             left = asyncio.ensure_future(disconnected(request.receive))
@@ -195,10 +196,10 @@ class JobIntake:
             just_now: another process may have accepted it at this moment.
 
         Raises:
-            Problem: 409, the id is that of another job.
+            RequestError: 409, the id is that of another job.
             ForeignIdError: it has the form of a made id, and is that of another owner's job.
-            BusUnavailable: not known.
-            StateUnavailable: not known.
+            BusUnavailableError: not known.
+            StateUnavailableError: not known.
         """
         decided, found = await self.lookup.status(sent.job_id, just_now=just_now)
         if found is None or found.digest == sent.digest:
@@ -220,11 +221,11 @@ def accepted_response(sent: Submission, *, duplicate: bool) -> Response:
 
 
 def _check_sender(caller: Caller, job: Job) -> None:
-    """Raises Problem: 403, the job is not one of the key's; 422, it may not be answered there."""
+    """Raises RequestError: 403, the job is not one of the key's; 422, it may not be answered there."""
     if (wrong := outside(caller, job.agent, job.tenant)) is not None:
         path, alone = wrong
         message = f"the API key {caller.name!r} submits {alone}"
-        raise Problem(403, "forbidden", message, [FieldError(path=path, message="is not one of the key's")])
+        raise RequestError(403, "forbidden", message, [FieldError(path=path, message="is not one of the key's")])
     if job.reply_to is None:
         return
     own = f"{REPLIES}{subjects.encode_token(caller.name)}."
@@ -241,8 +242,8 @@ def _is_other_job(sent: Submission, found: JobStatus, *, decided: bool) -> bool:
     return decided and found.agent != sent.job.agent
 
 
-def _id_conflict(sent: Submission) -> Problem:
+def _id_conflict(sent: Submission) -> RequestError:
     message = (
         f"job_id {sent.shown_id!r} is already the id of another job; choose another id, or send the same job again"
     )
-    return Problem(409, "id_conflict", message, [FieldError(path="job_id", message="is that of another job")])
+    return RequestError(409, "id_conflict", message, [FieldError(path="job_id", message="is that of another job")])

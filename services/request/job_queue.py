@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 
 import structlog
 
-from breakwater import background
-from breakwater.bus.errors import BusError, BusUnavailable, PublishRefused
+from breakwater.bus.errors import BusError, BusUnavailableError, PublishRefusedError
 from breakwater.bus.lookup import Facts, Lookup
 from breakwater.bus.publisher import PUBLISH_TIMEOUT_S, Publisher, Stored
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Progress
 from breakwater.contracts.subjects import PROGRAM, Header, Stream
-from breakwater.outage import Outage
 from breakwater.policy.ownership import has_scoped_ids
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
 from breakwater.state.accepted import Accepted
 from services.request.problems import unavailable
 from services.request.submission import Submission
@@ -69,7 +69,7 @@ class JobQueue:
             True if this process has stored a job with this id before, which still waits.
 
         Raises:
-            Problem: 503, it was not accepted.
+            RequestError: 503, it was not accepted.
         """
         if sent.id_made_here:
             await self._store(sent, traceparent)
@@ -104,7 +104,7 @@ class JobQueue:
             state="queued",
             at=datetime.now(UTC),
         )
-        with suppress(BusUnavailable):
+        with suppress(BusUnavailableError):
             await self._publisher.transient(subjects.progress(sent.job.agent, sent.job_id), step)
 
     async def _waits(self, job_id: str) -> bool:
@@ -151,10 +151,10 @@ class JobQueue:
             headers[Header.OPERATOR.value] = "1"
         try:
             stored = await self._publish(subjects.job(sent.job.agent), sent.payload, headers)
-        except BusUnavailable as error:
+        except BusUnavailableError as error:
             self._outage.failed(error)
             raise unavailable("unavailable", f"the job was not accepted: {error}") from error
-        except PublishRefused as error:
+        except PublishRefusedError as error:
             raise unavailable("refused", f"the job was not accepted: {error}") from error
         self._outage.worked()
         self._quota.add(sent.job.agent, len(sent.payload))
@@ -164,7 +164,7 @@ class JobQueue:
         begun = time.monotonic()
         try:
             return await self._publisher.job(subject, payload, headers, timeout_s=PUBLISH_TIMEOUT_S)
-        except BusUnavailable:
+        except BusUnavailableError:
             # The first may be stored, if only its acknowledgement was lost: the id is not called unique any more.
             again = {name: value for name, value in headers.items() if name != Header.UNIQUE_ID.value}
             left_s = begun + ACCEPT_TIMEOUT_S - time.monotonic()

@@ -18,7 +18,7 @@ from breakwater.contracts.types import is_full_id
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import names_of
 from breakwater.policy.record import without_figures
-from breakwater.state.connection import StateUnavailable
+from breakwater.state.connection import StateUnavailableError
 from services.request.auth import caller_of
 from services.request.intake import JobIntake, accepted_response
 from services.request.observe import submitting
@@ -121,7 +121,7 @@ class JobRoutes:
             if decided is not None:
                 return Response(shown_result(caller, decided), media_type=_JSON)
             attempts = tuple(map(without_figures, await self.lookup.results.attempts(job_id)))
-        except (BusError, StateUnavailable) as error:
+        except (BusError, StateUnavailableError) as error:
             raise unavailable("unavailable", f"the job's status cannot be read now: {error}") from error
         body = UndecidedJob(job_id=job_id, execution_id=job_id, attempts=attempts).json_bytes()
         return Response(shown_result(caller, body), 202, media_type=_JSON)

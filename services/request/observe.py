@@ -13,7 +13,6 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from breakwater import metrics, tracing
 from breakwater.bus.delivery import believed, queued_at
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Lookup
@@ -22,7 +21,9 @@ from breakwater.contracts import subjects
 from breakwater.contracts.events import LiveHealth
 from breakwater.contracts.http import AgentQueue, ServiceStatus
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import (
+from breakwater.runtime.outage import Outage
+from breakwater.telemetry import metrics, tracing
+from breakwater.telemetry.metrics import (
     AGENT_HEALTH,
     CONSUMER_IN_PROGRESS,
     CONSUMER_WAITING,
@@ -33,10 +34,9 @@ from breakwater.metrics import (
     StreamMetrics,
     one_of,
 )
-from breakwater.outage import Outage
 from services.request.breakers import AgentRoutes
 from services.request.operations import operation
-from services.request.problems import Problem
+from services.request.problems import RequestError
 from services.request.queues import QueueRoutes
 
 LOOK_EVERY_S = 30.0
@@ -123,7 +123,7 @@ def submitting(request: Request, route: str) -> Generator[SubmissionTrace]:
     submission, error = SubmissionTrace(span.traceparent), None
     try:
         yield submission
-    except Problem as problem:
+    except RequestError as problem:
         submission.answered(problem.status)
         error = problem.code if problem.status >= 500 else None  # a caller's mistake is no error of ours
         raise
@@ -151,7 +151,7 @@ class RequestGauges:
         self._agents, self._queues, self._lookup, self._now = agents, queues, lookup, now
 
     async def health(self) -> Readings:
-        """Of the agents. Raises StateUnavailable."""
+        """Of the agents. Raises StateUnavailableError."""
         healths: dict[tuple[str, ...], float] = {}
         for agent in await self._agents.read():
             healths |= one_of(agent.shown, get_args(LiveHealth), agent.agent_id)

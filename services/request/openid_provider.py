@@ -29,10 +29,10 @@ from yarl import URL
 from breakwater.config import OpenId
 from breakwater.config.console import secure_url
 from breakwater.contracts.types import Event
-from breakwater.guarded_http import AddressRefused, Redirected, guarded_session
 from breakwater.policy.addresses import ANYWHERE
 from breakwater.policy.sign_in import SignInFlow
-from services.request.problems import Problem, unavailable
+from breakwater.security.guarded_http import AddressRefusedError, RedirectError, guarded_session
+from services.request.problems import RequestError, unavailable
 
 TIMEOUT_S = 5.0
 """For each request."""
@@ -96,7 +96,7 @@ class SignedOut:
 
 
 class OpenIdProvider:
-    """The client of one provider. Its methods raise Problem, whose text is for the person who signs in.
+    """The client of one provider. Its methods raise RequestError, whose text is for the person who signs in.
 
     Args:
         settings: of the config.
@@ -117,7 +117,7 @@ class OpenIdProvider:
         self._metadata: tuple[float, ProviderMetadata] | None = None
         self._keys: tuple[float, KeySet] | None = None
         self._reading = asyncio.Lock()
-        self._failed: tuple[float, Problem] | None = None
+        self._failed: tuple[float, RequestError] | None = None
         """The last failure to read its metadata, and its time."""
 
     async def authorization_url(self, flow: SignInFlow) -> str:
@@ -149,7 +149,7 @@ class OpenIdProvider:
         """The URL at which a browser signs out of the provider, too; None if there is none, or no response."""
         try:
             metadata = await self._read_metadata()
-        except Problem:
+        except RequestError:
             return None
         if metadata.end_session_endpoint is None:
             return None
@@ -158,7 +158,7 @@ class OpenIdProvider:
         return str(URL(metadata.end_session_endpoint).update_query({**hint, **query}))
 
     async def signed_out(self, logout_token: str) -> SignedOut:
-        """The person of a logout token. Raises Problem: 400, it is not valid."""
+        """The person of a logout token. Raises RequestError: 400, it is not valid."""
         metadata = await self._read_metadata()
         try:
             async with self._bounded():
@@ -166,13 +166,13 @@ class OpenIdProvider:
             _check_logout(metadata, claims, self._settings.client_id, int(self._now()))
         except JoseError as error:
             raise self._no_logout(str(error)) from None
-        except Problem as problem:
+        except RequestError as problem:
             raise (self._no_logout(problem.message) if problem.status == 403 else problem) from None
         return SignedOut(claims["jti"], claims.get("sub"), claims.get("sid"))
 
-    def _no_logout(self, why: str) -> Problem:
+    def _no_logout(self, why: str) -> RequestError:
         structlog.get_logger().warning("openid_logout_invalid", issuer=self._settings.issuer, why=why)
-        return Problem(400, "invalid_logout_token", f"this is no logout token for this client: {why}")
+        return RequestError(400, "invalid_logout_token", f"this is no logout token for this client: {why}")
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncGenerator[None]:
@@ -194,7 +194,7 @@ class OpenIdProvider:
                 raise self._failed[1].with_traceback(None)
             try:
                 return await self._ask_metadata()
-            except Problem as problem:
+            except RequestError as problem:
                 self._failed = time.monotonic(), problem
                 raise
 
@@ -245,7 +245,7 @@ class OpenIdProvider:
         return claims
 
     async def _signed(self, metadata: ProviderMetadata, token: str, again_after_s: float = 0.0) -> dict[str, Any]:
-        """The claims of a token that the provider has signed. Raises JoseError, or Problem."""
+        """The claims of a token that the provider has signed. Raises JoseError, or RequestError."""
         try:
             return self._decoded(token, await self._read_keys(metadata))
         except InvalidKeyIdError:
@@ -341,33 +341,35 @@ class OpenIdProvider:
             raise self._unavailable(f"it answers with HTTP {status}", url=url)
         return status, document
 
-    def _not_redeemed(self, status: int, code: str) -> Problem:
+    def _not_redeemed(self, status: int, code: str) -> RequestError:
         code = code if _CODE.match(code) else f"HTTP {status}"
         structlog.get_logger().warning("openid_code_refused", issuer=self._settings.issuer, error=code)
         if code == "invalid_grant":
-            return Problem(403, "openid_refused", f"{self._host} takes this sign-in for used or too old; sign in again")
+            return RequestError(
+                403, "openid_refused", f"{self._host} takes this sign-in for used or too old; sign in again"
+            )
         if code in ("invalid_client", "unauthorized_client"):
             message = (
                 f"{self._host} does not accept Breakwater as a client ({code}): check console.openid in the config"
             )
-            return Problem(502, "openid_client_refused", message)
-        return Problem(502, "openid_refused", f"{self._host} refused the sign-in: {code}")
+            return RequestError(502, "openid_client_refused", message)
+        return RequestError(502, "openid_refused", f"{self._host} refused the sign-in: {code}")
 
-    def _unavailable(self, why: str, **logged: str) -> Problem:
+    def _unavailable(self, why: str, **logged: str) -> RequestError:
         structlog.get_logger().warning("openid_unavailable", issuer=self._settings.issuer, why=why, **logged)
         return unavailable(
             "openid_unavailable",
             f"signing in at {self._host} is not possible now: {why}. Try again; API keys work meanwhile",
         )
 
-    def _invalid(self, why: str) -> Problem:
+    def _invalid(self, why: str) -> RequestError:
         structlog.get_logger().warning("openid_invalid", issuer=self._settings.issuer, why=why)
-        return Problem(403, "openid_invalid", f"what {self._host} answers can't be trusted: {why}; sign in again")
+        return RequestError(403, "openid_invalid", f"what {self._host} answers can't be trusted: {why}; sign in again")
 
-    def _skewed(self, why: str) -> Problem:
+    def _skewed(self, why: str) -> RequestError:
         structlog.get_logger().warning("openid_clock_skew", issuer=self._settings.issuer, why=why)
         message = f"the clocks of {self._host} and of this plane differ: {why}, by the plane's clock. Check both (NTP)"
-        return Problem(403, "openid_clock_skew", message)
+        return RequestError(403, "openid_clock_skew", message)
 
 
 def _check_logout(metadata: ProviderMetadata, claims: dict[str, Any], client_id: str, now: int) -> None:
@@ -396,11 +398,11 @@ def _check_logout(metadata: ProviderMetadata, claims: dict[str, Any], client_id:
 def _reason(error: Exception) -> str:
     """The reason why there is no answer, without addresses: the request needs no key. The log has the rest."""
     match error:
-        case Redirected():
+        case RedirectError():
             return f"it answers with a redirect ({error.status})"
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
             return "its certificate is not trusted here"
-        case aiohttp.ClientConnectorError(os_error=AddressRefused()) | AddressRefused():
+        case aiohttp.ClientConnectorError(os_error=AddressRefusedError()) | AddressRefusedError():
             return "an endpoint of it is at an address that is not public (console.openid.allow_networks)"
         case aiohttp.ClientConnectorError():
             return "no connection can be made"

@@ -1,7 +1,7 @@
 """Operations of the HTTP API: each handler declares its own; routes, parsing and the OpenAPI document come from that.
 
 A handler takes an `ApiRequest`, with the body of a POST or the query of a GET as its annotation says, and returns the
-content of the response. One that takes a `Request` makes its own `Response`. A `Problem` that it raises becomes an
+content of the response. One that takes a `Request` makes its own `Response`. A `RequestError` that it raises becomes an
 error response, as does an outage of NATS, Redis or ClickHouse (503). Who may call it is decided before, by
 `policy.api_keys.scopes_for`, from its method and path.
 """
@@ -27,7 +27,7 @@ from breakwater.bus.errors import BusError
 from breakwater.contracts.dead_letters import ReplayDeadLettersRequest
 from breakwater.contracts.http import OperatorRequest
 from breakwater.contracts.types import Message, ms_from_time, time_from_ms
-from breakwater.errors import Unavailable
+from breakwater.errors import UnavailableError
 from breakwater.policy.callers import Caller
 from breakwater.policy.redact import Redactor
 from services.request.audit import AuditLog, actor_of
@@ -205,7 +205,7 @@ def _endpoint(
                     result = await handler(parsed)
             else:
                 result = await handler(parsed)
-        except (BusError, Unavailable) as error:
+        except (BusError, UnavailableError) as error:
             raise (not_done if acts else not_read)(error) from error
         body = result.encode() if isinstance(result, str) else to_json(result)
         if not operation.etag:

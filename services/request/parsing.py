@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError, ambiguity, problems
-from breakwater.http_server import OPEN_BODY_BYTES, OPEN_BODY_S
-from services.request.problems import Problem
+from breakwater.runtime.http_server import OPEN_BODY_BYTES, OPEN_BODY_S
+from services.request.problems import RequestError
 
 MAX_DETAILS = 20
 MAX_EXPLAINED = 1_000
@@ -55,17 +55,17 @@ async def read_body(request: Request, limit: int, too_large: str = _A_JOB, withi
         within_s: how long it may take.
 
     Raises:
-        Problem: 413 for a larger body, by its Content-Length or found while reading; 408 for one that stalls.
+        RequestError: 413 for a larger body, by its Content-Length or found while reading; 408 for one that stalls.
         ClientDisconnect: the client is gone.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
-        raise Problem(413, "body_too_large", too_large.format(limit=limit))
+        raise RequestError(413, "body_too_large", too_large.format(limit=limit))
     try:
         async with asyncio.timeout(within_s):
             return await _read(request, limit, too_large)
     except TimeoutError:
-        raise Problem(
+        raise RequestError(
             408, "body_timeout", f"the body did not arrive within {within_s:g} s", headers={"Connection": "close"}
         ) from None
 
@@ -80,7 +80,7 @@ async def _read(request: Request, limit: int, too_large: str) -> bytes:
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            raise Problem(413, "body_too_large", too_large.format(limit=limit))
+            raise RequestError(413, "body_too_large", too_large.format(limit=limit))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -90,14 +90,14 @@ def read_job(body: bytes, model: type[InputT] = Job, what: str = "job") -> Input
     """Parses a body, once.
 
     Raises:
-        Problem: 400 for a body that is not JSON in UTF-8, 422 (`invalid_job`) for one that is not of the model.
+        RequestError: 400 for a body that is not JSON in UTF-8, 422 (`invalid_job`) for one that is not of the model.
     """
     try:
         parsed = model.model_validate_json(body)
     except ValidationError as error:
         _explain(error, body, model, what)
     if (why := ambiguity(body)) is not None:
-        raise Problem(400, "not_json", f"the body is not JSON: {why}")
+        raise RequestError(400, "not_json", f"the body is not JSON: {why}")
     return parsed
 
 
@@ -107,7 +107,7 @@ def read_command(body: bytes, model: type[InputT]) -> InputT:
 
 
 def read_query(request: Request, model: type[InputT]) -> InputT:
-    """Parses the parameters of a URL. Raises Problem: 422 (`invalid_query`)."""
+    """Parses the parameters of a URL. Raises RequestError: 422 (`invalid_query`)."""
     given = dict(request.query_params)
     try:
         return model.model_validate(given)
@@ -116,7 +116,7 @@ def read_query(request: Request, model: type[InputT]) -> InputT:
 
 
 def wait_s_of(query: bytes) -> float | None:
-    """The `wait_s` of a query string, its only parameter. Raises Problem: 422."""
+    """The `wait_s` of a query string, its only parameter. Raises RequestError: 422."""
     if not query:
         return None
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
@@ -150,7 +150,7 @@ def suggestion(wrong: str, known: Collection[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"
 
 
-def invalid_job(details: Iterable[FieldError]) -> Problem:
+def invalid_job(details: Iterable[FieldError]) -> RequestError:
     """422 with the mistakes, the first of them in the message."""
     return _invalid("job", details)
 
@@ -158,26 +158,26 @@ def invalid_job(details: Iterable[FieldError]) -> Problem:
 def _explain(error: ValidationError, body: bytes, model: type[Message], what: str) -> NoReturn:
     count = error.error_count()
     if count > MAX_EXPLAINED:
-        raise Problem(422, f"invalid_{what}", f"the {what} has {count:,} mistakes, too many to list")
+        raise RequestError(422, f"invalid_{what}", f"the {what} has {count:,} mistakes, too many to list")
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         _explain_syntax(str(first.get("ctx", {}).get("error", "")), body)
     raise _invalid(what, problems(error, model, json.loads(body)))
 
 
-def _invalid(what: str, details: Iterable[FieldError]) -> Problem:
+def _invalid(what: str, details: Iterable[FieldError]) -> RequestError:
     listed = list(details)
     first = f"{listed[0].path}: {listed[0].message}" if listed[0].path else listed[0].message
     message = first if len(listed) == 1 else f"{len(listed)} mistakes; the first: {first}"
-    return Problem(422, f"invalid_{what}", message, listed[:MAX_DETAILS])
+    return RequestError(422, f"invalid_{what}", message, listed[:MAX_DETAILS])
 
 
 def _explain_syntax(what: str, body: bytes) -> NoReturn:
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        raise Problem(
+        raise RequestError(
             400, "not_utf8", f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}"
         ) from None
     hint = "; it is empty" if not body.strip() else "; it begins with a byte order mark" if body[:1] == b"\xef" else ""
-    raise Problem(400, "not_json", f"the body is not JSON: {what}{hint}")
+    raise RequestError(400, "not_json", f"the body is not JSON: {what}{hint}")

@@ -26,7 +26,7 @@ from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import may_see, names_of, shown, shown_to
 from breakwater.policy.plans import circle_among, plan_of
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
-from breakwater.state.connection import StateUnavailable
+from breakwater.state.connection import StateUnavailableError
 from breakwater.state.plans import KnownPlan, NotedJob, Plans
 from services.request.auth import caller_of
 from services.request.breakers import AgentAvailability
@@ -35,7 +35,7 @@ from services.request.intake import JobIntake
 from services.request.observe import submitting
 from services.request.operations import TOO_MANY, ApiRequest, operation
 from services.request.parsing import invalid_job, read_body, read_command
-from services.request.problems import Problem, not_done
+from services.request.problems import RequestError, not_done
 from services.request.submission import Submission, make_job_id
 
 AT_ONCE = 50
@@ -85,7 +85,7 @@ class PlanRoutes:
                     await self._accept(caller, submissions, trace.traceparent)
                 else:
                     await self.plans.announce(names_of(caller, plan_id, made_first=False)[0], caller.name)
-            except (BusError, StateUnavailable) as error:
+            except (BusError, StateUnavailableError) as error:
                 raise not_done(error) from error
             trace.answered(202)
         accepted = AcceptedPlan(plan_id=plan_id, job_ids=tuple(sent.shown_id for sent in submissions))
@@ -126,7 +126,7 @@ class PlanRoutes:
         },
     )
     async def show_plan(self, request: ApiRequest[Message]) -> PlanStatus:
-        """One plan, with its jobs. Raises Problem: 404."""
+        """One plan, with its jobs. Raises RequestError: 404."""
         plan_id = request.path["plan_id"]
         *own, full = names_of(request.caller, plan_id, made_first=False)
         # Of a key that is bound to several tenants, each of them has its part.
@@ -135,7 +135,7 @@ class PlanRoutes:
                 jobs = [job for part in parts for job in part.jobs]
                 refusal = next((part.refusal for part in parts if part.refusal is not None), None)
                 return plan_of(parts[0].plan_id, jobs, None if jobs else refusal, with_jobs=True)
-        raise Problem(404, "unknown_plan", f"there is no plan {plan_id!r}, or none that this key may see")
+        raise RequestError(404, "unknown_plan", f"there is no plan {plan_id!r}, or none that this key may see")
 
     def _prepare(self, caller: Caller, plan: PlanRequest) -> tuple[str, list[Submission]]:
         plan_id = plan.plan_id or make_job_id()
@@ -151,7 +151,7 @@ class PlanRoutes:
                 body = job.model_dump_json(exclude_unset=True).encode()
                 made_id = make_job_id() if plan.plan_id else own_id
                 sent.append(self.intake.authorize(caller, job, body, own_id if plan.plan_id else None, made_id))
-            except Problem as problem:
+            except RequestError as problem:
                 raise _of_job(number, problem) from None
         depends_on = {one.job_id: one.job.depends_on for one in sent}
         if len(depends_on) < len(sent):
@@ -166,7 +166,7 @@ class PlanRoutes:
         for number, sent in enumerate(submissions):
             try:
                 compared.append(await self.intake.compare(sent, required=True))
-            except Problem as problem:
+            except RequestError as problem:
                 raise _of_job(number, problem) from None
         await self._admit(caller, compared)
         # All are noted before one of them can end: a plan must not look as if it had fewer. Of a key that is bound to
@@ -196,8 +196,8 @@ class PlanRoutes:
                 await self.plans.withdraw(plan_id, [one for one, of in missing.items() if of == plan_id])
 
     async def _admit(self, caller: Caller, submissions: Sequence[Submission]) -> None:
-        """Raises Problem: 503, no model of an agent may be called now. The plan has failed with it."""
-        found: dict[tuple[str | None, ...], Problem | None] = {}
+        """Raises RequestError: 503, no model of an agent may be called now. The plan has failed with it."""
+        found: dict[tuple[str | None, ...], RequestError | None] = {}
         for sent in (one for one in submissions if not one.job.dry_run):
             models = (sent.job.agent, str(sent.job.model), str(sent.job.fallback_models), sent.job.tenant)
             if models not in found:
@@ -267,7 +267,7 @@ def _visible(caller: Caller, plan: KnownPlan) -> KnownPlan | None:
     return KnownPlan(jobs, {by: why for by, why in plan.announced.items() if by == caller.name})
 
 
-def _of_job(number: int, problem: Problem) -> Problem:
+def _of_job(number: int, problem: RequestError) -> RequestError:
     """The problem of one job, as a problem of its plan."""
     details = [FieldError(f"jobs.{number}.{one.path}", one.message) for one in problem.details]
-    return Problem(problem.status, problem.code, f"jobs.{number}: {problem.message}", details, problem.headers)
+    return RequestError(problem.status, problem.code, f"jobs.{number}: {problem.message}", details, problem.headers)

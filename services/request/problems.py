@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from breakwater.contracts.openai import CallOptions
 from breakwater.contracts.validation import FieldError
+from breakwater.errors import BreakwaterError
 
 OPENAI = "/v1"
 """The root of OpenAI's API, whose errors have its form."""
@@ -27,7 +28,7 @@ def is_openai(path: str) -> bool:
     return path == OPENAI or path.startswith(f"{OPENAI}/")
 
 
-class Problem(Exception):  # noqa: N818  RFC 9457's word for an error that is a response
+class RequestError(BreakwaterError):
     """A response with a status of 400 or above, raised from wherever the problem is found."""
 
     def __init__(
@@ -81,11 +82,11 @@ def openai_param(path: str) -> str:
     return f"breakwater.{path}" if re.split(r"[.\[]", path)[0] in CallOptions.model_fields else path
 
 
-def unknown_job(job_id: str | None) -> Problem:
+def unknown_job(job_id: str | None) -> RequestError:
     """404: the job is unknown. None for an id that no job can have."""
     if job_id is None:
-        return Problem(404, "unknown_job", "this can't be a job's id: 1 to 128 characters, no control characters")
-    return Problem(
+        return RequestError(404, "unknown_job", "this can't be a job's id: 1 to 128 characters, no control characters")
+    return RequestError(
         404,
         "unknown_job",
         f"no job {job_id!r} is decided or being worked on, and none was accepted over HTTP within a day; "
@@ -93,21 +94,21 @@ def unknown_job(job_id: str | None) -> Problem:
     )
 
 
-def unknown(what: str, message: str, path: str, hint: str) -> Problem:
+def unknown(what: str, message: str, path: str, hint: str) -> RequestError:
     """404 (`unknown_<what>`): the field at `path` names nothing known; `hint` says what it may be."""
-    return Problem(404, f"unknown_{what}", f"{message}; {hint}", [FieldError(path=path, message=hint)])
+    return RequestError(404, f"unknown_{what}", f"{message}; {hint}", [FieldError(path=path, message=hint)])
 
 
-def unavailable(code: str, message: str) -> Problem:
+def unavailable(code: str, message: str) -> RequestError:
     """503: the same request may be sent again; a job is best sent with the same job id."""
-    return Problem(503, code, message, headers={"Retry-After": "1"})
+    return RequestError(503, code, message, headers={"Retry-After": "1"})
 
 
-def not_read(error: Exception) -> Problem:
+def not_read(error: Exception) -> RequestError:
     """503: the state can't be read; NATS, Redis or ClickHouse does not respond."""
     return unavailable("unavailable", f"the state cannot be read now: {error}")
 
 
-def not_done(error: Exception) -> Problem:
+def not_done(error: Exception) -> RequestError:
     """503: an action was perhaps not carried out; asking again shows it."""
     return unavailable("unavailable", f"this can't be done now: {error}; ask again")

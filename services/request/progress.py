@@ -117,7 +117,7 @@ class _ProgressFollower(FollowedStream):
 
     @asynccontextmanager
     async def opened(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
-        """Subscribes to the progress of the job, and reads the steps so far. Raises Problem: 404."""
+        """Subscribes to the progress of the job, and reads the steps so far. Raises RequestError: 404."""
         inbox = StepInbox(ending)
         await self._resolve()
         subject = f"bw.progress.*.{subjects.encode_token(self._job_id)}"
@@ -133,7 +133,7 @@ class _ProgressFollower(FollowedStream):
                 self._job_id = found[0]
 
     async def _known(self) -> tuple[list[Progress], bytes | None]:
-        """The steps so far, and the decision. Raises Problem: 404, the job is unknown."""
+        """The steps so far, and the decision. Raises RequestError: 404, the job is unknown."""
         # In this order: of a job that is decided, all attempts are recorded.
         decided = await self._results.decided(self._job_id)
         attempts = await self._results.attempts(self._job_id)

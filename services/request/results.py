@@ -14,15 +14,15 @@ import orjson
 from starlette.types import Receive
 
 from breakwater.bus.core import hearing
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.records import is_result_of, read_record
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
-from breakwater.encryption import OFF, Cipher, Undecryptable
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import document_as_chosen, may_see, names_of, shown_to
+from breakwater.security.encryption import OFF, Cipher, DecryptionError
 from breakwater.state.accepted import LINGER_S, Accepted, JobStatus
 from services.request.parsing import with_field
 
@@ -61,7 +61,7 @@ class Waiters:
         """Listens to a subject while the block runs. Begin before publishing: an answer may be faster than the ack.
 
         Raises:
-            BusUnavailable: NATS is not connected yet, or no more.
+            BusUnavailableError: NATS is not connected yet, or no more.
         """
         heard: HeardResult = asyncio.get_running_loop().create_future()
         if self._released:
@@ -81,7 +81,7 @@ class Waiters:
             return
         try:
             heard.set_result(self._cipher.decrypt_document(data))
-        except Undecryptable as error:
+        except DecryptionError as error:
             heard.set_exception(error)
 
     def release(self) -> None:
@@ -105,7 +105,7 @@ class ResultReader:
         """The result, else the execution's record with redactions, which is kept longer. None while undecided.
 
         Raises:
-            BusUnavailable: NATS does not answer.
+            BusUnavailableError: NATS does not answer.
         """
         result = await self._lookup.last(Stream.RESULTS, subjects.result(job_id))
         if result is not None and is_result_of(result.data, job_id):
@@ -150,7 +150,7 @@ class ResultReader:
             if now >= look_at or self.reconnects() != reconnects:
                 connection = self.reconnects()
                 # An outage is no reason to stop waiting: the job is accepted, and the look-up is tried again.
-                with suppress(BusUnavailable, TimeoutError):
+                with suppress(BusUnavailableError, TimeoutError):
                     async with asyncio.timeout(deadline - now):
                         found = await self._lookup.last(Stream.RESULTS, subjects.result(job_id))
                     if found is not None and is_result_of(found.data, job_id):
@@ -173,7 +173,7 @@ class JobLookup:
     async def find(self, caller: Caller, given: str) -> tuple[str, bytes | None] | None:
         """A job of a caller by the id that it chose, or by its full id: its full id, and its result or record.
 
-        None if there is no such job. Raises BusUnavailable, or StateUnavailable.
+        None if there is no such job. Raises BusUnavailableError, or StateUnavailableError.
         """
         names = names_of(caller, given)
         for wait_s in (0.0, 2 * LINGER_S):  # another process may have accepted it and not have saved it yet

@@ -31,13 +31,13 @@ from breakwater.contracts.access import (
 )
 from breakwater.contracts.types import Event, Message, time_from_ms
 from breakwater.policy.callers import claim_values, name_of, roles_of
-from breakwater.policy.sign_in import ENTROPY_BYTES, LASTS_S, SignInFlow, SignInLimits, SignInTry, TooManySignIns
-from breakwater.state.connection import StateUnavailable
+from breakwater.policy.sign_in import ENTROPY_BYTES, LASTS_S, SignInFlow, SignInLimits, SignInTry, TooManySignInsError
+from breakwater.state.connection import StateUnavailableError
 from breakwater.state.sessions import KeySession, PersonSession, Sessions, SignIns
 from services.request.audit import Actor, AuditLog, actor_of
 from services.request.operations import REDIS_UNAVAILABLE, ApiRequest, operation
 from services.request.parsing import read_command, read_open_body
-from services.request.problems import Problem, not_done
+from services.request.problems import RequestError, not_done
 
 if TYPE_CHECKING:
     from services.request.openid_provider import OpenIdProvider, SignedIn
@@ -90,7 +90,7 @@ class SessionRoutes:
         """Begins a session with the rights of the key."""
         key = request.caller
         if request.session is not None:
-            raise Problem(409, "is_a_session", "a session is begun with an API key, and not with another session")
+            raise RequestError(409, "is_a_session", "a session is begun with an API key, and not with another session")
         begun = await self.sessions.begin(KeySession(key.id))
         request.log("signed_in", session=begun.id)
         await self.audit.note("sign_in", actor_of(key), {"session": begun.id})
@@ -107,7 +107,9 @@ class SessionRoutes:
     async def sign_out(self, request: ApiRequest[Message]) -> EndedSession:
         """Ends the session of the request."""
         if request.session is None:
-            raise Problem(409, "not_a_session", "only a session can be ended; `breakwater keys revoke` revokes a key")
+            raise RequestError(
+                409, "not_a_session", "only a session can be ended; `breakwater keys revoke` revokes a key"
+            )
         known = await self.sessions.end(request.session)
         request.log("signed_out")
         await self.audit.note("sign_out", actor_of(request.caller), {"session": request.session.split("_")[2]})
@@ -187,10 +189,10 @@ class OpenIdRoutes:
         # First: the other parameters are ignored unless this browser has begun the sign-in.
         if not flow.is_state(brought.state):
             message = "this answer is not for a sign-in of this browser, or it was begun again meanwhile; sign in again"
-            raise Problem(403, "openid_state", message)
+            raise RequestError(403, "openid_state", message)
         with _stored():
             if not flow.is_begun(await self._sign_ins.key(), int(time.time())):
-                raise Problem(403, "openid_state", "this sign-in took over ten minutes; sign in again")
+                raise RequestError(403, "openid_state", "this sign-in took over ten minutes; sign in again")
             if await self._sign_ins.is_used(flow.secret):
                 raise _used()
         if brought.error is not None or brought.code is None:
@@ -229,12 +231,12 @@ class OpenIdRoutes:
         try:
             sent = BackChannelLogout(logout_token=form["logout_token"][0])
         except (KeyError, ValueError):
-            raise Problem(400, "invalid_logout_token", "the form has no usable field logout_token") from None
+            raise RequestError(400, "invalid_logout_token", "the form has no usable field logout_token") from None
         with _attempt(self._logout_limits, request) as attempt:
             said = await provider.signed_out(sent.logout_token)
             with _stored():
                 if not await self._sign_ins.use(f"logout {said.token_id}", LOGOUT_REMEMBERED_S):
-                    raise Problem(400, "invalid_logout_token", "this logout token was used before")
+                    raise RequestError(400, "invalid_logout_token", "this logout token was used before")
                 ended = await self._sessions.end_of_person(settings.issuer, said.subject, said.session)
             attempt.failed = False
         for known in ended:
@@ -255,7 +257,7 @@ class OpenIdRoutes:
             await self._audit.note("sign_in", actor, {}, error="no_role")
             what = f"the claim {settings.roles_claim!r} has no value that gives a role"
             message = f"{name!r} has no role in Breakwater: {what}. An administrator can add one (console.openid.roles)"
-            raise Problem(403, "no_role", message)
+            raise RequestError(403, "no_role", message)
         known = settings.role_values
         id_token = signed_in.id_token if len(signed_in.id_token) <= LONGEST_ID_TOKEN else None
         session = PersonSession(
@@ -274,7 +276,7 @@ class OpenIdRoutes:
 
     def _configured(self) -> tuple[OpenId, OpenIdProvider]:
         if self._known is None:
-            raise Problem(
+            raise RequestError(
                 404, "no_openid", "no OpenID provider is configured (console.openid); sign in with an API key"
             )
         return self._known
@@ -282,10 +284,10 @@ class OpenIdRoutes:
 
 @contextmanager
 def _stored() -> Generator[None]:
-    """Turns outages of Redis in the block into Problem (503)."""
+    """Turns outages of Redis in the block into RequestError (503)."""
     try:
         yield
-    except StateUnavailable as error:
+    except StateUnavailableError as error:
         raise not_done(error) from error
 
 
@@ -296,27 +298,27 @@ def _attempt(limits: SignInLimits, request: Request) -> Generator[SignInTry]:
         with limits.of(request.client.host if request.client else "") as attempt:
             try:
                 yield attempt
-            except Problem as problem:
+            except RequestError as problem:
                 attempt.failed = problem.status != 503
                 raise
-    except TooManySignIns:
+    except TooManySignInsError:
         message = "too many sign-ins from this address are under way, or have failed within a minute; wait a minute"
-        raise Problem(429, "too_many_sign_ins", message, headers={"Retry-After": "60"}) from None
+        raise RequestError(429, "too_many_sign_ins", message, headers={"Retry-After": "60"}) from None
 
 
-def _used() -> Problem:
-    return Problem(409, "openid_refused", "this sign-in was used before; sign in again")
+def _used() -> RequestError:
+    return RequestError(409, "openid_refused", "this sign-in was used before; sign in again")
 
 
-def _denied(brought: OpenIdCallback) -> Problem:
+def _denied(brought: OpenIdCallback) -> RequestError:
     """The provider's error instead of a code. Its words are shown: this browser has asked for them."""
     if brought.error == "access_denied":
-        return Problem(
+        return RequestError(
             403, "openid_denied", "the sign-in was cancelled or not permitted at the provider; sign in again"
         )
     said = ": ".join(part for part in (brought.error, brought.error_description) if part) or "no code"
     printable = "".join(character for character in said[:300] if character.isprintable())
-    return Problem(403, "openid_refused", f"the provider refused the sign-in: {printable}")
+    return RequestError(403, "openid_refused", f"the provider refused the sign-in: {printable}")
 
 
 def _response(event: Event) -> Response:

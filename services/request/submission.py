@@ -75,7 +75,7 @@ def submission(
     A dry run takes no id: it decides nothing for a job that comes with the same one.
 
     Raises:
-        Problem: 422 for an Idempotency-Key that can't be an id, or has the form of a key.
+        RequestError: 422 for an Idempotency-Key that can't be an id, or has the form of a key.
     """
     chosen = job.job_id
     if chosen is None and idempotency_key is not None:

@@ -9,8 +9,8 @@ from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_bat
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import SinkMetrics
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
+from breakwater.telemetry.metrics import SinkMetrics
 from services.sink.comparison import LogComparer
 from services.sink.handlers import Sink
 

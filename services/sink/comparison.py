@@ -18,9 +18,8 @@ from typing import cast
 
 import structlog
 
-from breakwater import background
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, Unstorable
+from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError, UnstorableError
 from breakwater.analytics.log_comparison import (
     MARGIN,
     LogComparison,
@@ -30,11 +29,12 @@ from breakwater.analytics.log_comparison import (
 )
 from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import Table
-from breakwater.bus.errors import BusError, BusUnavailable
+from breakwater.bus.errors import BusError, BusUnavailableError
 from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import SinkMetrics
-from breakwater.outage import Outage
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
+from breakwater.telemetry.metrics import SinkMetrics
 from services.sink import records
 from services.sink.handlers import insert_but_rejected
 
@@ -64,14 +64,14 @@ class LogComparer:
 
     async def begin(self) -> None:
         """Notes the messages that were delivered before this sink began. Call it before this one reads any."""
-        with suppress(BusUnavailable):  # the first look then compares nothing, and the next one does
+        with suppress(BusUnavailableError):  # the first look then compares nothing, and the next one does
             self._delivered = (await self._lookup.progress(Stream.EVENTS, CONSUMER)).delivered
 
     async def run(self) -> None:
         """Looks immediately, and then every minute, until cancelled."""
         outage = Outage("comparing EVENTS with ClickHouse")
         while True:
-            await outage.run_logged(self.look, expected=(BusError, AnalyticsUnavailable, QueryFailed))
+            await outage.run_logged(self.look, expected=(BusError, AnalyticsUnavailableError, QueryError))
             await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
 
     async def look(self) -> None:
@@ -81,7 +81,7 @@ class LogComparer:
         immediately, and not only when they are delivered again.
 
         Raises:
-            BusUnavailable, AnalyticsUnavailable, QueryFailed: look again.
+            BusUnavailableError, AnalyticsUnavailableError, QueryError: look again.
         """
         progress = await self._lookup.progress(Stream.EVENTS, CONSUMER)
         log = await self._lookup.facts(Stream.EVENTS)
@@ -123,7 +123,7 @@ class LogComparer:
         for first, last in _runs(sequences):
             async with aclosing(self._lookup.scan(Stream.EVENTS, EVENTS, start=first, up_to=last)) as found:
                 async for one in found:
-                    with suppress(Unstorable):
+                    with suppress(UnstorableError):
                         table, row = records.read(one.subject, one.data, one.headers, one.sequence, one.stored_at)
                         rows.setdefault(table.name, (table, []))[1].append((one.sequence, row))
         stored: list[tuple[int, datetime]] = []

@@ -16,14 +16,14 @@ from typing import TypeVar
 import structlog
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import RowsRejected, Unstorable
+from breakwater.analytics.errors import RowsRejectedError, UnstorableError
 from breakwater.analytics.rows import StoredRow
 from breakwater.analytics.schema import Table
 from breakwater.bus.delivery import Delivery, dead_letter, heartbeat
-from breakwater.bus.errors import NoRoom
+from breakwater.bus.errors import EventStreamFullError
 from breakwater.bus.publisher import Publisher
-from breakwater.metrics import SinkMetrics
-from breakwater.outage import Outages, StoppedWaiting
+from breakwater.runtime.outage import Outages, StoppedWaitingError
+from breakwater.telemetry.metrics import SinkMetrics
 from services.sink import records
 
 REFUSED_DELAY_S = 300.0
@@ -58,7 +58,7 @@ class Sink:
         try:
             async with heartbeat(deliveries):
                 await self._store(deliveries)
-        except StoppedWaiting:
+        except StoppedWaitingError:
             structlog.get_logger().info("batch_left_for_redelivery", messages=len(deliveries))
         else:
             self._metrics.ended(stream)
@@ -78,7 +78,7 @@ class Sink:
                 table, row = records.read(
                     delivery.subject, delivery.data, delivery.headers, delivery.sequence, delivery.published_at
                 )
-            except Unstorable as error:
+            except UnstorableError as error:
                 if not await self._dead_letter(delivery, str(error)):
                     refused.append(delivery)
             else:
@@ -129,8 +129,8 @@ class Sink:
             )
 
         try:
-            await self._outages.retry_while_unavailable(publish, unless=NoRoom)
-        except NoRoom:
+            await self._outages.retry_while_unavailable(publish, unless=EventStreamFullError)
+        except EventStreamFullError:
             log.exception("dead_letter_refused", error=error, tried_again_in_s=REFUSED_DELAY_S)
             return False
         self._metrics.dead_lettered(delivery.stream)
@@ -149,11 +149,11 @@ class Sink:
 
 async def insert_but_rejected(
     insert: Callable[[Sequence[RowT]], Awaitable[None]], rows: Sequence[RowT]
-) -> list[tuple[RowT, RowsRejected]]:
+) -> list[tuple[RowT, RowsRejectedError]]:
     """Inserts rows together, and by halves if one of them can't be stored. Returns those, with their errors."""
     try:
         await insert(rows)
-    except RowsRejected as error:
+    except RowsRejectedError as error:
         if len(rows) == 1:
             return [(rows[0], error)]
         half = len(rows) // 2

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from breakwater.analytics import rows, schema
-from breakwater.analytics.errors import Unstorable
+from breakwater.analytics.errors import UnstorableError
 from breakwater.analytics.rows import StoredRow
 from breakwater.bus.records import problem_of
 from breakwater.contracts.alerts import Alert
@@ -51,18 +51,18 @@ def read(
         stored_at: when the stream took it, by the NATS server's clock.
 
     Raises:
-        Unstorable: the kind has no table, the message is not of its kind, is a record that does not count
+        UnstorableError: the kind has no table, the message is not of its kind, is a record that does not count
             (`bus.records`), or a value fits no column.
     """
     kind = _KINDS.get(_token(subject, 1))
     if kind is None:
-        raise Unstorable(f"no table keeps messages of {subject}")
+        raise UnstorableError(f"no table keeps messages of {subject}")
     table, model, row = kind
     try:
         event = model.model_validate_json(data)
         problem = problem_of(event, subject, headers) if isinstance(event, Attempt | Execution) else None
         if problem is not None:
-            raise Unstorable(problem)
+            raise UnstorableError(problem)
         return table, row(event, sequence, stored_at)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
@@ -70,7 +70,7 @@ def read(
         path = ".".join(str(part) for part in first["loc"])
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         where = f" at {path}" if path else ""
-        raise Unstorable(f"is not a {model.__name__}{where}: {first['msg']}{more}") from error
+        raise UnstorableError(f"is not a {model.__name__}{where}: {first['msg']}{more}") from error
 
 
 def agent_of(subject: str) -> str | None:

@@ -8,7 +8,6 @@ from functools import partial
 
 import structlog
 
-from breakwater import background
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch
 from breakwater.bus.delivery import DELAYED_BATCH, DELAYED_LINGER_S, DelayedQueue, Delivery
 from breakwater.bus.lookup import Lookup
@@ -17,8 +16,9 @@ from breakwater.bus.pull import Consumer, Pull, each
 from breakwater.bus.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.contracts.subjects import Stream
-from breakwater.settings import Settings
-from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.runtime import background
+from breakwater.runtime.settings import Settings
+from breakwater.state.connection import Redis, StateUnavailableError
 from services.worker.config_versions import ConfigVersions, ProviderPool
 from services.worker.context import context_for
 from services.worker.dead_workers import DeadWorkers
@@ -103,7 +103,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     @app.after_shutdown
     async def close() -> None:
         await background.stop(*kept, *watches)
-        with suppress(StateUnavailable):
+        with suppress(StateUnavailableError):
             await dead_workers.leave()
         await pool.close_except(())
         await redis.close()

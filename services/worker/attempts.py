@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from breakwater import tracing
 from breakwater.contracts.execution import Attempt, Reason
 from breakwater.contracts.types import usd_from_nano
 from breakwater.policy.breaker import caller_of
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.price import estimate_input_tokens, observed_limit, size_of_messages
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
-from breakwater.state.executions import ClaimLost
+from breakwater.state.executions import ClaimLostError
+from breakwater.telemetry import tracing
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
 from services.worker.call import Ended, attempt_of, call, record
 from services.worker.conclude import cancelled, stopped
@@ -34,7 +34,7 @@ from services.worker.gates.gate import (
     WaitForCapacity,
 )
 from services.worker.gates.task import release_hold
-from services.worker.leases import JobCancelled
+from services.worker.leases import JobCancelledError
 from services.worker.progress import ProgressReporter
 from services.worker.recovery import classification_of, recover
 from services.worker.repairs import NO_REPAIRS, JsonMessage, Repaired
@@ -74,11 +74,11 @@ class Attempts:
         """Runs until the job is decided, or must wait for long.
 
         Raises:
-            ClaimLost: another worker has the job.
+            ClaimLostError: another worker has the job.
         """
         try:
             return await self._run(resumed=resumed)
-        except JobCancelled as stop:
+        except JobCancelledError as stop:
             return cancelled(self._checkpoint, stop.cancellation, self._partial_output())
 
     async def _run(self, *, resumed: bool) -> Finished | Deferred:
@@ -168,7 +168,7 @@ class Attempts:
         )
 
     async def _answer_begins(self, flight: InFlight) -> None:
-        """Saves that some of the answer is about to be out. Raises ClaimLost, JobCancelled."""
+        """Saves that some of the answer is about to be out. Raises ClaimLostError, JobCancelledError."""
         text = self._checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}).text()
         await self._credited(partial(self._save, text))
         self._cancel.check()
@@ -176,7 +176,7 @@ class Attempts:
     async def _save(self, text: str) -> None:
         kept = await self._worker.executions.checkpoint(self._job.claim, text)
         if kept is None:
-            raise ClaimLost(self._job.execution_id)
+            raise ClaimLostError(self._job.execution_id)
         self._cancel.receive(kept.cancels)
         self._worker.leases.claims[self._job.claim].has_children |= kept.has_children
 
@@ -198,7 +198,7 @@ class Attempts:
         return Retry(wait.delay_s)
 
     async def _record(self, attempt: Attempt, gates: Iterable[Gate] = ()) -> None:
-        """Records an attempt in the log, and then here; `gates` are those that its call has passed. Raises ClaimLost.
+        """Records an attempt in the log, then here; `gates` are those that its call passed. Raises ClaimLostError.
 
         When this returns, Redis has what a failure means for the breaker; what the call has cost goes there next.
         """
@@ -354,7 +354,7 @@ class Attempts:
             request = AdmissionRequest(self._job, target, self._checkpoint, flight, 0, 0.0, attempt.attempt_id, None)
             try:
                 await self._record(attempt, [gate(self._worker, request) for gate in self._gates])
-            except ClaimLost:
+            except ClaimLostError:
                 # The worker that made the call has recorded it after all; and goes no further, as the job is ours now.
                 return await self._resume()
             self._cancel.check()

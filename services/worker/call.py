@@ -16,13 +16,13 @@ import structlog
 from pydantic import JsonValue
 from pydantic_core import to_json
 
-from breakwater import tracing
-from breakwater.bus.errors import AlreadyDecided, BusUnavailable
+from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError
+from breakwater.config.pricing import Pricing
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, Choice, CostBasis, ErrorInfo, Outcome
 from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import MAX_COUNTED
-from breakwater.errors import Unavailable
+from breakwater.errors import UnavailableError
 from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import (
     BrokenAnswer,
@@ -37,13 +37,13 @@ from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.policy.record import error_of
 from breakwater.policy.usage import Usage, credible
-from breakwater.pricing import Pricing
-from breakwater.providers.base import Answer, Call, CallFailed
-from breakwater.state.executions import ClaimLost
+from breakwater.providers.base import Answer, Call, CallError
+from breakwater.state.executions import ClaimLostError
+from breakwater.telemetry import tracing
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Refused
-from services.worker.leases import JobCancelled
+from services.worker.leases import JobCancelledError
 from services.worker.parsing import JobDelivery
 from services.worker.repairs import Correction, JsonMessage, Repairs
 from services.worker.spans import call_began, call_ended
@@ -155,15 +155,15 @@ async def call(
             if stream is not None:
                 answer, flight = await stream.whole(answer), stream.ended()
             ended = _answered(worker, job, flight, started_at, answer)
-        except CallFailed as failed:
+        except CallError as failed:
             flight = flight if stream is None else stream.ended()
             part = _part(flight, target, stream, failed.usage)
             ended = _failed(worker, job, flight, started_at, failed, timeout_s, part)
-        except JobCancelled as cancelled:
+        except JobCancelledError as cancelled:
             flight = flight if stream is None else stream.ended()
             part = _part(flight, target, stream, None)
             ended = _aborted(worker, job, flight, started_at, cancelled.cancellation, part, sent=sent)
-        except (ClaimLost, Unavailable):
+        except (ClaimLostError, UnavailableError):
             raise
         except Exception as error:  # noqa: BLE001  any error is the end of an attempt
             flight = flight if stream is None else stream.ended()
@@ -181,10 +181,10 @@ async def call(
 
 
 async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, request: Call) -> Answer:
-    """A provider's answer, which may be empty where the agent allows that. Raises CallFailed."""
+    """A provider's answer, which may be empty where the agent allows that. Raises CallError."""
     try:
         answer = await worker.providers[flight.provider].perform(request)
-    except CallFailed as failed:
+    except CallError as failed:
         if job.agent.on_empty_answer == "fail" or classify(failed.failure, job.now()).class_name != "EmptyAnswerError":
             raise
         return Answer("", failed.usage or Usage(None, None), finish_reason=failed.finish_reason)
@@ -192,17 +192,17 @@ async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, r
     response = answer.response if job.job.include_response else None
     if any(map(is_too_deep, (answer.output, response, *(choice.output for choice in answer.choices)))):
         broken, reason = BrokenAnswer(f"the answer {TOO_DEEP}"), answer.finish_reason
-        raise CallFailed(broken, maybe_billed=True, usage=answer.usage, cost=answer.cost, finish_reason=reason)
+        raise CallError(broken, maybe_billed=True, usage=answer.usage, cost=answer.cost, finish_reason=reason)
     return answer
 
 
-def _unread(error: Exception, attempt_id: str) -> CallFailed:
+def _unread(error: Exception, attempt_id: str) -> CallError:
     """The failure of a call whose answer could not be read here."""
     # The error's text may quote the answer.
     frames, name = "".join(format_tb(error.__traceback__)), type(error).__name__
     structlog.get_logger().error("answer_not_read", attempt_id=attempt_id, error=name, traceback=frames)
     text = f"the answer could not be read: {name} in the worker, whose log has its place"
-    return CallFailed(BrokenAnswer(text), maybe_billed=True)
+    return CallError(BrokenAnswer(text), maybe_billed=True)
 
 
 def attempt_of(
@@ -267,21 +267,21 @@ async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> in
     """Records an attempt in the log, and returns the sequence of its event.
 
     Raises:
-        ClaimLost: another worker recorded this attempt first.
-        BusUnavailable: record it again.
+        ClaimLostError: another worker recorded this attempt first.
+        BusUnavailableError: record it again.
     """
     subject = subjects.attempt(attempt.agent, attempt.execution_id, attempt.number)
     try:
         stored = await worker.publisher.event(
             subject, attempt, id=attempt.attempt_id, at=attempt.completed_at, once=True, traceparent=job.traceparent
         )
-    except AlreadyDecided:
+    except AlreadyDecidedError:
         # Ours, if the acknowledgement of an earlier try was lost; otherwise another worker has taken the job over.
         found = await worker.lookup.last(Stream.EVENTS, subject)
         if found is None:
-            raise BusUnavailable(f"{subject} is recorded, but the replica that was asked lags") from None
+            raise BusUnavailableError(f"{subject} is recorded, but the replica that was asked lags") from None
         if found.data != attempt.json_bytes():
-            raise ClaimLost(attempt.execution_id) from None
+            raise ClaimLostError(attempt.execution_id) from None
         return found.sequence
     return stored.sequence
 
@@ -488,7 +488,7 @@ def _failed(
     job: Assignment,
     flight: InFlight,
     started_at: datetime,
-    failed: CallFailed,
+    failed: CallError,
     timeout_s: float,
     part: Usage | None,
 ) -> Ended:

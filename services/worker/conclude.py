@@ -17,7 +17,7 @@ import structlog
 from pydantic import JsonValue
 
 from breakwater.bus.delivery import dead_letter
-from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused, TooLarge
+from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError, MessageTooLargeError, PublishRefusedError
 from breakwater.bus.records import is_result_of
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
@@ -192,11 +192,11 @@ async def finish(
         one = make()
         if one.status == "dead_lettered" != result.status:
             await _keep_dead_letter(worker, asked, one)
-        with suppress(TooLarge):
+        with suppress(MessageTooLargeError):
             decided = await worker.outages.retry_while_unavailable(partial(_decide, worker, asked, one))
             break
     else:
-        raise TooLarge(f"{result.execution_id}: not even the shortest result is taken")
+        raise MessageTooLargeError(f"{result.execution_id}: not even the shortest result is taken")
     await answer(worker, asked, decided, held, counted=counted)
     return decided
 
@@ -253,10 +253,10 @@ async def _decide(worker: WorkerContext, asked: JobDelivery, result: Result) -> 
         await worker.publisher.event(
             subject, result, id=result.job_id, at=result.completed_at, once=True, private=private
         )
-    except AlreadyDecided:
+    except AlreadyDecidedError:
         found = await worker.lookup.last(Stream.RESULTS, subject)
         if found is None:
-            raise BusUnavailable(f"{subject} is decided, but the replica that was asked lags") from None
+            raise BusUnavailableError(f"{subject} is decided, but the replica that was asked lags") from None
         if is_result_of(found.data, result.execution_id):
             return Result.model_validate_json(found.data)
     return result
@@ -271,9 +271,9 @@ async def _record(worker: WorkerContext, asked: JobDelivery, result: Result) -> 
     for one in (record, shorter, shortest):
         try:
             await worker.publisher.event(subject, one, id=one.execution_id, at=one.completed_at, once=True)
-        except AlreadyDecided:
+        except AlreadyDecidedError:
             return  # by ourselves before a crash, or by another worker from the same result
-        except PublishRefused as error:
+        except PublishRefusedError as error:
             if one is shortest:
                 # The job is decided: it is not to come again for what nothing takes.
                 structlog.get_logger().error("record_refused", execution_id=one.execution_id, error=str(error))

@@ -15,15 +15,14 @@ from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import Agent, Config
 from breakwater.contracts.types import is_identifier
-from breakwater.encryption import OFF, Cipher
-from breakwater.metrics import WorkerMetrics
-from breakwater.outage import Outages
 from breakwater.policy.budget import CapTable
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.provider_words import known_or_hash
 from breakwater.policy.redact import Redactor
 from breakwater.policy.redact_scanner import holds_key
 from breakwater.providers.base import Provider
+from breakwater.runtime.outage import Outages
+from breakwater.security.encryption import OFF, Cipher
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets, LiveReservation
 from breakwater.state.cache import AnswerCache
@@ -33,6 +32,7 @@ from breakwater.state.executions import Executions
 from breakwater.state.plans import Plans
 from breakwater.state.rate_limits import RateLimits
 from breakwater.state.tasks import Tasks
+from breakwater.telemetry.metrics import WorkerMetrics
 from services.worker import process
 from services.worker.leases import Leases
 from services.worker.outcomes import Outcomes

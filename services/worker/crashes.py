@@ -12,9 +12,9 @@ import structlog
 from breakwater.bus.delivery import Delivery, dead_letter, park
 from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo
-from breakwater.encryption import Undecryptable
-from breakwater.errors import Unavailable
-from breakwater.outage import StoppedWaiting
+from breakwater.errors import BreakwaterError, UnavailableError
+from breakwater.runtime.outage import StoppedWaitingError
+from breakwater.security.encryption import DecryptionError
 from services.worker.conclude import end_without_run, reply_of, result_without_run
 from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery, execution_id_of, unread_job
@@ -26,7 +26,7 @@ MAX_CRASHES = 10
 """A job may fail so often for a reason of ours, on any worker, before it is dead-lettered."""
 
 
-class CrashedEachTimeError(Exception):
+class CrashedEachTimeError(BreakwaterError):
     """The worker of a message ended before it had handled it, again and again."""
 
 
@@ -55,7 +55,7 @@ class Crashes:
             # Not parsed again: that may be what crashes.
             asked = asked or self._unread(delivery, info.message)
             await end_without_run(self._worker, asked, "error", info)
-        except (Unavailable, StoppedWaiting):
+        except (UnavailableError, StoppedWaitingError):
             raise
         except Exception:  # noqa: BLE001  in any case the message is ended
             place = {"agent": self._agent_name, "sequence": delivery.sequence}
@@ -63,7 +63,7 @@ class Crashes:
             structlog.get_logger().exception("job_ended_without_a_record", **place, execution_id=execution_id)
             await self._end_without_record(asked, delivery, info)
 
-    async def wait_for_key(self, delivery: Delivery, why: Undecryptable) -> None:
+    async def wait_for_key(self, delivery: Delivery, why: DecryptionError) -> None:
         """Has a job wait whose key is missing. It holds no slot, and is dead-lettered in the end."""
         worker, execution_id = self._worker, execution_id_of(delivery, None)
         structlog.get_logger().error("job_not_decrypted", execution_id=execution_id, error=str(why))
@@ -71,7 +71,7 @@ class Crashes:
             text = "The request could not be read."
             error = ErrorInfo(kind="invalid", class_="UndecryptableJobError", message=str(why), user_message=text)
             # Not where its answer is there, and can't be read either.
-            with suppress(Undecryptable):
+            with suppress(DecryptionError):
                 await end_without_run(worker, self._unread(delivery, str(why)), "invalid", error)
                 return
         due = worker.now() + KEY_LOOK

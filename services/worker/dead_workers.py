@@ -13,18 +13,18 @@ from time import monotonic
 
 import structlog
 
-from breakwater import background
 from breakwater.bus.core import Presence
 from breakwater.bus.delivery import Delivery, held_deliveries
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.topology import worker_consumer
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
-from breakwater.encryption import Undecryptable, may_be_encrypted
-from breakwater.errors import Unavailable
-from breakwater.outage import Outage
+from breakwater.errors import UnavailableError
 from breakwater.policy.workers import LATEST_S, MISSED_S, Silence, is_dead
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
+from breakwater.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.state.workers import LateWorker, Workers
 from services.worker import process
 from services.worker.context import WorkerContext
@@ -70,13 +70,13 @@ class DeadWorkers:
         async def beat() -> None:
             async with self._presence.listening():
                 while True:
-                    await outage.run_logged(self._beat, expected=Unavailable)
+                    await outage.run_logged(self._beat, expected=UnavailableError)
                     await asyncio.sleep(background.aligned_delay(BEAT_EVERY_S))
 
-        await Outage("connections of workers").retry_until_available(beat, on=BusUnavailable, retry_s=RETRY_S)
+        await Outage("connections of workers").retry_until_available(beat, on=BusUnavailableError, retry_s=RETRY_S)
 
     async def leave(self) -> None:
-        """Removes this worker, which stops in order and has released its jobs. Raises StateUnavailable."""
+        """Removes this worker, which stops in order and has released its jobs. Raises StateUnavailableError."""
         await self._workers.forget(self._worker.id)
 
     async def _beat(self) -> None:
@@ -159,6 +159,6 @@ class DeadWorkers:
         if may_be_encrypted(delivery.data):
             try:
                 delivery.data = self._worker.cipher.decrypt_document(delivery.data)
-            except Undecryptable:
+            except DecryptionError:
                 return None  # this worker could not run it, either: it is left to the ack wait
         return execution_id_of(delivery, None)

@@ -9,7 +9,7 @@ from functools import partial
 import structlog
 
 from breakwater.bus.delivery import wake_early
-from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.errors import BusUnavailableError, PublishRefusedError
 from breakwater.bus.records import decided
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.policy.ownership import shown
@@ -99,7 +99,7 @@ async def wake(worker: WorkerContext, waiting: tuple[str, ...]) -> None:
     for one in await asyncio.gather(
         *(wake_early(worker.publisher, worker.lookup, job_id) for job_id in waiting), return_exceptions=True
     ):
-        if isinstance(one, BusUnavailable | PublishRefused):
+        if isinstance(one, BusUnavailableError | PublishRefusedError):
             # They look again by themselves.
             structlog.get_logger().info("waiting_jobs_not_woken", error=str(one))
         elif isinstance(one, BaseException):

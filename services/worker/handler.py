@@ -11,22 +11,22 @@ from time import monotonic
 
 import structlog
 
-from breakwater import tracing
 from breakwater.bus.delivery import Delivery, park, parked_execution
-from breakwater.bus.errors import PublishRefused
+from breakwater.bus.errors import PublishRefusedError
 from breakwater.bus.records import decided
 from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import PROGRAM, Header
-from breakwater.encryption import Undecryptable, may_be_encrypted
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ledger import cost_tags
 from breakwater.policy.ownership import is_made, shown, within
+from breakwater.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.state.accepted import Accepted
-from breakwater.state.connection import StateUnavailable
-from breakwater.state.executions import Claim, Claimed, ClaimLost, Conflict, Taken
+from breakwater.state.connection import StateUnavailableError
+from breakwater.state.executions import Claim, Claimed, ClaimLostError, Conflict, Taken
 from breakwater.state.plans import NotedJob
+from breakwater.telemetry import tracing
 from services.worker import crashes
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, Parameters
 from services.worker.attempts import Attempts, dry_run
@@ -37,7 +37,7 @@ from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
 from services.worker.gates import ALL_GATES, gates_of
 from services.worker.gates.task import count_job, task_of_parent
-from services.worker.leases import HeldClaim, JobCancelled
+from services.worker.leases import HeldClaim, JobCancelledError
 from services.worker.parsing import JobDelivery, program_of, read_job
 from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
@@ -78,12 +78,12 @@ class JobHandler:
                 held.discard(delivery)
             if suspect:
                 await self._crashes.count(delivery, -1)
-        except ClaimLost:
+        except ClaimLostError:
             log.info("job_taken_over", agent=self._agent_name, sequence=delivery.sequence)
-        except Undecryptable as error:
+        except DecryptionError as error:
             try:
                 await self._crashes.wait_for_key(delivery, error)
-            except PublishRefused as refusal:
+            except PublishRefusedError as refusal:
                 await self._crashes.repeat_or_end(delivery, asked, refusal)
         except asyncio.CancelledError:
             # The process stops: another worker may go on immediately.
@@ -148,7 +148,7 @@ class JobHandler:
                     await self._run(asked, job, claim, held, text)
             except BaseException:
                 # The next claim need not wait for the end of the lease.
-                with suppress(StateUnavailable):
+                with suppress(StateUnavailableError):
                     await worker.executions.release(claim)
                 raise
 
@@ -305,7 +305,7 @@ class JobHandler:
             try:
                 with held.cancel.interruptible():
                     cached = await cache.find(checkpoint.deadline)
-            except JobCancelled as stop:
+            except JobCancelledError as stop:
                 return cancelled(checkpoint, stop.cancellation), None
             if cached is not None:
                 content = cached.response, cached.finish_reason, cached.choices
@@ -328,7 +328,7 @@ class JobHandler:
             await worker.outages.retry_while_unavailable(
                 lambda: park(worker.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=sleeping.due)
             )
-        except PublishRefused as error:
+        except PublishRefusedError as error:
             # On PARKED it would hold no slot; here it does, and waits as well.
             structlog.get_logger().warning("job_not_parked", execution_id=claim.execution_id, error=str(error))
             await delivery.retry_in(max(0.0, (sleeping.due - worker.now()).total_seconds()))

@@ -15,22 +15,23 @@ from time import monotonic
 
 import structlog
 
-from breakwater import background
 from breakwater.bus.core import hearing
 from breakwater.bus.delivery import Delivery, still_held
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from breakwater.contracts.subjects import CANCEL_REQUESTS
-from breakwater.outage import Outage, Outages
+from breakwater.errors import BreakwaterError
 from breakwater.policy.record import cancelled_by
-from breakwater.state.executions import CLAIM_LEASE_MS, Claim, ClaimLost, Executions
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage, Outages
+from breakwater.state.executions import CLAIM_LEASE_MS, Claim, ClaimLostError, Executions
 
 RETRY_S = 1.0
 
 
-class JobCancelled(Exception):  # noqa: N818  not an error: it was asked for
+class JobCancelledError(BreakwaterError):
     """The job is to end as it is, without another call."""
 
     def __init__(self, cancellation: Cancellation) -> None:
@@ -62,13 +63,13 @@ class CancelSignal:
             self._waiting.cancel()
 
     def check(self) -> None:
-        """Raises JobCancelled if the job was cancelled."""
+        """Raises JobCancelledError if the job was cancelled."""
         if self.cancellation is not None:
-            raise JobCancelled(self.cancellation)
+            raise JobCancelledError(self.cancellation)
 
     @contextmanager
     def interruptible(self) -> Generator[None]:
-        """Ends waits of the task in the block with JobCancelled as soon as the job is cancelled."""
+        """Ends waits of the task in the block with JobCancelledError as soon as the job is cancelled."""
         self.check()
         task = asyncio.current_task()
         assert task is not None
@@ -149,15 +150,15 @@ class Leases:
         Redis is asked only where the claim could not be renewed for a while, as after a stall of this process.
 
         Raises:
-            ClaimLost: another handling has taken it over.
-            StateUnavailable: ask again.
+            ClaimLostError: another handling has taken it over.
+            StateUnavailableError: ask again.
         """
         held, asked_at = self.claims[claim], self._clock()
         if asked_at < held.lease_valid_until:
             return
         kept = await self._executions.checkpoint(claim, "")
         if kept is None:
-            raise ClaimLost(claim.execution_id)
+            raise ClaimLostError(claim.execution_id)
         held.cancel.receive(kept.cancels)
         held.lease_valid_until = asked_at + CLAIM_LEASE_MS / 1000
 
@@ -219,4 +220,4 @@ async def receive_cancel_requests(connection: ClientGetter, take: Callable[[Pend
         async with hearing(connection, CANCEL_REQUESTS, lambda data: take(PendingCancel.model_validate_json(data))):
             await asyncio.Event().wait()
 
-    await Outage("cancel requests").retry_until_available(receive, on=BusUnavailable, retry_s=RETRY_S)
+    await Outage("cancel requests").retry_until_available(receive, on=BusUnavailableError, retry_s=RETRY_S)

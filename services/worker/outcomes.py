@@ -16,13 +16,13 @@ from typing import Any
 
 import structlog
 
-from breakwater.breaker_events import AS_OF_NOW, Seen, decide, observation_of
 from breakwater.contracts.execution import Attempt
-from breakwater.outage import Outages, StoppedWaiting
+from breakwater.coordination.breaker_events import AS_OF_NOW, Seen, decide, observation_of
 from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of
 from breakwater.policy.price import OBSERVED
+from breakwater.runtime.outage import Outages, StoppedWaitingError
 from breakwater.state.breakers import Breakers
-from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
+from breakwater.state.connection import Redis, ScriptCall, StateUnavailableError
 from services.worker.assignment import Assignment
 from services.worker.targets import Target
 
@@ -137,7 +137,7 @@ class Outcomes:
         """Does work whose failure is no failure of the job: the log has what is to be noted."""
         try:
             await work()
-        except (StoppedWaiting, StateUnavailable):
+        except (StoppedWaitingError, StateUnavailableError):
             return  # an outage is logged where its end is waited for
         except Exception:  # noqa: BLE001  the services that read the log do the same again
             structlog.get_logger().exception("outcome_not_noted")

@@ -16,6 +16,7 @@ from breakwater.contracts.job import Job, ScopedJob
 from breakwater.contracts.subjects import PROGRAM, Header, decode_token
 from breakwater.contracts.types import is_full_id, is_identifier
 from breakwater.contracts.validation import ambiguity, explain
+from breakwater.errors import BreakwaterError
 from breakwater.policy.ownership import (
     for_own_tenant,
     job_digest,
@@ -64,7 +65,7 @@ class _Origin(NamedTuple):
     """Owner of the ids of a job that came over NATS: a program with a user of its own."""
 
 
-class _InvalidJobError(Exception):
+class _InvalidJobError(BreakwaterError):
     """A job can't be run. Has the job where the config alone objects to it."""
 
     def __init__(self, problem: str, job: Job | None = None) -> None:

@@ -10,7 +10,7 @@ import structlog
 from breakwater.config import CacheRules
 from breakwater.policy.ownership import cache_key
 from breakwater.state.cache import Cached, Follower, Leader
-from breakwater.state.connection import StateUnavailable
+from breakwater.state.connection import StateUnavailableError
 from services.worker.assignment import Assignment, Finished
 from services.worker.context import WorkerContext
 
@@ -87,7 +87,7 @@ class ResponseCache:
         # Best effort: an answer that is not cached costs one more call, and the lease expires by itself.
         try:
             await work
-        except StateUnavailable as error:
+        except StateUnavailableError as error:
             structlog.get_logger().info("answer_not_kept", error=str(error))
 
     async def _ask(self) -> Cached | Leader | Follower | None:

@@ -7,11 +7,11 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from breakwater import tracing
 from breakwater.contracts.execution import Attempt, Result
 from breakwater.policy.provider_words import hashed, known_or_hash
 from breakwater.providers.base import Answer, HttpSettings
-from breakwater.tracing.messages import (
+from breakwater.telemetry import tracing
+from breakwater.telemetry.tracing.messages import (
     JsonObject,
     fitted,
     input_messages,

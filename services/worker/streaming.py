@@ -16,12 +16,12 @@ from typing import Any
 import orjson
 from pydantic import JsonValue
 
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.contracts import subjects
 from breakwater.policy.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
 from breakwater.policy.ownership import shown
 from breakwater.providers.base import Answer, Streaming
-from breakwater.state.executions import ClaimLost
+from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
 
@@ -80,7 +80,7 @@ class AnswerStream:
         """Publishes a part of the answer in one message. One that is not taken is lost: its number is missing.
 
         Raises:
-            ClaimLost: another worker goes on.
+            ClaimLostError: another worker goes on.
         """
         self._number += 1
         if self.continues:
@@ -89,12 +89,12 @@ class AnswerStream:
             text = "".join(map(_text_of, chunks))
             say = partial(self._worker.executions.append_partial, self._job.claim, text, self._number)
             if not await self._worker.outages.retry_while_unavailable(say):
-                raise ClaimLost(self._job.execution_id)
+                raise ClaimLostError(self._job.execution_id)
         payload, written = b"", ""
         for subject, called in self._subjects.items():
             if called != written:
                 payload, written = self._message(called, flight, chunks), called
-            with suppress(BusUnavailable):
+            with suppress(BusUnavailableError):
                 await self._worker.publisher.send(subject, payload)
 
     def _message(self, execution_id: str, flight: InFlight, chunks: Sequence[Chunk]) -> bytes:
@@ -149,7 +149,7 @@ class AttemptStream:
         return self.flight.first_token_ms is not None
 
     async def whole(self, answer: Answer) -> Answer:
-        """The whole answer, from that of this attempt, where it is a continuation. Raises ClaimLost."""
+        """The whole answer, from that of this attempt, where it is a continuation. Raises ClaimLostError."""
         if self._join is None:
             return answer
         if not self.streaming.answer.length:

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, connect
-from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected
+from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError, RowsRejectedError
 from breakwater.embedded.ports import free_port
 from tests.analytics import samples
 from tests.server_sources import PASSWORD, RunningServer
@@ -19,7 +19,7 @@ from tests.server_sources import PASSWORD, RunningServer
 async def test_a_value_that_does_not_fit_its_column_is_about_the_rows(analytics: Analytics) -> None:
     good = samples.attempt_row(samples.attempt("good"), 1)
     bad = samples.attempt_row(samples.attempt("bad", number=2**40), 2)
-    with pytest.raises(RowsRejected, match=r"attempts\.number"):
+    with pytest.raises(RowsRejectedError, match=r"attempts\.number"):
         await analytics.insert(schema.ATTEMPTS, [good, bad])
     assert (await analytics.query("SELECT count() FROM attempts")).rows == ((0,),)
 
@@ -27,37 +27,37 @@ async def test_a_value_that_does_not_fit_its_column_is_about_the_rows(analytics:
 async def test_what_the_server_has_against_a_row_is_about_the_rows(analytics: Analytics) -> None:
     await analytics.execute("ALTER TABLE attempts MODIFY COLUMN provider Enum8('openai' = 1)")
     await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("good"), 1)])
-    with pytest.raises(RowsRejected, match="Unknown element 'unheard-of'"):
+    with pytest.raises(RowsRejectedError, match="Unknown element 'unheard-of'"):
         await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(provider="unheard-of"), 2)])
 
 
 async def test_a_missing_table_is_not_about_the_rows(analytics: Analytics) -> None:
     await analytics.execute("DROP TABLE attempts")
-    with pytest.raises(AnalyticsUnavailable, match="attempts"):
+    with pytest.raises(AnalyticsUnavailableError, match="attempts"):
         await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
 
 
 async def test_a_missing_column_is_not_about_the_rows(analytics: Analytics) -> None:
     await analytics.execute("ALTER TABLE attempts DROP COLUMN backoff_ms")
-    with pytest.raises(AnalyticsUnavailable, match="backoff_ms"):
+    with pytest.raises(AnalyticsUnavailableError, match="backoff_ms"):
         await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
 
 
 async def test_a_wrong_password_is_not_about_the_rows_and_is_not_repeated(clickhouse_server: RunningServer) -> None:
     analytics = connect(clickhouse_server.url.replace(PASSWORD, "wrong-secret"))
-    with pytest.raises(AnalyticsUnavailable) as failure:
+    with pytest.raises(AnalyticsUnavailableError) as failure:
         await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
     assert "wrong-secret" not in str(failure.value)
-    with pytest.raises(QueryFailed) as refusal:
+    with pytest.raises(QueryError) as refusal:
         await analytics.ping()
     assert refusal.value.code == 516
 
 
 async def test_a_server_that_is_not_there_is_unavailable_for_everything() -> None:
     analytics = connect(f"http://127.0.0.1:{free_port()}/breakwater")
-    with pytest.raises(AnalyticsUnavailable):
+    with pytest.raises(AnalyticsUnavailableError):
         await analytics.ping()
-    with pytest.raises(AnalyticsUnavailable):
+    with pytest.raises(AnalyticsUnavailableError):
         await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
     await analytics.close()
 
@@ -76,10 +76,10 @@ async def test_a_server_that_hangs_is_tried_once_for_all_who_wait() -> None:
     analytics = connect(f"http://127.0.0.1:{port}/x", answer_timeout_s=0.5)
     try:
         answers = await asyncio.gather(*(analytics.query("SELECT 1") for _ in range(5)), return_exceptions=True)
-        assert all(isinstance(answer, AnalyticsUnavailable) for answer in answers), answers
+        assert all(isinstance(answer, AnalyticsUnavailableError) for answer in answers), answers
         assert tried == 1
         # The next one tries again, as the server may be back.
-        with pytest.raises(AnalyticsUnavailable):
+        with pytest.raises(AnalyticsUnavailableError):
             await analytics.query("SELECT 1")
         assert tried == 2
     finally:
@@ -99,7 +99,7 @@ async def test_a_gateway_that_answers_for_a_dead_server_is_unavailable() -> None
     await site.start()
     port = runner.addresses[0][1]
     analytics = connect(f"http://127.0.0.1:{port}/breakwater")
-    with pytest.raises(AnalyticsUnavailable):
+    with pytest.raises(AnalyticsUnavailableError):
         await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt(), 1)])
     await runner.cleanup()
 
@@ -109,7 +109,7 @@ async def test_one_client_works_on_after_the_server_was_killed(
 ) -> None:
     await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("before"), 1)])
     clickhouse_server.kill()
-    with pytest.raises(AnalyticsUnavailable):
+    with pytest.raises(AnalyticsUnavailableError):
         await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("during"), 2)])
     await clickhouse_server.restart_async()
     await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("after"), 3)])
@@ -118,12 +118,12 @@ async def test_one_client_works_on_after_the_server_was_killed(
 
 
 async def test_a_wrong_statement_is_reported_with_its_code_and_without_the_grammar(analytics: Analytics) -> None:
-    with pytest.raises(QueryFailed) as refusal:
+    with pytest.raises(QueryError) as refusal:
         await analytics.query("SELEC 1")
     assert refusal.value.code == 62
     assert "Expected one of" not in refusal.value.message
     assert "http" not in refusal.value.message
-    with pytest.raises(QueryFailed, match="UNKNOWN_IDENTIFIER"):
+    with pytest.raises(QueryError, match="UNKNOWN_IDENTIFIER"):
         await analytics.query("SELECT nope FROM attempts")
 
 

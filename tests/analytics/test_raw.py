@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from breakwater.analytics.client import Analytics, BrokenOffError, whole
-from breakwater.analytics.errors import QueryFailed
+from breakwater.analytics.errors import QueryError
 
 
 async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
@@ -24,7 +24,7 @@ async def test_what_clickhouse_writes_is_handed_out_whole(analytics: Analytics) 
 
 
 async def test_an_error_before_the_first_row_is_reported(analytics: Analytics) -> None:
-    with pytest.raises(QueryFailed) as refused:
+    with pytest.raises(QueryError) as refused:
         [chunk async for chunk in analytics.raw_stream("SELECT 1 FROM nowhere FORMAT Parquet")]
     assert refused.value.code == 60
 
@@ -39,7 +39,7 @@ async def test_an_error_after_many_rows_is_reported_with_its_code(analytics: Ana
         async for chunk in analytics.raw_stream(sql, settings={"output_format_parquet_row_group_size": 10_000}):
             got += len(chunk)
 
-    with pytest.raises(QueryFailed, match="no more") as refused:
+    with pytest.raises(QueryError, match="no more") as refused:
         await read()
     assert refused.value.code == 395
     assert got > 100_000, "it failed too early to show anything"

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import Unstorable
+from breakwater.analytics.errors import UnstorableError
 from breakwater.analytics.search import find_execution
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
@@ -154,7 +154,7 @@ async def test_a_change_of_an_incident_stands_in_the_right_columns(analytics: An
 
 
 def test_more_waste_than_a_column_holds_is_refused() -> None:
-    with pytest.raises(Unstorable, match="1000000000000000000 nano-dollars"):
+    with pytest.raises(UnstorableError, match="1000000000000000000 nano-dollars"):
         rows.execution_row(samples.execution(wasted_by_cause={"retry": 10**18}), 1)
 
 
@@ -175,5 +175,5 @@ def test_more_waste_than_a_column_holds_is_refused() -> None:
     ],
 )
 def test_what_a_column_would_store_as_something_else_is_refused(attempt: Attempt) -> None:
-    with pytest.raises(Unstorable):
+    with pytest.raises(UnstorableError):
         samples.attempt_row(attempt, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import QueryFailed
+from breakwater.analytics.errors import QueryError
 from breakwater.analytics.rows import attempt_row, budget_row
 from breakwater.analytics.spend import budget_notes, spend, stored_upto
 from breakwater.contracts.execution import Attempt
@@ -160,7 +160,7 @@ async def test_notes_are_those_of_the_periods_in_their_order(analytics: Analytic
 
 async def test_a_database_without_tables_is_reported(analytics: Analytics) -> None:
     await analytics.execute("DROP TABLE attempts")
-    with pytest.raises(QueryFailed, match="attempts"):
+    with pytest.raises(QueryError, match="attempts"):
         await stored_upto(analytics, log_created=LOG_CREATED)
-    with pytest.raises(QueryFailed, match="attempts"):
+    with pytest.raises(QueryError, match="attempts"):
         await spend(analytics, SOME_PERIODS, log_created=LOG_CREATED, upto=1)

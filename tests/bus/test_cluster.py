@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from breakwater.bus.errors import AlreadyDecided, BusUnavailable
+from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
@@ -56,7 +56,7 @@ class Cluster:
         try:
             publisher = Publisher(lambda: self.client, "worker")
             return (await publisher.raw(subject, b"{}", headers, timeout_s=timeout_s)).duplicate
-        except AlreadyDecided:
+        except AlreadyDecidedError:
             return True
 
 
@@ -84,10 +84,10 @@ async def test_what_is_not_agreed_upon_is_neither_refused_nor_decided(cluster: C
     cluster.signal_others(signal.SIGSTOP)
     try:
         for subject, headers in tries:
-            with pytest.raises(BusUnavailable, match="did not acknowledge"):
+            with pytest.raises(BusUnavailableError, match="did not acknowledge"):
                 await cluster.publish(subject, headers, 0.5)
             # The leader knows of the first try, and not what will become of it.
-            with pytest.raises(BusUnavailable, match="not decided yet"):
+            with pytest.raises(BusUnavailableError, match="not decided yet"):
                 await cluster.publish(subject, headers)
     finally:
         cluster.signal_others(signal.SIGCONT)
@@ -95,7 +95,7 @@ async def test_what_is_not_agreed_upon_is_neither_refused_nor_decided(cluster: C
     async def stored(subject: str, headers: dict[str, str]) -> bool:
         try:
             return await cluster.publish(subject, headers)
-        except BusUnavailable:
+        except BusUnavailableError:
             return False
 
     for one in tries:
@@ -120,7 +120,7 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
                     link.become("reset")
             try:
                 return await read(whole=False) == subjects[:1]
-            except BusUnavailable:
+            except BusUnavailableError:
                 # It answers for the stream only a while after it has all of it.
                 for link in cluster.links.values():
                     link.become("open")
@@ -130,17 +130,17 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
         for subject in subjects[2:]:
             await cluster.publish(subject, ONCE)
         assert await read(whole=False) == subjects[:1]
-        with pytest.raises(BusUnavailable, match="is behind: it ends at message 2 of 5"):
+        with pytest.raises(BusUnavailableError, match="is behind: it ends at message 2 of 5"):
             await read(whole=True)
         # Where nobody has asked the leader yet, it can't be asked.
-        with pytest.raises(BusUnavailable, match="did not answer"):
+        with pytest.raises(BusUnavailableError, match="did not answer"):
             await read(whole=True, up_to=None)
-        with pytest.raises(BusUnavailable, match="did not answer"):
+        with pytest.raises(BusUnavailableError, match="did not answer"):
             await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, whole=True)
         with patch.object(Lookup, "_end", AsyncMock(return_value=(3, datetime.now(UTC)))):
-            with pytest.raises(BusUnavailable, match="is behind: it ends at message 1 of 3"):
+            with pytest.raises(BusUnavailableError, match="is behind: it ends at message 1 of 3"):
                 await read(whole=True, up_to=None)
-            with pytest.raises(BusUnavailable, match="is behind: it ends at message 0 of 3"):
+            with pytest.raises(BusUnavailableError, match="is behind: it ends at message 0 of 3"):
                 await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, whole=True)
         for link in cluster.links.values():
             link.become("open")
@@ -152,7 +152,7 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
                 found = await Lookup(lambda: client).last_of_each(Stream.EVENTS, ATTEMPTS, whole=True)
                 asked = await read(whole=True, up_to=None)
                 return await read(whole=True) == asked == [message.subject for message in found] == attempts
-            except BusUnavailable:
+            except BusUnavailableError:
                 return False
 
         await until(is_whole, "the replica to have the rest")

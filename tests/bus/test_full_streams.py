@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from breakwater.bus.errors import AlreadyDecided, NoRoom, StreamFull
+from breakwater.bus.errors import AlreadyDecidedError, EventStreamFullError, StreamFullError
 from breakwater.bus.provision import provision, survey
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import Plan
@@ -49,7 +49,7 @@ async def fill(client: Client, stream: Stream) -> int:
             while True:
                 await publisher.raw(KEEPING[stream].format(number), bytes(size), first)
                 number += 1
-        except StreamFull:
+        except StreamFullError:
             continue
     return number
 
@@ -60,11 +60,11 @@ async def test_what_was_accepted_stays_and_what_has_to_be_recorded_waits(
     publisher, jetstream = Publisher(lambda: client, "worker"), client.jetstream()
     for stream, subject in KEEPING.items():
         held = await fill(client, stream)
-        with pytest.raises(NoRoom, match=r"limits\.\*_max_bytes"):
+        with pytest.raises(EventStreamFullError, match=r"limits\.\*_max_bytes"):
             await publisher.event(subject.format("more"), EVENT, id="j", at=NOW)
         if stream is not Stream.JOBS:
             # A writer that comes second learns that it does.
-            with pytest.raises(AlreadyDecided):
+            with pytest.raises(AlreadyDecidedError):
                 await publisher.event(subject.format(0), EVENT, id="j", at=NOW, once=True)
         # A smaller limit removes nothing.
         await provision(own_nats_server.url, replace(plan(100_000), max_bytes={stream: 1_000}))

@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 
 from breakwater.bus import incidents as incidents_module
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
@@ -112,10 +112,10 @@ async def test_an_answer_that_was_lost_does_not_make_a_second_incident(
 
     async def stored_but_unheard(*given: Any, **more: Any) -> Any:
         await publish(*given, **more)
-        raise BusUnavailable("no acknowledgement came")
+        raise BusUnavailableError("no acknowledgement came")
 
     monkeypatch.setattr(Publisher, "event", stored_but_unheard)
-    with pytest.raises(BusUnavailable):
+    with pytest.raises(BusUnavailableError):
         await log.apply(raised(), RULES)
     monkeypatch.setattr(Publisher, "event", publish)
     assert await log.apply(raised(), RULES) == ()
@@ -185,14 +185,14 @@ async def test_without_nats_nothing_is_decided(
     log = log_of()
     await log.apply(raised(), RULES)
     own_nats_server.kill()
-    with pytest.raises(BusUnavailable):
+    with pytest.raises(BusUnavailableError):
         await log.apply(raised(2), RULES)
     await own_nats_server.restart_async()
 
     async def reported() -> bool:
         try:
             return bool(await log.apply(raised(2), RULES))
-        except BusUnavailable:
+        except BusUnavailableError:
             return False
 
     deadline = asyncio.get_running_loop().time() + 60

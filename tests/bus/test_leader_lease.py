@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 from nats.aio.client import Client
 
-from breakwater import background
 from breakwater.bus import leader_lease as leader_lease_module
 from breakwater.bus.leader_lease import LeaderLease
 from breakwater.bus.lookup import Lookup
@@ -16,6 +15,7 @@ from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import Plan
 from breakwater.contracts.subjects import ALERTER_LEADER, Stream
+from breakwater.runtime import background
 from tests.helpers import nats_client
 from tests.servers import RunningServer
 

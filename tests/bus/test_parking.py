@@ -25,7 +25,7 @@ from breakwater.bus.delivery import (
     queued_at,
     wake_early,
 )
-from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.errors import BusUnavailableError, PublishRefusedError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
@@ -407,10 +407,10 @@ async def test_a_job_that_can_not_be_parked_is_reported_to_whoever_tries(
     job = await submitted(client)
     config = (await jetstream.stream_info("PARKED")).config
     await jetstream.update_stream(config.evolve(max_bytes=1))
-    with pytest.raises(PublishRefused):
+    with pytest.raises(PublishRefusedError):
         await park(publisher, job, agent=SLOW, execution_id="e", due=now())
     await jetstream.update_stream(config.evolve(subjects=["elsewhere"]))
-    with pytest.raises(BusUnavailable, match="no stream takes"):
+    with pytest.raises(BusUnavailableError, match="no stream takes"):
         await park(publisher, job, agent=SLOW, execution_id="e", due=now())
     own_nats_server.kill()
 
@@ -418,7 +418,7 @@ async def test_a_job_that_can_not_be_parked_is_reported_to_whoever_tries(
         return not client.is_connected
 
     await until(noticed)
-    with pytest.raises(BusUnavailable):
+    with pytest.raises(BusUnavailableError):
         await park(publisher, job, agent=SLOW, execution_id="e", due=now())
 
 

@@ -14,7 +14,7 @@ from nats.js.api import StreamConfig
 from breakwater.bus.broker import ServiceApp, connection_of, make_broker, on_batch, on_request
 from breakwater.bus.core import ask
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.errors import BusUnavailable, NobodyListens, PublishRefused
+from breakwater.bus.errors import BusUnavailableError, NoRespondersError, PublishRefusedError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.permissions import GRANTS, Grant, consumes, inbox_prefix, render
 from breakwater.bus.provision import provision
@@ -290,7 +290,7 @@ async def test_an_alerter_answers_whoever_tests_a_channel(url_of: UrlOf) -> None
                 async def delivered(said: list[bytes] = said, body: bytes = body) -> bool:
                     try:
                         said.append(await ask(lambda: request, channel_test("ops"), body, 60))
-                    except NobodyListens:
+                    except NoRespondersError:
                         return False  # seldom said by a busy server that has just confirmed the subscription
                     return True
 
@@ -304,14 +304,14 @@ async def test_an_alerter_answers_whoever_tests_a_channel(url_of: UrlOf) -> None
 async def test_a_service_that_publishes_what_is_not_its_own_is_reported_by_its_publisher(url_of: UrlOf) -> None:
     async with connected(url_of, "sink") as (client, refusals):
         publisher = Publisher(lambda: client, "sink")
-        with pytest.raises(BusUnavailable):
+        with pytest.raises(BusUnavailableError):
             await publisher.raw("bw.jobs.writer", b"{}", {}, timeout_s=0.3)
         assert "bw.jobs.writer" in await refused(client, refusals)
 
 
 async def test_a_job_for_an_agent_that_is_not_configured_is_refused_at_once(url_of: UrlOf) -> None:
     async with connected(url_of, "client") as (client, _):
-        with pytest.raises(PublishRefused):
+        with pytest.raises(PublishRefusedError):
             await Publisher(lambda: client, "program").raw("bw.jobs.nobody", b"{}", {})
 
 

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from breakwater.bus.errors import AlreadyDecided, BusUnavailable, PublishRefused
+from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError, PublishRefusedError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
@@ -51,7 +51,7 @@ async def test_an_event_carries_its_cloudevents_attributes(client: Client) -> No
 async def test_a_subject_that_takes_one_message_takes_one(client: Client) -> None:
     publisher = Publisher(lambda: client, "worker")
     await publisher.event("bw.executions.a.j", EVENT, id="j", at=NOW, once=True)
-    with pytest.raises(AlreadyDecided):
+    with pytest.raises(AlreadyDecidedError):
         await publisher.event("bw.executions.a.j", EVENT, id="j", at=NOW, once=True)
 
 
@@ -63,12 +63,12 @@ async def test_the_same_event_published_again_is_stored_once(client: Client) -> 
 
 
 async def test_a_subject_that_no_stream_takes_is_refused(client: Client) -> None:
-    with pytest.raises(PublishRefused, match="no stream takes"):
+    with pytest.raises(PublishRefusedError, match="no stream takes"):
         await Publisher(lambda: client, "request").raw("bw.jobs.nobody", b"{}", {})
 
 
 async def test_a_message_over_the_servers_limit_is_refused(client: Client) -> None:
-    with pytest.raises(PublishRefused, match="message limit"):
+    with pytest.raises(PublishRefusedError, match="message limit"):
         await Publisher(lambda: client, "request").raw("bw.jobs.a", b"x" * (client.max_payload + 1), {})
 
 
@@ -77,11 +77,11 @@ async def test_a_server_that_is_away_is_reported_as_such_and_nothing_is_sent_lat
 ) -> None:
     publisher = Publisher(lambda: client, "request")
     own_nats_server.kill()
-    with pytest.raises(BusUnavailable):
+    with pytest.raises(BusUnavailableError):
         await publisher.raw("bw.jobs.a", b"{}", {}, timeout_s=0.5)
-    with pytest.raises(BusUnavailable):
+    with pytest.raises(BusUnavailableError):
         await publisher.raw("bw.jobs.a", b"{}", {}, timeout_s=0.5)
-    with pytest.raises(BusUnavailable):
+    with pytest.raises(BusUnavailableError):
         await Lookup(lambda: client).last(Stream.EVENTS, "bw.executions.a.j")
     await own_nats_server.restart_async()
     assert await Lookup(lambda: client).last(Stream.JOBS, "bw.jobs.a") is None

@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from breakwater.bus import pull
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.provision import provision
 from breakwater.bus.pull import Pull, each
 from breakwater.bus.topology import ACK_WAIT_S, Plan, worker_consumer
@@ -104,7 +104,7 @@ async def test_a_fetch_ends_when_it_has_all_that_is_wanted(client: Client) -> No
 
 
 async def test_a_consumer_that_is_not_there_is_reported(client: Client) -> None:
-    with pytest.raises(BusUnavailable, match=r"nobody: .*503"):
+    with pytest.raises(BusUnavailableError, match=r"nobody: .*503"):
         await Pull(lambda: client, Stream.JOBS, "nobody").fetch(1, 10)
 
 
@@ -200,6 +200,6 @@ async def test_an_error_that_comes_while_it_asks_is_raised_at_once(client: Clien
     pulled._error = "409 gone"
     pulled._news.set()
     begun = time.monotonic()
-    with pytest.raises(BusUnavailable, match="409 gone"):
+    with pytest.raises(BusUnavailableError, match="409 gone"):
         await pulled.fetch(100, 5.0)
     assert time.monotonic() - begun < 2.5

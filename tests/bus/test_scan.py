@@ -14,7 +14,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.bus import lookup as lookup_module
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.lookup import BATCH_MESSAGES, Found, Lookup
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan
@@ -158,9 +158,9 @@ async def test_the_newest_of_every_subject(client: Client, subjects: int) -> Non
 
 async def test_a_missing_stream_is_reported(own_nats_server: RunningServer) -> None:
     async with await nats.connect(own_nats_server.url) as client:
-        with pytest.raises(BusUnavailable, match=r"no server holds the stream EVENTS.*breakwater setup"):
+        with pytest.raises(BusUnavailableError, match=r"no server holds the stream EVENTS.*breakwater setup"):
             await read(client)
-        with pytest.raises(BusUnavailable, match="no server holds the stream EVENTS"):
+        with pytest.raises(BusUnavailableError, match="no server holds the stream EVENTS"):
             await Lookup(lambda: client).last_of_each(Stream.EVENTS, FILTER)
 
 
@@ -169,7 +169,7 @@ async def test_a_stream_that_goes_on_the_way_is_no_end(client: Client) -> None:
     async with aclosing(Lookup(lambda: client).scan(Stream.EVENTS, FILTER)) as messages:
         await anext(messages)
         await client.jetstream().delete_stream(Stream.EVENTS.value)
-        with pytest.raises(BusUnavailable, match="no server holds the stream EVENTS"):
+        with pytest.raises(BusUnavailableError, match="no server holds the stream EVENTS"):
             _ = [message async for message in messages]
 
 
@@ -181,7 +181,7 @@ async def test_a_server_that_falls_silent_on_the_way_is_reported(
     async with aclosing(Lookup(lambda: client).scan(Stream.EVENTS, FILTER)) as messages:
         await anext(messages)
         own_nats_server.kill()
-        with pytest.raises(BusUnavailable, match="EVENTS"):
+        with pytest.raises(BusUnavailableError, match="EVENTS"):
             _ = [message async for message in messages]
 
 

@@ -12,7 +12,7 @@ import pytest
 from nats.aio.client import Client
 
 from breakwater.bus.core import unhealthy_servers
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.permissions import GRANTS, inbox_prefix, render
 from breakwater.bus.provision import provision
 from breakwater.bus.publisher import Publisher
@@ -60,7 +60,7 @@ async def test_a_server_that_could_not_write_is_named_until_it_is_started_again(
         await publisher.raw("bw.attempts.writer.e1.1", b"x" * ROOM, {})
         assert [await unhealthy_servers(client) for client in clients.values()] == [()] * len(clients)
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (ROOM, resource.RLIM_INFINITY))
-        with pytest.raises(BusUnavailable) as caught:
+        with pytest.raises(BusUnavailableError) as caught:
             await publisher.raw("bw.attempts.writer.e1.2", b"x" * ROOM, {}, timeout_s=1)
         said = "in time: breakwater says: JetStream stream 'plane > EVENTS' can't be written: file too large. Make"
         assert said in str(caught.value)

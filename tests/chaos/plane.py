@@ -24,9 +24,9 @@ import redis.asyncio as aioredis
 
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
-from breakwater.api_keys import create_key
 from breakwater.contracts.types import nano_from_usd
 from breakwater.embedded.ports import free_port, http_ready
+from breakwater.security.api_keys import create_key
 from tests.chaos.clock import AHEAD_S, JumpingClock
 from tests.chaos.faults import LEADER, SERVERS, SERVICES, Fault, Scenario
 from tests.chaos.network import Link

@@ -12,7 +12,7 @@ from breakwater.analytics.client import Analytics
 from breakwater.cli.reload import apply_to_servers
 from breakwater.config import ConfigError, parse_config
 from breakwater.contracts.alerts import Alert
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from tests.servers import RunningServer
 
 TEXT = """

@@ -9,7 +9,7 @@ import pytest
 from breakwater.cli.errors import ExitCode
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.stack import PLANE_KEY
-from breakwater.encryption import Cipher
+from breakwater.security.encryption import Cipher
 from tests.cli.conftest import Run
 
 CONFIG = """

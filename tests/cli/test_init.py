@@ -17,7 +17,7 @@ from aiohttp import web
 from breakwater.cli import init
 from breakwater.cli.errors import ExitCode
 from breakwater.config import load_config
-from breakwater.pricing import pricing_of
+from breakwater.config.pricing import pricing_of
 from tests.cli.conftest import Run, in_thread
 
 KEY = "sk-of-the-test"

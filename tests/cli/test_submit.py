@@ -15,7 +15,7 @@ import pytest
 from breakwater.cli.api import api_errors
 from breakwater.cli.errors import CliError, ExitCode
 from breakwater.cli.submit import note_if_recorded
-from breakwater.client import ApiError, ApiKeyRefused, ApiRefused, UnexpectedResponse
+from breakwater.client import ApiError, ApiKeyRefusedError, ApiRefusedError, UnexpectedResponseError
 from breakwater.contracts.execution import Result
 from tests.cli.conftest import Run
 
@@ -170,10 +170,12 @@ def test_an_answer_from_the_record_is_distinguished_from_a_new_one(capsys: pytes
 def refused(status: int, error: dict[str, Any] | str, again: str = "") -> CliError:
     """What ends the command where the API refuses so; a text is nothing of Breakwater's."""
     if isinstance(error, str):
-        cause: ApiError = UnexpectedResponse(status, f"{error} ({status})")
+        cause: ApiError = UnexpectedResponseError(status, f"{error} ({status})")
     else:
         details = tuple((one["path"], one["message"]) for one in error.get("details", ()))
-        cause = (ApiKeyRefused if status == 401 else ApiRefused)(status, error["code"], error["message"], details)
+        cause = (ApiKeyRefusedError if status == 401 else ApiRefusedError)(
+            status, error["code"], error["message"], details
+        )
     with pytest.raises(CliError) as raised, api_errors(unanswered="", again=again):
         raise cause
     return raised.value

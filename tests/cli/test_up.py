@@ -24,7 +24,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.metrics import PLANE_GAUGES
+from breakwater.telemetry.metrics import PLANE_GAUGES
 from tests.helpers import wait_until
 from tests.servers import RunningServer
 

@@ -18,7 +18,7 @@ from breakwater.cli.main import every_command
 from breakwater.contracts.channels import CHANNELS
 from breakwater.contracts.events import Scope
 from breakwater.policy.breaker import BreakerRules
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from services.__main__ import NAMES
 from services.request.openapi import document
 from tests.docs.markdown import (

@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from breakwater.api_keys import create_key
 from breakwater.contracts import subjects
 from breakwater.embedded.ports import free_port
+from breakwater.security.api_keys import create_key
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST, Plane, model
 from tests.helpers import until

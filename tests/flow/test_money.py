@@ -21,10 +21,10 @@ from breakwater.analytics.migrations import migrate
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, PendingCancel
 from breakwater.contracts.types import format_time, usd_from_nano
+from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.policy.ledger import AttemptSums, ledger
-from breakwater.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import NotFilled
+from breakwater.state.budgets import NotFilledError
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Executions
 from tests.flow.fixtures import StartPlane
@@ -57,7 +57,7 @@ class Money:
         """The comparison, once nothing is held any more and all of it agrees."""
         try:
             found = await self.compared()
-        except NotFilled:
+        except NotFilledError:
             return None
         return found if found.reconciliation().equal and found.reconciliation().reserved == 0 else None
 

@@ -20,13 +20,13 @@ import redis.asyncio as aioredis
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.migrations import migrate
 from breakwater.analytics.schema import TABLES
-from breakwater.api_keys import create_key
 from breakwater.cli.doctor_checks import encryption_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.config import load_config
 from breakwater.contracts import subjects
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.embedded.ports import free_port
+from breakwater.security.api_keys import create_key
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import COST_NANO, Plane, model
 from tests.helpers import until

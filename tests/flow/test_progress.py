@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from breakwater.api_keys import create_key
 from breakwater.embedded.ports import free_port
+from breakwater.security.api_keys import create_key
 from tests.docs.markdown import ROOT, blocks
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model

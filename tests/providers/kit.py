@@ -13,9 +13,9 @@ from aiohttp import web
 
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.providers.anthropic import AnthropicSettings
-from breakwater.providers.base import Answer, Call, CallFailed, HttpSettings
+from breakwater.providers.base import Answer, Call, CallError, HttpSettings
 from breakwater.providers.openai import AzureSettings, OpenAISettings
-from breakwater.secret_refs import SecretRef
+from breakwater.security.secret_refs import SecretRef
 
 KEY = "sk-planted-0123456789"
 KINDS = ("openai", "azure", "anthropic")
@@ -55,9 +55,9 @@ async def perform(
         await provider.close()
 
 
-async def failure(chosen: HttpSettings, asked: Call | None = None) -> CallFailed:
+async def failure(chosen: HttpSettings, asked: Call | None = None) -> CallError:
     """The failure of a call; the planted key stands nowhere in it."""
-    with pytest.raises(CallFailed) as caught:
+    with pytest.raises(CallError) as caught:
         await perform(chosen, asked)
     reported = "".join((*traceback.format_exception(caught.value), repr(caught.value), repr(caught.value.failure)))
     assert KEY not in reported

@@ -6,7 +6,7 @@ import pytest
 
 from breakwater.policy.classify import HttpFailure
 from breakwater.providers.anthropic import dropped_params, request_body
-from breakwater.providers.base import CallFailed
+from breakwater.providers.base import CallError
 from tests.providers.kit import call
 
 MARK = {"type": "ephemeral"}
@@ -273,7 +273,7 @@ def test_a_message_that_has_no_counterpart_is_refused(message: dict[str, Any], w
 
 
 def refused(asked: Any, words: str) -> None:
-    with pytest.raises(CallFailed) as caught:
+    with pytest.raises(CallError) as caught:
         request_body(asked)
     failed = caught.value
     assert isinstance(failed.failure, HttpFailure)

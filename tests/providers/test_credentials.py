@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from breakwater.errors import ConfigError
 from breakwater.providers.http import Credential
-from breakwater.secret_refs import SecretRef
+from breakwater.security.secret_refs import SecretRef
 
 OLD, NEW = "sk-old-secret-1", "sk-new-secret-2"
 PRINT = """

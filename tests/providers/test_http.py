@@ -16,9 +16,9 @@ from breakwater.errors import ConfigError
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid, TransportFailure
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.usage import Usage
-from breakwater.providers.base import CallFailed
+from breakwater.providers.base import CallError
 from breakwater.providers.http import MAX_ANSWER_BYTES
-from breakwater.secret_refs import SecretRef
+from breakwater.security.secret_refs import SecretRef
 from tests.flow.kit import model
 from tests.providers.kit import KEY, KINDS, answering, call, failure, perform, saying, settings, silent
 
@@ -28,7 +28,7 @@ STATUSES = (302, 400, 401, 402, 403, 404, 418, 422, 429, 500, 502, 503, 504, 529
 REPORTED = {"openai": Usage(120, 40, 0), "azure": Usage(120, 40, 0), "anthropic": Usage(120, 40, 0, 0)}
 
 
-async def failing(kind: str, fault: dict[str, Any], timeout_s: float = 5.0, **behaviour: Any) -> CallFailed:
+async def failing(kind: str, fault: dict[str, Any], timeout_s: float = 5.0, **behaviour: Any) -> CallError:
     async with SimulatedProvider({"api_keys": [KEY], "models": {"m": model(fault, **behaviour)}}) as sim:
         failed = await failure(settings(kind, sim.url.removesuffix("/v1")), call(timeout_s=timeout_s))
         assert sim.ledger.totals.calls + sim.ledger.totals.in_progress == 1, "it must never retry by itself"
@@ -252,7 +252,7 @@ async def test_a_key_that_the_provider_repeats_is_in_no_failure(kind: str, statu
 
 async def test_what_stands_for_a_key_is_the_placeholder_of_the_config(kind: str) -> None:
     async with saying({"error": {"message": f"not {KEY}"}}, 401) as origin:
-        with pytest.raises(CallFailed, match=r"not \(gone\)"):
+        with pytest.raises(CallError, match=r"not \(gone\)"):
             await perform(settings(kind, origin), redaction=RedactionRules(placeholder="(gone)"))
 
 
@@ -321,7 +321,7 @@ async def test_a_refused_key_is_read_again_and_the_next_call_has_the_new_one(
     async with SimulatedProvider({"api_keys": ["sk-new"], "models": {"m": model()}}) as sim:
         provider = settings(kind, sim.url.removesuffix("/v1")).open()
         try:
-            with pytest.raises(CallFailed) as caught:
+            with pytest.raises(CallError) as caught:
                 await provider.perform(call())
             assert isinstance(caught.value.failure, HttpFailure)
             assert (caught.value.failure.status, caught.value.credential) == (401, 1)

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, NothingSaid
-from breakwater.providers.base import Answer, CallFailed
+from breakwater.providers.base import Answer, CallError
 from tests.providers.kit import answering, perform, saying, settings
 from tests.providers.test_streams import Streamed
 
@@ -40,7 +40,7 @@ def events_of(*events: Any, end: str = "\n\n") -> bytes:
     )
 
 
-async def stream(kind: str, body: bytes, *, cut: bool = False) -> tuple[Answer | CallFailed, Streamed]:
+async def stream(kind: str, body: bytes, *, cut: bool = False) -> tuple[Answer | CallError, Streamed]:
     """What a stream comes to. `cut`: the connection breaks after it."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -56,15 +56,15 @@ async def stream(kind: str, body: bytes, *, cut: bool = False) -> tuple[Answer |
     async with answering(answer) as origin:
         try:
             return await perform(settings(kind, origin), asked.call), asked
-        except CallFailed as failed:
+        except CallError as failed:
             return failed, asked
 
 
-async def whole(kind: str, body: Any) -> Answer | CallFailed:
+async def whole(kind: str, body: Any) -> Answer | CallError:
     async with saying(body) as origin:
         try:
             return await perform(settings(kind, origin))
-        except CallFailed as failed:
+        except CallError as failed:
             return failed
 
 
@@ -245,7 +245,7 @@ async def test_a_stream_is_whole_by_its_mark_or_by_its_reason(
             assert isinstance(answer, Answer)
             assert answer.output == output
         else:
-            assert isinstance(answer, CallFailed)
+            assert isinstance(answer, CallError)
             assert answer.maybe_billed
 
 
@@ -271,7 +271,7 @@ async def test_a_reason_that_an_answer_is_no_good_for_fails_it_and_no_client_is_
         told = [choice["finish_reason"] for chunk in asked.chunks for choice in chunk["choices"]]
         assert not any(told)
         for one in (failed, await whole(kind, bodies[kind])):
-            assert isinstance(one, CallFailed)
+            assert isinstance(one, CallError)
             assert isinstance(one.failure, BrokenAnswer)
 
 
@@ -290,7 +290,7 @@ async def test_a_reason_that_an_answer_is_no_good_for_fails_it_and_no_client_is_
 async def test_an_empty_text_is_no_answer(kind: str, body: Any, events: Any) -> None:
     streamed, _ = await stream(kind, events_of(*events))
     for failed in (streamed, await whole(kind, body)):
-        assert isinstance(failed, CallFailed)
+        assert isinstance(failed, CallError)
         assert isinstance(failed.failure, NothingSaid)
         assert failed.finish_reason == "stop"
 
@@ -301,7 +301,7 @@ async def test_what_is_nested_too_deeply_is_a_broken_answer(kind: str, depth: in
     deep = "[" * depth + "]" * depth
     streamed, _ = await stream(kind, f'data: {{"choices": [], "x": {deep}}}\n\n'.encode())
     for failed in (streamed, await whole(kind, f'{{"choices": [], "x": {deep}}}'.encode())):
-        assert isinstance(failed, CallFailed)
+        assert isinstance(failed, CallError)
         assert isinstance(failed.failure, BrokenAnswer)
         assert "nested deeper" in failed.failure.message or "not JSON" in failed.failure.message
 
@@ -311,5 +311,5 @@ async def test_an_event_named_error_is_one() -> None:
         said({"content": "hi"}), 'event: error\ndata: {"message": "too much", "code": 529}', f"data: {DONE}"
     )
     failed, _ = await stream("openai", body)
-    assert isinstance(failed, CallFailed)
+    assert isinstance(failed, CallError)
     assert failed.failure == HttpFailure(529, "too much", "529")

@@ -21,7 +21,7 @@ from breakwater.policy.classify import Classification, classify
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.usage import Usage
 from breakwater.providers import child as child_module
-from breakwater.providers.base import Answer, CallFailed, Provider
+from breakwater.providers.base import Answer, CallError, Provider
 from breakwater.providers.process import ProcessProvider, ProcessSettings
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from tests.helpers import until
@@ -80,8 +80,8 @@ async def opened() -> AsyncGenerator[Opener]:
     assert len(asyncio.all_tasks()) == before[2]
 
 
-async def failure(provider: Provider, **more: Any) -> CallFailed:
-    with pytest.raises(CallFailed) as caught:
+async def failure(provider: Provider, **more: Any) -> CallError:
+    with pytest.raises(CallError) as caught:
         await provider.perform(call(**more))
     return caught.value
 
@@ -100,7 +100,7 @@ def look_into(directory: Path) -> tuple[list[str], int] | None:
     return [file.name for file in directory.iterdir()], directory.stat().st_mode & 0o777
 
 
-def verdict(failed: CallFailed) -> Classification:
+def verdict(failed: CallError) -> Classification:
     return classify(failed.failure, datetime.now(UTC))
 
 
@@ -722,7 +722,7 @@ async def test_a_program_starts_within_its_limits(opened: Opener) -> None:
     ],
 )
 async def test_a_program_that_takes_more_fails(opened: Opener, limits: dict[str, int], script: str, said: str) -> None:
-    with pytest.raises(CallFailed, match=said):
+    with pytest.raises(CallError, match=said):
         await opened(*PYTHON, script, limits=limits).perform(call())
 
 

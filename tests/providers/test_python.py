@@ -14,7 +14,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from breakwater.errors import ConfigError
 from breakwater.policy.classify import Classification, classify
 from breakwater.policy.usage import Usage
-from breakwater.providers.base import Answer, CallFailed, Provider
+from breakwater.providers.base import Answer, CallError, Provider
 from breakwater.providers.python import NonRetryableError, PythonProvider, PythonSettings, Reply
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
 from tests.providers.kit import local_call as call
@@ -41,13 +41,13 @@ async def opened() -> AsyncGenerator[Opener]:
     assert len(asyncio.all_tasks()) == before
 
 
-async def failure(provider: Provider, **more: Any) -> CallFailed:
-    with pytest.raises(CallFailed) as caught:
+async def failure(provider: Provider, **more: Any) -> CallError:
+    with pytest.raises(CallError) as caught:
         await provider.perform(call(**more))
     return caught.value
 
 
-def verdict(failed: CallFailed) -> Classification:
+def verdict(failed: CallError) -> Classification:
     return classify(failed.failure, datetime.now(UTC))
 
 
@@ -176,7 +176,7 @@ async def test_what_no_record_could_hold_is_a_failure_of_the_callable(opened: Op
 # How it fails
 
 
-class NoTicketsLeft(Exception):  # noqa: N818
+class NoTicketsLeftError(Exception):
     pass
 
 
@@ -187,7 +187,7 @@ class Unlike(BaseException):
 @pytest.mark.parametrize(
     ("error", "name", "message"),
     [
-        (NoTicketsLeft("ask again at noon"), "NoTicketsLeft", "ask again at noon"),
+        (NoTicketsLeftError("ask again at noon"), "NoTicketsLeftError", "ask again at noon"),
         (ValueError(), "ValueError", "ValueError"),
         (TimeoutError("its own"), "TimeoutError", "its own"),
         (ConnectionRefusedError(111, "refused"), "ConnectionRefusedError", "[Errno 111] refused"),

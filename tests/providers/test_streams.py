@@ -18,7 +18,7 @@ from breakwater.embedded.provider import SimulatedProvider
 from breakwater.policy.chat_chunks import Chunk
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
 from breakwater.policy.usage import Usage
-from breakwater.providers.base import Answer, Call, CallFailed, Streaming
+from breakwater.providers.base import Answer, Call, CallError, Streaming
 from breakwater.providers.process import ProcessSettings
 from breakwater.providers.python import PythonProvider, Reply
 from tests.flow.kit import model
@@ -55,8 +55,8 @@ async def streamed(kind: str, sim: SimulatedProvider, asked: Streamed) -> Answer
     return await perform(settings(kind, sim.url.removesuffix("/v1")), asked.call)
 
 
-async def broken(kind: str, sim: SimulatedProvider, asked: Streamed) -> CallFailed:
-    with pytest.raises(CallFailed) as caught:
+async def broken(kind: str, sim: SimulatedProvider, asked: Streamed) -> CallError:
+    with pytest.raises(CallError) as caught:
         await streamed(kind, sim, asked)
     return caught.value
 
@@ -145,7 +145,7 @@ async def test_what_came_of_a_broken_answer_is_freed_with_the_failure(fault: Any
         gc.collect()
         gc.disable()  # services rarely look for cycles
         try:
-            with suppress(CallFailed):
+            with suppress(CallError):
                 asked = Streamed().call if "stream" in fault else call()
                 await perform(settings("openai", sim.url.removesuffix("/v1")), asked)
             kept = [one for one in gc.get_objects() if isinstance(one, aiohttp.ClientResponse)]
@@ -277,7 +277,7 @@ async def test_a_callable_that_yields_streams_and_answers_whole_where_that_is_wa
 @pytest.mark.parametrize(("function", "words"), [(endless, "nothing came for 0.1 s"), (wrong, "neither a text nor")])
 async def test_what_a_callable_has_yielded_before_it_fails_is_out(function: Any, words: str) -> None:
     provider, asked = PythonProvider("a:b", function, cost_per_call=None), Streamed(idle_timeout_s=0.1)
-    with pytest.raises(CallFailed, match=words):
+    with pytest.raises(CallError, match=words):
         await provider.perform(asked.call)
     assert asked.text == "one "
     await provider.close()
@@ -295,7 +295,7 @@ async def test_what_a_callable_has_yielded_before_it_fails_is_out(function: Any,
 async def test_what_a_program_has_printed_before_it_fails_is_out(script: str, text: str, words: str) -> None:
     provider, asked = ProcessSettings(command=("sh", "-c", f"cat > /dev/null; {script}")).open(), Streamed(0.3)
     try:
-        with pytest.raises(CallFailed, match=words):
+        with pytest.raises(CallError, match=words):
             await provider.perform(asked.call)
     finally:
         await provider.close()

@@ -17,7 +17,7 @@ from breakwater.policy.breaker import (
     reset,
 )
 from breakwater.state.breakers import ALIVE_MS, KEEP_MS, BreakerAdmitted, BreakerRefused, Breakers, Loaded, Saving
-from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.connection import Redis, StateUnavailableError
 
 KEY = BreakerKey("an agent", "org/model:1.5")
 OTHER = BreakerKey("*", "provider/*")
@@ -252,7 +252,7 @@ async def test_a_redis_that_is_away_is_reported_as_such() -> None:
         lambda: breakers.mark_filled("log"),
         lambda: breakers.mark_published(KEY, "x"),
     ):
-        with pytest.raises(StateUnavailable, match="did not answer"):
+        with pytest.raises(StateUnavailableError, match="did not answer"):
             await work()
     await away.close()
 
@@ -319,10 +319,10 @@ async def test_breakers_that_are_lost_while_they_are_filled_are_not_marked_as_fi
     filling = await breakers.begin_filling()
     assert await breakers.begin_filling() == filling  # another service, which fills the same
     await redis.client.flushall()
-    with pytest.raises(StateUnavailable, match="emptied"):
+    with pytest.raises(StateUnavailableError, match="emptied"):
         await breakers.mark_filled("log", filling)
     other = await breakers.begin_filling()
-    with pytest.raises(StateUnavailable, match="emptied"):
+    with pytest.raises(StateUnavailableError, match="emptied"):
         await breakers.mark_filled("log", filling)
     assert await breakers.filled_from() is None
     await breakers.mark_filled("log", other)

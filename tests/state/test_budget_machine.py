@@ -25,7 +25,16 @@ from breakwater.contracts.execution import Attempt
 from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter, fits, periods_at, periods_since, scope_keys
 from breakwater.policy.ledger import AttemptSums, BudgetPlace, figures_of, ledger, places_of
 from breakwater.state.budget_counters import KEEP, BudgetCounters, Notes
-from breakwater.state.budgets import HELD, LEASES, Budgets, CountersLost, NotFilled, OverBudget, Reserved, Settlement
+from breakwater.state.budgets import (
+    HELD,
+    LEASES,
+    Budgets,
+    CountersLost,
+    NotFilledError,
+    OverBudget,
+    Reserved,
+    Settlement,
+)
 from tests.contracts.test_messages import attempt
 from tests.servers import RunningServer
 from tests.state.machine import RedisMachine, run_for_steps
@@ -321,7 +330,7 @@ class Money(RedisMachine):
     def settle(self, sequences: list[int]) -> None:
         settlements = [Settlement.of(sequence, self.log[sequence - 1]) for sequence in sequences]
         if not self.filled:
-            with pytest.raises(NotFilled):
+            with pytest.raises(NotFilledError):
                 self.run(self.budgets.settle(settlements, LOG))
             self.seen["not filled"] += 1
             return

@@ -19,10 +19,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.background import stop
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.policy.budget import WINDOWS, Caps, CapTable, Counter
 from breakwater.policy.ledger import AttemptSums, ledger
+from breakwater.runtime.background import stop
 from breakwater.state.budget_counters import BudgetCounters, Snapshot
 from breakwater.state.budgets import Budgets, PeriodChanged, Reserved, Settlement
 from breakwater.state.connection import Redis, ScriptCall
@@ -50,7 +50,7 @@ CAPS = CapTable(
 )
 
 
-class Overrun(Exception):  # noqa: N818  what must not be
+class OverrunError(Exception):
     """A cap does not hold."""
 
 
@@ -125,7 +125,7 @@ class Worker:
             if spent + reserved > (counter.hard_limit or 0) or spent < 0 or reserved < 0:
                 overrun = f"{counter.name}: {spent} + {reserved} > {counter.hard_limit}"
                 await cast(Any, self._redis.client.rpush(OVERRUNS, overrun))
-                raise Overrun(overrun)
+                raise OverrunError(overrun)
         await self._tell("looked")
         return answer
 

@@ -22,7 +22,7 @@ from breakwater.state.budgets import (
     RESERVATIONS,
     Budgets,
     CountersLost,
-    NotFilled,
+    NotFilledError,
     OverBudget,
     PeriodChanged,
     Reserved,
@@ -423,13 +423,13 @@ async def test_a_call_counts_in_the_day_and_month_where_its_reservation_is(redis
 async def test_nothing_is_counted_until_the_counters_are_those_of_the_log(redis: Redis) -> None:
     budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
     settlements = [settlement("j:1", 1, 4, at=at), settlement("k:1", 2, 5)]
-    with pytest.raises(NotFilled):
+    with pytest.raises(NotFilledError):
         await budgets.settle(settlements, LOG)
     await filled(redis, log="yesterday's")
-    with pytest.raises(NotFilled):
+    with pytest.raises(NotFilledError):
         await budgets.settle(settlements, LOG)
     await filled(redis)
-    with pytest.raises(NotFilled):
+    with pytest.raises(NotFilledError):
         await Budgets(redis, ZoneInfo("Europe/Berlin")).settle(settlements, LOG)
     assert await same_in_both_windows(redis) == in_all("reserved", 7)
     await budgets.settle(settlements, LOG)

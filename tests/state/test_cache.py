@@ -7,7 +7,7 @@ import pytest
 from pydantic import JsonValue
 
 from breakwater.state.cache import MAX_ANSWER_BYTES, AnswerCache, Cached, Follower, Leader
-from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.connection import Redis, StateUnavailableError
 
 KEY = "5f1d"
 LEASE_MS = 30_000
@@ -148,6 +148,6 @@ async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     cache = AnswerCache(away)
     for asked in (cache.get(KEY), cache.ask(KEY, "e1", 1), cache.put(KEY, answer(), 1, "e1"), cache.leave(KEY, "e1")):
-        with pytest.raises(StateUnavailable, match="did not answer"):
+        with pytest.raises(StateUnavailableError, match="did not answer"):
             await asked
     await away.close()

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import DataError, ResponseError
 
 from breakwater.embedded.ports import free_port
-from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable, translated, unavailable
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailableError, translated, unavailable
 from tests.helpers import until
 from tests.servers import RunningServer
 
@@ -98,9 +98,9 @@ async def test_an_argument_that_is_none_is_the_error_of_the_one_who_gave_it(redi
 async def test_a_server_that_can_not_write_is_an_outage(redis: RoundTrips) -> None:
     await redis.client.config_set("maxmemory", "1")
     try:
-        with pytest.raises(StateUnavailable, match="OOM"):
+        with pytest.raises(StateUnavailableError, match="OOM"):
             await redis.run([call(_ADD)])
-        with pytest.raises(StateUnavailable, match="OOM"):
+        with pytest.raises(StateUnavailableError, match="OOM"):
             async with translated():
                 await redis.client.set("key", 1)
     finally:
@@ -143,5 +143,5 @@ async def test_one_who_is_cancelled_takes_nobody_along(redis: RoundTrips) -> Non
 async def test_all_who_ask_learn_that_redis_does_not_answer() -> None:
     redis = Redis(f"redis://127.0.0.1:{free_port()}/0")
     found = await asyncio.gather(*(redis.run([call(_ADD)]) for _ in range(3)), return_exceptions=True)
-    assert [type(error) for error in found] == [StateUnavailable] * 3
+    assert [type(error) for error in found] == [StateUnavailableError] * 3
     await redis.close()

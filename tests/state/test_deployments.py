@@ -6,7 +6,7 @@ import pytest
 from redis.exceptions import ConnectionError as Away
 
 from breakwater.policy.retry import RetryBudgetRules
-from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.connection import Redis, StateUnavailableError
 from breakwater.state.deployments import SLICES, Deployments
 
 MODEL = "openai/gpt-4.1{mini}"
@@ -150,7 +150,7 @@ async def test_a_first_try_is_taken_back_from_a_held_deployment_too_and_a_person
 
 async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
-    with pytest.raises(StateUnavailable, match="did not answer") as reported:
+    with pytest.raises(StateUnavailableError, match="did not answer") as reported:
         await Deployments(away, RetryBudgetRules()).may_retry(MODEL, "e:2")
     assert isinstance(reported.value.__cause__, Away)
     await away.close()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from breakwater.contracts.execution import Cancellation, PendingCancel
-from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.connection import Redis, StateUnavailableError
 from breakwater.state.executions import (
     CLAIM_LEASE_MS,
     GRACE_MS,
@@ -141,7 +141,7 @@ async def test_scripts_are_learned_again_by_a_server_that_forgot_them(redis: Red
 
 async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
-    with pytest.raises(StateUnavailable, match="did not answer"):
+    with pytest.raises(StateUnavailableError, match="did not answer"):
         await Executions(away).claim(Claim.new("j"))
     await away.close()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from breakwater.state.connection import Redis, ScriptCall, StateUnavailable
+from breakwater.state.connection import Redis, ScriptCall, StateUnavailableError
 from breakwater.state.health import KEEP_MS, CallHealth, EndedCall, Healths
 
 AGENT, MODEL, OTHER = "support/triage {1}", "openai/gpt-4.1:mini", "org/model"
@@ -119,6 +119,6 @@ async def test_agents_are_distinguished_and_forgotten_by_name_or_when_nothing_wa
 async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     for work in (lambda: note(away, {MODEL: calls(True)}), lambda: lately(away), lambda: Healths(away).forget(["a"])):
-        with pytest.raises(StateUnavailable, match="did not answer"):
+        with pytest.raises(StateUnavailableError, match="did not answer"):
             await work()
     await away.close()

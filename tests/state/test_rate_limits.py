@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from redis.exceptions import ConnectionError as Away
 
 from breakwater.policy.rate_limit import WINDOW_MS, RateLimit
-from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailableError
 from breakwater.state.rate_limits import SLICES, Limited, OverLimit, RateLimits
 from tests.servers import RunningServer
 
@@ -531,7 +531,7 @@ def test_the_counts_stay_right_whatever_is_asked_in_whatever_order(redis_server:
 
 async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
-    with pytest.raises(StateUnavailable, match="did not answer") as reported:
+    with pytest.raises(StateUnavailableError, match="did not answer") as reported:
         await admit(away, "j", rpm(1))
     assert isinstance(reported.value.__cause__, Away)
     await away.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from breakwater.policy.guard import GuardRules, JobOutcome, Task, Trip, after_job, before_call
-from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.connection import Redis, StateUnavailableError
 from breakwater.state.tasks import (
     IN_USE_MS,
     KEEP_DONE_MS,
@@ -566,7 +566,7 @@ async def test_a_redis_that_is_away_is_reported_as_such() -> None:
     away = Redis("redis://127.0.0.1:1/0")
     tasks = Tasks(away)
     for call in (tasks.load(KEY), tasks.record(KEY, "a", FINE), stop(tasks), tasks.reset(KEY), tasks.tripped()):
-        with pytest.raises(StateUnavailable, match="did not answer"):
+        with pytest.raises(StateUnavailableError, match="did not answer"):
             await call
     await away.close()
 

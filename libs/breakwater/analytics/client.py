@@ -26,11 +26,12 @@ from clickhouse_connect.driver.query import QueryResult
 from clickhouse_connect.driver.transform import NativeTransform
 from pydantic import SecretStr
 
-from breakwater import background
-from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed, RowsRejected
+from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError, RowsRejectedError
 from breakwater.analytics.schema import Table
 from breakwater.contracts.types import format_time
-from breakwater.tls import tls_settings
+from breakwater.errors import BreakwaterError
+from breakwater.runtime import background
+from breakwater.security.tls import tls_settings
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ _PLAIN = re.compile(rb"(Code: \d+\. DB::Exception: [^\n]*\(version [^\n]*\))\n?\
 """No row ends so: one of JSON ends with a brace, and a Parquet file with its mark."""
 
 
-class BrokenOffError(Exception):
+class BrokenOffError(BreakwaterError):
     """The server gave up; the text is its own, with `Code: N.` at its beginning."""
 
 
@@ -51,7 +52,7 @@ async def whole(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
 
     Raises:
         BrokenOffError: the server says what went wrong.
-        AnalyticsUnavailable: the connection broke.
+        AnalyticsUnavailableError: the connection broke.
     """
     held = b""
     try:
@@ -62,7 +63,7 @@ async def whole(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
                 held = held[-_TAIL:]
     except ClientError as error:
         _complain(held)
-        raise AnalyticsUnavailable(
+        raise AnalyticsUnavailableError(
             f"ClickHouse broke off in the middle of its answer: {str(error) or type(error).__name__}"
         ) from error
     _complain(held)
@@ -179,8 +180,8 @@ class Analytics:
             rows: values in the order of the table's columns.
 
         Raises:
-            RowsRejected: one of the rows can't be stored, whatever is done.
-            AnalyticsUnavailable: try again later with the same rows; which of them are stored is not known.
+            RowsRejectedError: one of the rows can't be stored, whatever is done.
+            AnalyticsUnavailableError: try again later with the same rows; which of them are stored is not known.
         """
         if not rows:
             return
@@ -188,10 +189,10 @@ class Analytics:
         try:
             async with self._asked() as client:
                 await client.raw_insert(insert_block=body, compression="lz4", settings=_INSERT_SETTINGS)
-        except QueryFailed as error:
+        except QueryError as error:
             if error.code in _ABOUT_THE_ROWS:
-                raise RowsRejected(f"{table.name}: {error.message}") from error
-            raise AnalyticsUnavailable(f"ClickHouse takes no rows for {table.name}: {error.message}") from error
+                raise RowsRejectedError(f"{table.name}: {error.message}") from error
+            raise AnalyticsUnavailableError(f"ClickHouse takes no rows for {table.name}: {error.message}") from error
 
     async def query(self, sql: str, parameters: Mapping[str, object] | None = None) -> ResultSet:
         """Runs a statement that gives rows.
@@ -201,8 +202,8 @@ class Analytics:
             parameters: their values; times are aware.
 
         Raises:
-            QueryFailed: ClickHouse refuses it.
-            AnalyticsUnavailable: no answer.
+            QueryError: ClickHouse refuses it.
+            AnalyticsUnavailableError: no answer.
         """
         async with self._asked() as client:
             result = await client.query(sql, parameters=_bound(parameters), settings=_READ_SETTINGS)
@@ -232,8 +233,8 @@ class Analytics:
             The columns, without rows; then the rows. Nothing for a statement that has no result.
 
         Raises:
-            QueryFailed: ClickHouse refuses it, which it may do after the first rows.
-            AnalyticsUnavailable: no answer, or only a part of one.
+            QueryError: ClickHouse refuses it, which it may do after the first rows.
+            AnalyticsUnavailableError: no answer, or only a part of one.
         """
         async with (
             self._asked() as client,
@@ -261,8 +262,8 @@ class Analytics:
             Bytes. Only who gets to the end without an error has all of them.
 
         Raises:
-            QueryFailed: ClickHouse refuses it, which it may do after much of the answer.
-            AnalyticsUnavailable: no answer, or only a part of one.
+            QueryError: ClickHouse refuses it, which it may do after much of the answer.
+            AnalyticsUnavailableError: no answer, or only a part of one.
         """
         async with self._asked() as client:
             answer = await client.raw_stream(sql, parameters=_bound(parameters), settings=dict(settings or {}))
@@ -286,8 +287,8 @@ class Analytics:
         one that got it only.
 
         Raises:
-            QueryFailed: the user may not `SYSTEM SYNC REPLICA`.
-            AnalyticsUnavailable: no answer, or the others are not reached.
+            QueryError: the user may not `SYSTEM SYNC REPLICA`.
+            AnalyticsUnavailableError: no answer, or the others are not reached.
         """
         if table.name not in self._replicated:
             engine = "SELECT engine FROM system.tables WHERE database = {database:String} AND name = {table:String}"
@@ -438,7 +439,7 @@ def insert_body(table: Table, rows: Sequence[Sequence[object]]) -> bytes:
     `tests/analytics/test_client.py` fails where a newer one has moved what is used here.
 
     Raises:
-        RowsRejected: a value fits no column.
+        RowsRejectedError: a value fits no column.
     """
     # The driver would load pandas and numpy, where they are installed, only to see that rows are no data frame: most
     # of a second and 80 MB. What is set here already, it takes for looked up.
@@ -455,10 +456,10 @@ def insert_body(table: Table, rows: Sequence[Sequence[object]]) -> bytes:
         )
         body = b"".join(NativeTransform.build_insert(context, problems.append))
     except _BAD_VALUE as error:
-        raise RowsRejected(f"{table.name}: {error}") from error
+        raise RowsRejectedError(f"{table.name}: {error}") from error
     if problems:
         problem = problems[0]
-        raise RowsRejected(f"{table.name}.{context.column_name}: {problem}") from problem
+        raise RowsRejectedError(f"{table.name}.{context.column_name}: {problem}") from problem
     return body
 
 
@@ -498,9 +499,9 @@ def _translated() -> Generator[None]:
         if isinstance(error, BrokenOffError) and (numbered := _CODE.match(text)):
             code = int(numbered[1])
         if isinstance(error, ProgrammingError | DataError) and code is None:
-            raise QueryFailed(REFUSED_BY_DRIVER, message) from error
+            raise QueryError(REFUSED_BY_DRIVER, message) from error
         if code is None or code in _PASSING:
-            raise AnalyticsUnavailable(f"ClickHouse does not answer: {message}") from error
-        raise QueryFailed(code, message) from error
+            raise AnalyticsUnavailableError(f"ClickHouse does not answer: {message}") from error
+        raise QueryError(code, message) from error
     except (TimeoutError, OSError) as error:
-        raise AnalyticsUnavailable(f"ClickHouse does not answer: {str(error) or type(error).__name__}") from error
+        raise AnalyticsUnavailableError(f"ClickHouse does not answer: {str(error) or type(error).__name__}") from error

@@ -1,33 +1,33 @@
 """Errors of ClickHouse.
 
 AnalyticsError
-├── AnalyticsUnavailable   no answer, or an answer that is not about these rows: try again later
-├── RowsRejected           one of these rows can never be stored; the others can
-├── QueryFailed            ClickHouse refused a statement, with its code and its own words
-├── WrongLayout            tables that are there are laid out otherwise than they should be, and can't be changed
-└── Unstorable             a message that no row can be made of: found before anything is sent
+├── AnalyticsUnavailableError   no answer, or an answer that is not about these rows: try again later
+├── RowsRejectedError           one of these rows can never be stored; the others can
+├── QueryError            ClickHouse refused a statement, with its code and its own words
+├── SchemaMismatchError         existing tables have another layout, and can't be changed
+└── UnstorableError             a message that no row can be made of: found before anything is sent
 """
 
 from __future__ import annotations
 
-from breakwater.errors import Unavailable
+from breakwater.errors import BreakwaterError, UnavailableError
 
 
-class AnalyticsError(Exception):
+class AnalyticsError(BreakwaterError):
     """Root of what this room raises."""
 
 
-class AnalyticsUnavailable(AnalyticsError, Unavailable):  # noqa: N818  a state of the world, named as people say it
+class AnalyticsUnavailableError(AnalyticsError, UnavailableError):
     """ClickHouse does not answer, or can't take anything now. The rows may or may not have been stored."""
 
     server = "clickhouse"
 
 
-class RowsRejected(AnalyticsError):  # noqa: N818
+class RowsRejectedError(AnalyticsError):
     """A value of at least one row does not fit its column. None of the rows is stored for sure."""
 
 
-class QueryFailed(AnalyticsError):  # noqa: N818
+class QueryError(AnalyticsError):
     """ClickHouse refused a statement.
 
     Attributes:
@@ -41,9 +41,9 @@ class QueryFailed(AnalyticsError):  # noqa: N818
         self.message = message
 
 
-class WrongLayout(AnalyticsError):  # noqa: N818
+class SchemaMismatchError(AnalyticsError):
     """Tables are there, and on one server, where they should be replicated. Their engine can't be changed."""
 
 
-class Unstorable(AnalyticsError):  # noqa: N818
+class UnstorableError(AnalyticsError):
     """A message holds what no column can: an amount or a time out of range."""

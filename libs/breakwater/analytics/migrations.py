@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from breakwater.analytics.client import Analytics, database_ddl, quoted, without_comments
-from breakwater.analytics.errors import WrongLayout
+from breakwater.analytics.errors import SchemaMismatchError
 from breakwater.analytics.log_comparison import LOG_COMPARISONS
 from breakwater.analytics.schema import PLAIN, TABLES, Layout
 
@@ -120,9 +120,9 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
         The changes, a line each; empty when everything was there.
 
     Raises:
-        AnalyticsUnavailable: ClickHouse does not answer.
-        QueryFailed: it refuses, as when the user may not create tables.
-        WrongLayout: the tables are not replicated, and the layout is that of a cluster. Nothing was changed.
+        AnalyticsUnavailableError: ClickHouse does not answer.
+        QueryError: it refuses, as when the user may not create tables.
+        SchemaMismatchError: the tables are not replicated, and the layout is that of a cluster. Nothing was changed.
     """
     await _refuse_single(analytics, layout)
     done: list[str] = []
@@ -165,7 +165,7 @@ async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
     tables = [*(table.name for table in TABLES), "schema_migrations"]
     found = (await analytics.query(single, {"database": analytics.database, "tables": tables})).rows
     if found:
-        raise WrongLayout(
+        raise SchemaMismatchError(
             f"clickhouse.cluster is {layout.cluster!r}, and table {found[0][0]} of database {analytics.database} is on "
             "one server only. A table's engine can't be changed: name a new database in BREAKWATER_CLICKHOUSE_URL, and "
             "copy the rows there with INSERT INTO … SELECT, or leave clickhouse.cluster out"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from breakwater.analytics.errors import Unstorable
+from breakwater.analytics.errors import UnstorableError
 from breakwater.analytics.schema import (
     ALERTS,
     ATTEMPTS,
@@ -55,7 +55,7 @@ def execution_row(record: Execution, sequence: int) -> StoredRow:
     """A terminal record as a row of `executions`; `sequence` is its message's place in the stream.
 
     Raises:
-        Unstorable: an amount or a time is out of range.
+        UnstorableError: an amount or a time is out of range.
     """
     calls, costs = _by_cause(record.attempts)
     return _row(
@@ -170,7 +170,7 @@ def _error_of(row: Mapping[str, Any]) -> ErrorInfo | None:
 def _money(nano: int) -> Decimal:
     # Neither the driver nor ClickHouse refuses more digits than the type has: they would be stored as something else.
     if abs(nano) >= 10**_MONEY_DIGITS:
-        raise Unstorable(f"an amount of {nano} nano-dollars is beyond what a column of money holds")
+        raise UnstorableError(f"an amount of {nano} nano-dollars is beyond what a column of money holds")
     return Decimal(nano).scaleb(-9)
 
 
@@ -180,9 +180,9 @@ def _money_by_word(amounts: Mapping[str, int]) -> Mapping[str, Decimal]:
 
 def _time(moment: datetime) -> datetime:
     if moment.tzinfo is None:
-        raise Unstorable(f"the time {moment.isoformat()} has no offset from UTC")
+        raise UnstorableError(f"the time {moment.isoformat()} has no offset from UTC")
     if moment.year not in _YEARS:
-        raise Unstorable(f"the time {moment.isoformat()} is out of range")
+        raise UnstorableError(f"the time {moment.isoformat()} is out of range")
     return moment
 
 

@@ -21,15 +21,15 @@ from faststream import FastStream
 from faststream.exceptions import IncorrectState
 from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 
-from breakwater import background
 from breakwater.bus.core import give_up, tls_options
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.permissions import inbox_prefix
 from breakwater.bus.pull import RETRY_S, HandlerCoroutine, Pull, batches
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import GaugeCollector
-from breakwater.outage import Outage
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
+from breakwater.telemetry.metrics import GaugeCollector
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
 PING_S = 1.0

@@ -15,11 +15,11 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from breakwater.bus.errors import BusUnavailable, NobodyListens, unavailable
+from breakwater.bus.errors import BusUnavailableError, NoRespondersError, unavailable
 from breakwater.bus.lookup import ClientGetter, answered
 from breakwater.bus.permissions import HEALTH
 from breakwater.contracts import subjects
-from breakwater.tls import client_context, tls_settings
+from breakwater.security.tls import client_context, tls_settings
 
 FLUSH_TIMEOUT_S = 5
 
@@ -65,15 +65,15 @@ async def ask(connection: ClientGetter, subject: str, data: bytes, timeout_s: fl
     """Returns the first subscriber's answer.
 
     Raises:
-        NobodyListens: no service is subscribed.
-        BusUnavailable: NATS does not answer, or no answer came in time; the request may be carried out all the same.
+        NoRespondersError: no service is subscribed.
+        BusUnavailableError: NATS does not answer, or no answer came in time; the request may still be carried out.
     """
     try:
         answer = await connection().request(subject, data, timeout=timeout_s)
     except nats.errors.NoRespondersError as error:
-        raise NobodyListens(f"no service listens on {subject}") from error
+        raise NoRespondersError(f"no service listens on {subject}") from error
     except (TimeoutError, nats.errors.TimeoutError) as error:
-        raise BusUnavailable(f"no answer came on {subject} within {timeout_s:g} s") from error
+        raise BusUnavailableError(f"no answer came on {subject} within {timeout_s:g} s") from error
     except (nats.errors.Error, OSError) as error:
         raise unavailable(f"NATS did not take {subject}", error) from error
     return answer.data
@@ -94,7 +94,7 @@ async def hearing(
         confirmed: wait for the server's word. Without it, replies to a message of this connection's own are received.
 
     Raises:
-        BusUnavailable: NATS does not answer.
+        BusUnavailableError: NATS does not answer.
     """
     client = connection()
 
@@ -134,7 +134,7 @@ class Presence:
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
-        """Listens while the block runs. Raises BusUnavailable: NATS does not answer."""
+        """Listens while the block runs. Raises BusUnavailableError: NATS does not answer."""
         async with hearing(self._connection, self._subject, self._hear, confirmed=False):
             yield
 
@@ -160,9 +160,9 @@ class Presence:
         """True if another worker is connected, as far as is known: also where no answer comes."""
         try:
             await ask(self._connection, subjects.worker(worker_id), b"", PRESENCE_TIMEOUT_S)
-        except NobodyListens:
+        except NoRespondersError:
             return False
-        except BusUnavailable:
+        except BusUnavailableError:
             return True
         return True
 

@@ -20,8 +20,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
-from breakwater import background
-from breakwater.bus.errors import BusUnavailable, NoStream, PublishRefused, TooLarge
+from breakwater.bus.errors import BusUnavailableError, MessageTooLargeError, NoStreamError, PublishRefusedError
 from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.topology import ACK_WAIT_S
@@ -29,7 +28,8 @@ from breakwater.contracts import subjects
 from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import OURS, PROGRAM, Header, Stream, decode_token, encode_token
 from breakwater.contracts.types import format_time, is_full_id, ms_from_time
-from breakwater.outage import Outage
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
 
 ACK_TIMEOUT_S = 5.0
 
@@ -124,7 +124,7 @@ async def held_deliveries(
         reads: the subjects that it reads.
 
     Raises:
-        BusUnavailable: NATS does not answer, or has no such consumer.
+        BusUnavailableError: NATS does not answer, or has no such consumer.
     """
     lookup = Lookup(connection)
     consumer = await lookup.progress(stream, durable)
@@ -162,7 +162,7 @@ async def dead_letter(
     The caller may end the message then, also one of which nothing is kept: else it would come for ever.
 
     Raises:
-        BusUnavailable: not stored for sure; the original must not be acknowledged.
+        BusUnavailableError: not stored for sure; the original must not be acknowledged.
     """
     dead_letter = DeadLetter(
         reason=reason,
@@ -192,7 +192,7 @@ async def keep(
     id: str,  # noqa: A002  CloudEvents' own name
     private: bool = False,
 ) -> None:
-    """Stores a dead letter; without its original where it is not taken with it. Raises BusUnavailable.
+    """Stores a dead letter; without its original where it is not taken with it. Raises BusUnavailableError.
 
     A dead letter that is not taken even so is in the log and the metrics alone.
     """
@@ -202,12 +202,12 @@ async def keep(
     subject = subjects.dead_letter(dead_letter.reason, dead_letter.agent or "unknown")
     try:
         await publisher.event(subject, dead_letter, id=id, at=dead_letter.at, private=private)
-    except PublishRefused as error:
+    except PublishRefusedError as error:
         log.warning("dead_letter_without_original", error=str(error))
         try:
             await publisher.event(subject, _without_original(dead_letter), id=id, at=dead_letter.at, private=private)
-        except PublishRefused as refusal:
-            from breakwater.metrics import dead_letters_refused  # not where the command line parks a job
+        except PublishRefusedError as refusal:
+            from breakwater.telemetry.metrics import dead_letters_refused  # not where the command line parks a job
 
             dead_letters_refused()[(dead_letter.stream,)].inc()
             log.error("dead_letter_refused", error=str(refusal))  # noqa: TRY400  the refusal says all
@@ -258,8 +258,8 @@ async def park(publisher: Publisher, delivery: Delivery, *, agent: str, executio
         due: when.
 
     Raises:
-        BusUnavailable: not stored for sure; try again, and do not acknowledge the delivery.
-        PublishRefused: PARKED is full, or the job over the server's limit (`TooLarge`): it must wait in JOBS.
+        BusUnavailableError: not stored for sure; try again, and do not acknowledge the delivery.
+        PublishRefusedError: PARKED is full, or the job too large (`MessageTooLargeError`): it must wait in JOBS.
     """
     token = encode_token(execution_id)
     headers = _carried(delivery.headers) | {
@@ -271,9 +271,9 @@ async def park(publisher: Publisher, delivery: Delivery, *, agent: str, executio
     }
     try:
         await publisher.job(subjects.parked(agent, execution_id), delivery.data, headers)
-    except NoStream as error:
+    except NoStreamError as error:
         # PARKED is always there: a cluster is choosing its new leader.
-        raise BusUnavailable(str(error)) from error
+        raise BusUnavailableError(str(error)) from error
 
 
 class DelayedQueue:
@@ -303,7 +303,7 @@ class DelayedQueue:
         outage = self._outages.setdefault(agent, Outage(subjects.job(agent)))
         try:
             await self._wake(delivery, agent, execution_id, due)
-        except (BusUnavailable, PublishRefused) as error:
+        except (BusUnavailableError, PublishRefusedError) as error:
             outage.failed(error)
             await delivery.retry_in(RETRY_S)
             return
@@ -315,8 +315,8 @@ class DelayedQueue:
         headers = _requeued(delivery.headers, execution_id, delivery.sequence, due)
         try:
             await self._publisher.job(subjects.job(agent), delivery.data, headers)
-        except (NoStream, TooLarge) as error:
-            is_removed = isinstance(error, NoStream)
+        except (NoStreamError, MessageTooLargeError) as error:
+            is_removed = isinstance(error, NoStreamError)
             # A cluster that is choosing the leader of JOBS answers the same; the config distinguishes the two.
             if is_removed and agent in self._agents:
                 raise
@@ -352,8 +352,8 @@ async def wake_early(
         True if it was put back: it sleeps, and is one of these.
 
     Raises:
-        BusUnavailable: NATS does not answer.
-        PublishRefused: its queue does not take it; it wakes when it is due.
+        BusUnavailableError: NATS does not answer.
+        PublishRefusedError: its queue does not take it; it wakes when it is due.
     """
     found = await lookup.last(Stream.PARKED, subjects.parked_anywhere(execution_id))
     if found is None:

@@ -15,7 +15,7 @@ from contextlib import aclosing
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.errors import AlreadyDecided
+from breakwater.bus.errors import AlreadyDecidedError
 from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
@@ -93,7 +93,7 @@ class IncidentLog:
         """Reads the alerts published since the last time, by any writer.
 
         Raises:
-            BusUnavailable: NATS does not answer.
+            BusUnavailableError: NATS does not answer.
         """
         async with self._lock:
             await self._read()
@@ -103,8 +103,8 @@ class IncidentLog:
         """Decides, and publishes the decision; decides again if others have published something meanwhile.
 
         Raises:
-            BusUnavailable: it may have been published or not; to decide again does no harm.
-            PublishRefused: the stream does not take it.
+            BusUnavailableError: it may have been published or not; to decide again does no harm.
+            PublishRefusedError: the stream does not take it.
         """
         async with self._lock:
             fresh = not self._sure
@@ -125,7 +125,7 @@ class IncidentLog:
                     stored = await self._publisher.event(
                         subjects.alert(alert.event), alert, id=alert.alert_id, at=alert.at, after=self._sequence
                     )
-                except AlreadyDecided:
+                except AlreadyDecidedError:
                     refusals += 1
                     if refusals > 1:
                         await asyncio.sleep(random.uniform(0, MAX_BACKOFF_S))  # noqa: S311  no secret

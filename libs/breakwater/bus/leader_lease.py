@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from breakwater import background
-from breakwater.bus.errors import AlreadyDecided, BusError
+from breakwater.bus.errors import AlreadyDecidedError, BusError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts.subjects import Header, Stream
+from breakwater.runtime import background
 
 LEASE_S = 16.0
 RENEW_S = 3.0
@@ -101,7 +101,7 @@ class LeaderLease:
         """Renews the lease; False where another process has it. Raises BusError."""
         try:
             await self._write(self._holder, self._sequence)
-        except AlreadyDecided:
+        except AlreadyDecidedError:
             # The answer to a renewal may have been lost, and the renewal itself not.
             last = await self._lookup.last(self._stream, self._subject)
             if last is None or last.data != self._holder:

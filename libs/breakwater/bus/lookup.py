@@ -24,10 +24,10 @@ from nats.js.api import ConsumerInfo, RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 from pydantic import ValidationError
 
-from breakwater.bus.errors import BusError, BusUnavailable, unavailable
+from breakwater.bus.errors import BusError, BusUnavailableError, unavailable
 from breakwater.contracts.subjects import Stream, covers
 from breakwater.contracts.types import Event
-from breakwater.encryption import Cipher
+from breakwater.security.encryption import Cipher
 
 LOOKUP_TIMEOUT_S = 5.0
 
@@ -117,7 +117,7 @@ class Backlog:
 
 @contextmanager
 def answered(what: str) -> Generator[None]:
-    """Turns what a request of JetStream raises into BusUnavailable."""
+    """Turns what a request of JetStream raises into BusUnavailableError."""
     try:
         yield
     except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
@@ -127,7 +127,7 @@ def answered(what: str) -> Generator[None]:
 class Lookup:
     """Reader of streams. Direct gets are answered by any replica.
 
-    All methods raise BusUnavailable where NATS does not answer in time, or has no such stream or consumer. A caller
+    All methods raise BusUnavailableError where NATS does not answer, or has no such stream or consumer. A caller
     that may leave the loop over `scan` or `last_on` early wraps it in `contextlib.aclosing`, which unsubscribes then.
     """
 
@@ -141,7 +141,7 @@ class Lookup:
         return Lookup(self._connection)
 
     async def last(self, stream: Stream, subject: str) -> Found | None:
-        """The last message on a subject, or None. Raises Undecryptable: with a cipher that lacks its key."""
+        """The last message on a subject, or None. Raises DecryptionError: with a cipher that lacks its key."""
         return await self._found(stream, self._jetstream.get_last_msg(stream.value, subject, direct=True), subject)
 
     async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
@@ -178,7 +178,7 @@ class Lookup:
     async def progress(self, stream: Stream, durable: str) -> Backlog:
         """The state of a durable consumer that must be there."""
         if (found := await self.backlog(stream, durable)) is None:
-            raise BusUnavailable(f"NATS did not answer for {durable}: consumer not found")
+            raise BusUnavailableError(f"NATS did not answer for {durable}: consumer not found")
         return found
 
     async def scan(
@@ -202,7 +202,7 @@ class Lookup:
                 does are read, too.
 
         Raises:
-            BusUnavailable: also where the `whole` is asked for, and a replica is behind.
+            BusUnavailableError: also where the `whole` is asked for, and a replica is behind.
             BusError: NATS refuses the request.
             ValueError: the time has no zone.
         """
@@ -361,7 +361,7 @@ def _backlog(info: ConsumerInfo) -> Backlog:
 
 def _check_end(stream: Stream, last: int, up_to: int) -> None:
     if last < up_to:
-        raise BusUnavailable(f"a replica of {stream} is behind: it ends at message {last} of {up_to}")
+        raise BusUnavailableError(f"a replica of {stream} is behind: it ends at message {last} of {up_to}")
 
 
 def _begin(start: datetime | int) -> dict[str, object]:
@@ -372,9 +372,9 @@ def _begin(start: datetime | int) -> dict[str, object]:
     return {"start_time": min(max(start, _FIRST), _LAST).astimezone(UTC).isoformat()}
 
 
-def _no_stream(stream: Stream) -> BusUnavailable:
+def _no_stream(stream: Stream) -> BusUnavailableError:
     """No responder for direct gets: a stream that was never created looks the same as one that is down."""
-    return BusUnavailable(
+    return BusUnavailableError(
         f"no server holds the stream {stream}: `breakwater setup` creates it; if it was created, wait for its servers"
     )
 

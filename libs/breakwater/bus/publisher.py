@@ -17,13 +17,13 @@ from nats.aio.msg import Msg
 
 from breakwater.bus.core import RESTART, UnhealthyServer, unhealthy_servers
 from breakwater.bus.errors import (
-    AlreadyDecided,
-    BusUnavailable,
-    NoRoom,
-    NoStream,
-    PublishRefused,
-    StreamFull,
-    TooLarge,
+    AlreadyDecidedError,
+    BusUnavailableError,
+    EventStreamFullError,
+    MessageTooLargeError,
+    NoStreamError,
+    PublishRefusedError,
+    StreamFullError,
     unavailable,
 )
 from breakwater.bus.lookup import ClientGetter
@@ -31,7 +31,7 @@ from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.execution import Execution, Result
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import Event, format_time
-from breakwater.encryption import OFF, Cipher
+from breakwater.security.encryption import OFF, Cipher
 
 WRONG_LAST_SEQUENCE = 10071
 UNDECIDED = frozenset({10164, 10158, 10167})
@@ -98,10 +98,10 @@ class Publisher:
             private: the texts of a result or a dead letter must not be stored in plain.
 
         Raises:
-            AlreadyDecided: `once`, and there is a message on the subject; or `after`, and there are later ones.
-            BusUnavailable: no acknowledgement came, or there is no room (`NoRoom`); publish again with the same id.
-            TooLarge: the server does not take it.
-            PublishRefused: the stream does not take it.
+            AlreadyDecidedError: `once`, and there is a message on the subject; or `after`, and there are later ones.
+            BusUnavailableError: not acknowledged, or no room (`EventStreamFullError`); publish again with the same id.
+            MessageTooLargeError: the server does not take it.
+            PublishRefusedError: the stream does not take it.
         """
         headers: dict[str, str] = {
             Header.CE_ID: id,
@@ -127,36 +127,38 @@ class Publisher:
             payload = self._cipher.encrypt_document(payload, private=private)
         try:
             return await self.raw(subject, payload, headers)
-        except NoStream as error:
+        except NoStreamError as error:
             # The plane's own subjects are always there: a cluster is choosing the stream's new leader.
-            raise BusUnavailable(str(error)) from error
-        except StreamFull as error:
-            raise NoRoom(f"{error}: it waits until the oldest go, or limits.*_max_bytes is raised") from error
+            raise BusUnavailableError(str(error)) from error
+        except StreamFullError as error:
+            raise EventStreamFullError(
+                f"{error}: it waits until the oldest go, or limits.*_max_bytes is raised"
+            ) from error
 
     async def job(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
     ) -> Stored:
         """Publishes a job as `raw` does, its texts encrypted where that is on."""
         if sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) > HEADERS_BYTES:
-            raise TooLarge(f"{subject}: the headers have over {HEADERS_BYTES} bytes")
+            raise MessageTooLargeError(f"{subject}: the headers have over {HEADERS_BYTES} bytes")
         return await self.raw(subject, self._cipher.encrypt_document(payload), headers, timeout_s=timeout_s)
 
     async def raw(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
     ) -> Stored:
-        """Publishes bytes and waits for the acknowledgement. Raises as `event` does, but StreamFull for NoRoom."""
+        """Publishes bytes, acknowledged. Raises as `event` does, and StreamFullError if there is no room."""
         client = self._connection()
         if not client.is_connected:
             # Otherwise the client would buffer it and send it at some later time, unconfirmed.
-            raise BusUnavailable("NATS is not connected")
+            raise BusUnavailableError("NATS is not connected")
         if len(payload) > HEADERS_BYTES:
             self._check_size(subject, len(payload))
         try:
             answer = await self._replies.ask(client, subject, payload, timeout_s, headers)
         except nats.errors.NoRespondersError as error:
-            raise NoStream(f"{subject}: no stream takes this subject") from error
+            raise NoStreamError(f"{subject}: no stream takes this subject") from error
         except TimeoutError as error:
-            raise BusUnavailable(f"NATS did not acknowledge {subject} in time{await self._why(client)}") from error
+            raise BusUnavailableError(f"NATS did not acknowledge {subject} in time{await self._why(client)}") from error
         except (nats.errors.Error, OSError) as error:
             raise unavailable(f"NATS did not acknowledge {subject}", error) from error
         ack = orjson.loads(answer.data)
@@ -166,7 +168,7 @@ class Publisher:
 
     def _check_size(self, subject: str, size: int) -> None:
         if size + HEADERS_BYTES > self._connection().max_payload:
-            raise TooLarge(f"{subject}: {size} bytes are over the server's message limit")
+            raise MessageTooLargeError(f"{subject}: {size} bytes are over the server's message limit")
 
     async def acknowledge(self, ack_subject: str) -> bool:
         """Acknowledges the delivery with that subject as `Delivery.ack_sync` does, at less cost."""
@@ -187,12 +189,12 @@ class Publisher:
         """Publishes on core NATS: received by current subscribers only, not stored. Dropped silently when disconnected.
 
         Raises:
-            BusUnavailable: there is no connection at all, or it takes no more.
+            BusUnavailableError: there is no connection at all, or it takes no more.
         """
         await self.send(subject, event.json_bytes())
 
     async def send(self, subject: str, payload: bytes) -> None:
-        """Publishes bytes as `transient` does. Raises BusUnavailable."""
+        """Publishes bytes as `transient` does. Raises BusUnavailableError."""
         client = self._connection()
         if client.is_connected:
             try:
@@ -284,11 +286,11 @@ def _refusal(subject: str, error: Mapping[str, Any]) -> Exception:
     """The exception for an error of JetStream."""
     code, text = error.get("err_code"), error.get("description")
     if code == WRONG_LAST_SEQUENCE:
-        return AlreadyDecided(f"{subject} is already recorded")
+        return AlreadyDecidedError(f"{subject} is already recorded")
     if code in UNDECIDED:
-        return BusUnavailable(f"{subject} is not decided yet: {text}")
+        return BusUnavailableError(f"{subject} is not decided yet: {text}")
     if code in FULL:
-        return StreamFull(f"{subject}: {text}")
+        return StreamFullError(f"{subject}: {text}")
     if error.get("code") == 503:
-        return BusUnavailable(f"JetStream is not available: {text}")
-    return PublishRefused(f"{subject}: {text}")
+        return BusUnavailableError(f"JetStream is not available: {text}")
+    return PublishRefusedError(f"{subject}: {text}")

@@ -16,13 +16,13 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from breakwater import background
 from breakwater.bus.delivery import Delivery
-from breakwater.bus.errors import BusUnavailable, unavailable
+from breakwater.bus.errors import BusUnavailableError, unavailable
 from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.topology import ACK_WAIT_S
 from breakwater.contracts.subjects import Stream
-from breakwater.outage import Outage
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
 
 DRAIN_S = 0.05
 """Time that messages gather at the server after the first one."""
@@ -94,7 +94,7 @@ class Pull:
         here for the next fetch.
 
         Raises:
-            BusUnavailable: NATS does not answer, or has no such consumer.
+            BusUnavailableError: NATS does not answer, or has no such consumer.
         """
         try:
             expected = linger_s and self._fetched >= BUSY and not (self._waiting or self._asked)
@@ -215,7 +215,7 @@ class Consumer:
         Args:
             pull: the consumer's, which is closed at the end.
             fetch: gives the calls for the messages that come within so many seconds, for so many handlers at most;
-                raises BusUnavailable.
+                raises BusUnavailableError.
             concurrency: the most handlers in parallel, as of now.
         """
         self._pull, self._fetch, self._concurrency = pull, fetch, concurrency
@@ -245,7 +245,7 @@ class Consumer:
                     # Not `asyncio.wait`, which looks at all of them for each one that ends.
                     self._ended.clear()
                     await self._ended.wait()
-                for work in await outage.retry_until_available(self._next, on=BusUnavailable, retry_s=RETRY_S):
+                for work in await outage.retry_until_available(self._next, on=BusUnavailableError, retry_s=RETRY_S):
                     task = asyncio.create_task(self._done(work))
                     self._handling.add(task)
                     task.add_done_callback(self._let_go)

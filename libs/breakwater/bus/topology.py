@@ -78,7 +78,7 @@ class Plan:
 def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
     """Every stream of the plane. An agent that is not configured has no subject in JOBS."""
     # Where a message that was accepted may not go for a later one, a full stream refuses new ones. The publisher of an
-    # event then waits (`NoRoom`), so that calls stop and jobs stay in JOBS.
+    # event then waits (`EventStreamFullError`), so that calls stop and jobs stay in JOBS.
     keeps = {"discard": DiscardPolicy.NEW}
 
     def stream(name: Stream, subject_names: Iterable[str], max_age_s: float, **more: object) -> StreamConfig:

@@ -111,7 +111,7 @@ def add(
         breakwater agents add triage --model gpt-5 --fallback gpt-5-mini --system-prompt "Answer in one sentence."
     """
     from breakwater.config import load_config, parse_config
-    from breakwater.pricing import pricing_of
+    from breakwater.config.pricing import pricing_of
 
     path = own_config(file)
     if name in load_config(path).agents:

@@ -20,7 +20,7 @@ from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.given import sendable
 from breakwater.cli.output import Column
 from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, PlaneLocation, UrlOption
-from breakwater.client import ApiClient, ApiError, ApiRefused, ApiUnavailable, Form, parse
+from breakwater.client import ApiClient, ApiError, ApiRefusedError, ApiUnavailableError, Form, parse
 
 ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; it is kept on record.")]
 
@@ -195,10 +195,10 @@ def api_errors(*, unanswered: str, unknown: str = "", again: str = "Try again.")
 
 
 def _cli_error(error: ApiError, unanswered: str, unknown: str, again: str) -> CliError:
-    if isinstance(error, ApiUnavailable):
+    if isinstance(error, ApiUnavailableError):
         remedy = unanswered if error.connected else f"Is the request service running? {SEE_DOCTOR}"
         return unreachable(error.message, remedy)
-    if not isinstance(error, ApiRefused):
+    if not isinstance(error, ApiRefusedError):
         return CliError(error.code, error.message)
     # Where no name was close, the message lists all agents, as the detail does.
     details = "; ".join(

@@ -20,10 +20,10 @@ from breakwater.cli.output import Column
 from breakwater.cli.plane import OWN_CONFIG, JsonOption, own_config
 from breakwater.cli.reload import apply_to_servers
 from breakwater.config import Agent, Alerts, Config, load_config
+from breakwater.config.pricing import long_inputs_cost_more, unaffordable
 from breakwater.policy.addresses import Network, refusal
 from breakwater.policy.budget import Caps
-from breakwater.pricing import long_inputs_cost_more, unaffordable
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=OWN_CONFIG)]
 

@@ -44,7 +44,7 @@ async def progress(words: Callable[[], str], *, lines_every_s: float | None) -> 
     """
     import asyncio
 
-    from breakwater import background
+    from breakwater.runtime import background
 
     drawn = output.is_terminal(sys.stderr)
 

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
-from breakwater.analytics.errors import QueryFailed
+from breakwater.analytics.errors import QueryError
 from breakwater.analytics.log_comparison import last_comparison
 from breakwater.analytics.migrations import MIGRATIONS, missing
 from breakwater.bus.lookup import Lookup
@@ -29,14 +29,14 @@ from breakwater.cli.doctor_findings import (
     timed,
 )
 from breakwater.cli.plane import PlaneLocation
-from breakwater.client import ApiError, ApiKeyRefused
+from breakwater.client import ApiError, ApiKeyRefusedError
 from breakwater.config import Config, OpenId, cipher_of, named_secrets, unusable_programs
 from breakwater.contracts.subjects import Stream
-from breakwater.encryption import key_of_document
 from breakwater.errors import ConfigError
-from breakwater.guarded_http import AddressRefused, guarded_session
 from breakwater.policy.addresses import ANYWHERE
 from breakwater.providers.base import HttpSettings
+from breakwater.security.encryption import key_of_document
+from breakwater.security.guarded_http import AddressRefusedError, guarded_session
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
 from breakwater.state.inspect import inspect
@@ -151,7 +151,7 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
         yield answers("clickhouse", f"{connect.shown(url)} answers in {ms:.1f} ms (server {version})", ms)
         try:
             rows = (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows
-        except QueryFailed:
+        except QueryError:
             rows = ()
         absent = await missing(analytics) if rows else ()
     applied = {int(row[0]) for row in rows}
@@ -173,7 +173,7 @@ async def record_findings(plane: PlaneLocation, _config: Config | None = None) -
         lookup = Lookup(lambda: client)
         try:
             done = await last_comparison(analytics, (await lookup.facts(Stream.EVENTS)).identity)
-        except QueryFailed:
+        except QueryError:
             return  # migrations are not applied, which is said elsewhere
         following = await lookup.next(Stream.EVENTS, ">", done.upto + 1)
     now = datetime.now(UTC)
@@ -233,7 +233,7 @@ async def _encrypted(plane: PlaneLocation) -> dict[str, str]:
     async with connect.analytics(plane.clickhouse_url) as analytics:
         try:
             stored = {str(key): f"{count:,} executions" for key, count in (await analytics.query(by_key)).rows}
-        except QueryFailed:
+        except QueryError:
             stored = {}  # migrations are not applied, which is said elsewhere
     async with connect.bus(plane.admin_nats_url) as client:
         newest = await Lookup(lambda: client).last(Stream.RESULTS, "bw.results.>")
@@ -257,7 +257,7 @@ async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> F
         )
         try:
             key = await api.get("key", timeout_s=CONNECT_TIMEOUT_S)
-        except ApiKeyRefused:
+        except ApiKeyRefusedError:
             if api.api_key:
                 remedy = "Make one with `breakwater keys create NAME`, and set BREAKWATER_API_KEY."
                 yield Finding("api", "fail", "the API key is not accepted", remedy)
@@ -408,7 +408,7 @@ async def _json_at(url: str, openid: OpenId) -> dict[str, Any]:
         async with guarded_session(allowed, CONNECT_TIMEOUT_S) as http, http.get(url) as response:
             status, body = response.status, await response.read()
     except aiohttp.ClientConnectorError as error:
-        refused = isinstance(error.os_error, AddressRefused)
+        refused = isinstance(error.os_error, AddressRefusedError)
         raise ValueError("it is at an address that is not public" if refused else str(error)) from error
     except TimeoutError:
         raise ValueError(f"no answer within {CONNECT_TIMEOUT_S:g} s") from None

@@ -25,7 +25,7 @@ from breakwater.config import Alerts, Config
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.policy.alert_rules import Route
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from breakwater.state.accepted import RememberedJob, lately_accepted, unclaimed
 
 READER_RETRY_S = 1.0
@@ -205,7 +205,7 @@ def held_finding(consumer: ConsumerFound, agents: Mapping[str, int]) -> Finding 
 
 
 async def channel_findings(client: Client, alerts: Alerts, consumers: Sequence[ConsumerFound]) -> list[Finding]:
-    """The progress of each channel. Holding alerts back on purpose is no finding. Raises BusUnavailable."""
+    """The progress of each channel. Holding alerts back on purpose is no finding. Raises BusUnavailableError."""
     by_name = {topology.alert_consumer(name): name for name in alerts.channels}
     return [
         await _channel(client, one, name, held_back_for(alerts.channels[name], alerts.quiet_s))

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import typer
 
-from breakwater import encryption
 from breakwater.cli import output
 from breakwater.cli.errors import CliError
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
-from breakwater.encryption import Undecryptable
+from breakwater.security import encryption
+from breakwater.security.encryption import DecryptionError
 
 app = typer.Typer(help="Keys that stored texts are encrypted with, and reading what is.", no_args_is_help=True)
 
@@ -76,7 +76,7 @@ def decrypt(config: ConfigOption = None, data: DataOption = None) -> None:
 
         breakwater encryption decrypt < week.jsonl | jq .output
     """
-    _each_line(PlaneLocation(data).cipher(config).decrypt_document, Undecryptable, "undecryptable")
+    _each_line(PlaneLocation(data).cipher(config).decrypt_document, DecryptionError, "undecryptable")
 
 
 def _each_line(change: Callable[[bytes], bytes], mistake: type[Exception], code: str) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from breakwater.cli import output
-from breakwater.files import replacing
+from breakwater.errors import BreakwaterError
+from breakwater.runtime.files import replacing
 
 
 class ExitCode(IntEnum):
@@ -31,7 +32,7 @@ EXIT_CODES = (
 )
 
 
-class CliError(Exception):
+class CliError(BreakwaterError):
     """A command can't do what it was asked to.
 
     Attributes:
@@ -84,22 +85,22 @@ def show(error: CliError, *, as_json: bool) -> None:
 def expected(error: BaseException) -> CliError:
     """An error of one of our rooms as what ends a command. Raises the error itself where it is a bug."""
     # Only imported once something failed: none of this may cost a command that works its fast start.
-    from breakwater.analytics.errors import AnalyticsError, QueryFailed
-    from breakwater.api_keys import ApiKeysError
+    from breakwater.analytics.errors import AnalyticsError, QueryError
     from breakwater.bus.errors import BusError
     from breakwater.embedded.datadir import DataDirError
     from breakwater.embedded.ports import PortInUseError
     from breakwater.embedded.servers import ServerNotFoundError
     from breakwater.embedded.supervisor import ProcessFailedError
-    from breakwater.encryption import Undecryptable
-    from breakwater.errors import ConfigError, Unavailable
+    from breakwater.errors import ConfigError, UnavailableError
+    from breakwater.security.api_keys import ApiKeysError
+    from breakwater.security.encryption import DecryptionError
 
     match error:
         case CliError():
             return error
         case ConfigError():
             return CliError("config", str(error))
-        case Undecryptable():
+        case DecryptionError():
             return CliError("undecryptable", str(error), "`breakwater encryption keys` lists the keys at hand.")
         case DataDirError():
             return CliError("data_dir", str(error))
@@ -109,9 +110,9 @@ def expected(error: BaseException) -> CliError:
             return CliError("not_started", str(error))
         case ApiKeysError():
             return CliError("api_keys", str(error))
-        case QueryFailed():
+        case QueryError():
             return CliError("query_failed", f"ClickHouse refuses it, code {error.code}: {error.message}")
-        case Unavailable():
+        case UnavailableError():
             return unreachable(str(error), "`breakwater doctor` shows what answers and what does not.")
         case AnalyticsError() | BusError():
             return CliError("failed", str(error))

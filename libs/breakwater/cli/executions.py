@@ -16,8 +16,8 @@ from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.export import Status, export
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.contracts.execution import Execution, ExecutionSummary
-from breakwater.encryption import Undecryptable
 from breakwater.errors import ConfigError
+from breakwater.security.encryption import DecryptionError
 from breakwater.views.executions import ATTEMPTS, COLUMNS, FACTS
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _decrypted(found: Execution, plane: PlaneLocation) -> Execution:
         return found
     try:
         return plane.cipher().decrypt_record(found)
-    except (ConfigError, Undecryptable) as error:
+    except (ConfigError, DecryptionError) as error:
         output.note(f"its texts are not shown: {error}", "yellow")
         return found
 

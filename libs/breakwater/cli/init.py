@@ -24,10 +24,10 @@ from breakwater.cli.errors import CliError, ExitCode, written, wrong_usage
 from breakwater.cli.formats import usd
 from breakwater.cli.plane import JsonOption
 from breakwater.config import Config, parse_config
+from breakwater.config.pricing import pricing_of
 from breakwater.policy.breaker import PRESETS
 from breakwater.policy.classify import classify
-from breakwater.pricing import pricing_of
-from breakwater.providers.base import Call, CallFailed
+from breakwater.providers.base import Call, CallError
 
 OPENAI_URL = "https://api.openai.com/v1"
 ANTHROPIC_URL = "https://api.anthropic.com/v1"
@@ -257,7 +257,7 @@ async def _answer(config: Config, agent: str) -> str:
         answer = await provider.perform(
             Call("init:1", config.name_at_provider(name, model), [message], params, timeout_s=CALL_S, agent=agent)
         )
-    except CallFailed as failed:
+    except CallError as failed:
         error = classify(failed.failure, datetime.now(UTC)).error_info()
         raise CliError(
             "call_failed",

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from breakwater.api_keys import create_key, list_keys, revoke_key
 from breakwater.cli import output
 from breakwater.cli.output import Column
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 from breakwater.contracts.access import KEY_SCOPES, KeyScope
 from breakwater.policy.callers import ApiKey
+from breakwater.security.api_keys import create_key, list_keys, revoke_key
 
 app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_args_is_help=True)
 

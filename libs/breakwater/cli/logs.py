@@ -15,7 +15,7 @@ import typer
 from breakwater.cli import formats, output
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
-from breakwater.telemetry import line_for_people
+from breakwater.telemetry.logs import line_for_people
 
 LOOK_EVERY_S = 0.3
 

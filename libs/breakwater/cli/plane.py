@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from breakwater.client import ApiClient
     from breakwater.config import Config
     from breakwater.embedded.datadir import Endpoints
-    from breakwater.encryption import Cipher
+    from breakwater.security.encryption import Cipher
 
 DEFAULT_DATA = Path(".breakwater")
 

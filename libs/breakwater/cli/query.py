@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from breakwater.analytics.client import ResultSet
-from breakwater.analytics.errors import AnalyticsUnavailable
+from breakwater.analytics.errors import AnalyticsUnavailableError
 from breakwater.cli import connect, output
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.given import read_file, read_stdin, sendable
@@ -118,7 +118,7 @@ async def _print(
         rows = _Limited(analytics.stream(statement, settings), limit)
         try:
             await _PRINT[form](rows)
-        except AnalyticsUnavailable as error:
+        except AnalyticsUnavailableError as error:
             if "TIMEOUT_EXCEEDED" not in str(error):
                 raise
             text = f"the statement took longer than {timeout_s:g} s, and was stopped"

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from breakwater import background
 from breakwater.bus.errors import BusError
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.publisher import Publisher
@@ -38,12 +37,13 @@ from breakwater.embedded.process import for_service
 from breakwater.embedded.simulation import Simulation
 from breakwater.embedded.stack import Stack, nats_server
 from breakwater.embedded.supervisor import ProcessEvent, Supervisor
-from breakwater.files import write_private
-from breakwater.outage import Outage
 from breakwater.policy.incidents import IncidentRules
 from breakwater.policy.redact import Redactor
 from breakwater.policy.signals import config_applied
-from breakwater.settings import Settings
+from breakwater.runtime import background
+from breakwater.runtime.files import write_private
+from breakwater.runtime.outage import Outage
+from breakwater.runtime.settings import Settings
 from breakwater.state.configs import Configs
 
 LOOK_EVERY_S = 1.0
@@ -84,7 +84,7 @@ async def apply_to_servers(settings: Settings, config: Config, by: str) -> Prepa
 
     Raises:
         ConfigError: a running plane can't go over to it.
-        CliError, BusError, AnalyticsError, StateUnavailable: a server does not answer, or refuses.
+        CliError, BusError, AnalyticsError, StateUnavailableError: a server does not answer, or refuses.
     """
     async with connect.state(settings.redis_url.get_secret_value()) as redis:
         configs = Configs(redis)

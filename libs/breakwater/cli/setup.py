@@ -19,7 +19,7 @@ from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.config import Config
 from breakwater.contracts.subjects import Stream
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 
 
 def setup(

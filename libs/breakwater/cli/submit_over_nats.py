@@ -10,7 +10,7 @@ from typing import Any
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
-from breakwater.bus.errors import BusUnavailable, PublishRefused
+from breakwater.bus.errors import BusUnavailableError, PublishRefusedError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.cli import connect
@@ -20,9 +20,9 @@ from breakwater.contracts import subjects
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.validation import explain
-from breakwater.encryption import OFF
 from breakwater.errors import ConfigError
 from breakwater.policy.ownership import scoped_execution
+from breakwater.security.encryption import OFF
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
 """Between two looks for a result; each pause is twice the last one."""
@@ -77,7 +77,7 @@ async def _publish(publisher: Publisher, agent: str, called: str, job: dict[str,
     payload = json.dumps(job if inbox is None else {**job, "reply_to": inbox}, ensure_ascii=False).encode()
     try:
         await publisher.job(subject, payload, {Header.MSG_ID.value: subjects.message_id(agent, called)})
-    except PublishRefused as error:
+    except PublishRefusedError as error:
         if "no stream takes this subject" not in str(error):
             raise CliError("refused", f"the job was not accepted: {error}") from error
         raise CliError(
@@ -85,7 +85,7 @@ async def _publish(publisher: Publisher, agent: str, called: str, job: dict[str,
             f"agent {agent!r} is not configured: no stream takes {subject}",
             "`breakwater agents` lists those that are; after a change of the config run `breakwater setup`.",
         ) from error
-    except BusUnavailable as error:
+    except BusUnavailableError as error:
         raise unreachable(
             str(error),
             f"Whether the job was accepted is not known; submit it again with the same --job-id ({job['job_id']}). "

@@ -15,9 +15,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from breakwater import background, prctl
-from breakwater.api_keys import create_key, list_keys
-from breakwater.background import run_together
 from breakwater.bus.core import unhealthy_servers
 from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import CliError, wrong_usage
@@ -30,8 +27,11 @@ from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.simulation import simulated
 from breakwater.embedded.stack import Stack, plan_stack
 from breakwater.embedded.supervisor import Supervisor
-from breakwater.files import write_private
-from breakwater.settings import Settings
+from breakwater.runtime import background, prctl
+from breakwater.runtime.background import run_together
+from breakwater.runtime.files import write_private
+from breakwater.runtime.settings import Settings
+from breakwater.security.api_keys import create_key, list_keys
 
 LOOK_AT_DISK_EVERY_S = 5.0
 

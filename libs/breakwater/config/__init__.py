@@ -29,7 +29,7 @@ from breakwater.config.models import (
     validate_job,
 )
 from breakwater.errors import ConfigError
-from breakwater.secret_refs import SecretRef
+from breakwater.security.secret_refs import SecretRef
 
 __all__ = [
     "Agent",

@@ -14,7 +14,7 @@ from breakwater.errors import ConfigError
 from breakwater.policy.alert_rules import PLACEHOLDERS, AnomalyRules, Demanding, Reminders, Route
 from breakwater.policy.links import LEAST_SECRET
 from breakwater.providers.base import HttpUrl
-from breakwater.secret_refs import Secret
+from breakwater.security.secret_refs import Secret
 
 
 def _network(given: object) -> IPv4Network | IPv6Network:

@@ -11,7 +11,7 @@ from breakwater.config.alerts import Network
 from breakwater.contracts.access import PersonRole
 from breakwater.contracts.types import Identifier, Message
 from breakwater.errors import ConfigError
-from breakwater.secret_refs import Secret
+from breakwater.security.secret_refs import Secret
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _OPENID_SCOPE = r"^[\x21\x23-\x5b\x5d-\x7e]+$"

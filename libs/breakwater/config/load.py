@@ -12,13 +12,13 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-from breakwater.callables import load_callable
 from breakwater.config.models import Config, hint
 from breakwater.contracts.validation import about_controls
-from breakwater.encryption import Cipher
 from breakwater.errors import ConfigError
 from breakwater.providers.registry import KINDS
-from breakwater.secret_refs import SecretRef
+from breakwater.runtime.callables import load_callable
+from breakwater.security.encryption import Cipher
+from breakwater.security.secret_refs import SecretRef
 
 SECRETS_OF = {
     "worker": ("providers.", "encryption."),

@@ -41,7 +41,7 @@ from breakwater.policy.redact import RedactionRules
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 from breakwater.policy.retry import RetryBudgetRules, RetryPolicy, is_known
 from breakwater.providers.registry import LOCAL_KINDS, ProviderEntry
-from breakwater.secret_refs import EnvName, Secret
+from breakwater.security.secret_refs import EnvName, Secret
 
 MIB, GIB = 1024**2, 1024**3
 

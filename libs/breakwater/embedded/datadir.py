@@ -14,7 +14,8 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
 
 from breakwater.contracts.types import format_time
-from breakwater.files import write_private
+from breakwater.errors import BreakwaterError
+from breakwater.runtime.files import write_private
 
 _LOCK, _SECRETS, _ENDPOINTS = "up.lock", "secrets", "endpoints.json"
 _SECRET_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -62,7 +63,7 @@ class Endpoints(BaseModel):
             yield name, mask_url(value) if isinstance(value, str) else value
 
 
-class DataDirError(RuntimeError):
+class DataDirError(BreakwaterError, RuntimeError):
     """The data directory, or the file in it that `path` names, cannot be used."""
 
     def __init__(self, problem: str, path: Path, remedy: str) -> None:

@@ -30,14 +30,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from breakwater import prctl
 from breakwater.embedded.process import ProcessSpec, spawn, until_readable
+from breakwater.errors import BreakwaterError
+from breakwater.runtime import prctl
 
 SUPPORTED = sys.platform == "linux"
 _STOP_S = 2.0
 
 
-class ForkServerError(OSError):
+class ForkServerError(BreakwaterError, OSError):
     """The fork server did not start a service."""
 
 

@@ -10,6 +10,8 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from breakwater.errors import BreakwaterError
+
 Probe = Callable[[], Awaitable[bool]]
 
 LOOPBACK = "127.0.0.1"
@@ -20,7 +22,7 @@ _held: deque[socket.socket] = deque()
 _TIMEOUT_S = 2.0
 
 
-class PortInUseError(RuntimeError):
+class PortInUseError(BreakwaterError, RuntimeError):
     """The requested port is in use."""
 
     def __init__(self, port: int) -> None:

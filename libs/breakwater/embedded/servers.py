@@ -16,8 +16,9 @@ from pathlib import Path
 from breakwater.bus.permissions import GRANTS, Grant, render
 from breakwater.embedded.ports import LOOPBACK, http_ready, nats_ready, redis_ready
 from breakwater.embedded.process import ProcessSpec
-from breakwater.files import write_private
+from breakwater.errors import BreakwaterError
 from breakwater.policy.vulnerabilities import Version, known_vulnerabilities, read_version
+from breakwater.runtime.files import write_private
 
 _OLDEST = (6, 2)
 _INSTALL = "install it with `pip install 'breakwater[embedded]'`"
@@ -138,7 +139,7 @@ def _quoted(text: str) -> str:
     return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + '"'
 
 
-class ServerNotFoundError(RuntimeError):
+class ServerNotFoundError(BreakwaterError, RuntimeError):
     """The program of a server is neither installed with this Python nor on PATH."""
 
     def __init__(self, server: str, looked: str, remedy: str) -> None:

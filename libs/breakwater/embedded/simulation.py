@@ -15,7 +15,7 @@ from breakwater.contracts.types import usd_from_nano
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.ports import LOOPBACK, free_port, http_ready
 from breakwater.embedded.process import ProcessSpec
-from breakwater.files import write_private
+from breakwater.runtime.files import write_private
 
 AMOUNTS = ("input_usd_per_mtok", "output_usd_per_mtok", "cached_input_usd_per_mtok")
 FALLBACK_PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "4"}

@@ -20,8 +20,8 @@ from breakwater.embedded.datadir import DataDir, Endpoints
 from breakwater.embedded.ports import LOOPBACK, Probe, free_port, http_ready, standard_port
 from breakwater.embedded.process import ProcessSpec, for_service
 from breakwater.embedded.servers import clickhouse_spec, nats_spec, redis_spec
-from breakwater.files import write_private
-from breakwater.settings import Settings
+from breakwater.runtime.files import write_private
+from breakwater.runtime.settings import Settings
 
 HTTP_PORT, CONSOLE_PORT = 8080, 8081
 IN_FORCE = "config-in-force.yaml"

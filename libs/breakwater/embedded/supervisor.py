@@ -14,9 +14,10 @@ from typing import Any, Literal, Self, TypeVar
 
 import structlog
 
-from breakwater.background import run_together
 from breakwater.embedded.fork_server import SUPPORTED, ForkServer
 from breakwater.embedded.process import ProcessSpec, kill_group, log_size, log_tail, open_log, spawn, until_ended
+from breakwater.errors import BreakwaterError
+from breakwater.runtime.background import run_together
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ def restart_delay_s(failures: int) -> float:
     return min(FIRST_DELAY_S * 2 ** min(failures - 1, 32), LONGEST_DELAY_S)
 
 
-class ProcessFailedError(RuntimeError):
+class ProcessFailedError(BreakwaterError, RuntimeError):
     """A process did not come up.
 
     Attributes:

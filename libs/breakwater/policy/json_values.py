@@ -11,6 +11,8 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
+from breakwater.errors import BreakwaterError
+
 MAX_DEPTH = 100
 """Deeper JSON has no use here, and other programs refuse it: pydantic reads 200 levels, with those that are put around
 an answer, and writes 255."""
@@ -18,7 +20,7 @@ MAX_CANDIDATES = 100
 """Parts of a text that are tried. Who writes a hundred that look like JSON and are none has no answer."""
 
 
-class NoJsonError(ValueError):
+class NoJsonError(BreakwaterError, ValueError):
     """There is no JSON in the text, or none that may be used. The text says why, without what the answer says."""
 
 

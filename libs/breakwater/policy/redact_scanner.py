@@ -22,6 +22,8 @@ from typing import Any, cast
 
 import re2
 
+from breakwater.errors import BreakwaterError
+
 Pattern = re.Pattern[bytes]
 """A pattern of RE2, whose wrapper has the interface of `re`, and no types."""
 
@@ -40,7 +42,7 @@ MAX_VALUES = 100_000
 """Texts, names, objects and arrays that are copied in one document, at some microseconds each."""
 
 
-class TooMuchWorkError(Exception):
+class TooMuchWorkError(BreakwaterError):
     """So many places may be secrets that it would take too long to look at each."""
 
 

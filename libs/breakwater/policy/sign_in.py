@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Self
 
+from breakwater.errors import BreakwaterError
+
 LASTS_S = 600
 """Time that a person may take at the provider."""
 ENTROPY_BYTES = 20
@@ -88,7 +90,7 @@ MAX_ADDRESSES = 10_000
 """Number that is remembered; beyond, the one that was first seen is forgotten."""
 
 
-class TooManySignIns(Exception):  # noqa: N818  named after what happened
+class TooManySignInsError(BreakwaterError):
     """An address has failed too often, or has too many attempts under way."""
 
 
@@ -123,13 +125,13 @@ class SignInLimits:
 
     @contextmanager
     def of(self, address: str) -> Generator[SignInTry]:
-        """One attempt, for as long as the block runs. Raises TooManySignIns."""
+        """One attempt, for as long as the block runs. Raises TooManySignInsError."""
         known, now = self._address(_network(address)), self._clock()
         known.failures = max(0.0, known.failures - (now - known.at) * self._most / 60)
         known.at = now
         # What is under way may fail yet.
         if known.under_way >= self._at_once or known.failures + known.under_way > self._most - 1:
-            raise TooManySignIns
+            raise TooManySignInsError
         attempt = SignInTry()
         known.under_way += 1
         try:

@@ -10,6 +10,7 @@ import orjson
 from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
+from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.chat_messages import arguments_text, fields, finish_reason, objects
 from breakwater.policy.formats import words
@@ -32,7 +33,7 @@ _KEPT = ("title", "description", "enum", "const", "format", "default")
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
 
 
-class _InexpressibleError(Exception):
+class _InexpressibleError(BreakwaterError):
     """The schema allows what a closed one can't."""
 
 
@@ -147,7 +148,7 @@ def request_body(call: Call) -> dict[str, Any]:
     the same.
 
     Raises:
-        CallFailed: the call asks for what only OpenAI knows. Leaving it out would answer another question.
+        CallError: the call asks for what only OpenAI knows. Leaving it out would answer another question.
     """
     params: dict[str, Any] = {
         name: value for name, value in call.params.items() if value is not None and name not in _DROPPED
@@ -363,7 +364,7 @@ class Messages:
         return {"anthropic-version": self.version, **({} if key is None else {"x-api-key": key})}
 
     def body(self, call: Call) -> Mapping[str, Any]:
-        """The translated call. Raises CallFailed."""
+        """The translated call. Raises CallError."""
         return request_body(call)
 
     def stream_reader(self, answer: Assembly) -> StreamReader:  # noqa: ARG002  its own form has to be kept

@@ -14,11 +14,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.types import Message, UsdAmount
+from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import CallFailure, HttpFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage
-from breakwater.secret_refs import Secret
+from breakwater.security.secret_refs import Secret
 
 STALL_S = 1.0
 """A limit that is noticed so late is noticed after a stall, of this process or of its machine."""
@@ -157,7 +158,7 @@ class Answer:
     choices: tuple[Choice, ...] = ()
 
 
-class CallFailed(Exception):  # noqa: N818  what happened, in the field's words
+class CallError(BreakwaterError):
     """The call gave no usable answer.
 
     Attributes:
@@ -192,14 +193,14 @@ class Provider(Protocol):
     """Performs attempts."""
 
     async def perform(self, call: Call) -> Answer:
-        """Makes the call once. Raises CallFailed, and nothing else."""
+        """Makes the call once. Raises CallError, and nothing else."""
         ...
 
     async def refresh_credential(self, used: int | None) -> bool:
         """Reads the key's source again, once for all calls that failed with the same reading of it.
 
         Args:
-            used: the reading that was refused, from `CallFailed.credential`.
+            used: the reading that was refused, from `CallError.credential`.
 
         Returns:
             Whether a call with another key than that one can now be made.
@@ -287,7 +288,7 @@ class LocalSettings(ProviderSettings):
     )
 
 
-class UnusableAnswerError(Exception):
+class UnusableAnswerError(BreakwaterError):
     """A 2xx that says nothing; its text says what is missing."""
 
 
@@ -330,7 +331,7 @@ class Wire(Protocol):
         """The request.
 
         Raises:
-            CallFailed: the call asks for what the API does not know (see `refused`).
+            CallError: the call asks for what the API does not know (see `refused`).
         """
         ...
 
@@ -350,7 +351,7 @@ class Wire(Protocol):
         ...
 
 
-def refused(text: str, param: str) -> CallFailed:
+def refused(text: str, param: str) -> CallError:
     """A request that the provider would not take; it is not made. `param`: the field at fault."""
     failure = HttpFailure(400, text, "unsupported_parameter", "invalid_request_error", param=param)
-    return CallFailed(failure, maybe_billed=False)
+    return CallError(failure, maybe_billed=False)

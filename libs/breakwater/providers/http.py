@@ -27,7 +27,7 @@ from breakwater.providers.base import (
     Answer,
     AnswerTimeout,
     Call,
-    CallFailed,
+    CallError,
     HttpSettings,
     Streaming,
     StreamReader,
@@ -44,8 +44,8 @@ from breakwater.providers.failures import (
     says_why,
     transport_failure,
 )
-from breakwater.providers.http_stream import StreamBroken, assembled, is_of_events, receive
-from breakwater.secret_refs import SecretRef
+from breakwater.providers.http_stream import StreamBrokenError, assembled, is_of_events, receive
+from breakwater.security.secret_refs import SecretRef
 
 
 class Credential:
@@ -168,7 +168,7 @@ class HttpProvider:
         return f"HttpProvider({type(self._wire).__name__} at {self._origin})"
 
     async def perform(self, call: Call) -> Answer:
-        """Makes the call once. Raises CallFailed."""
+        """Makes the call once. Raises CallError."""
         key, version = self._credential.value, self._credential.version
         if self._secrets_version != version:
             self._secrets = KnownSecrets([] if key is None else [key], self._placeholder)
@@ -177,8 +177,8 @@ class HttpProvider:
             if call.streaming is not None:
                 return await self._stream(call, key, call.streaming)
             return self._read(await self._post(call, key))
-        except CallFailed as failed:
-            raise CallFailed(
+        except CallError as failed:
+            raise CallError(
                 _without(self._secrets, failed.failure),
                 maybe_billed=failed.maybe_billed,
                 usage=failed.usage,
@@ -203,10 +203,10 @@ class HttpProvider:
                 return await _reply(response)
         except TimeoutError as error:
             failure = TransportFailure("timeout", "TimeoutError", silence(call))
-            raise CallFailed(failure, maybe_billed=course.sent) from error
+            raise CallError(failure, maybe_billed=course.sent) from error
         except (aiohttp.ClientError, OSError) as error:
             # What never left this process was never billed: a refused connection, an unknown host, a TLS failure.
-            raise CallFailed(transport_failure(error), maybe_billed=course.sent) from error
+            raise CallError(transport_failure(error), maybe_billed=course.sent) from error
 
     async def _stream(self, call: Call, key: str | None, streaming: Streaming) -> Answer:
         course, reader = _RequestState(), self._wire.stream_reader(streaming.answer)
@@ -228,7 +228,7 @@ class HttpProvider:
         except (aiohttp.ClientError, OSError) as error:
             _release(error)
             failure, maybe_billed, cause = transport_failure(error), course.sent, error
-        except StreamBroken as broken:
+        except StreamBrokenError as broken:
             raise self._broken_off(broken, reader, streaming.answer) from broken
         except UnusableAnswerError as error:
             failure, cause = BrokenAnswer(str(error), status), error
@@ -240,7 +240,7 @@ class HttpProvider:
                 return self._answer(whole, status, usage)
             except UnusableAnswerError as error:
                 failure, cause = BrokenAnswer(str(error), status), error
-        raise CallFailed(failure, maybe_billed=maybe_billed, usage=usage) from cause
+        raise CallError(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
     def _request(self, call: Call, key: str | None, course: _RequestState) -> _Requesting:
         body = self._wire.body(call)
@@ -274,7 +274,7 @@ class HttpProvider:
     def _read(self, reply: _HttpReply) -> Answer:
         status = reply.status
         if not 200 <= status <= 299:
-            raise CallFailed(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
+            raise CallError(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
         body = (
             self._assembled(reply)
             if is_of_events(reply.payload)
@@ -282,12 +282,12 @@ class HttpProvider:
         )
         usage = self._wire.usage(body)
         if carries_error(body):
-            raise CallFailed(error_in_answer(body, status), maybe_billed=self._begun(body), usage=usage)
+            raise CallError(error_in_answer(body, status), maybe_billed=self._begun(body), usage=usage)
         try:
             return self._answer(body, status, usage)
         except UnusableAnswerError as error:
             if says_why(body):
-                raise CallFailed(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
+                raise CallError(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
             raise _broken(status, str(error), usage) from error
 
     def _assembled(self, reply: _HttpReply) -> dict[str, Any]:
@@ -295,16 +295,16 @@ class HttpProvider:
         reader = self._wire.stream_reader(answer)
         try:
             assembled(reply.payload, reader, answer, self._secrets)
-        except StreamBroken as broken:
+        except StreamBrokenError as broken:
             raise self._broken_off(broken, reader, answer) from broken
         except UnusableAnswerError as error:
             raise _broken(reply.status, str(error), self._wire.usage(reader.answer())) from error
         return self._secrets.hidden_in(reader.answer())
 
-    def _broken_off(self, broken: StreamBroken, reader: StreamReader, answer: Assembly) -> CallFailed:
+    def _broken_off(self, broken: StreamBrokenError, reader: StreamReader, answer: Assembly) -> CallError:
         said = reader.answer()
         begun = answer.length > 0 or self._begun(said)
-        return CallFailed(broken.failure, maybe_billed=begun, usage=self._wire.usage(said))
+        return CallError(broken.failure, maybe_billed=begun, usage=self._wire.usage(said))
 
     def _begun(self, body: dict[str, Any]) -> bool:
         """True if a model has said something before it failed: only then its provider may bill for it."""
@@ -320,7 +320,7 @@ class HttpProvider:
             return False
 
     def _answer(self, body: dict[str, Any], status: int, usage: Usage | None) -> Answer:
-        """The answer that a body holds. Raises UnusableAnswerError, CallFailed."""
+        """The answer that a body holds. Raises UnusableAnswerError, CallError."""
         choices = tuple(self._wire.choices(body))
         good = (one for one in choices if one.output is not None and one.finish_reason not in INTERRUPTED)
         chosen = next(good, choices[0])
@@ -332,7 +332,7 @@ class HttpProvider:
             words = f"the answer has no text and no tool call (finish_reason: {reason or 'none'})"
             failure = NothingSaid(reason, words, status)
         if failure is not None:
-            raise CallFailed(failure, maybe_billed=True, usage=usage, finish_reason=reason)
+            raise CallError(failure, maybe_billed=True, usage=usage, finish_reason=reason)
         several = choices if len(choices) > 1 else ()
         output = chosen.output
         if isinstance(output, str):  # of several blocks, perhaps
@@ -380,9 +380,9 @@ def _parsed(reply: _HttpReply) -> dict[str, Any]:
     return cast(dict[str, Any], body)
 
 
-def _broken(status: int, text: str, usage: Usage | None = None) -> CallFailed:
+def _broken(status: int, text: str, usage: Usage | None = None) -> CallError:
     # A model ran and gave something: its provider may well bill for it.
-    return CallFailed(BrokenAnswer(text, status), maybe_billed=True, usage=usage)
+    return CallError(BrokenAnswer(text, status), maybe_billed=True, usage=usage)
 
 
 def _without(key: KnownSecrets, failure: CallFailure) -> CallFailure:

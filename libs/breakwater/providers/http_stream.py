@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import aiohttp
 
+from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.classify import BrokenAnswer, CallFailure
 from breakwater.policy.redact import KnownSecrets
@@ -36,7 +37,7 @@ _LIMIT_EVERY = 0.05
 """Part of the idle timeout after which the timeout is set again: setting it costs as much as parsing a chunk."""
 
 
-class StreamBroken(Exception):  # noqa: N818  what happened, in the field's words
+class StreamBrokenError(BreakwaterError):
     """The stream itself says what went wrong."""
 
     def __init__(self, failure: CallFailure) -> None:
@@ -61,7 +62,7 @@ async def receive(
         secrets: which no event may say.
 
     Raises:
-        StreamBroken: an error came as an event, or too much was said.
+        StreamBrokenError: an error came as an event, or too much was said.
         UnusableAnswerError: an event can't be read, or the end is missing.
         TimeoutError: nothing came for too long.
         aiohttp.ClientError: the connection broke.
@@ -81,7 +82,7 @@ async def receive(
             if chunks:
                 await streaming.put(chunks)
         if answer.length > MAX_ANSWER_BYTES:
-            raise StreamBroken(BrokenAnswer(f"the answer is over {MAX_ANSWER_BYTES} bytes"))
+            raise StreamBrokenError(BrokenAnswer(f"the answer is over {MAX_ANSWER_BYTES} bytes"))
         if answer.length > said:
             now, part_s = loop.time(), streaming.idle_timeout_s * _LIMIT_EVERY
             if now - limited_at >= part_s:
@@ -101,7 +102,7 @@ def is_of_events(body: bytes) -> bool:
 
 
 def assembled(body: bytes, reader: StreamReader, answer: Assembly, secrets: KnownSecrets) -> None:
-    """Reads a stream that is there as a whole. Raises StreamBroken, UnusableAnswerError."""
+    """Reads a stream that is there as a whole. Raises StreamBrokenError, UnusableAnswerError."""
     for chunk in _chunks(EventReader(), reader, body + b"\n\n", secrets):
         answer.add(chunk)
     _check_end(reader, answer)
@@ -139,7 +140,7 @@ def _chunks(events: EventReader, reader: StreamReader, piece: bytes, secrets: Kn
                 continue
             event = None if data == b"[DONE]" else secrets.hidden_in_read(data, _parsed(data))
             if event is not None and (name == b"error" or carries_error(event)):
-                raise StreamBroken(error_in_answer(event))
+                raise StreamBrokenError(error_in_answer(event))
             yield from reader.read(event)
     except EventTooLargeError as error:
         raise UnusableAnswerError(str(error)) from error

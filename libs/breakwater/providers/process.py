@@ -26,7 +26,7 @@ from breakwater.providers.base import (
     Answer,
     AnswerTimeout,
     Call,
-    CallFailed,
+    CallError,
     LocalSettings,
     Provider,
     Streaming,
@@ -35,7 +35,7 @@ from breakwater.providers.base import (
 from breakwater.providers.child import STDERR_KEPT, Child
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
 from breakwater.providers.orphans import OrphanGuard
-from breakwater.secret_refs import EnvName, SecretRef
+from breakwater.security.secret_refs import EnvName, SecretRef
 
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
 MIB = 1024 * 1024
@@ -240,7 +240,7 @@ class ProcessProvider:
         return f"ProcessProvider({self._program.file})"
 
     async def perform(self, call: Call) -> Answer:
-        """Runs the program once. Raises CallFailed."""
+        """Runs the program once. Raises CallError."""
         request = to_json(request_of(call))
         child = self._start()
         lines = _DeltaLines()
@@ -254,10 +254,10 @@ class ProcessProvider:
                 await self._stream(child.talk(request), lines.pieces, call, call.streaming)
         except TimeoutError as error:
             text = f"{silence(call)}; the program was killed"
-            raise CallFailed(TransportFailure("timeout", "TimeoutError", text), maybe_billed=True) from error
+            raise CallError(TransportFailure("timeout", "TimeoutError", text), maybe_billed=True) from error
         except OSError as error:
             text = f"could not be watched: {error.strerror}"
-            raise CallFailed(TransportFailure("network", "IoError", text), maybe_billed=True) from error
+            raise CallError(TransportFailure("network", "IoError", text), maybe_billed=True) from error
         finally:
             # A task of its own: a call may be cancelled again while its child is being ended.
             ending = asyncio.create_task(self._end(child))
@@ -294,7 +294,7 @@ class ProcessProvider:
         program = self._program
         if self._closed:
             text = "could not be started: the worker is stopping"
-            raise CallFailed(TransportFailure("network", "IoError", text), maybe_billed=False)
+            raise CallError(TransportFailure("network", "IoError", text), maybe_billed=False)
         try:
             if (cwd := program.cwd) is None:
                 self._own_cwd = self._own_cwd or tempfile.TemporaryDirectory(
@@ -313,7 +313,7 @@ class ProcessProvider:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             text = f"could not be started: {why}"
-            raise CallFailed(TransportFailure("network", "IoError", text), maybe_billed=False) from error
+            raise CallError(TransportFailure("network", "IoError", text), maybe_billed=False) from error
         self._children.add(child)
         return child
 
@@ -347,11 +347,11 @@ class ProcessProvider:
             return response.answer(said if response.result is None else response.result, self._program.cost_per_call)
         said = shown.text(response.error or "") or f"answered {shown.text(response.status)!r} with {response.code}"
         failure = failure_of_code(response.code, said)
-        raise CallFailed(failure, maybe_billed=True, usage=response.tokens(), cost=response.cost_usd)
+        raise CallError(failure, maybe_billed=True, usage=response.tokens(), cost=response.cost_usd)
 
 
-def _failed(message: str) -> CallFailed:
-    return CallFailed(ProgramFailure("BackendFailureError", message, None, "server"), maybe_billed=True)
+def _failed(message: str) -> CallError:
+    return CallError(ProgramFailure("BackendFailureError", message, None, "server"), maybe_billed=True)
 
 
 def _ending(returncode: int | None) -> str:

@@ -14,12 +14,12 @@ import structlog
 from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
-from breakwater.callables import load_callable
-from breakwater.errors import ConfigError
+from breakwater.errors import BreakwaterError, ConfigError
 from breakwater.policy.classify import ProgramFailure, TransportFailure
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
-from breakwater.providers.base import Answer, Call, CallFailed, LocalSettings, Provider, silence
+from breakwater.providers.base import Answer, Call, CallError, LocalSettings, Provider, silence
 from breakwater.providers.local import Pieces, Shown, Spent, failure_of_code, first_problem, request_of
+from breakwater.runtime.callables import load_callable
 
 GRACE_S = 0.05
 """Time that a cancelled callable may take to end before it is abandoned."""
@@ -43,7 +43,7 @@ class Reply:
     cost_usd: str | Decimal | None = None
 
 
-class NonRetryableError(Exception):
+class NonRetryableError(BreakwaterError):
     """Raised by a callable when no further try could help: the request is wrong, or not for it.
 
     Args:
@@ -112,7 +112,7 @@ class PythonProvider:
         return f"PythonProvider({self._name!r})"
 
     async def perform(self, call: Call) -> Answer:
-        """Calls it once. Raises CallFailed."""
+        """Calls it once. Raises CallError."""
         # A task of its own: it can be left where it ignores that it is cancelled, and its cancelling itself is no
         # cancelling of the worker's.
         pieces, in_time = Pieces(), True
@@ -127,14 +127,14 @@ class PythonProvider:
         finally:
             await self._end({task})
         if not in_time:
-            raise CallFailed(TransportFailure("timeout", "TimeoutError", silence(call)), maybe_billed=True)
+            raise CallError(TransportFailure("timeout", "TimeoutError", silence(call)), maybe_billed=True)
         if task.cancelled():
             raise _failed("CancelledError", "the callable has cancelled itself")
         error = task.exception()
-        if isinstance(error, CallFailed):
+        if isinstance(error, CallError):
             raise error
         if isinstance(error, NonRetryableError):
-            raise CallFailed(failure_of_code(error.status, self._shown.text(str(error))), maybe_billed=True) from error
+            raise CallError(failure_of_code(error.status, self._shown.text(str(error))), maybe_billed=True) from error
         if error is not None:
             name = type(error).__name__
             raise _failed(name, self._shown.text(str(error)) or name) from error
@@ -204,5 +204,5 @@ def _json(result: Any, shown: Shown) -> JsonValue:
         raise _failed("BackendFailureError", f"returned what is not JSON: {shown.text(str(error))}") from error
 
 
-def _failed(class_name: str, message: str) -> CallFailed:
-    return CallFailed(ProgramFailure(class_name, message, None, "server"), maybe_billed=True)
+def _failed(class_name: str, message: str) -> CallError:
+    return CallError(ProgramFailure(class_name, message, None, "server"), maybe_billed=True)

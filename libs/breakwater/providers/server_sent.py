@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from breakwater.errors import BreakwaterError
+
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _MARK = b"\xef\xbb\xbf"
 """A byte-order mark, which may come before the first event."""
 
 
-class EventTooLargeError(Exception):
+class EventTooLargeError(BreakwaterError):
     """An event has more bytes than any may have."""
 
 

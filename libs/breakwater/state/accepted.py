@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
 
-from breakwater import background
 from breakwater.contracts.types import ms_from_time, time_from_ms
-from breakwater.outage import Outage
-from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailable
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailableError
 from breakwater.state.executions import SPAN_S, Claim, accepted_key
 from breakwater.state.plans import note_planned
 
@@ -102,7 +102,7 @@ class Accepted:
         """True if the job was accepted within a day over HTTP, or is being worked on, however it came.
 
         Raises:
-            StateUnavailable: that can't be known now.
+            StateUnavailableError: that can't be known now.
         """
         return execution_id in self._unsaved or await self.standing(execution_id) is not None
 
@@ -119,18 +119,18 @@ class Accepted:
                 # Another process may have accepted it and not have saved it yet.
                 await asyncio.sleep(2 * LINGER_S)
                 standing = await self._find(execution_id)
-        except StateUnavailable:
+        except StateUnavailableError:
             if execution_id not in self._unsaved:
                 raise
             return _standing(self._unsaved[execution_id], taken=False, checkpoint=None)
         return standing
 
     async def note_dry_run(self, asked_id: str, execution_id: str) -> None:
-        """Notes the execution of the newest dry run of an id, which takes no id. Raises StateUnavailable."""
+        """Notes the execution of the newest dry run of an id, which takes no id. Raises StateUnavailableError."""
         await self._redis.client.set(_dry_run_key(asked_id), execution_id, ex=KEEP_S)
 
     async def dry_run(self, asked_ids: Iterable[str]) -> str | None:
-        """The newest dry run of the first of some ids that has one. Raises StateUnavailable."""
+        """The newest dry run of the first of some ids that has one. Raises StateUnavailableError."""
         found = await self._redis.client.mget([_dry_run_key(one) for one in asked_ids])
         return next((str(one) for one in found if one is not None), None)
 
@@ -163,7 +163,7 @@ class Accepted:
             batch = dict(islice(self._unsaved.items(), _BATCH))
             try:
                 await self._save(batch)
-            except StateUnavailable as error:
+            except StateUnavailableError as error:
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -196,7 +196,7 @@ async def lately_accepted(redis: Redis, before: datetime, limit: int) -> tuple[l
     """Unclaimed jobs that were accepted in the day before a moment, the newest first, and the number of those left out.
 
     Where there are more than `limit`, these are of the latest hours, and of the earliest of those a random choice:
-    Redis would answer no other client while it reads a hash of all jobs. Raises StateUnavailable.
+    Redis would answer no other client while it reads a hash of all jobs. Raises StateUnavailableError.
     """
     found: list[RememberedJob] = []
     left, left_out = limit, 0
@@ -213,7 +213,7 @@ async def lately_accepted(redis: Redis, before: datetime, limit: int) -> tuple[l
 
 
 async def unclaimed(redis: Redis, jobs: Sequence[RememberedJob]) -> list[RememberedJob]:
-    """The jobs that no worker has, nor had when it died. Raises StateUnavailable."""
+    """The jobs that no worker has, nor had when it died. Raises StateUnavailableError."""
     async with redis.client.pipeline(transaction=False) as pipe:
         for job in jobs:
             pipe.exists(Claim(job.execution_id, "").key)

@@ -14,7 +14,7 @@ from breakwater.contracts.execution import FailureStatistics
 from breakwater.contracts.subjects import decode_token
 from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.policy.health import of_breaker
-from breakwater.state.connection import Redis, ScriptCall, StateUnavailable, scripts_of
+from breakwater.state.connection import Redis, ScriptCall, StateUnavailableError, scripts_of
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""
@@ -130,11 +130,11 @@ class Breakers:
         return ScriptCall(_LUA["succeeded"], [_redis_key(key)], [version, sequence, caller, KEEP_MS])
 
     async def load(self, keys: Sequence[BreakerKey]) -> list[Loaded]:
-        """Reads breakers in one round trip. Raises StateUnavailable."""
+        """Reads breakers in one round trip. Raises StateUnavailableError."""
         return [_loaded(*answer) for answer in await self._redis.run([_load_call(key) for key in keys])]
 
     async def load_with_log(self, keys: Sequence[BreakerKey]) -> tuple[str | None, list[Loaded]]:
-        """The answers of `filled_from` and `load`, in one round trip. Raises StateUnavailable."""
+        """The answers of `filled_from` and `load`, in one round trip. Raises StateUnavailableError."""
         log, *answers = await self._redis.run([ScriptCall(_LUA["log"], [_FILLED], []), *map(_load_call, keys)])
         return cast(str | None, log), [_loaded(*answer) for answer in answers]
 
@@ -142,7 +142,7 @@ class Breakers:
         """Saves breakers in one round trip. False for each that was changed since it was read: decide again.
 
         Raises:
-            StateUnavailable: they may or may not be saved; read them again to find out.
+            StateUnavailableError: they may or may not be saved; read them again to find out.
         """
         if not changes:
             return []
@@ -163,7 +163,7 @@ class Breakers:
         return saved
 
     async def all(self) -> list[tuple[BreakerKey, Loaded]]:
-        """Every breaker that is known, by name. Raises StateUnavailable."""
+        """Every breaker that is known, by name. Raises StateUnavailableError."""
         listed = cast(AsyncIterator[str], self._redis.client.sscan_iter(INDEX, count=_BATCH))
         names = sorted({name async for name in listed})
         keys = [_key(name) for name in names]
@@ -182,11 +182,11 @@ class Breakers:
         return [(key, loaded) for key, loaded in found if loaded.revision != UNSAVED]
 
     async def filled_from(self) -> str | None:
-        """The log that the breakers were made from; None where they are lost. Raises StateUnavailable."""
+        """The log that the breakers were made from; None where they are lost. Raises StateUnavailableError."""
         return cast(str | None, await self._redis.client.get(_FILLED))
 
     async def begin_filling(self) -> str:
-        """Begins a filling. Its mark, for `mark_filled`, is lost with all that is filled. Raises StateUnavailable."""
+        """A mark for `mark_filled`, lost with all that is filled after it. Raises StateUnavailableError."""
         [filling] = await self._redis.run([ScriptCall(_LUA["begin_filling"], [_FILLING], [secrets.token_hex(8)])])
         return str(filling)
 
@@ -198,26 +198,26 @@ class Breakers:
             filling: the mark of `begin_filling`; None to mark them filled in any case.
 
         Raises:
-            StateUnavailable: Redis does not answer, or has lost the filling: fill again.
+            StateUnavailableError: Redis does not answer, or has lost the filling: fill again.
         """
         filling = filling or await self.begin_filling()
         [marked] = await self._redis.run([ScriptCall(_LUA["mark_filled"], [_FILLED, _FILLING], [log, filling])])
         if not marked:
-            raise StateUnavailable("Redis was emptied while the breakers were filled")
+            raise StateUnavailableError("Redis was emptied while the breakers were filled")
 
     async def beat(self) -> None:
-        """Reports that a breaker service is alive, for the next `ALIVE_MS`. Raises StateUnavailable."""
+        """Reports that a breaker service is alive, for the next `ALIVE_MS`. Raises StateUnavailableError."""
         await self._redis.client.set(_ALIVE, 1, px=ALIVE_MS)
 
     async def alive(self) -> bool:
-        """True if a breaker service is alive and the breakers are derived from the log. Raises StateUnavailable."""
+        """True if a breaker service is alive and breakers are derived from the log. Raises StateUnavailableError."""
         return bool(await self._redis.client.exists(_ALIVE))
 
     async def mark_published(self, key: BreakerKey, transition: str) -> None:
         """Records that a transition has been published, unless another one has taken its place meanwhile.
 
         Raises:
-            StateUnavailable: it may be published once more, which changes nothing.
+            StateUnavailableError: it may be published once more, which changes nothing.
         """
         await self._redis.run([ScriptCall(_LUA["published"], [_redis_key(key)], [transition])])
 

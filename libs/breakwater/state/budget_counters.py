@@ -1,6 +1,6 @@
 """The counters of all budgets: read as of one moment, filled from the record, repaired where they differ.
 
-The figures that they are filled from or compared with are computed in `breakwater.reconciliation`.
+The figures that they are filled from or compared with are computed in `breakwater.coordination.reconciliation`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from breakwater.state.budgets import (
     raised_cap,
     reservation,
 )
-from breakwater.state.connection import Argument, Redis, ScriptCall, StateUnavailable, read_hashes
+from breakwater.state.connection import Argument, Redis, ScriptCall, StateUnavailableError, read_hashes
 
 KEEP = timedelta(milliseconds=KEEP_MS)
 KEEP_COPIES_MS = 600_000
@@ -129,7 +129,7 @@ class Repair:
 
 
 class BudgetCounters:
-    """Reads, fills and repairs the counters. All methods raise StateUnavailable, and may then be called again."""
+    """Reads, fills and repairs the counters. All methods raise StateUnavailableError, and may then be called again."""
 
     def __init__(self, redis: Redis, zone: ZoneInfo) -> None:
         self._redis = redis
@@ -175,7 +175,7 @@ class BudgetCounters:
         filled, copied, *bits = answer
         reservations, *counted = await read_hashes(self._redis.client, copies)
         if await self._redis.client.unlink(*copies) < copied:
-            raise StateUnavailable("the copy of the budgets' counters was not read in time")
+            raise StateUnavailableError("the copy of the budgets' counters was not read in time")
         return Snapshot(
             _filled(dict(zip(_FILLED, filled, strict=True))),
             tuple(_period_counters(one, fields) for one, fields in zip(periods, counted, strict=True)),

@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo
 from breakwater.contracts.events import Window
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time, time_from_ms
+from breakwater.errors import BreakwaterError
 from breakwater.policy.budget import WINDOWS, Counter, Period, Periods, fits, period, periods_at, scope_keys
 from breakwater.policy.ledger import AttemptSums, charged_at, figures_of
 from breakwater.state.connection import Argument, Redis, ScriptCall, scripts_of
@@ -40,7 +41,7 @@ HELD = "bw:budget:held"
 LUA = scripts_of("budgets")
 
 
-class NotFilled(Exception):  # noqa: N818  a condition, as StateUnavailable is
+class NotFilledError(BreakwaterError):
     """The counters are not those of the log: they are lost, or still to be rebuilt. Ask again after that."""
 
 
@@ -269,8 +270,8 @@ class Budgets:
             For each settlement the spend of its budgets afterwards, also when it had been counted before.
 
         Raises:
-            NotFilled: the counters are to be filled from this log first. Nothing is counted.
-            StateUnavailable: settle again.
+            NotFilledError: the counters are to be filled from this log first. Nothing is counted.
+            StateUnavailableError: settle again.
         """
         places = [periods_at(settlement.charged_at, self._zone) for settlement in settlements]
         pairs = list(zip(settlements, places, strict=True))
@@ -290,7 +291,7 @@ class Budgets:
         parts = [pairs[begin : begin + SETTLED_TOGETHER] for begin in range(0, len(pairs), SETTLED_TOGETHER)]
         answers = await self._redis.run([self._settle_call(part, log) for part in parts])
         if [3] in answers:
-            raise NotFilled
+            raise NotFilledError
         return [answer for answers_of_part in answers for answer in answers_of_part]
 
     def _settle_call(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> ScriptCall:
@@ -325,21 +326,21 @@ class Budgets:
         return Periods(*(period(window, noon, self._zone) for window, noon in zip(WINDOWS, noons, strict=True)))
 
     async def reservations(self, attempt_ids: Sequence[str]) -> list[Reservation | None]:
-        """The reservations of attempts. Raises StateUnavailable."""
+        """The reservations of attempts. Raises StateUnavailableError."""
         if not attempt_ids:
             return []
         held = cast(list[str | None], await self._redis.client.hmget(RESERVATIONS, list(attempt_ids)))
         return [None if text is None else reservation(name, text) for name, text in zip(attempt_ids, held, strict=True)]
 
     async def lapsed(self, now: datetime, limit: int = 500) -> list[str]:
-        """Attempts whose reservation's lease has ended without a settlement. Raises StateUnavailable."""
+        """Attempts whose reservation's lease has ended without a settlement. Raises StateUnavailableError."""
         found = await self._redis.client.zrangebyscore(LEASES, 0, ms_from_time(now), start=0, num=limit)
         return cast(list[str], found)
 
     async def charge_estimate(self, lapsed: Reservation) -> None:
         """Charges a lapsed reservation at its amount. Its event, if it still comes, corrects that.
 
-        One that was charged before, and whose month is long over, is forgotten. Raises StateUnavailable; may be
+        One that was charged before, and whose month is long over, is forgotten. Raises StateUnavailableError; may be
         repeated.
         """
         keys = [RESERVATIONS, LEASES, period_key("daily", lapsed.day), period_key("monthly", lapsed.month), HELD]
@@ -348,11 +349,11 @@ class Budgets:
         await self._redis.run([ScriptCall(LUA["lapse"], keys, arguments)])
 
     async def forget_lease(self, attempt_id: str) -> None:
-        """Takes an attempt off the list of leases: there is nothing to charge any more. Raises StateUnavailable."""
+        """Removes an attempt's lease: there is nothing to charge any more. Raises StateUnavailableError."""
         await self._redis.client.zrem(LEASES, attempt_id)
 
     async def filled(self) -> bool:
-        """True if the counters are there, from any log. Raises StateUnavailable."""
+        """True if the counters are there, from any log. Raises StateUnavailableError."""
         return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
 
     def _current(self, now: datetime) -> Periods:

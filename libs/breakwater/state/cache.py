@@ -12,7 +12,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.contracts.execution import Choice
 from breakwater.contracts.types import Timestamp
-from breakwater.encryption import OFF, Cipher, Undecryptable
+from breakwater.security.encryption import OFF, Cipher, DecryptionError
 from breakwater.state.connection import Redis, Script, ScriptCall
 
 MAX_ANSWER_BYTES = 1_000_000
@@ -71,7 +71,7 @@ class AnswerCache:
         self._cipher = cipher
 
     async def get(self, key: str) -> Cached | None:
-        """The cached answer, or None. Raises StateUnavailable."""
+        """The cached answer, or None. Raises StateUnavailableError."""
         text = cast(str | None, await self._redis.client.get(_answer(key)))
         return None if text is None else self._read(text)
 
@@ -85,7 +85,7 @@ class AnswerCache:
             lease_ms: how long the leader may be silent before the next one leads.
 
         Raises:
-            StateUnavailable: ask again.
+            StateUnavailableError: ask again.
         """
         if holder is None:
             return await self.get(key)
@@ -113,7 +113,7 @@ class AnswerCache:
             False when it is too large to be cached; the flight is ended all the same.
 
         Raises:
-            StateUnavailable: it may or may not be cached; call again.
+            StateUnavailableError: it may or may not be cached; call again.
         """
         value = _STORED.dump_json(cached)
         if len(value) > MAX_ANSWER_BYTES:
@@ -129,14 +129,14 @@ class AnswerCache:
         """Ends a flight without an answer: the next caller of `ask` leads. Only the leader can.
 
         Raises:
-            StateUnavailable: call again, or let the lease end.
+            StateUnavailableError: call again, or let the lease end.
         """
         await self._redis.run([ScriptCall(_LEAVE, [_flight(key)], [holder])])
 
     def _read(self, text: str) -> Cached | None:
         try:
             return _STORED.validate_json(self._cipher.decrypt_lines(text))
-        except (ValidationError, Undecryptable):
+        except (ValidationError, DecryptionError):
             # Kept by another version, or under a key that is gone: as good as none, and soon replaced.
             return None
 

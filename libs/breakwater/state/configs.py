@@ -24,7 +24,7 @@ class Configs:
         self._redis = redis
 
     async def save(self, configs: Mapping[str, str], *, agents: Iterable[str], retired: Mapping[str, str]) -> None:
-        """Saves the texts of configs by their versions. Raises StateUnavailable; may be repeated.
+        """Saves the texts of configs by their versions. Raises StateUnavailableError; may be repeated.
 
         Args:
             configs: each is kept for another month.
@@ -41,19 +41,19 @@ class Configs:
             await pipe.execute()
 
     async def load(self, version: str) -> str | None:
-        """The text of a config; None for one that is not known any more. Raises StateUnavailable."""
+        """The text of a config; None for one that is not known any more. Raises StateUnavailableError."""
         return await cast(Any, self._redis.client.get(_key(version)))
 
     async def retired(self) -> dict[str, str]:
-        """The agents that are configured no more, with the last version that had them. Raises StateUnavailable."""
+        """The agents that are configured no more, with the last version that had them. Raises StateUnavailableError."""
         return (await read_hashes(self._redis.client, [_RETIRED]))[0]
 
     async def applied(self) -> str | None:
-        """The text of the config that was applied last; None where none was. Raises StateUnavailable."""
+        """The text of the config that was applied last; None where none was. Raises StateUnavailableError."""
         return await cast(Any, self._redis.client.get(_APPLIED))
 
     async def mark_applied(self, text: str) -> None:
-        """Notes which config was applied last. Raises StateUnavailable."""
+        """Notes which config was applied last. Raises StateUnavailableError."""
         await cast(Any, self._redis.client.set(_APPLIED, text))
 
 

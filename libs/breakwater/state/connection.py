@@ -20,8 +20,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from breakwater.errors import Unavailable
-from breakwater.tls import tls_settings
+from breakwater.errors import UnavailableError
+from breakwater.security.tls import tls_settings
 
 Argument = str | int
 
@@ -30,7 +30,7 @@ WAIT_FOR_CONNECTION_S = 10
 ANSWER_S = 5
 
 
-class StateUnavailable(Unavailable):
+class StateUnavailableError(UnavailableError):
     """Redis does not answer, or not in time. Every script may be called again: each is idempotent."""
 
     server = "redis"
@@ -90,7 +90,7 @@ class _PacksInC(aioredis.Connection):
 
 
 class _Client(aioredis.Redis):
-    """Raises StateUnavailable for the errors of the client library that mean an outage."""
+    """Raises StateUnavailableError for the errors of the client library that mean an outage."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         async with _translated():
@@ -166,7 +166,7 @@ class Redis:
         is raised to its own caller.
 
         Raises:
-            StateUnavailable: nothing is known of what ran; call again.
+            StateUnavailableError: nothing is known of what ran; call again.
             TypeError, ValueError: a key or an argument is none; nothing was sent.
         """
         if not calls:
@@ -256,7 +256,7 @@ class Redis:
         raise AssertionError("the last try returns or raises")
 
     async def ping(self) -> None:
-        """Raises StateUnavailable when Redis does not answer."""
+        """Raises StateUnavailableError when Redis does not answer."""
         await cast(Any, self.client.ping())
 
     async def close(self) -> None:
@@ -269,7 +269,7 @@ async def read_hashes(client: aioredis.Redis, keys: Sequence[str]) -> list[dict[
     """Reads whole hashes in parts of about a thousand fields: Redis answers others in between.
 
     Raises:
-        StateUnavailable: Redis does not answer.
+        StateUnavailableError: Redis does not answer.
     """
     found: list[dict[str, str]] = [{} for _ in keys]
     cursors = dict.fromkeys(range(len(keys)), 0)
@@ -300,11 +300,11 @@ _PASSING = re.compile(
 """The codes of a server that can't serve just now; Redis 6.2 has that of a script's command within its text."""
 
 
-def unavailable(error: Exception) -> StateUnavailable | None:
+def unavailable(error: Exception) -> StateUnavailableError | None:
     """The outage that an error means; None for a mistake of ours, which no second try would mend."""
     if isinstance(error, RedisConnectionError | RedisTimeoutError | InvalidResponse | OSError):
-        return StateUnavailable(f"Redis did not answer: {str(error) or type(error).__name__}")
+        return StateUnavailableError(f"Redis did not answer: {str(error) or type(error).__name__}")
     # redis-py takes a code that it knows out of the text.
     text = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
     passes = isinstance(error, ResponseError) and _PASSING.search(text) is not None
-    return StateUnavailable(f"Redis does not serve: {text}") if passes else None
+    return StateUnavailableError(f"Redis does not serve: {text}") if passes else None

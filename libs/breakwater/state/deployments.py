@@ -62,14 +62,14 @@ class Deployments:
         return ScriptCall(_LUA["hold"], [_hold(name)], [math.ceil(hold_s * 1000)])
 
     async def held_until(self, names: Iterable[str]) -> dict[str, int]:
-        """Until when those are held that are, in ms since the epoch by this clock. Raises StateUnavailable."""
+        """Until when those are held that are, in ms since the epoch by this clock. Raises StateUnavailableError."""
         unique = list(dict.fromkeys(names))
         left = await self._redis.run([self.admit_call(name, first_try=False) for name in unique])
         now_ms = time.time_ns() // 1_000_000
         return {name: now_ms + left_ms for name, left_ms in zip(unique, left, strict=True) if left_ms}
 
     async def release(self, name: str) -> None:
-        """Ends a hold. Raises StateUnavailable."""
+        """Ends a hold. Raises StateUnavailableError."""
         await self._redis.client.delete(_hold(name))
 
     async def may_retry(self, name: str, attempt_id: str, caller: str = "") -> bool:
@@ -81,7 +81,7 @@ class Deployments:
             caller: whose, so that others can't use up all (`policy.breaker.caller_of`); empty where it is not known.
 
         Raises:
-            StateUnavailable: it may be counted; ask again for the same attempt.
+            StateUnavailableError: it may be counted; ask again for the same attempt.
         """
         rules = self._rules
         if rules is None:

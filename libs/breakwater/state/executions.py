@@ -8,7 +8,8 @@ from typing import Any, Literal, cast
 from uuid import uuid4
 
 from breakwater.contracts.execution import PendingCancel
-from breakwater.encryption import OFF, Cipher
+from breakwater.errors import BreakwaterError
+from breakwater.security.encryption import OFF, Cipher
 from breakwater.state.connection import Redis, ScriptCall, scripts_of
 
 CLAIM_LEASE_MS = 12_000
@@ -113,7 +114,7 @@ class ClaimEnded:
     """The task that it belongs to: its own where it was given none and has children; None where it has none either."""
 
 
-class ClaimLost(Exception):  # noqa: N818  not an error: another worker goes on
+class ClaimLostError(BreakwaterError):
     """Another handling of the job has taken over; this one must stop, make no call and publish nothing."""
 
 
@@ -134,7 +135,7 @@ class Executions:
         owner: str | None = None,
         accepted_s: float = 0.0,
     ) -> Claimed | Taken | Conflict:
-        """Takes the job, unless another handling has it. May be repeated with the same claim. Raises StateUnavailable.
+        """Claims the job, unless another worker has. Idempotent for the same claim. Raises StateUnavailableError.
 
         Args:
             claim: which.
@@ -144,7 +145,7 @@ class Executions:
             owner: the key or the program that the job belongs to.
             accepted_s: when it was accepted, since the epoch; its note (`state.accepted`) goes to the claim.
 
-        Raises Undecryptable, too: it is ours, and its checkpoint can't be read.
+        Raises DecryptionError, too: it is ours, and its checkpoint can't be read.
         """
         arguments = [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest, tenant or "", task_id or "", owner or ""]
         call = ScriptCall(_LUA["claim"], [*claim.keys, accepted_key(accepted_s)], [*arguments, claim.execution_id])
@@ -159,7 +160,7 @@ class Executions:
                 return Conflict()
 
     async def saved_checkpoint(self, execution_id: str) -> str | None:
-        """The checkpoint of a job, under any claim; None for one that has not begun. Raises StateUnavailable.
+        """The checkpoint of a job, under any claim; None for one that has not begun. Raises StateUnavailableError.
 
         As Redis has it: without the texts where they are encrypted.
         """
@@ -183,14 +184,14 @@ class Executions:
         return ClaimKept(_cancels(texts), "" in texts)
 
     async def checkpoint(self, claim: Claim, checkpoint: str) -> ClaimKept | None:
-        """Saves a checkpoint. None when the claim is lost. Raises StateUnavailable."""
+        """Saves a checkpoint. None when the claim is lost. Raises StateUnavailableError."""
         [answer] = await self._redis.run([self.checkpoint_call(claim, checkpoint)])
         return self.kept(answer)
 
     async def append_partial(self, claim: Claim, text: str, messages: int) -> bool:
         """Saves more of the answer that is out, and in how many messages. False when the claim is lost.
 
-        Raises StateUnavailable.
+        Raises StateUnavailableError.
         """
         line = self._cipher.encrypt_line(text)
         [kept] = await self._redis.run(
@@ -199,22 +200,22 @@ class Executions:
         return bool(kept)
 
     async def partial_output(self, claim: Claim) -> tuple[str, int]:
-        """Reads what `append_partial` has saved. Raises StateUnavailable, Undecryptable."""
+        """Reads what `append_partial` has saved. Raises StateUnavailableError, DecryptionError."""
         [(text, messages)] = await self._redis.run([ScriptCall(_LUA["partial"], [claim.key], [])])
         return self._cipher.decrypt_lines(text or ""), int(messages or 0)
 
     async def renew(self, claims: Iterable[Claim]) -> list[ClaimKept | None]:
-        """Renews the leases of claims in one round trip; None for one that is lost. Raises StateUnavailable."""
+        """Renews the leases of claims in one round trip; None for one that is lost. Raises StateUnavailableError."""
         answers = await self._redis.run([self.checkpoint_call(claim, "") for claim in claims])
         return [self.kept(answer) for answer in answers]
 
     async def release(self, claim: Claim) -> ClaimKept | None:
-        """Releases a job before its end: the next claim has it, with its checkpoint. Raises StateUnavailable."""
+        """Releases a job before its end: the next claim has it, with its checkpoint. Raises StateUnavailableError."""
         [answer] = await self._redis.run([self.checkpoint_call(claim, "", lease_ms=0)])
         return self.kept(answer)
 
     async def finish(self, claim: Claim) -> ClaimEnded:
-        """Lets go of a job whose record is stored; a moment later it is forgotten. Raises StateUnavailable.
+        """Lets go of a job whose record is stored; a moment later it is forgotten. Raises StateUnavailableError.
 
         Args:
             claim: which; one without a token means that of any holder.
@@ -228,7 +229,7 @@ class Executions:
         return ClaimEnded(_waiting(notices), tenant or None, task_id or None)
 
     async def crashed(self, message: str, by: int = 1) -> int:
-        """Counts the crashes of a message's handling, over all workers. Raises StateUnavailable."""
+        """Counts the crashes of a message's handling, over all workers. Raises StateUnavailableError."""
         key = f"bw:crashes:{message}"
         async with self._redis.client.pipeline(transaction=False) as pipe:
             pipe.incrby(key, by)
@@ -251,7 +252,7 @@ class Executions:
             others: the task where the parent is of another owner.
 
         Raises:
-            StateUnavailable: ask again.
+            StateUnavailableError: ask again.
         """
         call = ScriptCall(
             _LUA["parent"], Claim(execution_id, "").keys, [tenant or "", int(dry_run), KEEP_MS, owner or "", others]
@@ -262,18 +263,18 @@ class Executions:
     async def free(self, worker: str, execution_ids: Sequence[str]) -> list[Literal["freed", "unclaimed", "held"]]:
         """Ends the claims that a dead worker holds on some jobs, and returns the state of each job.
 
-        The holder of an `unclaimed` one writes its claim again, if Redis has lost it. Raises StateUnavailable.
+        The holder of an `unclaimed` one writes its claim again, if Redis has lost it. Raises StateUnavailableError.
         """
         calls = [ScriptCall(_LUA["free"], [Claim(one, "").key], [f"{worker}/"]) for one in execution_ids]
         return await self._redis.run(calls)
 
     async def wait_for(self, execution_ids: Iterable[str], waiting: str) -> None:
-        """Notes with executions that a job waits for each of them to end. Raises StateUnavailable."""
+        """Notes with executions that a job waits for each of them to end. Raises StateUnavailableError."""
         keys = (Claim(one, "").keys[1:] for one in execution_ids)
         await self._redis.run([ScriptCall(_LUA["wait"], key, [waiting, KEEP_MS, MAX_WAITING]) for key in keys])
 
     async def waiting_for(self, execution_ids: Iterable[str]) -> set[str]:
-        """The jobs that wait for one of the executions. Raises StateUnavailable."""
+        """The jobs that wait for one of the executions. Raises StateUnavailableError."""
         keys = (Claim(one, "").keys[1:] for one in execution_ids)
         notices: list[list[str]] = await self._redis.run([ScriptCall(_LUA["notices"], key, []) for key in keys])
         return {job_id for texts in notices for job_id in _waiting(texts)}
@@ -285,7 +286,7 @@ class Executions:
             The request that counts: the first of the same sender for the same agents.
 
         Raises:
-            StateUnavailable: it may be left all the same; ask again.
+            StateUnavailableError: it may be left all the same; ask again.
         """
         by = request.cancellation
         who = f"{by.by}/{by.key_id or by.name or ''}/{','.join(sorted(request.agents))}"
@@ -296,7 +297,7 @@ class Executions:
     async def count_unseen(self, user: str, execution_id: str) -> bool:
         """Counts a cancel request of a NATS user for an unknown job; False where there are too many of them.
 
-        Those whose job has ended, or whose time is over, count no more. Raises StateUnavailable.
+        Those whose job has ended, or whose time is over, count no more. Raises StateUnavailableError.
         """
         key = f"bw:unseen-cancels:{user}"
         call = ScriptCall(_LUA["unseen"], [key], [execution_id, MAX_UNSEEN, KEEP_MS])

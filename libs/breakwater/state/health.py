@@ -93,19 +93,19 @@ class Healths:
         return ScriptCall(_NOTE, [_key(agent)], arguments)
 
     async def note(self, calls: Sequence[ScriptCall]) -> None:
-        """Records the calls of several agents in one round trip. Raises StateUnavailable; may be repeated."""
+        """Records the calls of several agents in one round trip. Raises StateUnavailableError; may be repeated."""
         if calls:
             await self._redis.run(calls)
 
     async def forget(self, agents: Sequence[str]) -> None:
-        """Deletes everything, as for a new log, whose sequences begin at 1 again. Raises StateUnavailable."""
+        """Deletes everything, as for a new log, whose sequences begin at 1 again. Raises StateUnavailableError."""
         await self._redis.client.delete(*(_key(agent) for agent in agents))
 
     async def of(self, agents: Sequence[str]) -> list[dict[str, CallHealth]]:
         """The health of agents, by model; the key `""` is all of an agent's models together.
 
         Raises:
-            StateUnavailable: Redis does not answer.
+            StateUnavailableError: Redis does not answer.
         """
         return [_by_model(fields) for fields in await read_hashes(self._redis.client, [_key(one) for one in agents])]
 

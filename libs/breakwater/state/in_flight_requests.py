@@ -67,7 +67,7 @@ class InFlightRequests:
             The id of the call that it waits for.
 
         Raises:
-            StateUnavailable: that can't be known now.
+            StateUnavailableError: that can't be known now.
         """
         keep_s = KEEP_S + round(longest_s)
         call = ScriptCall(_BEGIN, [_key(question), _of_request(request)], [job_id, int(attaches), keep_s])
@@ -87,13 +87,13 @@ class InFlightRequests:
             True if no other request waits for it.
 
         Raises:
-            StateUnavailable: it keeps its place.
+            StateUnavailableError: it keeps its place.
         """
         call = ScriptCall(_LEAVE, [_key(question), _of_request(request)], [job_id, int(cancels), KEEP_S])
         return bool((await self._redis.run([call]))[0])
 
     async def end(self, question: str, job_id: str) -> None:
-        """Forgets a call: its response is sent. Raises StateUnavailable."""
+        """Forgets a call: its response is sent. Raises StateUnavailableError."""
         await self._redis.client.zrem(_key(question), job_id)
 
 

@@ -32,7 +32,7 @@ class RedisFacts:
 
 
 async def inspect(redis: Redis) -> RedisFacts:
-    """Asks a server. Raises StateUnavailable."""
+    """Asks a server. Raises StateUnavailableError."""
     client = cast(Any, redis.client)
     await client.ping()
     begun = time.perf_counter()

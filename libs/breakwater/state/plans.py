@@ -45,7 +45,7 @@ class KnownPlan:
 
 
 class Plans:
-    """The plans of the last 72 hours. All methods raise StateUnavailable."""
+    """The plans of the last 72 hours. All methods raise StateUnavailableError."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis

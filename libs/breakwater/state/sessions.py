@@ -99,7 +99,7 @@ class Known:
 
 
 class Sessions:
-    """The sessions of all holders. All methods raise StateUnavailable."""
+    """The sessions of all holders. All methods raise StateUnavailableError."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -163,7 +163,7 @@ class Sessions:
 
 
 class SignIns:
-    """Sign-ins on their way. All methods raise StateUnavailable."""
+    """Sign-ins on their way. All methods raise StateUnavailableError."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis

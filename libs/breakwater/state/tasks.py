@@ -112,7 +112,7 @@ class Entered:
 
 
 class Tasks:
-    """The tasks of the fleet. All methods that wait raise StateUnavailable, and may then be called again."""
+    """The tasks of the fleet. All methods that wait raise StateUnavailableError, and may then be called again."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis

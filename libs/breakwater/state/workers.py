@@ -62,24 +62,24 @@ class Workers:
             How many workers run, this one included, and the others whose heartbeat is late.
 
         Raises:
-            StateUnavailable: Redis does not answer.
+            StateUnavailableError: Redis does not answer.
         """
         [(running, late)] = await self._redis.run([ScriptCall(_BEAT, [_KEY], [worker, heard_on, LATE_MS, FORGET_MS])])
         return running, [LateWorker(one, int(silent_ms) / 1000, heard_on) for one, silent_ms, heard_on in late]
 
     async def forget(self, worker: str) -> None:
-        """Removes a worker: it has stopped in order, or its jobs are taken over. Raises StateUnavailable."""
+        """Removes a worker: it has stopped in order, or its jobs are taken over. Raises StateUnavailableError."""
         await cast(Any, self._redis.client.hdel(_KEY, worker))
 
     async def kept_for_s(self) -> float:
-        """Seconds since Redis started, in which it lost no claim. Raises StateUnavailable."""
+        """Seconds since Redis started, in which it lost no claim. Raises StateUnavailableError."""
         return float((await self._redis.client.info("server"))["uptime_in_seconds"])
 
     async def running(self) -> dict[str, str]:
         """The workers whose heartbeat is not late, by id: the NATS server that each was heard on, or an empty text.
 
         Raises:
-            StateUnavailable: Redis does not answer.
+            StateUnavailableError: Redis does not answer.
         """
         seconds, microseconds = cast(tuple[int, int], await cast(Any, self._redis.client.time()))
         [known] = await read_hashes(self._redis.client, [_KEY])

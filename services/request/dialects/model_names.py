@@ -8,7 +8,7 @@ from breakwater.config import Agent, Config
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.callers import Caller
 from services.request.parsing import suggestion
-from services.request.problems import Problem
+from services.request.problems import RequestError
 
 
 class ModelNameTable:
@@ -30,7 +30,7 @@ class ModelNameTable:
             caller: the sender.
 
         Raises:
-            Problem: 404, there is no such agent or model for this key.
+            RequestError: 404, there is no such agent or model for this key.
         """
         usable = self._usable(caller)
         if name in usable:
@@ -76,13 +76,13 @@ class ModelNameTable:
         provider = self._config.provider_name(agent, model)
         return None if provider is None else self._config.name_at_provider(provider, model)
 
-    def _not_found(self, name: str, caller: Caller) -> Problem:
+    def _not_found(self, name: str, caller: Caller) -> RequestError:
         known = list(dict.fromkeys(self.listed(caller)))
         message = (
             f"the model {name!r} does not exist, or this API key may not use it: `model` is an agent, `agent/model`, "
             f"or any model of the agent that the key is bound to{suggestion(name, known)}"
         )
-        return Problem(404, "model_not_found", message, [FieldError(path="model", message="is not known")])
+        return RequestError(404, "model_not_found", message, [FieldError(path="model", message="is not known")])
 
 
 def _listed(agent: Agent) -> list[str]:

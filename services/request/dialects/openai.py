@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from breakwater.bus.core import hearing
-from breakwater.bus.errors import BusUnavailable
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.lookup import ClientGetter
 from breakwater.config import Config
 from breakwater.contracts import subjects
@@ -34,7 +34,7 @@ from breakwater.contracts.validation import FieldError, problems
 from breakwater.policy.chat_completions import completion_of, error_of, job_of
 from breakwater.policy.ownership import shown
 from breakwater.policy.record import ends_with_client
-from breakwater.state.connection import StateUnavailable
+from breakwater.state.connection import StateUnavailableError
 from breakwater.state.in_flight_requests import InFlightRequests
 from services.request.auth import caller_of
 from services.request.cancels import Cancels
@@ -44,7 +44,7 @@ from services.request.intake import FollowedJob, JobIntake
 from services.request.observe import SubmissionTrace, submitting
 from services.request.operations import TOO_MANY, ApiRequest, operation
 from services.request.parsing import invalid_job, read_body, read_command
-from services.request.problems import Problem, is_openai, unavailable
+from services.request.problems import RequestError, is_openai, unavailable
 from services.request.submission import Submission, make_job_id
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
@@ -149,7 +149,7 @@ class OpenAIRoutes:
         errors={404: "There is no such agent or model for this key (`model_not_found`)."},
     )
     async def show_model(self, request: ApiRequest[Message]) -> ModelName:
-        """One value of `model`. Raises Problem: 404."""
+        """One value of `model`. Raises RequestError: 404."""
         name = request.path["model"]
         self._names.resolve(name, request.caller)
         return ModelName(id=name, created=self._created)
@@ -249,7 +249,7 @@ class OpenAIRoutes:
             followed = await held.enter_async_context(following)
             await inbox.wait_nonempty(followed.deciding)
             found = followed.deciding.result() if inbox.first is None else None
-        except BusUnavailable as unsent:
+        except BusUnavailableError as unsent:
             await ended(False)
             raise unavailable("unavailable", f"the job was not accepted: {unsent}") from unsent
         except BaseException:
@@ -275,10 +275,10 @@ class OpenAIRoutes:
         return ChatStream(inbox, followed.deciding, headers=headers, with_usage=with_usage, error=error, ended=ended)
 
     def _call(self, request: Request, completion: ChatCompletionRequest) -> CompletionCall:
-        """The call of a request. Raises Problem."""
+        """The call of a request. Raises RequestError."""
         if completion.stream_options is not None and not completion.stream:
             message = "stream_options: is only allowed when `stream` is true"
-            raise Problem(
+            raise RequestError(
                 400, "invalid_request", message, [FieldError(path="stream_options", message="needs `stream`")]
             )
         caller, headers = caller_of(request), request.headers
@@ -325,7 +325,7 @@ class OpenAIRoutes:
             job_id = await self._unanswered.begin(
                 call.question, call.request_id, call.sent.job_id, attaches=call.attaches, longest_s=longest_s
             )
-        except StateUnavailable:
+        except StateUnavailableError:
             # Without Redis a retry is a call of its own; other users of Redis log the outage.
             return replace(call, question=None)
         return (
@@ -335,7 +335,7 @@ class OpenAIRoutes:
     async def _answered(self, call: CompletionCall) -> None:
         """Forgets a call whose response is sent."""
         if call.question is not None:
-            with suppress(StateUnavailable):  # it expires
+            with suppress(StateUnavailableError):  # it expires
                 await self._unanswered.end(call.question, call.sent.job_id)
 
     async def _leave(self, call: CompletionCall, *, cancels: bool) -> None:
@@ -354,7 +354,7 @@ class OpenAIRoutes:
             if cancels and not self._cancels.lookup.waiters.waits_for(subjects.result(job_id)):
                 by = Cancellation(by=CLIENT_LEFT, key_id=call.key_id, at=datetime.now(UTC))
                 await self._cancels.request(PendingCancel(execution_id=job_id, cancellation=by, agents=(agent,)))
-        except StateUnavailable as error:
+        except StateUnavailableError as error:
             if cancels:
                 structlog.get_logger().info("job_not_cancelled", execution_id=job_id, error=str(error))
 
@@ -362,7 +362,7 @@ class OpenAIRoutes:
         headers = self._headers(sent, result)
         if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
             message = f"the text of the answer was {why}"
-            return Problem(503, "undecryptable", message, headers=headers | _NO_RETRY).response(CHAT_COMPLETIONS)
+            return RequestError(503, "undecryptable", message, headers=headers | _NO_RETRY).response(CHAT_COMPLETIONS)
         if result["status"] == "succeeded":
             return Response(orjson.dumps(completion_of(result)), 200, headers, "application/json")
         error = error_of(result)
@@ -370,7 +370,7 @@ class OpenAIRoutes:
             headers["Retry-After"] = str(error.retry_after_s)
         details = [] if error.param is None else [FieldError(path=error.param, message=error.message)]
         headers |= {} if error.may_retry else _NO_RETRY
-        problem = Problem(error.status, error.code, error.message, details, headers)
+        problem = RequestError(error.status, error.code, error.message, details, headers)
         return problem.response(CHAT_COMPLETIONS)
 
     def _headers(self, sent: Submission, result: dict[str, Any]) -> dict[str, str]:
@@ -401,7 +401,7 @@ def _named(known: Mapping[str, str | None], dropped: Iterable[str]) -> dict[str,
     return {f"{_OPTION}{name}": value for name, value in known.items() if value is not None}
 
 
-def _stopping(job_id: str) -> Problem:
+def _stopping(job_id: str) -> RequestError:
     """503. Seen by the client only where the process stops. The same request again, as the SDK sends it, attaches."""
     problem = unavailable("unavailable", "this process stops, and the job goes on; send the same request again")
     problem.headers["x-breakwater-execution-id"] = job_id
@@ -416,7 +416,7 @@ def options_of(headers: Headers, given: CallOptions | None) -> CallOptions:
         given: `breakwater` of the body.
 
     Raises:
-        Problem: 422, a header is no option, or its value is wrong.
+        RequestError: 422, a header is no option, or its value is wrong.
     """
     found: dict[str, Any] = {}
     for header, value in headers.items():

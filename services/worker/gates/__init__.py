@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from breakwater.config import Agent
 from breakwater.state.connection import ScriptCall
-from breakwater.state.executions import ClaimLost
+from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import InFlight
 from services.worker.context import WorkerContext
 from services.worker.gates.breaker import BreakerGate, TaskBreakerGate
@@ -28,7 +28,7 @@ from services.worker.gates.gate import (
 )
 from services.worker.gates.rate_limit import RateLimitGate
 from services.worker.gates.task import TaskGate
-from services.worker.leases import JobCancelled
+from services.worker.leases import JobCancelledError
 
 Gates = Sequence[type[Gate]]
 
@@ -79,20 +79,20 @@ async def admit(
     longest wait counts.
 
     Raises:
-        ClaimLost: the job is no longer ours.
-        JobCancelled: it was cancelled.
-        StateUnavailable: ask again.
+        ClaimLostError: the job is no longer ours.
+        JobCancelledError: it was cancelled.
+        StateUnavailableError: ask again.
     """
     began = worker.clock()
     asked, verdict = await _ask(worker, request, gates)
-    if asked and isinstance(verdict, Refused | WaitForCapacity | JobCancelled):
+    if asked and isinstance(verdict, Refused | WaitForCapacity | JobCancelledError):
         # Not after a lost claim: the new holder of the job may hold the same for the same attempt.
         await worker.redis.run([call for gate in asked if (call := gate.release()) is not None])
     # The breaker before the task: half-open is announced by the admission that made it so, and by no repetition of it.
     for gate in reversed(asked):
         if gate.announces:
             await gate.announce(verdict)
-    if isinstance(verdict, ClaimLost | JobCancelled):
+    if isinstance(verdict, ClaimLostError | JobCancelledError):
         raise verdict
     if verdict is not None:
         return verdict
@@ -109,15 +109,15 @@ async def check(
     """The answer of `admit` now to the request of a dry run; nothing is taken, and None: it would be admitted.
 
     Raises:
-        StateUnavailable: ask again.
+        StateUnavailableError: ask again.
     """
     _, verdict = await _ask(worker, request, gates)
     if isinstance(verdict, WaitForCapacity) and not verdict.delay_s:
         _, verdict = await _ask(worker, request, gates)
-    return None if isinstance(verdict, ClaimLost | JobCancelled) else verdict
+    return None if isinstance(verdict, ClaimLostError | JobCancelledError) else verdict
 
 
-_FINAL = Refused | ClaimLost | JobCancelled
+_FINAL = Refused | ClaimLostError | JobCancelledError
 
 
 async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -> tuple[list[Gate], GateVerdict | None]:

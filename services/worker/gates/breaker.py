@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from breakwater import background
-from breakwater.breaker_events import saving
 from breakwater.config import Agent
 from breakwater.contracts import subjects
 from breakwater.contracts.types import format_time, time_from_ms
-from breakwater.metrics import WorkerMetrics
-from breakwater.outage import Outage
+from breakwater.coordination.breaker_events import saving
 from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of, give_way
 from breakwater.policy.health import half_opened, transition
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
-from breakwater.state.connection import ScriptCall, StateUnavailable
+from breakwater.state.connection import ScriptCall, StateUnavailableError
+from breakwater.telemetry.metrics import WorkerMetrics
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Gate, GateVerdict, Refused, WaitForCapacity
 
@@ -195,7 +195,7 @@ class BreakerWatch:
         while True:
             try:
                 alive = await self._breakers.alive()
-            except StateUnavailable:
+            except StateUnavailableError:
                 alive = None  # logged by the retries of a call to Redis
                 # A breaker service may notice later than we do that Redis is back.
                 grace_until = loop.time() + self._grace_s

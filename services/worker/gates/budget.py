@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from breakwater import background
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import format_time, time_from_ms
-from breakwater.outage import Outage
 from breakwater.policy.budget import MAX_TENANTS, OWN_CAP, Counter, fits, spent_by
 from breakwater.policy.formats import money_text
 from breakwater.policy.ledger import figures_of
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
 from breakwater.state.budgets import (
     CountersLost,
     LiveReservation,
@@ -30,7 +30,7 @@ from breakwater.state.budgets import (
     Reserved,
     TooManyTenants,
 )
-from breakwater.state.connection import ScriptCall, StateUnavailable
+from breakwater.state.connection import ScriptCall, StateUnavailableError
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 
@@ -260,13 +260,13 @@ class LiveReservations:
             try:
                 if self._worker.live_reservations or looks % IDLE_LOOK_EVERY == 0:
                     await self.look()
-            except StateUnavailable:
+            except StateUnavailableError:
                 self._lost.failed("Redis does not answer")
             looks += 1
             await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
 
     async def look(self) -> None:
-        """Restores the reservations that Redis has lost. Raises StateUnavailable: check again.
+        """Restores the reservations that Redis has lost. Raises StateUnavailableError: check again.
 
         Where only some are missing, Redis has come back with what it knew a while before, or the call has ended and is
         being settled just now: a reservation is made again when it is missing at two looks in a row.

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from breakwater.state.connection import ScriptCall
-from breakwater.state.executions import ClaimLost
+from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import Checkpoint
 from services.worker.gates.gate import Gate, WaitForCapacity
 from services.worker.gates.task import TASK_BUDGET_HELD
-from services.worker.leases import JobCancelled
+from services.worker.leases import JobCancelledError
 
 
 @dataclass(slots=True)
@@ -22,16 +22,16 @@ class ClaimGate(Gate):
         flight = self.request.flight
         return self._save(self.request.checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}))
 
-    def read(self, answer: Any) -> ClaimLost | JobCancelled | WaitForCapacity | None:
+    def read(self, answer: Any) -> ClaimLostError | JobCancelledError | WaitForCapacity | None:
         """Lost where another handling of the job has taken it over; asked again where it is not alone any more."""
         job, kept = self.request.job, self.worker.executions.kept(answer)
         if kept is None:
-            return ClaimLost(job.execution_id)
+            return ClaimLostError(job.execution_id)
         if kept.cancels:
             cancel = self.worker.leases.claims[job.claim].cancel
             cancel.receive(kept.cancels)
             if cancel.cancellation is not None:
-                return JobCancelled(cancel.cancellation)
+                return JobCancelledError(cancel.cancellation)
         if not kept.has_children or (held := self.worker.leases.claims[job.claim]).has_children:
             return None
         held.has_children = True

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Self, cast
 from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt, ErrorInfo, ErrorKind, FailureStatistics, Reason
 from breakwater.state.connection import ScriptCall
-from breakwater.state.executions import ClaimLost
+from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import Assignment, Checkpoint, InFlight
 from services.worker.context import WorkerContext
-from services.worker.leases import JobCancelled
+from services.worker.leases import JobCancelledError
 from services.worker.targets import Target
 
 LEASE_MARGIN_S = 120.0
@@ -103,7 +103,7 @@ class WaitForCapacity:
     """Refusal of the call where there is no time to wait."""
 
 
-GateVerdict = Refused | WaitForCapacity | ClaimLost | JobCancelled
+GateVerdict = Refused | WaitForCapacity | ClaimLostError | JobCancelledError
 """Verdict of a gate that does not admit a call."""
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import structlog
 
-from breakwater import background
 from breakwater.bus.records import decided
 from breakwater.config import Agent
 from breakwater.contracts import subjects
@@ -22,14 +21,15 @@ from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.execution import FailureStatistics, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import time_from_ms
-from breakwater.encryption import Undecryptable
-from breakwater.outage import Outage
 from breakwater.policy.budget import spent_by
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
 from breakwater.policy.health import of_task
 from breakwater.policy.ownership import scope_in, scoped
-from breakwater.state.connection import ScriptCall, StateUnavailable
-from breakwater.state.executions import ClaimLost
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outage
+from breakwater.security.encryption import DecryptionError
+from breakwater.state.connection import ScriptCall, StateUnavailableError
+from breakwater.state.executions import ClaimLostError
 from breakwater.state.tasks import Entered, TaskKey, Tripped
 from services.worker.assignment import Assignment, Checkpoint
 from services.worker.context import WorkerContext
@@ -158,7 +158,7 @@ class TaskGate(Gate):
 
     async def announce(self, verdict: GateVerdict | None) -> None:
         """Stops the task and publishes that, unless both are done, or the claim on the job is lost."""
-        if self._stopped is None or isinstance(verdict, ClaimLost):
+        if self._stopped is None or isinstance(verdict, ClaimLostError):
             return
         job = self.request.job
         shared = shared_task(self.worker, job)
@@ -229,7 +229,7 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result) -> R
     Returns the result; with the statistics of the task, if the job has stopped it.
 
     Raises:
-        StateUnavailable: count again.
+        StateUnavailableError: count again.
     """
     shared = shared_task(worker, job)
     if shared is None:
@@ -244,7 +244,7 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result) -> R
 async def count_ended(
     worker: WorkerContext, key: TaskKey, result: Result, agent: Agent | None, *, if_alone: bool = False
 ) -> None:
-    """Counts a job that is decided, unless that is done, and stops its task if that is due. Raises StateUnavailable.
+    """Counts a decided job once, and stops its task if that is due. Raises StateUnavailableError.
 
     `agent` is None for one that the config no longer has. With `if_alone`, the job may have been counted long ago, and
     is not judged by later jobs.
@@ -272,7 +272,7 @@ async def _bound_tasks(worker: WorkerContext) -> None:
         await asyncio.sleep(background.aligned_delay(BOUND_EVERY_S))
         try:
             await worker.tasks.bound()
-        except StateUnavailable as error:
+        except StateUnavailableError as error:
             outage.failed(error)
         else:
             outage.worked()
@@ -282,7 +282,7 @@ async def _result_of(worker: WorkerContext, execution_id: str, tenant: str | Non
     """The result of a job of a tenant, as long as it is kept; None where its texts can't be decrypted any more."""
     try:
         result = await decided(worker.lookup, execution_id, None)
-    except Undecryptable:
+    except DecryptionError:
         return None
     return result if result is not None and result.tenant == tenant else None
 

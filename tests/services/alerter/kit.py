@@ -25,7 +25,7 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.types import Event
 from breakwater.embedded.ports import free_port
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from services.alerter.app import build
 
 SECRET = "whsec_" + base64.b64encode(b"only for the tests of the alerter").decode()

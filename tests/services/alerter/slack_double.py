@@ -37,7 +37,7 @@ _BARE = re.compile(r"&(?!amp;|lt;|gt;)|<(?!https?://)")
 """What is not escaped: in text of ours only links may begin with `<`."""
 
 
-class SlackRefusal(Exception):  # noqa: N818  as Slack says it
+class SlackRefusalError(Exception):
     """What Slack answers instead of `ok`, by its own name for it."""
 
 
@@ -154,9 +154,9 @@ class SlackDouble:
 
         def ask(body: dict[str, Any]) -> dict[str, Any]:
             if request.headers.get("authorization") != f"Bearer {self.token}":
-                raise SlackRefusal("invalid_auth" if "authorization" in request.headers else "not_authed")
+                raise SlackRefusalError("invalid_auth" if "authorization" in request.headers else "not_authed")
             if method not in {"chat.postMessage", "chat.update"}:
-                raise SlackRefusal("unknown_method")
+                raise SlackRefusalError("unknown_method")
             post = self._post(body) if method == "chat.postMessage" else self._update(body)
             return {"channel": post.channel, "ts": post.ts, "message": {"text": post.text, "type": "message"}}
 
@@ -165,7 +165,7 @@ class SlackDouble:
     async def _hook(self, request: web.Request) -> web.StreamResponse:
         def ask(body: dict[str, Any]) -> dict[str, Any]:
             if request.path != HOOK:
-                raise SlackRefusal("no_service")
+                raise SlackRefusalError("no_service")
             self._check_content(body)
             self._check_pace("hook")
             self._keep(self.channels[0], body, "hook")
@@ -184,7 +184,7 @@ class SlackDouble:
             body = await self._read(request, method)
             self._check_validity(planned)
             fields = ask(body)
-        except SlackRefusal as refusal:
+        except SlackRefusalError as refusal:
             answer = str(refusal)
         self.calls.append(Call(method, now, "lost" if planned == "lost" else answer, body))
         if planned == "lost":
@@ -204,23 +204,23 @@ class SlackDouble:
 
     def _check_validity(self, planned: str) -> None:
         if planned and planned != "lost":
-            raise SlackRefusal(planned)
+            raise SlackRefusalError(planned)
         if self.revoked is not None:
-            raise SlackRefusal(self.revoked)
+            raise SlackRefusalError(self.revoked)
 
     async def _read(self, request: web.Request, method: str) -> dict[str, Any]:
         if request.method != "POST":
             self.violations.append(f"{request.method} {method}")
-            raise SlackRefusal("invalid_form_data")
+            raise SlackRefusalError("invalid_form_data")
         if request.content_type != "application/json":
             self.violations.append(f"content type {request.content_type}")
-            raise SlackRefusal("invalid_payload" if method == "hook" else "invalid_form_data")
+            raise SlackRefusalError("invalid_payload" if method == "hook" else "invalid_form_data")
         try:
             body = json.loads(await request.text())
         except ValueError:
-            raise SlackRefusal("invalid_payload" if method == "hook" else "invalid_json") from None
+            raise SlackRefusalError("invalid_payload" if method == "hook" else "invalid_json") from None
         if not isinstance(body, dict):
-            raise SlackRefusal("invalid_payload" if method == "hook" else "json_not_object")
+            raise SlackRefusalError("invalid_payload" if method == "hook" else "json_not_object")
         self.violations += [
             f"unknown field {name} of {method}" for name in body.keys() - _FIELDS.get(method, body.keys())
         ]
@@ -235,21 +235,21 @@ class SlackDouble:
         if thread_ts is not None and not any(
             post.ts == thread_ts and post.channel == channel and post.thread_ts is None for post in self.posts
         ):
-            raise SlackRefusal("thread_not_found" if _TS.fullmatch(str(thread_ts)) else "invalid_ts_format")
+            raise SlackRefusalError("thread_not_found" if _TS.fullmatch(str(thread_ts)) else "invalid_ts_format")
         self._check_pace(channel)
         return self._keep(channel, body, "bot", thread_ts)
 
     def _update(self, body: dict[str, Any]) -> Post:
         channel = self._channel(body)
         if not _TS.fullmatch(str(body.get("ts", ""))):
-            raise SlackRefusal("message_not_found")
+            raise SlackRefusalError("message_not_found")
         self._check_content(body)
         found = [post for post in self.posts if post.ts == body["ts"] and post.channel == channel]
         if not found:
-            raise SlackRefusal("message_not_found")
+            raise SlackRefusalError("message_not_found")
         [post] = found
         if post.by != "bot":
-            raise SlackRefusal("cant_update_message")
+            raise SlackRefusalError("cant_update_message")
         post.text = body.get("text", post.text)
         post.blocks = body.get("blocks", post.blocks)
         post.edited.append(asyncio.get_running_loop().time())
@@ -258,19 +258,19 @@ class SlackDouble:
     def _channel(self, body: dict[str, Any]) -> str:
         channel = body.get("channel")
         if not isinstance(channel, str) or channel not in self.channels:
-            raise SlackRefusal("channel_not_found")
+            raise SlackRefusalError("channel_not_found")
         return channel
 
     def _check_content(self, body: dict[str, Any]) -> None:
         text, blocks = body.get("text", ""), body.get("blocks", [])
         if not isinstance(text, str) or not isinstance(blocks, list):
-            raise SlackRefusal("invalid_arguments")
+            raise SlackRefusalError("invalid_arguments")
         if not text and not blocks:
-            raise SlackRefusal("no_text")
+            raise SlackRefusalError("no_text")
         if len(text) > 40_000:
-            raise SlackRefusal("msg_too_long")
+            raise SlackRefusalError("msg_too_long")
         if len(blocks) > 50 or not all(map(_is_section, blocks)):
-            raise SlackRefusal("invalid_blocks")
+            raise SlackRefusalError("invalid_blocks")
         for shown in (text, *(block["text"]["text"] for block in blocks)):
             if (bare := _BARE.search(shown)) is not None:
                 self.violations.append(f"not escaped: {shown[bare.start() : bare.start() + 20]!r}")
@@ -279,7 +279,7 @@ class SlackDouble:
         now = asyncio.get_running_loop().time()
         # Slack tolerates small bursts; clocks of two processes differ by a little.
         if now - self._last.get(of, -1e9) < self.interval_s * 0.95:
-            raise SlackRefusal("ratelimited")
+            raise SlackRefusalError("ratelimited")
         self._last[of] = now
 
     def _keep(self, channel: str, body: dict[str, Any], by: str, thread_ts: str | None = None) -> Post:

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from breakwater.config import ConfigError
-from breakwater.guarded_http import AddressRefused, Redirected, usable_url
+from breakwater.security.guarded_http import AddressRefusedError, RedirectError, usable_url
 from services.alerter.channel import SendError, check_answer, fingerprint, no_answer
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
@@ -64,9 +64,9 @@ def test_retry_after_is_read_whatever_its_case(value: str, expected: float | Non
         (aiohttp.InvalidURL("https://hooks.example/s3cret"), "its URL is invalid", True),
         (TimeoutError(), "no answer in time", False),
         (aiohttp.ServerTimeoutError("s3cret"), "no answer in time", False),
-        (Redirected(302), "the receiver answered 302; redirects are not followed", True),
+        (RedirectError(302), "the receiver answered 302; redirects are not followed", True),
         (connecting(OSError(errno.ECONNREFUSED, "refused")), "Cannot connect to host hooks.example:443", False),
-        (connecting(AddressRefused("10.0.0.1", "private")), "its address 10.0.0.1 is refused (private)", True),
+        (connecting(AddressRefusedError("10.0.0.1", "private")), "its address 10.0.0.1 is refused (private)", True),
         (aiohttp.ServerDisconnectedError("s3cret"), "no usable answer (ServerDisconnectedError)", False),
         (UnicodeError("s3cret"), "no usable answer (UnicodeError)", False),
     ],
@@ -79,7 +79,7 @@ def test_an_error_says_what_happened_and_holds_no_url(error: Exception, words: s
 
 
 def test_a_refused_address_says_which_setting_allows_it() -> None:
-    assert str(no_answer(connecting(AddressRefused("10.0.0.1", "private")))) == (
+    assert str(no_answer(connecting(AddressRefusedError("10.0.0.1", "private")))) == (
         "nothing is sent to hooks.example:443: its address 10.0.0.1 is refused (private); if it is meant, put its "
         "network into `alerts.allow_networks`"
     )

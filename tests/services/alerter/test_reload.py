@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, ConfigError
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from services.alerter.app import build
 from tests.helpers import until
 from tests.servers import RunningServer

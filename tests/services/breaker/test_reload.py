@@ -13,7 +13,7 @@ from breakwater.cli.setup import bus_plan
 from breakwater.config import Config, parse_config
 from breakwater.contracts import subjects
 from breakwater.policy.breaker import BreakerKey
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
 from breakwater.state.tasks import TaskKey, Tasks

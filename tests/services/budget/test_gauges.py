@@ -9,13 +9,20 @@ from typing import Any, cast
 import pytest
 
 from breakwater.analytics.client import Analytics
-from breakwater.analytics.errors import AnalyticsUnavailable
+from breakwater.analytics.errors import AnalyticsUnavailableError
 from breakwater.contracts.events import CapRaise
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, PlaneGauge, Readings
 from breakwater.policy.budget import Caps, CapTable, Period
 from breakwater.policy.ledger import AttemptSums
 from breakwater.state.budget_counters import BudgetCounters, Filled, Notes, PeriodCounters, Snapshot
+from breakwater.telemetry.metrics import (
+    BUDGET_FORECAST,
+    BUDGET_LIMIT,
+    BUDGET_RESERVED,
+    BUDGET_SPENT,
+    PlaneGauge,
+    Readings,
+)
 from services.budget.gauges import FORECAST_EVERY_S, FORECAST_KEPT_S, BudgetGauges
 from tests.helpers import until
 
@@ -55,7 +62,7 @@ class Plane:
         async def spent_since(*_: object) -> dict[str, int]:
             self.queries += 1
             if self.unavailable:
-                raise AnalyticsUnavailable("ClickHouse does not answer")
+                raise AnalyticsUnavailableError("ClickHouse does not answer")
             return self.recent
 
         monkeypatch.setattr("services.budget.gauges.spent_since", spent_since)

@@ -17,7 +17,6 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from breakwater import background
 from breakwater.analytics import schema
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.rows import attempt_row
@@ -29,12 +28,13 @@ from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import BudgetMetrics
+from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.policy.budget import Caps, CapTable, Period, periods_at
-from breakwater.reconciliation import BudgetComparison, RecordedSpend, compare
+from breakwater.runtime import background
 from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import Budgets, NotFilled, Reserved, Settlement, period_key
+from breakwater.state.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
 from breakwater.state.connection import Redis
+from breakwater.telemetry.metrics import BudgetMetrics
 from services.budget import reconciler as reconciler_module
 from services.budget.handlers import BudgetHandler
 from services.budget.reconciler import Reconciler
@@ -434,7 +434,7 @@ async def test_a_sweep_that_finds_the_counters_lost_waits_for_nobody(plane: Budg
     log, lookup = await plane.fill(), Losing(plane)
     handler = await sweeper(plane, plane.reconciler(), lookup)
     async with asyncio.timeout(60):
-        with pytest.raises(NotFilled):
+        with pytest.raises(NotFilledError):
             await handler.charge_lapsed(log)
     assert lookup.lost
 

@@ -16,11 +16,11 @@ from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BudgetEvent, CapRaise
 from breakwater.contracts.execution import Attempt
-from breakwater.metrics import BudgetMetrics
 from breakwater.policy.budget import Caps, CapTable, periods_at
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets
 from breakwater.state.connection import Redis
+from breakwater.telemetry.metrics import BudgetMetrics
 from services.budget.handlers import BudgetHandler
 from tests.contracts.test_messages import attempt
 from tests.helpers import FIRST

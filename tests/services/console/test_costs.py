@@ -19,7 +19,6 @@ from pydantic import SecretStr
 
 from breakwater.analytics import schema
 from breakwater.analytics.rows import budget_row
-from breakwater.api_keys import create_key
 from breakwater.client import ApiClient, ApiError
 from breakwater.config import parse_config
 from breakwater.contracts.budgets import Costs
@@ -29,7 +28,8 @@ from breakwater.embedded.ports import free_port
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before, month_of
 from breakwater.policy.ledger import ledger
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
+from breakwater.security.api_keys import create_key
 from services.request.app import build
 from tests.analytics import samples
 from tests.analytics.samples import attempt_row

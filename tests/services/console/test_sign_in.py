@@ -14,7 +14,7 @@ from yarl import URL
 
 from breakwater.analytics.client import connect
 from breakwater.embedded.ports import free_port
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from services.console.sessions import Notice, pack
 from tests.cli.api_stub import KEY, Stub, problem
 from tests.held_connections import held, received

@@ -22,7 +22,6 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from yarl import URL
 
-from breakwater.api_keys import create_key
 from breakwater.bus import topology
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
@@ -41,7 +40,8 @@ from breakwater.policy.breaker import Breaker, BreakerKey
 from breakwater.policy.incidents import IncidentRules, decide
 from breakwater.policy.ownership import job_digest
 from breakwater.policy.signals import Firing
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
+from breakwater.security.api_keys import create_key
 from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.connection import Redis
 from services.request.app import build

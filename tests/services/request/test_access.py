@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from openapi_spec_validator import validate
 
-from breakwater.api_keys import create_key, revoke_key
+from breakwater.security.api_keys import create_key, revoke_key
 from services.request.openapi import document as openapi
 from tests.helpers import start_service, wait_until
 from tests.server_sources import RunningServer

@@ -14,7 +14,6 @@ import pytest_asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from breakwater.api_keys import create_key
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.permissions import GRANTS, inbox_prefix, render
 from breakwater.bus.provision import provision
@@ -27,6 +26,7 @@ from breakwater.contracts.events import DeadLetter
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import Event, format_time
 from breakwater.embedded.ports import free_port
+from breakwater.security.api_keys import create_key
 from services.request import alerts
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer

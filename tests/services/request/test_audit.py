@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from breakwater.api_keys import create_key
+from breakwater.security.api_keys import create_key
 from breakwater.state.connection import Redis
 from tests.operator_cases import OPERATOR_CASES
 from tests.services.request.conftest import HttpApi, StartApi, publish_alert

@@ -4,11 +4,11 @@ import asyncio
 
 import structlog.testing
 
-from breakwater.api_keys import create_key
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition
 from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, CountedFailure
 from breakwater.policy.health import half_opened
+from breakwater.security.api_keys import create_key
 from breakwater.state.breakers import UNSAVED, BreakerRefused, Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
 from breakwater.state.deployments import Deployments

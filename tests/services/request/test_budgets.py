@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 import structlog.testing
 
-from breakwater.analytics.errors import AnalyticsUnavailable, QueryFailed
-from breakwater.bus.errors import BusUnavailable
+from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.publisher import Publisher
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
@@ -20,11 +20,11 @@ from breakwater.contracts.types import NANO_PER_USD
 from breakwater.policy.budget import Periods, periods_at
 from breakwater.policy.ledger import AttemptSums, Ledger
 from breakwater.state.budget_counters import BudgetCounters
-from breakwater.state.budgets import FILLED, NotFilled
-from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.budgets import FILLED, NotFilledError
+from breakwater.state.connection import Redis, StateUnavailableError
 from services.request.budgets import BudgetRoutes
 from services.request.openapi import document
-from services.request.problems import Problem
+from services.request.problems import RequestError
 from tests.services.request.conftest import HttpApi, StartApi
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -332,7 +332,7 @@ async def test_one_that_is_published_but_not_noted_is_noted_when_it_is_asked_for
     await fill(redis)
 
     async def away(*_: object) -> None:
-        raise StateUnavailable("Redis did not answer")
+        raise StateUnavailableError("Redis did not answer")
 
     with monkeypatch.context() as patch:
         patch.setattr(BudgetCounters, "note_raise", away)
@@ -345,7 +345,7 @@ async def test_one_that_is_published_but_not_noted_is_noted_when_it_is_asked_for
 
 def routes(redis: Redis, compare: Callable[[], Awaitable[Reconciliation]]) -> BudgetRoutes:
     def nobody() -> Any:
-        raise BusUnavailable("NATS is not connected")
+        raise BusUnavailableError("NATS is not connected")
 
     return BudgetRoutes(lambda: CAPS, BudgetCounters(redis, BERLIN), Publisher(nobody, "request"), compare)
 
@@ -376,11 +376,11 @@ async def test_counters_and_record_are_answered_whether_they_agree_or_not(redis:
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (StateUnavailable("Redis did not answer"), "unavailable", "can't be compared now: Redis did not answer"),
-        (BusUnavailable("NATS did not answer"), "unavailable", "NATS did not answer"),
-        (AnalyticsUnavailable("ClickHouse did not answer"), "unavailable", "ClickHouse did not answer"),
-        (QueryFailed(60, "no such table"), "unavailable", "no such table"),
-        (NotFilled(), "not_filled", "the counters are being rebuilt"),
+        (StateUnavailableError("Redis did not answer"), "unavailable", "can't be compared now: Redis did not answer"),
+        (BusUnavailableError("NATS did not answer"), "unavailable", "NATS did not answer"),
+        (AnalyticsUnavailableError("ClickHouse did not answer"), "unavailable", "ClickHouse did not answer"),
+        (QueryError(60, "no such table"), "unavailable", "no such table"),
+        (NotFilledError(), "not_filled", "the counters are being rebuilt"),
     ],
 )
 async def test_counters_that_can_not_be_compared_now_are_said_to_be_so(
@@ -389,7 +389,7 @@ async def test_counters_that_can_not_be_compared_now_are_said_to_be_so(
     async def compare() -> Reconciliation:
         raise error
 
-    with pytest.raises(Problem) as raised:
+    with pytest.raises(RequestError) as raised:
         await routes(redis, compare).reconcile_budgets(ASKED)
     assert (raised.value.status, raised.value.code, raised.value.headers["Retry-After"]) == (503, code, "1")
     assert said in raised.value.message

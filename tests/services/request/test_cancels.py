@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from breakwater.api_keys import create_key
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
 from breakwater.config import parse_config
@@ -20,13 +19,14 @@ from breakwater.contracts.execution import PendingCancel
 from breakwater.contracts.subjects import Header, Stream, encode_token
 from breakwater.contracts.types import format_time
 from breakwater.policy.redact import RedactionRules, Redactor
+from breakwater.security.api_keys import create_key
 from breakwater.state import executions
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim, Claimed, Executions
 from services.request import cancels
 from services.request.cancels import CancelRequests, Cancels, _user_and_job
-from services.request.problems import Problem
+from services.request.problems import RequestError
 from services.request.results import JobLookup, ResultReader, Waiters
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, new_id, publish_result, result_of
@@ -196,7 +196,7 @@ programs: {desk: {agents: [reader]}}
 def test_who_asks_is_read_from_the_subject() -> None:
     assert _user_and_job("bw.cancel.a%2Fb") == ("client", "a/b")
     assert _user_and_job("bw.cancel-by.program-desk.j1") == ("program-desk", "j1")
-    with pytest.raises(Problem):
+    with pytest.raises(RequestError):
         _user_and_job("bw.cancel.%FF")
 
 

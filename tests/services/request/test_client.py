@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from breakwater.api_keys import create_key
-from breakwater.client import ApiRefused, ApiUnavailable, AsyncClient, Client, Job, JobFailed
+from breakwater.client import ApiRefusedError, ApiUnavailableError, AsyncClient, Client, Job, JobFailedError
 from breakwater.config import load_config
 from breakwater.embedded.ports import free_port
+from breakwater.security.api_keys import create_key
 from tests.cli.api_stub import KEY, problem, serving
 from tests.flow.kit import model
 from tests.server_sources import RunningServer, Servers
@@ -115,16 +115,16 @@ async def test_a_job_is_submitted_and_waited_for_later(plane: ClientPlane) -> No
             await client.wait(job_id, timeout_s=0.1)
         result = await client.wait(job_id)
         assert (result.job_id, result.output) == (job_id, ANSWER)
-        with pytest.raises(ApiRefused, match="no job"):
+        with pytest.raises(ApiRefusedError, match="no job"):
             await client.wait(new_id())
 
 
 async def test_a_job_that_fails_is_raised_with_what_it_cost(plane: ClientPlane) -> None:
     async with plane.client() as client:
-        with pytest.raises(JobFailed, match=r"down.*dead_lettered") as failed:
+        with pytest.raises(JobFailedError, match=r"down.*dead_lettered") as failed:
             await client.run(a_job("down"))
         assert failed.value.result.attempts[0].error is not None
-        with pytest.raises(ApiRefused) as refused:
+        with pytest.raises(ApiRefusedError) as refused:
             await client.submit(a_job("unknown"))
         assert refused.value.code == "unknown_agent"
 
@@ -135,13 +135,13 @@ async def test_a_job_is_cancelled_and_who_waits_for_it_hears_that(plane: ClientP
         waiting = asyncio.create_task(client.wait(job_id))
         cancelled = await client.cancel(job_id, reason="no longer needed")
         assert (cancelled.job_id, cancelled.status in {"cancelling", "cancelled"}) == (job_id, True)
-        with pytest.raises(JobFailed, match="cancelled") as ended:
+        with pytest.raises(JobFailedError, match="cancelled") as ended:
             await waiting
         assert ended.value.result.status == "cancelled"
         again = await client.cancel(job_id)
         assert again.cancellation is not None
         assert (again.status, again.cancellation.reason) == ("cancelled", "no longer needed")
-        with pytest.raises(ApiRefused, match="no job"):
+        with pytest.raises(ApiRefusedError, match="no job"):
             await client.cancel(new_id())
 
 
@@ -156,7 +156,7 @@ async def test_a_plane_that_is_away_is_tried_for_as_long_as_is_said(plane: Clien
     for send in (lambda client: client.submit(a_job()), lambda client: anext(aiter(client.stream(a_job())))):
         async with plane.client(nowhere, retry_for_s=0.3) as client:
             begun = asyncio.get_running_loop().time()
-            with pytest.raises(ApiUnavailable):
+            with pytest.raises(ApiUnavailableError):
                 await send(client)
             assert asyncio.get_running_loop().time() - begun > 0.04
 
@@ -171,7 +171,7 @@ async def test_a_refusal_for_the_moment_is_repeated_with_the_same_id_and_that_of
         ):
             stub.asked.clear()
             stub.answers["POST jobs"] = (status, problem(code, "not now"))
-            with pytest.raises(ApiRefused, match="not now"):
+            with pytest.raises(ApiRefusedError, match="not now"):
                 await client.submit(a_job())
             assert (len(stub.asked) > 1) == repeated
             assert len({body["job_id"] for _, body in stub.asked}) == 1
@@ -215,12 +215,12 @@ async def test_a_stream_that_fails_says_how_the_job_ended(plane: ClientPlane) ->
     async with plane.client() as client:
         for name, text in (("cut", ANSWER[:160]), ("down", "")):
             stream = client.stream(a_job(name))
-            with pytest.raises(JobFailed) as failed:
+            with pytest.raises(JobFailedError) as failed:
                 async for _ in stream:
                     pass
             assert stream.text == text
             assert (failed.value.result.job_id, failed.value.result.output) == (stream.job_id, text or None)
-        with pytest.raises(ApiRefused) as refused:
+        with pytest.raises(ApiRefusedError) as refused:
             await anext(aiter(client.stream(a_job("unknown"))))
         assert refused.value.code == "model_not_found"
         with pytest.raises(TimeoutError, match="goes on"):
@@ -238,7 +238,7 @@ async def test_a_batch_gives_each_job_back_and_counts(plane: ClientPlane) -> Non
             if item.error is not None:
                 failed[item.job.agent] = (type(item.error), item.result is not None)
         assert done == list(range(1, 23))
-        assert failed == {"down": (JobFailed, True), "unknown": (ApiRefused, False)}
+        assert failed == {"down": (JobFailedError, True), "unknown": (ApiRefusedError, False)}
         progress = batch.progress
         assert (progress.total, progress.succeeded, progress.failed) == (22, 20, 2)
         assert progress.cost_usd >= 20 * Decimal("0.000042")
@@ -283,7 +283,7 @@ async def test_the_client_without_asyncio_does_the_same(plane: ClientPlane, monk
             for piece in client.stream(a_job("slow")):
                 assert piece
                 break
-            with pytest.raises(JobFailed):
+            with pytest.raises(JobFailedError):
                 client.run(a_job("down"))
             assert client.cancel(client.submit(a_job("late"))).status in {"cancelling", "cancelled"}
             with pytest.raises(TimeoutError):

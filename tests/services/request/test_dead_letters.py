@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 from nats.js.api import StreamConfig
 
-from breakwater.api_keys import create_key
 from breakwater.bus.delivery import DelayedQueue
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.permissions import GRANTS, inbox_prefix, render
@@ -28,7 +27,8 @@ from breakwater.contracts.execution import Execution
 from breakwater.contracts.subjects import Header, Stream
 from breakwater.contracts.types import format_time
 from breakwater.embedded.ports import free_port
-from breakwater.encryption import OFF, Cipher, new_key
+from breakwater.security.api_keys import create_key
+from breakwater.security.encryption import OFF, Cipher, new_key
 from services.request import dead_letters as routes
 from tests.helpers import FIRST
 from tests.nats_node import start_nats

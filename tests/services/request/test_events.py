@@ -13,12 +13,12 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from breakwater.api_keys import create_key, revoke_key
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import ErrorInfo, Execution
 from breakwater.contracts.types import Event
+from breakwater.security.api_keys import create_key, revoke_key
 from tests.helpers import FIRST, until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id, publish_alert

@@ -14,14 +14,14 @@ import pytest_asyncio
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.api_keys import create_key
 from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
-from breakwater.client import ApiRefused, AsyncClient, Client, ExecutionQuery
+from breakwater.client import ApiRefusedError, AsyncClient, Client, ExecutionQuery
 from breakwater.config import parse_config
 from breakwater.contracts.execution import Execution, ExecutionList, ExecutionSummary
 from breakwater.embedded.ports import free_port
-from breakwater.encryption import Cipher, new_key
+from breakwater.security.api_keys import create_key
+from breakwater.security.encryption import Cipher, new_key
 from tests.analytics import samples
 from tests.analytics.made import END, Made, made
 from tests.server_sources import RunningServer, Servers
@@ -244,7 +244,7 @@ async def test_the_client_reads_all_pages_and_one_record(recorded: Recorded) -> 
         assert [one.execution_id for one in found] == [one.execution_id for one in expected]
         assert len(found) > 30
         assert await client.execution(expected[0].execution_id) == expected[0]
-        with pytest.raises(ApiRefused, match="no execution") as refused:
+        with pytest.raises(ApiRefusedError, match="no execution") as refused:
             await client.execution("nobody")
         assert refused.value.status == 404
 

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 import structlog.testing
 
-from breakwater.api_keys import create_key
 from breakwater.contracts import subjects
 from breakwater.contracts.breakers import StoppedTask
 from breakwater.contracts.events import GuardEvent
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.guard import Task, Trip
+from breakwater.security.api_keys import create_key
 from breakwater.state import tasks as tasks_module
-from breakwater.state.connection import Redis, StateUnavailable
+from breakwater.state.connection import Redis, StateUnavailableError
 from breakwater.state.tasks import JobOutcome, TaskKey, Tasks, Tripped
 from tests.services.request.conftest import HttpApi
 
@@ -170,7 +170,7 @@ async def test_one_that_is_published_but_not_done_is_published_once_when_it_is_d
     await trip(redis)
 
     async def away(_tasks: Tasks, _key: TaskKey) -> tuple[Task, Tripped | None]:
-        raise StateUnavailable("Redis did not answer")
+        raise StateUnavailableError("Redis did not answer")
 
     with monkeypatch.context() as patch:
         patch.setattr(Tasks, "reset", away)

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from breakwater.api_keys import revoke_key
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import format_time
+from breakwater.security.api_keys import revoke_key
 from breakwater.state.connection import Redis
 from tests.helpers import until
 from tests.server_sources import RunningServer
@@ -106,7 +106,7 @@ async def test_queues_and_agents_are_shown_with_how_old_the_oldest_job_is(
     own_nats_server: RunningServer, redis: Redis, api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of several HTTP APIs in a process the one that was started last is shown.
-    monkeypatch.setattr("breakwater.metrics.KEPT_S", 0.0)
+    monkeypatch.setattr("breakwater.telemetry.metrics.KEPT_S", 0.0)
     stream = api.bus.jetstream()
     hour_ago = format_time(datetime.now(UTC) - timedelta(hours=1))
     await stream.publish(subjects.job("writer"), b"{}", headers={Header.QUEUED_AT.value: hour_ago})
@@ -135,7 +135,7 @@ async def test_queues_and_agents_are_shown_with_how_old_the_oldest_job_is(
 async def test_without_nats_the_queues_are_missing_and_all_else_is_shown(
     own_nats_server: RunningServer, api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.metrics.KEPT_S", 0.0)
+    monkeypatch.setattr("breakwater.telemetry.metrics.KEPT_S", 0.0)
     own_nats_server.kill()
 
     async def missing() -> bool:

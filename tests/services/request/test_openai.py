@@ -14,12 +14,12 @@ import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
 
-from breakwater.api_keys import create_key
 from breakwater.contracts.execution import ErrorInfo, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Header, decode_token
-from breakwater.encryption import LEFT_OUT
 from breakwater.policy.ownership import job_digest
+from breakwater.security.api_keys import create_key
+from breakwater.security.encryption import LEFT_OUT
 from breakwater.state.connection import Redis
 from tests.helpers import until
 from tests.openai_client import openai_client

@@ -13,8 +13,8 @@ import pytest_asyncio
 from openai import OpenAI
 from pydantic import BaseModel
 
-from breakwater.api_keys import create_key
 from breakwater.config import load_config
+from breakwater.security.api_keys import create_key
 from tests.any_answers import AnyAnswer
 from tests.flow.kit import model
 from tests.openai_client import openai_client

@@ -17,12 +17,12 @@ import pytest
 import pytest_asyncio
 from openai.lib.streaming.chat import ChunkEvent
 
-from breakwater import background
-from breakwater.api_keys import create_key
 from breakwater.config import load_config
 from breakwater.contracts.execution import AnswerChunks, PendingCancel
 from breakwater.embedded.ports import free_port
 from breakwater.providers import http_stream
+from breakwater.runtime import background
+from breakwater.security.api_keys import create_key
 from services.request import event_stream
 from services.request.cancels import Cancels
 from services.request.dialects import openai_stream

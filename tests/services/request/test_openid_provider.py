@@ -15,7 +15,7 @@ from breakwater.embedded.ports import free_port
 from breakwater.policy.sign_in import SignInFlow
 from services.request import openid_provider
 from services.request.openid_provider import LEEWAY_S, OpenIdProvider, SignedIn
-from services.request.problems import Problem
+from services.request.problems import RequestError
 from tests.openid_provider import (
     CLIENT,
     DISCOVERY,
@@ -61,8 +61,8 @@ async def sign_in(provider: RunningProvider, asking: OpenIdProvider, flow: SignI
     return await asking.redeem(flow, await code_for(provider, asking, flow), None)
 
 
-async def refusal(provider: RunningProvider, asking: OpenIdProvider) -> Problem:
-    with pytest.raises(Problem) as raised:
+async def refusal(provider: RunningProvider, asking: OpenIdProvider) -> RequestError:
+    with pytest.raises(RequestError) as raised:
         await sign_in(provider, asking)
     return raised.value
 
@@ -78,11 +78,11 @@ async def test_a_code_is_redeemed_once_and_only_by_the_browser_that_asked_for_it
     asking, flow = client(provider), SignInFlow("mine")
     code = await code_for(provider, asking, flow)
     for wrong, sent in ((SignInFlow("another's"), code), (flow, "made-up")):
-        with pytest.raises(Problem, match="used or too old") as raised:
+        with pytest.raises(RequestError, match="used or too old") as raised:
             await asking.redeem(wrong, sent, None)
         assert (raised.value.status, raised.value.code) == (403, "openid_refused")
     assert (await asking.redeem(flow, code, None)).claims["sub"] == "zoe"
-    with pytest.raises(Problem, match="used or too old"):
+    with pytest.raises(RequestError, match="used or too old"):
         await asking.redeem(flow, code, None)
 
 
@@ -190,12 +190,12 @@ async def test_a_claim_that_the_id_token_lacks_is_asked_of_userinfo_and_only_of_
 async def test_an_answer_of_another_issuer_is_not_redeemed(provider: RunningProvider) -> None:
     asking, flow = client(provider), SignInFlow("mine")
     code = await code_for(provider, asking, flow)
-    with pytest.raises(Problem, match="not from this issuer"):
+    with pytest.raises(RequestError, match="not from this issuer"):
         await asking.redeem(flow, code, "https://evil.example")
     assert (await asking.redeem(flow, code, provider.issuer)).claims["sub"] == "zoe"
     provider.answers[DISCOVERY] = {"authorization_response_iss_parameter_supported": True}
     asking = client(provider)
-    with pytest.raises(Problem, match="not from this issuer"):
+    with pytest.raises(RequestError, match="not from this issuer"):
         await asking.redeem(flow, await code_for(provider, asking, flow), None)
 
 
@@ -237,10 +237,10 @@ async def test_a_provider_that_does_not_respond_is_waited_for_a_while(
     provider: RunningProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = RunningProvider(issuer=f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(Problem, match="no connection can be made"):
+    with pytest.raises(RequestError, match="no connection can be made"):
         await client(nowhere).authorization_url(SignInFlow("x"))
     monkeypatch.setattr(openid_provider, "TIMEOUT_S", 0.001)
-    with pytest.raises(Problem, match="does not respond within"):
+    with pytest.raises(RequestError, match="does not respond within"):
         await client(provider).authorization_url(SignInFlow("x"))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from breakwater.api_keys import create_key
 from breakwater.bus.lookup import Lookup
 from breakwater.contracts.subjects import Stream
+from breakwater.security.api_keys import create_key
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
 from breakwater.state.tasks import TaskKey

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from breakwater.api_keys import create_key
 from breakwater.config import load_config
+from breakwater.security.api_keys import create_key
 from tests.flow.kit import model
 from tests.server_sources import RunningServer, Servers
 from tests.services.request.conftest import Answer, HttpApi, new_id, running, settings_for

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from services.request.parsing import MAX_DETAILS, read_job, with_field
-from services.request.problems import Problem
+from services.request.problems import RequestError
 from services.request.submission import submission
 
 NEW_ID = "019aa8f2-0000-7000-8000-000000000000"
 
 
-def problem_of(body: bytes) -> Problem:
-    with pytest.raises(Problem) as caught:
+def problem_of(body: bytes) -> RequestError:
+    with pytest.raises(RequestError) as caught:
         read_job(body)
     return caught.value
 
@@ -127,7 +127,7 @@ def test_an_id_that_is_null_is_replaced() -> None:
 @pytest.mark.parametrize("key", ["", "k" * 129, "tab\t", "caf\u00e9", "end\n"])
 def test_an_idempotency_key_that_can_be_no_id_is_refused(key: str) -> None:
     body = b'{"agent":"w","prompt":"x"}'
-    with pytest.raises(Problem, match="printable ASCII") as caught:
+    with pytest.raises(RequestError, match="printable ASCII") as caught:
         submission(read_job(body), body, idempotency_key=key, made_id=NEW_ID)
     assert caught.value.status == 422
 

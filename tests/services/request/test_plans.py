@@ -13,11 +13,11 @@ import pytest_asyncio
 
 from breakwater.analytics import rows, schema
 from breakwater.analytics.client import Analytics
-from breakwater.api_keys import create_key
 from breakwater.bus.provision import provision
 from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.policy.breaker import Breaker
+from breakwater.security.api_keys import create_key
 from breakwater.state.accepted import LINGER_S
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim, Executions

@@ -15,10 +15,10 @@ import pytest
 import redis.asyncio
 from yarl import URL
 
-from breakwater.api_keys import create_key, revoke_key
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, ErrorInfo, Progress
+from breakwater.security.api_keys import create_key, revoke_key
 from tests.helpers import FIRST, until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, new_id, publish_result, result_of

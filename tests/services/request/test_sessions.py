@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from breakwater.api_keys import create_key, revoke_key
 from breakwater.config import parse_config
 from breakwater.contracts.access import KeyScope
 from breakwater.embedded.ports import free_port
+from breakwater.security.api_keys import create_key, revoke_key
 from breakwater.state.connection import Redis
 from breakwater.state.sessions import LASTS_MS, MAX_OF_A_HOLDER
 from tests.server_sources import RunningServer

@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 from nats.aio.msg import Msg
 
-from breakwater.api_keys import create_key
 from breakwater.config import load_config
 from breakwater.contracts import subjects
 from breakwater.contracts.job import new_job_id
+from breakwater.security.api_keys import create_key
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.server_sources import RunningServer, Servers

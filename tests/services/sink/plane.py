@@ -19,7 +19,7 @@ from breakwater.cli.setup import bus_plan
 from breakwater.config import parse_config
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution
-from breakwater.settings import Settings
+from breakwater.runtime.settings import Settings
 from services.sink.app import build
 from tests.helpers import FIRST, ServiceProcess, all_acknowledged, nats_client, start_service, until
 from tests.server_sources import RunningServer

@@ -12,7 +12,7 @@ from breakwater.analytics.migrations import migrate
 from breakwater.bus.lookup import Lookup
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
-from breakwater.metrics import SinkMetrics
+from breakwater.telemetry.metrics import SinkMetrics
 from services.sink import comparison
 from services.sink.comparison import LogComparer
 from tests.analytics import samples

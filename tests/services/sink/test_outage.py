@@ -17,7 +17,7 @@ from breakwater.bus.delivery import Delivery
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts.types import usd_from_nano
 from breakwater.embedded.ports import free_port
-from breakwater.metrics import SinkMetrics
+from breakwater.telemetry.metrics import SinkMetrics
 from services.sink.app import BATCH_SIZE
 from services.sink.handlers import Sink
 from tests.analytics import samples

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from breakwater.analytics import schema
-from breakwater.analytics.errors import Unstorable
+from breakwater.analytics.errors import UnstorableError
 from breakwater.contracts import subjects
 from services.sink import records
 from tests.analytics import samples
@@ -55,12 +55,12 @@ def test_a_field_from_a_later_version_is_no_mistake() -> None:
     ],
 )
 def test_what_is_not_a_message_of_its_kind_says_so(subject: str, data: bytes, why: str) -> None:
-    with pytest.raises(Unstorable, match=why):
+    with pytest.raises(UnstorableError, match=why):
         records.read(subject, data, FIRST, 1, STORED_AT)
 
 
 def test_the_reason_does_not_repeat_what_the_message_held() -> None:
-    with pytest.raises(Unstorable) as refusal:
+    with pytest.raises(UnstorableError) as refusal:
         records.read("bw.attempts.writer.e1.1", b'{"attempt_id": ["sk-secret"]}', FIRST, 1, STORED_AT)
     assert "sk-secret" not in str(refusal.value)
 

@@ -18,7 +18,7 @@ from breakwater.analytics.schema import TABLES
 from breakwater.bus.delivery import Delivery
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
-from breakwater.metrics import SinkMetrics
+from breakwater.telemetry.metrics import SinkMetrics
 from services.sink import records
 from services.sink.handlers import Sink
 from tests.analytics import samples

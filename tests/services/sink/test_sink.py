@@ -17,7 +17,7 @@ from breakwater.bus.delivery import Delivery
 from breakwater.bus.publisher import Publisher
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt
-from breakwater.metrics import SinkMetrics
+from breakwater.telemetry.metrics import SinkMetrics
 from services.sink.handlers import Sink
 from tests.analytics import samples
 from tests.helpers import until

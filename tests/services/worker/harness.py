@@ -26,7 +26,6 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from breakwater import background
 from breakwater.bus.delivery import DelayedQueue, Delivery
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.provision import provision
@@ -37,8 +36,9 @@ from breakwater.config import LiveConfig, cipher_of, load_config
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.provider import SimulatedProvider
 from breakwater.providers.base import Answer, Call, Provider
+from breakwater.runtime import background
 from breakwater.state.connection import Redis
-from breakwater.state.executions import ClaimLost
+from breakwater.state.executions import ClaimLostError
 from services.worker.context import WorkerContext, context_for
 from services.worker.handler import JobHandler
 from services.worker.leases import receive_cancel_requests
@@ -124,7 +124,7 @@ class WorkerPlane(Plane):
 
     async def run_until(self, step: str, job_id: str) -> None:
         """Publishes a job whose worker dies as it comes to a step: a function, by its module and name."""
-        with patch(step, AsyncMock(side_effect=ClaimLost(job_id))) as reached:
+        with patch(step, AsyncMock(side_effect=ClaimLostError(job_id))) as reached:
             await self.publish({"agent": "writer", "job_id": job_id, "prompt": "x"})
             await until(lambda: reached.called, "the end of the call")
             await self.end()

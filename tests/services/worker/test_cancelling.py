@@ -13,7 +13,7 @@ from breakwater.bus.delivery import wake_early
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
 from services.worker import attempts
-from services.worker.leases import CancelSignal, JobCancelled
+from services.worker.leases import CancelSignal, JobCancelledError
 from tests.flow.kit import model, seconds_between
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -260,11 +260,11 @@ async def test_an_end_of_the_process_is_no_cancel_of_the_job() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    with pytest.raises(JobCancelled), signal.interruptible():
+    with pytest.raises(JobCancelledError), signal.interruptible():
         raise AssertionError("is not begun any more")
     waits = CancelSignal("writer")
     asyncio.get_running_loop().call_soon(waits.receive, [order()])
-    with pytest.raises(JobCancelled), waits.interruptible():
+    with pytest.raises(JobCancelledError), waits.interruptible():
         await asyncio.sleep(60)
     task = asyncio.current_task()
     assert task is not None
@@ -276,5 +276,5 @@ async def test_a_task_that_hears_of_the_order_itself_goes_on_to_where_it_looks()
     with signal.interruptible():
         signal.receive([order()])
     await asyncio.sleep(0)  # nothing is left that would hit this
-    with pytest.raises(JobCancelled):
+    with pytest.raises(JobCancelledError):
         signal.check()

@@ -9,7 +9,7 @@ import pytest
 
 from breakwater.policy.classify import HttpFailure, TransportFailure
 from breakwater.policy.usage import Usage
-from breakwater.providers.base import Answer, Call, CallFailed
+from breakwater.providers.base import Answer, Call, CallError
 from services.worker.assignment import Checkpoint
 from services.worker.repairs import Correction, Repairs
 from tests.flow.kit import model
@@ -58,8 +58,8 @@ def test_what_is_as_at_the_start_is_not_written() -> None:
 
 
 FAILURES = [
-    CallFailed(HttpFailure(503, "not now"), maybe_billed=False),
-    CallFailed(TransportFailure("network", "ConnectionError", "no route"), maybe_billed=False),
+    CallError(HttpFailure(503, "not now"), maybe_billed=False),
+    CallError(TransportFailure("network", "ConnectionError", "no route"), maybe_billed=False),
 ]
 
 

@@ -16,14 +16,14 @@ from bench.counting import CountingRedis
 from breakwater.config import LiveConfig, parse_config
 from breakwater.contracts.execution import ErrorInfo
 from breakwater.contracts.job import Job
-from breakwater.metrics import WorkerMetrics
 from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.guard import Trip
 from breakwater.state.breakers import Saving
-from breakwater.state.connection import Script, ScriptCall, StateUnavailable, scripts_of
+from breakwater.state.connection import Script, ScriptCall, StateUnavailableError, scripts_of
 from breakwater.state.executions import Claim
 from breakwater.state.rate_limits import Limited
 from breakwater.state.tasks import TaskKey
+from breakwater.telemetry.metrics import WorkerMetrics
 from services.worker.assignment import Assignment, Checkpoint, Parameters
 from services.worker.attempts import request_for
 from services.worker.context import context_for
@@ -31,7 +31,7 @@ from services.worker.gates import GATES, Admitted, admit, check, gates_of
 from services.worker.gates.budget import BudgetGate
 from services.worker.gates.claim import ClaimGate
 from services.worker.gates.deployment import DeploymentGate
-from services.worker.gates.gate import AdmissionRequest, ClaimLost, Gate, Refused
+from services.worker.gates.gate import AdmissionRequest, ClaimLostError, Gate, Refused
 from services.worker.gates.rate_limit import RateLimitGate
 from services.worker.gates.task import TASK_STOPPED
 from tests.servers import RunningServer
@@ -194,7 +194,7 @@ async def test_after_a_lost_claim_nothing_is_given_back_but_half_open_is_publish
 ) -> None:
     async with bench_on(redis_server.url) as bench:
         await bench.cool_down_is_over()
-        with pytest.raises(ClaimLost):
+        with pytest.raises(ClaimLostError):
             await admit(bench.worker, await bench.request(claimed=False))
         held = await bench.granted()
         assert (held["reservations"], held["rate"], held["probe"]) == (1, 1, "j1:1")
@@ -210,12 +210,12 @@ async def test_half_open_is_published_though_redis_fails_while_the_end_of_a_task
         await bench.stop_task()
 
         async def unavailable(*_: object) -> None:
-            raise StateUnavailable("x")
+            raise StateUnavailableError("x")
 
         request = await bench.request("j2")
         with monkeypatch.context() as patch:
             patch.setattr(type(bench.worker.tasks), "mark_published", unavailable)
-            with pytest.raises(StateUnavailable):
+            with pytest.raises(StateUnavailableError):
                 await admit(bench.worker, request)
         assert is_stopped(await admit(bench.worker, request))
         assert bench.published.subjects.count("bw.breakers.writer.sim%2Fm") == 1
@@ -224,7 +224,7 @@ async def test_half_open_is_published_though_redis_fails_while_the_end_of_a_task
 async def test_a_lost_claim_stops_no_task(redis_server: RunningServer) -> None:
     async with bench_on(redis_server.url) as bench:
         await bench.stop_task()
-        with pytest.raises(ClaimLost):
+        with pytest.raises(ClaimLostError):
             await admit(bench.worker, await bench.request(claimed=False))
         assert bench.published.subjects == []
         assert is_stopped(await admit(bench.worker, await bench.request("j2")))

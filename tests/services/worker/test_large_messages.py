@@ -17,12 +17,12 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from breakwater.bus.errors import PublishRefused
+from breakwater.bus.errors import PublishRefusedError
 from breakwater.bus.permissions import GRANTS, STREAMS_ACCOUNT, inbox_prefix, program, render
 from breakwater.embedded.ports import free_port
-from breakwater.encryption import new_key
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import Answer
+from breakwater.security.encryption import new_key
 from services.worker import crashes, handler, parsing
 from tests.flow.kit import model
 from tests.helpers import until
@@ -160,7 +160,7 @@ async def test_a_message_that_nothing_takes_is_ended_and_answered(
             answers.append(json.loads(message.data))
 
         await plane.client.subscribe("_INBOX.mine", cb=answered)
-        with patch(what, AsyncMock(side_effect=PublishRefused("sealed"))):
+        with patch(what, AsyncMock(side_effect=PublishRefusedError("sealed"))):
             await plane.publish({"agent": "writer", "job_id": "j", "prompt": "x", "reply_to": "_INBOX.mine"})
 
             async def drained() -> bool:

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from breakwater import background
-from breakwater.outage import Outages
-from breakwater.state.connection import Redis, StateUnavailable
-from breakwater.state.executions import CLAIM_LEASE_MS, GRACE_MS, Claim, ClaimLost, Executions, Taken
+from breakwater.runtime import background
+from breakwater.runtime.outage import Outages
+from breakwater.state.connection import Redis, StateUnavailableError
+from breakwater.state.executions import CLAIM_LEASE_MS, GRACE_MS, Claim, ClaimLostError, Executions, Taken
 from services.worker import leases
 from services.worker.leases import BUFFERED_S, STALL_S, CancelSignal, HeldClaim, Leases
 from tests.helpers import until
@@ -90,11 +90,11 @@ async def test_an_unexpected_error_ends_the_renewal_of_no_other_job(redis_server
 
 
 async def test_deliveries_are_kept_also_while_redis_does_not_answer() -> None:
-    class Unavailable:
+    class UnavailableError:
         async def renew(self, *_: object) -> None:
-            raise StateUnavailable("no")
+            raise StateUnavailableError("no")
 
-    executions: Any = Unavailable()
+    executions: Any = UnavailableError()
     held, delivery, ended = Leases(executions, Outages()), CountedDelivery(), CountedDelivery()
     deliveries: Any = held.deliveries
     deliveries.add(delivery)
@@ -132,7 +132,7 @@ async def test_a_claim_is_asked_about_only_after_a_standstill_and_one_that_was_t
         await redis.client.hset(mine.key, "token", other.token)
         await held.confirm(mine)  # not asked: so soon nobody can have taken it
         clock.now += CLAIM_LEASE_MS / 1000
-        with pytest.raises(ClaimLost):
+        with pytest.raises(ClaimLostError):
             await held.confirm(mine)
         await redis.client.hset(mine.key, "token", mine.token)
         await held.confirm(mine)

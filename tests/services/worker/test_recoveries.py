@@ -15,7 +15,7 @@ from aiohttp import web
 from breakwater.contracts import subjects
 from breakwater.policy.classify import HttpFailure, classify
 from breakwater.policy.usage import Usage
-from breakwater.providers.base import Answer, CallFailed
+from breakwater.providers.base import Answer, CallError
 from services.worker.recovery import classification_of
 from services.worker.repairs import Repairs
 from tests.analytics.samples import NOON, attempt
@@ -223,8 +223,8 @@ async def test_what_happens_is_reported_while_it_happens(start_worker: StartWork
     )
 
 
-def refusing(status: int, message: str, **fields: Any) -> CallFailed:
-    return CallFailed(HttpFailure(status, message, **fields), maybe_billed=False)
+def refusing(status: int, message: str, **fields: Any) -> CallError:
+    return CallError(HttpFailure(status, message, **fields), maybe_billed=False)
 
 
 def causes(result: Mapping[str, Any]) -> list[str]:
@@ -315,7 +315,7 @@ async def test_a_repair_is_made_though_the_worker_died_before_it(start_worker: S
         (refusing(400, "no", code="tool_use_failed"), "self_correction"),
     ],
 )
-def test_a_repair_is_derived_again_from_what_was_recorded(failure: CallFailed, repaired: str) -> None:
+def test_a_repair_is_derived_again_from_what_was_recorded(failure: CallError, repaired: str) -> None:
     verdict = classify(failure.failure, NOON)
     recorded = attempt("e1", outcome="error", error=verdict.error_info(), completed_at=NOON)
     assert replace(classification_of(recorded, NOON), counts_for_breaker=False) == verdict
@@ -328,7 +328,7 @@ def test_a_repair_is_derived_again_from_what_was_recorded(failure: CallFailed, r
 
 
 async def test_the_output_limit_is_lowered_before_turns_are_dropped(start_worker: StartWorker) -> None:
-    def too_long(output: int) -> CallFailed:
+    def too_long(output: int) -> CallError:
         return refusing(400, f"input length and `max_tokens` exceed context limit: 600 + {output} > 1000")
 
     provider = ScriptedProvider(too_long(4096), too_long(400), ANSWER)

@@ -16,7 +16,7 @@ from breakwater.contracts.types import nano_from_usd, usd_from_nano
 from breakwater.policy.classify import TransportFailure
 from breakwater.policy.guard import Task
 from breakwater.policy.usage import Usage
-from breakwater.providers.base import Answer, CallFailed
+from breakwater.providers.base import Answer, CallError
 from breakwater.state.tasks import TaskKey
 from services.worker import crashes
 from services.worker.attempts import Attempts
@@ -239,7 +239,7 @@ async def test_a_call_that_was_cancelled_counts_its_estimate(start_worker: Start
 
 async def test_a_program_that_reports_no_tokens_has_used_none(start_worker: StartWorker) -> None:
     settings = {"kind": "python", "callable": "asyncio:sleep"}
-    failed = CallFailed(TransportFailure("timeout", "TimeoutError", "late"), maybe_billed=True)
+    failed = CallError(TransportFailure("timeout", "TimeoutError", "late"), maybe_billed=True)
     program = ScriptedProvider(failed, Answer("done", Usage(None, None)))
     agents = {"writer": {"provider": "program", "retry": {"base_s": 0}}}
     more: dict[str, Any] = {"more_providers": {"program": settings}, "providers": {"program": program}}

@@ -29,7 +29,7 @@ from breakwater.cli.demo.report import Delivered, DemoCheck, DemoReport, DemoRun
 from breakwater.cli.errors import unreachable
 from breakwater.cli.setup import bus_plan
 from breakwater.cli.up import start_stack
-from breakwater.client import ApiError, AsyncClient, JobFailed
+from breakwater.client import ApiError, AsyncClient, JobFailedError
 from breakwater.config import load_config
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.job import Job
@@ -38,8 +38,8 @@ from breakwater.embedded.ports import free_port
 from breakwater.embedded.simulation import SCRIPT, provider_process
 from breakwater.embedded.stack import Stack, plan_stack
 from breakwater.embedded.supervisor import ProcessEvent, Supervisor
-from breakwater.files import write_private
 from breakwater.policy.budget import periods_since
+from breakwater.runtime.files import write_private
 from breakwater.state.budget_counters import BudgetCounters
 
 CONFIG = "breakwater.yaml"
@@ -171,7 +171,7 @@ async def _submit_all(run: DemoRun, endpoints: Endpoints) -> None:
             if job.metadata["way"] == "nats":
                 await _run_over_nats(bus, job)
             else:
-                with suppress(JobFailed):
+                with suppress(JobFailedError):
                     await http.run(job, timeout_s=DEADLINE_S)
             run.results += 1
         except (ApiError, TimeoutError, nats.errors.Error) as error:

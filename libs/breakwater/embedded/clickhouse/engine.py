@@ -36,7 +36,8 @@ from breakwater.embedded.clickhouse.access import (
 )
 from breakwater.embedded.clickhouse.statements import ClickHouseError, Statement
 from breakwater.embedded.process import until_readable
-from breakwater.files import write_private
+from breakwater.errors import BreakwaterError
+from breakwater.runtime.files import write_private
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ def _prepare(handle: _Handle, options: QueryOptions) -> None:
         handle.query(_bytes(statement), "TabSeparated")
 
 
-class DataDirectoryError(Exception):
+class DataDirectoryError(BreakwaterError):
     """The data directory cannot be opened."""
 
 

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from enum import IntEnum
 
+from breakwater.errors import BreakwaterError
+
 
 class ErrorCode(IntEnum):
     """Codes of ClickHouse's errors that are raised here and not by the engine."""
@@ -45,7 +47,7 @@ _ENGINE_TEXT = re.compile(r"Code: (\d+)\. DB::Exception: .*", re.DOTALL)
 _VERSION_TEXT = re.compile(r"\s*\(version [^()]*(?:\([^()]*\))?\)\s*$")
 
 
-class ClickHouseError(Exception):
+class ClickHouseError(BreakwaterError):
     """A statement that failed.
 
     Attributes:

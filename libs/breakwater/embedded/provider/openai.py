@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from breakwater.embedded.provider.behaviour import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, ScriptedAnswer
 from breakwater.embedded.provider.script import ErrorText, Pace, mistakes
+from breakwater.errors import BreakwaterError
 
 
-class RequestRefusedError(Exception):
+class RequestRefusedError(BreakwaterError):
     """The request is not one that the interface takes.
 
     Attributes:

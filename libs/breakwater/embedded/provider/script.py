@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from breakwater.contracts.types import Message, UsdAmount
+from breakwater.errors import BreakwaterError
 
 EFFECTS = ("status", "hang_s", "kind", "answer", "stream")
 """Effects of a fault: it has exactly one of these."""
@@ -30,7 +31,7 @@ BrokenKind = Literal[
 StreamFault = Literal["cut", "stall", "malformed", "no_end", "error"]
 
 
-class ScriptError(ValueError):
+class ScriptError(BreakwaterError, ValueError):
     """The script can't be used."""
 
 

@@ -1,0 +1,90 @@
+"""From attempts to breakers in Redis, and the transitions saved with these to their events.
+
+A worker judges its own calls as they end, and the breaker service all attempts of the log. Both decide by
+`policy.breaker.observe`, and save only breakers that were not changed meanwhile. Any process that finds transitions
+unpublished may publish them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from breakwater.bus.publisher import Publisher
+from breakwater.contracts import subjects
+from breakwater.contracts.events import BreakerTransition
+from breakwater.contracts.execution import Attempt
+from breakwater.policy.breaker import Breaker, BreakerKey, BreakerRules, Observation, caller_of, observe, short_hash
+from breakwater.policy.health import transition
+from breakwater.state.breakers import Breakers, Loaded, Saving
+
+_TRANSITIONS = TypeAdapter(list[BreakerTransition])
+
+AS_OF_NOW = 2**53
+"""End of an attempt that has just been recorded: a time ahead of Redis' clock counts as its now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An outcome, with the rules of the agent that called."""
+
+    observation: Observation
+    rules: BreakerRules
+
+
+def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
+    """An attempt as a breaker counts it, by its event's sequence and when that was stored (ms since the epoch)."""
+    failed: bool | None = None
+    if attempt.outcome == "success":
+        failed = False
+    elif attempt.outcome == "error" and attempt.counts_for_breaker:
+        failed = True
+    error = (attempt.error.hash if attempt.error is not None else None) or ""
+    limited = attempt.outcome == "error" and attempt.error is not None and attempt.error.kind == "rate_limit"
+    version, job = attempt.breaker_version, short_hash(attempt.execution_id) if failed else ""
+    caller = caller_of(attempt.caller, attempt.tenant)
+    return Observation(sequence, attempt.attempt_id, at_ms, failed, error, version, limited, job, caller)
+
+
+def decide(key: BreakerKey, before: Loaded, seen: Sequence[Seen], jitter: float) -> Saving:
+    """A breaker after some outcomes, with its transitions behind those that `before` has yet to publish."""
+    breaker, transitions = before.breaker, list[BreakerTransition]()
+    for one in seen:
+        breaker, change = observe(breaker, one.observation, one.rules, before.now_ms, jitter)
+        if change is not None and key.task is None:
+            transitions.append(transition(key, change, one.rules, before.now_ms))
+    return saving(key, before, breaker, transitions)
+
+
+def saving(key: BreakerKey, before: Loaded, after: Breaker, transitions: Sequence[BreakerTransition]) -> Saving:
+    """A breaker to be saved, with its transitions behind those that `before` has yet to publish."""
+    if before.unpublished is not None and transitions:
+        transitions = [*_TRANSITIONS.validate_json(before.unpublished), *transitions]
+    return Saving(key, before, after, dumped(transitions) or before.unpublished)
+
+
+def dumped(transitions: Sequence[BreakerTransition]) -> str | None:
+    """Transitions as they are saved with a breaker; None where there are none."""
+    return _TRANSITIONS.dump_json(list(transitions)).decode() if transitions else None
+
+
+async def publish_saved(
+    publisher: Publisher, breakers: Breakers, key: BreakerKey, saved: str
+) -> tuple[BreakerTransition, ...]:
+    """Publishes transitions that are saved, and marks them as published. May be repeated: each has its id.
+
+    Returns:
+        The transitions.
+
+    Raises:
+        BusUnavailableError: they may not be published yet.
+        StateUnavailableError: published, but not marked: the next process that finds them publishes them again.
+    """
+    transitions = tuple(_TRANSITIONS.validate_json(saved))
+    subject = subjects.breaker(key.agent, key.model)
+    for event in transitions:
+        await publisher.event(subject, event, id=event.transition_id, at=event.at)
+    await breakers.mark_published(key, saved)
+    return transitions
