@@ -145,7 +145,7 @@ async def test_a_consumer_from_before_the_guards_hears_of_them(own_nats_server: 
         await jetstream.add_consumer("EVENTS", now.evolve(filter_subjects=["bw.breakers.>", "bw.budgets.>"]))
         await bus.publish(opened())
         async with bus_of(own_nats_server.url, config), alerter(bus, config):
-            await bus.publish(stopped())
+            await bus.publish(stopped(at=datetime.now(UTC)))  # an older one is due for a reminder
             await bus.finished("EVENTS", "alerter", 2)
         assert [alert.event for alert in await bus.alerts()] == ["breaker_open", "guard_tripped"]
 
