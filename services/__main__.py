@@ -31,21 +31,21 @@ NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink", "console")
 ALIVE_EVERY_S = 5.0
 FIRST_ALIVE_EVERY_S = 0.1
 GC_THRESHOLD = 50_000
-"""Objects. With 5,000, collections took 6 % of a busy worker's CPU; what refers to itself waits longer to be freed."""
+"""Objects. With 5,000, collections took 6 % of a busy worker's CPU; reference cycles wait longer to be freed."""
 
 
 class Service(Protocol):
-    """What a service's `app.build` returns: it runs until SIGTERM or SIGINT, then stops gracefully."""
+    """A service, as its `app.build` returns it: runs until SIGTERM or SIGINT, then stops gracefully."""
 
     def run(self) -> Coroutine[Any, Any, None]: ...  # noqa: D102
 
     async def is_alive(self) -> bool:
-        """Whether it has subscribed, and is connected now."""
+        """True if the service has subscribed and is connected."""
         ...
 
     @property
     def reload(self) -> Callable[[Config], Awaitable[None]]:
-        """Works under another config from now on. Raises ConfigError, and goes on under its own, where it can't be."""
+        """Switches to another config. Raises ConfigError, and keeps the current config, if it can't."""
         ...
 
 
@@ -89,8 +89,8 @@ def run_service(name: str) -> int:
     except (ConfigError, ValidationError) as error:
         sys.stderr.write(f"{error}\n")
         return os.EX_CONFIG
-    # What was built stays, and nearly all that comes is freed by its reference count. To look through all of it for
-    # cycles as often as Python does by default took a quarter of the time of a `request` with 50 streams.
+    # Everything built so far stays, and nearly everything later is freed by reference counting. Python's default
+    # cycle collection took a quarter of the time of a `request` with 50 streams.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     try:
@@ -101,7 +101,7 @@ def run_service(name: str) -> int:
 
 
 def _built(name: str, settings: Settings) -> tuple[Service, Config]:
-    """A service under its config; under the last good one where it was started before, and its file is wrong now.
+    """Builds a service with its config, or with the last good one if the file is wrong now.
 
     Raises:
         ConfigError: there is no last good config, or it can't be used either.
@@ -119,15 +119,15 @@ def _built(name: str, settings: Settings) -> tuple[Service, Config]:
             service = module.build(settings, config)
         except ConfigError as error:
             raise ConfigError(f"{refused}\nThe last good config can't be used either:\n{error}") from error
-        _refused(refused, f"version {config.version} stays in force, from {last_good}")
+        _refused(refused, f"version {config.version} stays effective, from {last_good}")
         metrics.show_config(config.version, refused=True)
     else:
-        _in_force(config, last_good)
+        _config_loaded(config, last_good)
     return service, config
 
 
-def _in_force(config: Config, last_good: Path | None) -> None:
-    """Shows that a config is in force, and keeps it for a start at which the file is wrong."""
+def _config_loaded(config: Config, last_good: Path | None) -> None:
+    """Reports the effective config in metrics, and saves it for a start with a broken file."""
     metrics.show_config(config.version)
     if last_good is None:
         return
@@ -145,14 +145,14 @@ def _refused(error: ConfigError, effect: str) -> None:
 
 
 class Hangups:
-    """SIGHUP: a service reads its config again. Made before it is read first, so that none is missed."""
+    """Reloads the config on SIGHUP. Created before the config is first read, so that no signal is missed."""
 
     def __init__(self) -> None:
         self._received = False
         signal.signal(signal.SIGHUP, self._receive)
 
     async def follow(self, service: Service, settings: Settings, config: Config) -> None:
-        """Has a service take over its config file at each SIGHUP, until cancelled."""
+        """Reloads the service's config file on each SIGHUP, until cancelled."""
         received = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, received.set)
         if self._received:
@@ -160,14 +160,14 @@ class Hangups:
         while True:
             await received.wait()
             received.clear()
-            config = await _taken_over(service, settings, config)
+            config = await _reloaded(service, settings, config)
 
     def _receive(self, _number: int, _frame: object) -> None:
         self._received = True
 
 
-async def _taken_over(service: Service, settings: Settings, config: Config) -> Config:
-    """The config that holds from now on: what the file says, or the one of before where that can't be used."""
+async def _reloaded(service: Service, settings: Settings, config: Config) -> Config:
+    """The effective config: the file's, or the previous one if the file can't be used."""
     log, version = structlog.get_logger(), config.version
     try:
         changed = load_config(settings.config)
@@ -175,22 +175,22 @@ async def _taken_over(service: Service, settings: Settings, config: Config) -> C
             require_reloadable(config, changed)
             await service.reload(changed)
     except ConfigError as error:
-        _refused(error, f"version {version} stays in force")
+        _refused(error, f"version {version} stays effective")
         metrics.show_config(version, refused=True)
         return config
     except Exception:
-        log.exception("config_not_taken_over", effect=f"version {version} stays in force")
+        log.exception("config_not_taken_over", effect=f"version {version} stays effective")
         metrics.show_config(version, refused=True)
         return config
-    _in_force(changed, settings.last_good_config)
+    _config_loaded(changed, settings.last_good_config)
     if changed.version != version:
         log.info("config_taken_over", version=changed.version, before=version)
     return changed
 
 
-async def run(service: Service, alive_file: Path | None, *beside: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs a service to its end, with what runs beside it, and touches its alive file meanwhile."""
-    tasks = [asyncio.create_task(work()) for work in beside]
+async def run(service: Service, alive_file: Path | None, *work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a service to its end, together with background work, and touches its alive file meanwhile."""
+    tasks = [asyncio.create_task(start()) for start in work]
     if alive_file is not None:
         tasks.append(asyncio.create_task(_touch_alive(service, alive_file)))
     try:

@@ -96,7 +96,7 @@ def test_agents_that_share_a_breaker_have_the_same_rules() -> None:
 
 
 def test_no_agent_is_named_as_all_of_them_are() -> None:
-    with pytest.raises(ConfigError, match="stands for all agents"):
+    with pytest.raises(ConfigError, match="means all agents"):
         config({}, name="*")
 
 

@@ -180,5 +180,5 @@ def _jobs(queue: AgentQueue | None) -> Tile:
         return tiles.unknown(label, href)
     if queue.waiting is None:
         return Tile(label, "–", "it has no queue", href)
-    note = f"{queue.in_progress:,} running, of {queue.concurrency:,} at once"
+    note = f"{queue.in_progress:,} running, of {queue.concurrency:,} in parallel"
     return Tile(label, f"{queue.waiting:,}", note, href, "warn" if queue.waiting and not queue.in_progress else "")

@@ -95,7 +95,7 @@ async def test_a_service_that_is_started_again_goes_on_under_the_last_good_confi
     await until(lambda: started.works_under(GOOD, refused=True), "it to start again")
     [line] = [line for line in started.log.splitlines() if "config_not_taken_over" in line]
     assert what in line
-    assert f"version {parse_config(GOOD).version} stays in force, from {started.last_good}" in line
+    assert f"version {parse_config(GOOD).version} stays effective, from {started.last_good}" in line
     assert started.last_good.read_text() == GOOD
     assert stat.S_IMODE(started.last_good.stat().st_mode) == 0o600
 

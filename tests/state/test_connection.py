@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import DataError, ResponseError
 
 from breakwater.embedded.ports import free_port
-from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailableError, translated, unavailable
+from breakwater.state.connection import Redis, Script, ScriptCall, StateUnavailableError, unavailable
 from tests.helpers import until
 from tests.servers import RunningServer
 
@@ -87,11 +87,9 @@ async def test_an_argument_that_is_none_is_the_error_of_the_one_who_gave_it(redi
     with pytest.raises((TypeError, ValueError)):
         redis.run_with_next([call(_ADD, wrong)])
     with pytest.raises((TypeError, ValueError)):
-        async with translated():
-            await redis.client.set("key", wrong)
+        await redis.client.set("key", wrong)
     with pytest.raises(DataError):
-        async with translated():
-            await redis.client.zadd("key", {})
+        await redis.client.zadd("key", {})
     assert redis.sizes == [2]
 
 
@@ -101,8 +99,7 @@ async def test_a_server_that_can_not_write_is_an_outage(redis: RoundTrips) -> No
         with pytest.raises(StateUnavailableError, match="OOM"):
             await redis.run([call(_ADD)])
         with pytest.raises(StateUnavailableError, match="OOM"):
-            async with translated():
-                await redis.client.set("key", 1)
+            await redis.client.set("key", 1)
     finally:
         await redis.client.config_set("maxmemory", "0")
 

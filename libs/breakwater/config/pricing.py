@@ -1,4 +1,4 @@
-"""What each model costs: by the config's own price, else by the price list that comes with `genai-prices`."""
+"""Prices of models: from the config, or else from the price list of `genai-prices`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pricing(Protocol):
     """The prices of one model."""
 
     def cost(self, usage: Usage) -> Cost | None:
-        """What a call costs; None where its usage was not reported."""
+        """Prices a call; None if its usage was not reported."""
         ...
 
     def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int | None:
@@ -42,12 +42,12 @@ def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
 
 
 def listed_name(pricing: Pricing) -> str | None:
-    """What the price list calls a model whose prices are from there."""
+    """The model's id in the price list; None if its price is the config's own."""
     return pricing.info.id if isinstance(pricing, _Listed) else None
 
 
 def unaffordable(config: Config, agent_name: str) -> str | None:
-    """Why no call of an agent is ever made, whatever was spent: a hard cap has no room for the least of its calls.
+    """Explains why an agent can never call: a hard cap is below the cost of its smallest call.
 
     Only its own caps and the global ones count, not those of tenants. None where one of its models may be called.
     """
@@ -79,7 +79,7 @@ def long_inputs_cost_more(model: str, settings: ModelSettings) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _PerCall:
-    """A program that is said to cost so much for each call, whatever it uses."""
+    """A fixed price per call, for programs."""
 
     cost_per_call: int
     own: Tariff | None
@@ -179,7 +179,7 @@ def _find(model: str, settings: ModelSettings | None) -> _Listed | None:
 
 
 def _names(model: str, settings: ModelSettings | None) -> Iterator[tuple[str, str | None]]:
-    """What the list may have a model under, and by which provider; the surest first."""
+    """Candidate names of a model in the price list, with their providers, best match first."""
     prefix, _, name = model.partition("/")
     if settings is not None and settings.name is not None:
         yield settings.name, settings.provider or (prefix if name else None)

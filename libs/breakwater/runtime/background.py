@@ -1,4 +1,4 @@
-"""What runs beside the work: how it is run, and how it is ended."""
+"""Background tasks: running them together, stopping them, and scheduling them sparingly."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ AGAIN_S = 0.5
 
 
 def aligned_delay(every_s: float) -> float:
-    """How long until what is done every so many seconds is done again: half to one and a half times as long.
+    """Seconds until the next run of periodic work: 0.5 to 1.5 times its period.
 
-    All that has the same period has its turn at the same moments, so that an idle process is woken once for all of it:
-    to wake it costs more than most of what it then does. The clock is the machine's, so other processes and the servers
-    that they ask are woken at the same moments, too.
+    Work with the same period runs at the same moments, so that an idle process wakes once for all of it: waking up
+    costs more than most of the work. The clock is the machine's, so other processes, and the servers that they query,
+    wake at the same moments too.
     """
     left_s = every_s - asyncio.get_running_loop().time() % every_s
     return left_s if left_s >= every_s / 2 else left_s + every_s
 
 
 async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
-    """Runs parts side by side until they have ended; none outlives this, also if it is cancelled or one of them fails.
+    """Runs coroutines concurrently; none outlives this call, even if it is cancelled or one of them fails.
 
-    `asyncio.gather` alone would leave one behind: it ends with the first part that was cancelled.
+    `asyncio.gather` alone can leave one running: it ends with the first that was cancelled.
     """
     tasks = [asyncio.create_task(part) for part in parts]
     try:
@@ -33,10 +33,10 @@ async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
 
 
 async def stop(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels tasks, and returns when they have ended, however they did, also if this is cancelled meanwhile.
+    """Cancels tasks and returns once all have ended, even if this call is cancelled meanwhile.
 
-    Once is not enough: `asyncio.wait_for` of Python 3.11, which redis-py sends commands with, loses a cancellation that
-    comes at the moment its own waiting is over. A task that goes on for ever would then be waited for for ever.
+    One is not enough: `asyncio.wait_for` of Python 3.11, which redis-py sends commands with, loses one that arrives
+    just as its wait ends. The wait for an endless task would then never end.
     """
     cancelled: asyncio.CancelledError | None = None
     while left := [task for task in tasks if not task.done()]:

@@ -1,4 +1,4 @@
-"""Callables that the config names, as `module:name`: agents and channels of alerts that are Python."""
+"""Python callables that the config names as `module:name`: agents and alert channels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from breakwater.errors import ConfigError
 
 
 def load_callable(name: str) -> Any:
-    """Imports what `module:name` stands for, with dots in either part.
+    """Imports the object named by `module:name`; either part may have dots.
 
     Raises:
         ConfigError: the module can't be imported, has no such name, or that can't be called.

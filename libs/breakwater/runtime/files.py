@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and how many may be open."""
+"""Atomic file writes, and the limit of open files."""
 
 import os
 import resource
@@ -11,17 +11,17 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Generator[BinaryIO]:
-    """A file that takes the place of another one when the block ends, and is deleted where that fails.
+    """Yields a temporary file that replaces `path` when the block ends, and is deleted if that fails.
 
-    A link stays one. Mode and owner stay what they were, as far as this user may set them. What is no regular file, as
-    a pipe or `/dev/null`, is written to.
+    Symbolic links, mode and owner are preserved, as far as this user may set them. Anything but a regular file, such
+    as a pipe or `/dev/null`, is written to directly.
 
     Args:
         path: The file to replace, or to write.
-        private: Only its owner may read it, from its first byte on, whatever it was before.
+        private: Makes the file readable by its owner only, from its first byte on.
 
     Raises:
-        OSError: The directory or the file is not writable, or the disk is full; an older version is then still there.
+        OSError: The directory or the file is not writable, or the disk is full. An older version stays.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
@@ -56,7 +56,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def raise_file_limit(wanted: int) -> None:
-    """Lets this process have so many files and sockets open, as far as the system permits."""
+    """Raises this process's limit of open files and sockets, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         wanted = min(hard, wanted)

@@ -1,7 +1,7 @@
-"""Servers that do not answer: logged once for each outage, and waited for.
+"""Outages of servers: logged once each, and retried until they end.
 
-An outage of NATS, Redis or ClickHouse delays work and never fails it. Whatever is done through
-`Outages.retry_while_unavailable` must therefore be idempotent: a try whose answer was lost may have been carried out.
+An outage of NATS, Redis or ClickHouse delays work and never fails it. Work run by
+`Outages.retry_while_unavailable` must therefore be idempotent: an attempt whose answer was lost may have succeeded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Outage:
     """One outage in the log: a line when it begins and a line when it ends, however many tries fail in between."""
 
     def __init__(self, what: str) -> None:
-        """Takes the name that the log has for what is unavailable."""
+        """Creates it for a server or resource, by its name in the log."""
         self._what = what
         self._failed_tries = 0
 
     @property
     def lasting(self) -> bool:
-        """Whether it is unavailable now."""
+        """True while it is unavailable."""
         return self._failed_tries > 0
 
     def failed(self, error: BaseException | str) -> None:
@@ -42,7 +42,7 @@ class Outage:
             structlog.get_logger().warning("unavailable", what=self._what, error=str(error) or repr(error))
 
     async def retry_until_available(self, work: Callable[[], Awaitable[Value]], *, on: Errors, retry_s: float) -> Value:
-        """Repeats work until it no longer fails with some errors, and returns what it returns; others are passed on.
+        """Retries work until it succeeds, and returns its value; errors other than `on` are raised.
 
         Args:
             work: idempotent, as it may be repeated.
@@ -61,21 +61,21 @@ class Outage:
                 return value
 
     async def run_logged(self, work: Callable[[], Awaitable[object]], *, expected: Errors, unless: Errors = ()) -> bool:
-        """Does work once, whatever it raises: for what is done again soon, and must not end for good.
+        """Runs periodic work once and logs its errors, so that a failure does not end the loop around it.
 
         Args:
-            work: what is to be done.
+            work: the work to run.
             expected: errors that need no traceback in the log.
-            unless: errors that are passed on, and are none of this outage.
+            unless: errors to raise, which are not part of this outage.
 
         Returns:
-            Whether it worked.
+            True if the work succeeded.
         """
         try:
             await work()
         except unless:
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, work that is never done again would be worse
+        except Exception as error:  # noqa: BLE001  ending the loop would be worse than any error
             if not (isinstance(error, expected) or self.lasting):
                 structlog.get_logger().exception("failed_unexpectedly", what=self._what)
             self.failed(error)
@@ -107,11 +107,11 @@ class Outages:
         self._report = report
         self._outages: dict[str, Outage] = {}
         self._failing: Counter[str] = Counter()
-        """How many of those that retry have failed because of each server."""
+        """Retrying callers that have failed, by server."""
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Ends all waiting, now and from now on. What works at the first try is still done."""
+        """Ends all waiting, now and later. Work that succeeds at the first try is still done."""
         self._stopping.set()
 
     async def retry_while_unavailable(
@@ -120,11 +120,11 @@ class Outages:
         *,
         unless: type[UnavailableError] | tuple[type[UnavailableError], ...] = (),
     ) -> Value:
-        """Repeats work until no server is unavailable; whatever else it raises is an answer and is passed on.
+        """Retries work until no server is unavailable; any other exception is raised.
 
         Args:
             work: idempotent, as it may be repeated.
-            unless: what is passed on all the same.
+            unless: unavailability errors to raise without a retry.
 
         Raises:
             StoppedWaitingError: `stop` was called meanwhile.
@@ -161,13 +161,13 @@ class Outages:
 
     def _answered(self, failed_on: set[str]) -> None:
         for server in failed_on:
-            # Over when no caller fails because of it any more: until then, one success may be luck.
+            # The outage is over once no caller fails because of it: until then, one success may be luck.
             if self._failing[server] == 1:
                 self._outages[server].worked()
                 self._report(server, False)
 
     def _forget(self, failed_on: set[str]) -> None:
-        """Whether an outage is over is not known once the last of those that waited has been cancelled."""
+        """Drops outages whose last waiting caller was cancelled: no one is left to see them end."""
         for server in failed_on:
             if not self._failing[server] and self._outages[server].lasting:
                 del self._outages[server]

@@ -1,4 +1,4 @@
-"""What a process asks the kernel for about itself. Linux only; elsewhere each of these does nothing."""
+"""Process attributes set through prctl(2). Linux only; elsewhere each function does nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15  # linux/prctl.h
 def hide_memory() -> None:
     """Keeps other processes of the same user from reading this one's environment and memory, and debugging it.
 
-    Root, and whoever has CAP_SYS_PTRACE, still can. The kernel writes no core dump then. Forks inherit it; a program
+    Root, and processes with CAP_SYS_PTRACE, still can. The kernel writes no core dump then. Forks inherit it; a program
     that is executed starts without it.
     """
     _prctl(_PR_SET_DUMPABLE, 0)

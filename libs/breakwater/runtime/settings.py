@@ -1,4 +1,4 @@
-"""What a process must know of its surroundings: from `BREAKWATER_*` environment variables, read when asked."""
+"""Settings of a process, read from `BREAKWATER_*` environment variables on demand."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    """The surroundings of one process. Every field is the variable `BREAKWATER_<NAME>`."""
+    """The environment of one process. Every field is the variable `BREAKWATER_<NAME>`."""
 
     model_config = SettingsConfigDict(env_prefix="BREAKWATER_", frozen=True, extra="ignore", hide_input_in_errors=True)
 
     config: Path = Field(default=Path("breakwater.yaml"), description="The config file.")
     last_good_config: Path | None = Field(
         default=None,
-        description="Where the service keeps a copy of the config that it works under, to start with where the config "
-        "file is wrong. One for each process, which nobody else can write.",
+        description="A copy of the effective config, to start with if the config file is wrong. "
+        "One for each process, writable by it alone.",
     )
     nats_url: SecretStr = Field(default=SecretStr("nats://127.0.0.1:4222"), description="May hold user and password.")
     redis_url: SecretStr = Field(default=SecretStr("redis://127.0.0.1:6379/0"), description="May hold the password.")
@@ -52,5 +52,5 @@ class Settings(BaseSettings):
     metrics_token: SecretStr | None = Field(
         default=None,
         min_length=16,
-        description="What scrapers send as `Authorization: Bearer`. None: whoever reaches the port may scrape.",
+        description="Token that scrapers send as `Authorization: Bearer`. None: scraping needs no token.",
     )

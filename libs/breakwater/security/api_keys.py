@@ -39,7 +39,7 @@ def create_key(
     """Adds a key that may do what its scopes say, for some tenants and agents alone where these are named.
 
     Returns:
-        The key itself, `bw_<id>_<secret>`: the only time that anybody sees it.
+        The key itself, `bw_<id>_<secret>`, shown this once.
 
     Raises:
         ApiKeysError: the name or the scopes can't be used, or the file can't be read or written.

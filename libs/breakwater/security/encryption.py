@@ -33,10 +33,10 @@ TEXTS = (
 """The fields that hold texts, of all documents."""
 
 _BOUND_TO = "execution_id"
-"""A token is read only beside the id that it was encrypted beside, where there was one."""
+"""The field that a token is bound to: decryption fails next to another id."""
 
 may_be_encrypted = re.compile(rb'"encrypted"\s*:\s*"bwe1\.').search
-"""Whether something in a document looks like a token. Where nothing does, there is nothing to decrypt."""
+"""Matches if a document may hold a token; otherwise there is nothing to decrypt."""
 
 _TOKEN = re.compile(r"bwe1\.(?P<key>[0-9a-f]{8})\.(?P<token>[A-Za-z0-9_-]+={0,2})")
 _LINE = re.compile(_TOKEN.pattern + r"\n")
@@ -45,7 +45,7 @@ COMPRESS_FROM = 32_768
 """A token is a third longer than what it holds, and NATS takes messages up to a limit: long texts are compressed."""
 
 LEFT_OUT = "left out: the worker had no key to encrypt the texts with; set BREAKWATER_PLANE_KEY"
-"""What stands in place of a token where texts must not be stored in plain, and there is no key."""
+"""Replaces the token if texts must not be stored in plain and there is no key."""
 
 _PLAIN, _COMPRESSED = b"0", b"z"
 
@@ -76,7 +76,7 @@ class Cipher:
             self._keys[_key_id(raw)] = raw
         self._first = next(iter(self._keys), None)
         self.on = self._first is not None
-        """Whether it encrypts all texts."""
+        """True if it encrypts all texts."""
         self.own_id: str | None = None
         """The id of the plane's own key, which may be shown."""
         if own is not None:
@@ -144,7 +144,7 @@ class Cipher:
             return document
         if not self._keys:
             return to_json(fields | {FIELD: LEFT_OUT})
-        # Programs without a key hear results and records: sent as a job, such a token would be decrypted for them.
+        # Programs without a key receive results and records: sent as a job, such a token would be decrypted for them.
         texts |= {_BOUND_TO: fields[_BOUND_TO]} if fields.get(_BOUND_TO) else {}
         return to_json(fields | {FIELD: self.encrypt(to_json(texts))})
 
@@ -158,7 +158,7 @@ class Cipher:
             return document
         texts = _object(self.decrypt(token))
         if texts.get(_BOUND_TO) not in (None, fields.get(_BOUND_TO)):
-            raise DecryptionError(f"it was encrypted for another {_BOUND_TO}, and stands where it does not belong")
+            raise DecryptionError(f"it was encrypted for another {_BOUND_TO}, and was copied here")
         return to_json(fields | texts)
 
     def decrypt_record(self, record: Execution) -> Execution:
@@ -172,7 +172,7 @@ class Cipher:
         return f"{self.encrypt(text.encode())}\n" if self.on and text else text
 
     def decrypt_lines(self, text: str) -> str:
-        """What such texts were, one after the other. Raises DecryptionError."""
+        """Decrypts lines of `encrypt_line`, concatenated. Raises DecryptionError."""
         return _LINE.sub(lambda match: self.decrypt(match[0][:-1]).decode(), text)
 
 

@@ -43,7 +43,7 @@ class RedirectError(BreakwaterError, aiohttp.ClientError):
 
 
 class _Answer(aiohttp.ClientResponse):
-    """An answer of which no more is read than anybody needs. Clients read without a bound."""
+    """A response of bounded length. aiohttp reads without a bound."""
 
     async def read(self) -> bytes:
         if self._body is None:

@@ -1,4 +1,4 @@
-"""Where secrets are found. The config itself never holds one."""
+"""References to secrets. The config itself never holds one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class SecretRef(Message):
-    """Where to read a secret: an environment variable, a file, or the output of a command."""
+    """Source of a secret: an environment variable, a file, or the output of a command."""
 
     env: str | None = Field(default=None, min_length=1, description="Name of an environment variable.")
     file: Path | None = Field(default=None, description="A file that contains only the secret.")

@@ -1,4 +1,4 @@
-"""TLS towards NATS, Redis and ClickHouse: the certificates that `BREAKWATER_TLS_*` names, read when asked."""
+"""TLS towards NATS, Redis and ClickHouse: the certificates that `BREAKWATER_TLS_*` names, read on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TlsSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="BREAKWATER_TLS_", frozen=True, extra="ignore")
 
-    ca: Path | None = Field(default=None, description="Authorities to trust besides the system's.")
+    ca: Path | None = Field(default=None, description="Authorities to trust in addition to the system's.")
     cert: Path | None = Field(default=None, description="Our certificate, for servers that ask for one.")
     key: Path | None = Field(default=None, description="Its private key, if that is in a file of its own.")
 
@@ -30,7 +30,7 @@ def tls_settings() -> TlsSettings:
 
 
 def client_context(settings: TlsSettings) -> ssl.SSLContext:
-    """What we trust, and our own certificate; the system's authorities take 25 ms to read. Raises ConfigError."""
+    """Client context with trusted authorities and our certificate. Takes 25 ms to build. Raises ConfigError."""
     context = ssl.create_default_context()
     if settings.key is not None and settings.cert is None:
         raise ConfigError("BREAKWATER_TLS_KEY is set without BREAKWATER_TLS_CERT: name the key's certificate there")

@@ -1,8 +1,8 @@
-"""Metrics for Prometheus. Labels are bounded: what the config and the contract name, never a job or a text.
+"""Metrics for Prometheus. Labels are bounded: names of the config and the contract, never a job or a text.
 
-What a process does, it counts; always, while whether anybody may scrape is a setting. What the plane is at is read when
-it is scraped, and is the same from each replica of a service. Money here is a floating number, as Prometheus has no
-other: it is for graphs and alerts. What counts for money is in ClickHouse.
+A process always counts its own work; serving the metrics is a setting. Gauges of the whole plane are read on a scrape
+and are equal from each replica of a service. Money is a float here, as Prometheus has no other number: use it for
+graphs and alerts, and ClickHouse for accounting.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 OTHER = "other"
-"""Stands for every model that a job may ask for and the config does not name."""
+"""Label of all models that jobs may ask for and the config does not name."""
 
 NONE = "none"
 """The value of a label that does not apply, such as the kind of error of a success."""
@@ -62,10 +62,10 @@ HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 _NEVER_S = 86_400.0
 
 RETRY_S = 2.0
-"""How often a port is tried again that another program has."""
+"""Retries of a port that another program has."""
 
 KEPT_S = 5.0
-"""How long what was read of the plane is shown: any number of scrapers cost Redis and NATS one reading in this time."""
+"""Lifetime of a reading of the plane: any number of scrapers cost Redis and NATS one reading in this time."""
 
 READ_TIMEOUT_S = 3.0
 """Less than Prometheus waits for an answer: what a process counts is shown also where a server is unavailable."""
@@ -249,7 +249,7 @@ class HttpMetrics:
 
 
 class StreamMetrics:
-    """How full streams are."""
+    """Fill levels of streams."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         what = "Which part of a stream's limit in bytes is used."
@@ -295,7 +295,7 @@ class BudgetMetrics:
         self._thresholds[reached.scope, reached.window, reached.kind].inc()
 
     def filled(self, *, yes: bool) -> None:
-        """Whether the counters are there."""
+        """Reports if the counters are filled."""
         self._filled.set(yes)
 
     def repaired(self) -> None:
@@ -308,7 +308,7 @@ class BudgetMetrics:
 
 
 class AlerterMetrics:
-    """How alerts reach people."""
+    """Delivery of alerts."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         counter = partial(_counter, registry)
@@ -350,7 +350,7 @@ class ChannelMetrics:
 
 
 class SinkMetrics:
-    """What is stored, and how far behind that is."""
+    """Rows stored, and the lag behind the log."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         counter, gauge = partial(_counter, registry), partial(_gauge, registry)
@@ -368,7 +368,7 @@ class SinkMetrics:
         self._lost = _plain_counter(registry, "sink_lost_events_total", what)
         what = "How old the oldest event is that is held, or was when it was stored."
         self._lag = gauge("sink_lag_seconds", what, "stream")
-        what = "Messages that stood behind the newest batch when it came."
+        what = "Messages that waited behind the newest batch as it arrived."
         self._waiting = gauge("sink_waiting_messages", what, "stream")
         self._unavailable = gauge("sink_unavailable", "1 while a server that is needed is unavailable.", "what")
 
@@ -381,7 +381,7 @@ class SinkMetrics:
         self._batches[(stream,)].inc()
 
     def behind(self, stream: str, seconds: float) -> None:
-        """How old the oldest event of a batch is, or was when it was stored."""
+        """Age of the oldest event of a batch, or its age when it was stored."""
         # The two clocks are two machines': nothing is stored before it happened.
         self._lag[(stream,)].set(max(seconds, 0.0))
 
@@ -399,7 +399,7 @@ class SinkMetrics:
         self._lost.inc(events)
 
     def unavailable(self, what: str, *, yes: bool) -> None:
-        """Whether a server that is needed is unavailable, by the name that the log has for it."""
+        """Reports if a server is unavailable, by its name in the log."""
         self._unavailable[(what,)].set(yes)
 
 
@@ -421,7 +421,7 @@ AGENT_HEALTH = PlaneGauge("agent_health", "1 for the health that an agent is in.
 JOBS_WAITING = PlaneGauge("jobs_waiting", "Jobs that no worker has taken.", ("agent",))
 PARKED_JOBS = PlaneGauge("parked_jobs", "Jobs that sleep until their next attempt is due.")
 OLDEST_JOB = PlaneGauge("oldest_job_age_seconds", "Since when the oldest job in the queue was accepted.", ("agent",))
-CONSUMER_WAITING = PlaneGauge("consumer_waiting_messages", "Messages that nobody has been given.", ("consumer",))
+CONSUMER_WAITING = PlaneGauge("consumer_waiting_messages", "Messages not yet delivered.", ("consumer",))
 CONSUMER_IN_PROGRESS = PlaneGauge(
     "consumer_in_progress_messages", "Messages that were given and not acknowledged.", ("consumer",)
 )
@@ -429,7 +429,7 @@ CONSUMER_IN_PROGRESS = PlaneGauge(
 _BUDGET = ("budget", "scope", "window", "enforcement")
 BUDGET_SPENT = PlaneGauge("budget_spent_usd", "Spent in the current period.", _BUDGET)
 BUDGET_RESERVED = PlaneGauge("budget_reserved_usd", "Held for calls under way.", _BUDGET)
-BUDGET_LIMIT = PlaneGauge("budget_limit_usd", "The cap in force.", _BUDGET)
+BUDGET_LIMIT = PlaneGauge("budget_limit_usd", "The effective cap.", _BUDGET)
 BUDGET_FORECAST = PlaneGauge("budget_forecast_usd", "What the period will have cost at its present pace.", _BUDGET)
 
 INCIDENTS = PlaneGauge("incidents", "Incidents that are not over.", ("event", "severity", "status"))
@@ -440,11 +440,11 @@ PLANE_GAUGES: Mapping[str, tuple[PlaneGauge, ...]] = {
     "budget": (BUDGET_SPENT, BUDGET_RESERVED, BUDGET_LIMIT, BUDGET_FORECAST),
     "alerter": (INCIDENTS,),
 }
-"""Which service shows which: the one that knows, or asks for it anyway."""
+"""Gauges by service: the one that knows the value, or reads it anyway."""
 
 
 class GaugeCollector:
-    """What a service shows of the plane: read while somebody scrapes, and else by nobody."""
+    """Gauges of the plane that a service serves: read on a scrape only."""
 
     def __init__(
         self, service: str, *reads: Callable[[], Awaitable[Readings]], registry: CollectorRegistry = REGISTRY
@@ -476,7 +476,7 @@ class GaugeCollector:
             self._collector.shown = None
 
     def readings(self) -> Readings:
-        """What is known, at most `KEPT_S` old. Called by scrapers, in threads of theirs."""
+        """The readings, at most `KEPT_S` old. Called by scrapers, in threads of theirs."""
         with self._one_reads:
             if self._loop is not None and time.monotonic() >= self._until:
                 reading = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
@@ -484,7 +484,7 @@ class GaugeCollector:
                     self._readings = reading.result(READ_TIMEOUT_S + 1)
                 except (TimeoutError, concurrent.futures.CancelledError):
                     reading.cancel()
-                    self._readings = {}  # the loop stands still, or has ended
+                    self._readings = {}  # the loop is blocked, or has ended
                 self._until = time.monotonic() + KEPT_S
             return self._readings
 
@@ -540,7 +540,7 @@ def one_of(chosen: str, values: Iterable[str], *labels: str) -> dict[tuple[str, 
 
 @cache
 def _config_info(registry: CollectorRegistry) -> Info:
-    return Info("breakwater_config", "The config that is in force in this process.", registry=registry)
+    return Info("breakwater_config", "The effective config of this process.", registry=registry)
 
 
 def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused: bool = False) -> None:
@@ -566,7 +566,7 @@ def serve(host: str, port: int, token: str | None = None) -> None:
         token: what scrapers have to send; None for nothing.
 
     Raises:
-        ConfigError: the address or the port can't be had by any program here.
+        ConfigError: the address or the port is not available on this machine.
     """
     choose = "choose with BREAKWATER_METRICS_HOST and BREAKWATER_METRICS_PORT"
     try:

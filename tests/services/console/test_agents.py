@@ -239,7 +239,7 @@ async def test_one_agent_is_reported_whole(console: Console):
         "Success rate 100 % 1 execution, 0 failed",
         "Spend $3.00 2 calls",
         "Wasted $1.00 33.3 % of spend",
-        "Jobs waiting now 7 2 running, of 8 at once",
+        "Jobs waiting now 7 2 running, of 8 in parallel",
         "Spent budgets 1 of 1",
         "Retries 1 0 fallbacks",
         "gpt-4.1 first choice unhealthy open 3 consecutive failures (threshold: 3) 0",

@@ -16,6 +16,7 @@ from breakwater.state.breakers import Breakers, Saving
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.tasks import TaskKey
 from tests.flow.kit import PRICE, model
+from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
 
@@ -173,6 +174,10 @@ async def test_a_full_rate_limit_is_named(start_worker: StartWorker, on_exceeded
     agents = {"writer": {"model": "sim/m", "fallback_models": ["sim/n"]}}
     async with start_worker({"sim/m": model(), "sim/n": model()}, agents, more_models=models) as plane:
         assert (await plane.run({**JOB, "job_id": "j1"}))["chosen_model"] == "sim/m"
+        # The breaker counts an outcome a moment after the result.
+        await until(
+            lambda: plane.worker.redis.client.exists(f"bw:breaker:{BreakerKey('writer', 'sim/m').name}"), what="j1"
+        )
         before = await in_redis(plane)
         [full, free] = await planned(plane)
         assert (full["admission"], free["admission"]) == (admission, "admitted")

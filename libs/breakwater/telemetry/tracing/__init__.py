@@ -81,7 +81,7 @@ def stop() -> None:
 
 
 def _wanted(environment: Mapping[str, str]) -> bool:
-    """What the OpenTelemetry specification says of its variables; one that is empty counts as not set."""
+    """True if OpenTelemetry's variables ask for traces; by its specification, an empty one counts as not set."""
     endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     if not any(environment.get(name) for name in endpoints):
         return False

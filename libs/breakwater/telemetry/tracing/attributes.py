@@ -1,4 +1,4 @@
-"""What is said on spans.
+"""Attributes of spans.
 
 Names are those of OpenTelemetry's semantic conventions for GenAI, 0.1.0, and for HTTP, where there is one. Others begin
 with `breakwater.`, and one is Langfuse's. What is unknown is left out: it is not 0.
@@ -47,7 +47,7 @@ _HOSTS = (
 
 
 def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttributes:
-    """Who serves a call.
+    """Attributes of the provider that serves a call.
 
     Args:
         kind: the provider's, as in the config.
@@ -74,7 +74,7 @@ def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttri
 def request_attributes(
     params: Mapping[str, JsonValue], stop_sequences: JsonValue, *, json_schema: bool
 ) -> SpanAttributes:
-    """What a job asks for beside the conversation.
+    """Attributes of a job's request, except its conversation.
 
     Args:
         params: as they go to the provider, in OpenAI's form or Anthropic's.
@@ -113,10 +113,10 @@ def attempt_attributes(
     cause: Cause,
     streaming: bool,
 ) -> SpanAttributes:
-    """What is known of an attempt when it begins.
+    """Attributes of an attempt at its start.
 
     Args:
-        params: as they go to the provider. Here what `request_attributes` says is left out.
+        params: as they go to the provider. Without those of `request_attributes`.
         agent: who calls.
         model: its id in the config.
         name: of the model, as the provider knows it.
@@ -146,7 +146,7 @@ def attempt_attributes(
 def outcome_attributes(
     attempt: Attempt, response: Mapping[str, Any] | None = None, finish_reasons: tuple[str, ...] = ()
 ) -> SpanAttributes:
-    """What is known of an attempt when it has ended, beside what was known before.
+    """Attributes of an attempt that are known at its end.
 
     Args:
         attempt: as it is recorded.
@@ -181,7 +181,7 @@ def outcome_attributes(
 
 
 def execution_attributes(*, agent: str, execution_id: str, task_id: str | None) -> SpanAttributes:
-    """What is known of a job when its run begins."""
+    """Attributes of a job at the start of its run."""
     return _known(
         {
             "gen_ai.operation.name": "invoke_agent",
@@ -193,9 +193,9 @@ def execution_attributes(*, agent: str, execution_id: str, task_id: str | None) 
 
 
 def result_attributes(record: Execution) -> SpanAttributes:
-    """What is known of a job when it is decided, beside what was known before.
+    """Attributes of a job that are known at its end.
 
-    Its sums have names of our own: who adds up `gen_ai.usage.*` over a trace would count each call twice.
+    Its sums have names of our own: summing `gen_ai.usage.*` over a trace would count each call twice.
     """
     return _known(
         {

@@ -48,7 +48,7 @@ def output_message(output: JsonValue, finish_reason: str | None) -> JsonObject:
 
 
 def last_text(messages: Sequence[JsonObject], limit: int) -> str:
-    """What the last of some messages says, as plain text of at most so many bytes; as JSON where it says no text."""
+    """Content of the last message as plain text of bounded length, or as JSON if it has no text."""
     parts = cast(list[JsonObject], messages[-1]["parts"])
     texts = [str(part["content"]) for part in parts if part["type"] == "text"]
     text = "\n".join(texts) if texts else _json(parts)

@@ -26,7 +26,7 @@ class Span:
 
     def __init__(self, traceparent: str | None) -> None:
         self.traceparent = traceparent
-        """What to pass on to whatever happens within this span; the parent's own where nothing is recorded."""
+        """Trace context for work within this span; the parent's own if nothing is recorded."""
 
     def end(self, *, error: str | None = None, attributes: LazyAttributes = NOTHING) -> None:
         """Ends it.
@@ -77,7 +77,7 @@ def begin(
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether a text is a W3C trace context that may be passed on."""
+    """True if a text is a valid W3C trace context."""
     return _TRACEPARENT.fullmatch(text) is not None
 
 
