@@ -144,7 +144,15 @@ class Attempts:
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
         # After the admission this process may have been stopped.
         await self._credited(partial(self._worker.leases.confirm, self._job.claim))
-        stream = None if self._stream is None else self._attempt_stream(self._stream, flight)
+        stream = None
+        if self._stream is not None:
+            stream = AttemptStream(
+                self._stream,
+                flight,
+                self._answer_begins,
+                idle_timeout_s=self._job.agent.stream_idle_timeout_s,
+                total_timeout_s=max(0.001, self._remaining_s()),
+            )
         with admitted.under_way():
             repairs = self._checkpoint.repairs or NO_REPAIRS
             ended = await call(self._worker, self._job, flight, messages, timeout_s, repairs, stream)
@@ -157,15 +165,6 @@ class Attempts:
                 self._checkpoint, ended.output, flight.model, None, None, ended.response, reason, ended.choices
             )
         return await self._after_failure(ended)
-
-    def _attempt_stream(self, stream: AnswerStream, flight: InFlight) -> AttemptStream:
-        return AttemptStream(
-            stream,
-            flight,
-            self._answer_begins,
-            idle_timeout_s=self._job.agent.stream_idle_timeout_s,
-            total_timeout_s=max(0.001, self._remaining_s()),
-        )
 
     async def _answer_begins(self, flight: InFlight) -> None:
         """Saves that some of the answer is about to be out. Raises ClaimLostError, JobCancelledError."""

@@ -16,7 +16,7 @@ import structlog
 from pydantic import JsonValue
 from pydantic_core import to_json
 
-from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError
+from breakwater.bus.errors import AlreadyDecidedError
 from breakwater.config.pricing import Pricing
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, Choice, CostBasis, ErrorInfo, Outcome
@@ -277,9 +277,7 @@ async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> in
         )
     except AlreadyDecidedError:
         # Ours, if the acknowledgement of an earlier try was lost; otherwise another worker has taken the job over.
-        found = await worker.lookup.last(Stream.EVENTS, subject)
-        if found is None:
-            raise BusUnavailableError(f"{subject} is recorded, but the replica that was asked lags") from None
+        found = await worker.lookup.winner(Stream.EVENTS, subject)
         if found.data != attempt.json_bytes():
             raise ClaimLostError(attempt.execution_id) from None
         return found.sequence

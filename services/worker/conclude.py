@@ -7,6 +7,7 @@ wait are woken, and the task lets go of the job's hold. Only then is the job ack
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -17,7 +18,7 @@ import structlog
 from pydantic import JsonValue
 
 from breakwater.bus.delivery import dead_letter
-from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError, MessageTooLargeError, PublishRefusedError
+from breakwater.bus.errors import AlreadyDecidedError, MessageTooLargeError, PublishRefusedError
 from breakwater.bus.records import is_result_of
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
@@ -186,19 +187,21 @@ async def finish(
     """
     if result.status == "dead_lettered":
         await _keep_dead_letter(worker, asked, result)
-    # A result that is too large is shortened.
-    shorter = (lambda: result, lambda: result.model_copy(update={"response": None}), lambda: without_answer(result))
-    for make in shorter:
-        one = make()
-        if one.status == "dead_lettered" != result.status:
-            await _keep_dead_letter(worker, asked, one)
+    for shorter in _shortened(result):
+        if shorter.status == "dead_lettered" != result.status:
+            await _keep_dead_letter(worker, asked, shorter)
         with suppress(MessageTooLargeError):
-            decided = await worker.outages.retry_while_unavailable(partial(_decide, worker, asked, one))
-            break
-    else:
-        raise MessageTooLargeError(f"{result.execution_id}: not even the shortest result is taken")
-    await answer(worker, asked, decided, held, counted=counted)
-    return decided
+            decided = await _decide(worker, asked, shorter)
+            await answer(worker, asked, decided, held, counted=counted)
+            return decided
+    raise MessageTooLargeError(f"{result.execution_id}: not even the shortest result is taken")
+
+
+def _shortened(result: Result) -> Generator[Result]:
+    """A result, and shorter ones for a server that does not take it."""
+    yield result
+    yield result.model_copy(update={"response": None})
+    yield without_answer(result)
 
 
 async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
@@ -224,7 +227,7 @@ async def answer(
 
     After a crash all of it is done again.
     """
-    await worker.outages.retry_while_unavailable(partial(_record, worker, asked, result))
+    await _record(worker, asked, result)
     if asked.reply_to is not None:
         await worker.publisher.send(asked.reply_to, reply_of(result))
     progress = ProgressReporter(worker, result.agent, result.execution_id, result.parent_execution_id)
@@ -247,16 +250,14 @@ def reply_of(result: Result) -> bytes:
 
 async def _decide(worker: WorkerContext, asked: JobDelivery, result: Result) -> Result:
     """Publishes the result and returns the stored one: this, or that of another worker that was first."""
-    subject = subjects.result(result.job_id)
+    subject, private = subjects.result(result.job_id), not asked.agent.keeps_error_texts
+    publish = partial(
+        worker.publisher.event, subject, result, id=result.job_id, at=result.completed_at, once=True, private=private
+    )
     try:
-        private = not asked.agent.keeps_error_texts
-        await worker.publisher.event(
-            subject, result, id=result.job_id, at=result.completed_at, once=True, private=private
-        )
+        await worker.outages.retry_while_unavailable(publish)
     except AlreadyDecidedError:
-        found = await worker.lookup.last(Stream.RESULTS, subject)
-        if found is None:
-            raise BusUnavailableError(f"{subject} is decided, but the replica that was asked lags") from None
+        found = await worker.outages.retry_while_unavailable(partial(worker.lookup.winner, Stream.RESULTS, subject))
         if is_result_of(found.data, result.execution_id):
             return Result.model_validate_json(found.data)
     return result
@@ -268,9 +269,10 @@ async def _record(worker: WorkerContext, asked: JobDelivery, result: Result) -> 
     # Placeholders may make it longer than the bus takes. A record without its texts is better than none.
     shorter = record.model_copy(update={"messages": None, "input": None, "params": None})
     shortest = shorter.model_copy(update={"output": None, "metadata": {}, "attempts": ()})
+    publish = partial(worker.publisher.event, subject, id=record.execution_id, at=record.completed_at, once=True)
     for one in (record, shorter, shortest):
         try:
-            await worker.publisher.event(subject, one, id=one.execution_id, at=one.completed_at, once=True)
+            await worker.outages.retry_while_unavailable(partial(publish, one))
         except AlreadyDecidedError:
             return  # by ourselves before a crash, or by another worker from the same result
         except PublishRefusedError as error:

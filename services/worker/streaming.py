@@ -154,7 +154,8 @@ class AttemptStream:
             return answer
         if not self.streaming.answer.length:
             # It came whole, from what does not stream.
-            await self.streaming.put([_one_chunk(answer)])
+            output = answer.output if isinstance(answer.output, str) else orjson.dumps(answer.output).decode()
+            await self.streaming.put([_chunk(0, {"content": output}, answer.finish_reason or "stop")])
         if rest := self._join.end():
             await self._publish([_chunk(0, {"content": rest})])
         self._join = None
@@ -210,11 +211,6 @@ class AttemptStream:
 def _text_of(chunk: Chunk) -> str:
     deltas: list[dict[str, Any]] = [choice.get("delta") or {} for choice in chunk["choices"]]
     return "".join(delta.get("content") or "" for delta in deltas)
-
-
-def _one_chunk(answer: Answer) -> Chunk:
-    output = answer.output if isinstance(answer.output, str) else orjson.dumps(answer.output).decode()
-    return _chunk(0, {"content": output}, answer.finish_reason or "stop")
 
 
 def _chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> Chunk:

@@ -144,6 +144,16 @@ class Lookup:
         """The last message on a subject, or None. Raises DecryptionError: with a cipher that lacks its key."""
         return await self._found(stream, self._jetstream.get_last_msg(stream.value, subject, direct=True), subject)
 
+    async def winner(self, stream: Stream, subject: str) -> Found:
+        """The message on a subject that takes one, after another publish to it was refused. Raises as `last`.
+
+        Raises:
+            BusUnavailableError: the replica that was asked lags, and does not have it yet.
+        """
+        if (found := await self.last(stream, subject)) is None:
+            raise BusUnavailableError(f"{subject} is decided, but the replica that was asked lags")
+        return found
+
     async def next(self, stream: Stream, subject_filter: str, sequence: int) -> Found | None:
         """The first stored message from a sequence on that matches, or None. Raises as `last`."""
         asked = self._jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)

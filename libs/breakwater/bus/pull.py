@@ -7,7 +7,7 @@ import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import nats.errors
 import nats.js.errors
@@ -100,8 +100,13 @@ class Pull:
             expected = linger_s and self._fetched >= BUSY and not (self._waiting or self._asked)
             if expected:
                 await self._gather(most, linger_s, self._left)
-            if not (expected and self._waiting):
-                await self._first(most, wait_s, linger_s, ask or 1)
+            if (
+                not (expected and self._waiting)
+                and await self._came(wait_s, ask or 1)
+                and linger_s
+                and len(self._waiting) < most
+            ):
+                await self._gather(most, linger_s, self._waiting[-1][1].metadata.num_pending or 0)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
             await self.close()
             raise unavailable(f"NATS has nothing of {self.durable}", error) from error
@@ -120,11 +125,6 @@ class Pull:
                     await self._waiting.popleft()[1].nak()
             except (nats.errors.Error, nats.js.errors.Error):
                 self._waiting.clear()  # a connection that is closed has no subscriptions left
-
-    async def _first(self, most: int, wait_s: float, linger_s: float, ask: int) -> None:
-        """Waits for a message, and has those come that are there a time after it."""
-        if await self._came(wait_s, ask) and linger_s and len(self._waiting) < most:
-            await self._gather(most, linger_s, self._waiting[-1][1].metadata.num_pending or 0)
 
     async def _came(self, wait_s: float, ask: int) -> bool:
         """True as soon as a message waits here; False after `wait_s` without one."""
@@ -245,27 +245,27 @@ class Consumer:
                     # Not `asyncio.wait`, which looks at all of them for each one that ends.
                     self._ended.clear()
                     await self._ended.wait()
-                for work in await outage.retry_until_available(self._next, on=BusUnavailableError, retry_s=RETRY_S):
-                    task = asyncio.create_task(self._done(work))
-                    self._handling.add(task)
-                    task.add_done_callback(self._let_go)
+                wait_s = background.aligned_delay(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
+                try:
+                    calls = await self._fetch(wait_s, self._concurrency() - len(self._handling))
+                except BusUnavailableError as error:
+                    outage.failed(error)
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                outage.worked()
+                self._handling |= {asyncio.create_task(self._handle(call)) for call in calls}
                 self.answered.set()
         finally:
             await self._pull.close()
 
-    async def _next(self) -> list[HandlerCoroutine]:
-        wait_s = background.aligned_delay(WAIT_S) if self.answered.is_set() else FIRST_WAIT_S
-        return await self._fetch(wait_s, self._concurrency() - len(self._handling))
-
-    def _let_go(self, task: asyncio.Task[None]) -> None:
-        self._handling.discard(task)
-        self._ended.set()
-
-    async def _done(self, work: HandlerCoroutine) -> None:
+    async def _handle(self, call: HandlerCoroutine) -> None:
         try:
-            await work
+            await call
         except Exception:  # noqa: BLE001  the next one may go well; this one is delivered again
             structlog.get_logger().exception("handler_failed")
+        finally:
+            self._handling.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            self._ended.set()
 
 
 def each(pull: Pull, handle: Callable[[Delivery], HandlerCoroutine], *, concurrency: Callable[[], int]) -> Consumer:

@@ -340,27 +340,22 @@ class HttpProvider:
         return Answer(output, usage or Usage(None, None, model=model_of(body)), None, body, reason, several)
 
 
-async def _reply(response: aiohttp.ClientResponse) -> _HttpReply:
-    payload, whole = await _payload(response)
-    return _HttpReply(response.status, response.headers, payload, whole)
-
-
 def _release(error: BaseException) -> None:
     """Frees what came of an answer: aiohttp keeps its error, which keeps the frames that read it."""
     error.__traceback__ = None
 
 
-async def _payload(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
-    """The body as far as it came, and true if that is all of it (or more than is taken)."""
-    payload = bytearray()
+async def _reply(response: aiohttp.ClientResponse) -> _HttpReply:
+    """Reads a response, with its body as far as it comes: all of it, or a little more than is accepted."""
+    payload, whole = bytearray(), True
     try:
         while len(payload) <= MAX_ANSWER_BYTES and not response.content.at_eof():
             payload += await response.content.read(MAX_ANSWER_BYTES + 1 - len(payload))
     except (aiohttp.ClientError, ConnectionError) as error:
         _release(error)
         # The status has come, and says more than that the connection broke later.
-        return bytes(payload), False
-    return bytes(payload), True
+        whole = False
+    return _HttpReply(response.status, response.headers, bytes(payload), whole)
 
 
 def _parsed(reply: _HttpReply) -> dict[str, Any]:

@@ -66,10 +66,8 @@ class BreakerGate(Gate):
         self._key = self.request.target.breaker
         if self._key is None:
             return None
-        return self._admit(self._key, caller_of(self.request.job.caller, self.request.job.job.tenant))
-
-    def _admit(self, key: BreakerKey, caller: str = "") -> ScriptCall:
-        return self.worker.breakers.admit_call(key, self.request.attempt_id, self.request.lease_ms, caller)
+        caller = caller_of(self.request.job.caller, self.request.job.job.tenant)
+        return self.worker.breakers.admit_call(self._key, self.request.attempt_id, self.request.lease_ms, caller)
 
     def _rules(self) -> BreakerRules | None:
         return self.request.job.agent.breaker
@@ -88,7 +86,9 @@ class BreakerGate(Gate):
                 return WaitForCapacity(0.0, self._open(refused))
             case BreakerRefused() as refused:
                 verdict = self._open(refused)
-                if refused.probing and self._may_wait():
+                # Not where another model can be tried immediately.
+                is_last = self.request.checkpoint.is_last_of(self.request.job.chain)
+                if refused.probing and is_last and self.request.waited.get("breaker_open", 0.0) < PROBE_WAIT_S:
                     return WaitForCapacity(PROBE_POLL_S * (1 + self.worker.jitter()), verdict)
                 return verdict
             case BreakerAdmitted() as admitted:
@@ -127,12 +127,6 @@ class BreakerGate(Gate):
             lambda: worker.publisher.event(subject, event, id=event.transition_id, at=event.at)
         )
 
-    def _may_wait(self) -> bool:
-        """Not where another model can be tried immediately."""
-        request = self.request
-        is_last = request.checkpoint.is_last_of(request.job.chain)
-        return is_last and request.waited.get("breaker_open", 0.0) < PROBE_WAIT_S
-
     def _open(self, refused: BreakerRefused) -> Refused:
         user_message, rules = "This agent is paused for now. Please try again later.", self._rules()
         if refused.until_ms == 0:
@@ -166,7 +160,7 @@ class TaskBreakerGate(BreakerGate):
         self._key = self.request.job.task_breaker(self.request.flight.model)
         if self._key is None:
             return None
-        admit = self._admit(self._key)
+        admit = self.worker.breakers.admit_call(self._key, self.request.attempt_id, self.request.lease_ms, "")
         if self.request.lease_ms is not None:
             self.worker.tasks.begun(admit.keys[0], self.request.job.caller)
         return admit
