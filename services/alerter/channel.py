@@ -22,7 +22,7 @@ from standardwebhooks import Webhook
 from breakwater.contracts.alerts import Alert, AlertDigest
 from breakwater.contracts.types import format_time
 from breakwater.errors import BreakwaterError
-from breakwater.policy.addresses import Network
+from breakwater.policy.addresses import IpNetwork
 from breakwater.policy.classify import retry_after_s
 from breakwater.policy.outbox import message_id
 from breakwater.providers.local import Shown
@@ -77,7 +77,7 @@ class HttpChannel(AlertSender):
     """A channel over HTTP, with a session that only connects where messages may go."""
 
     def __init__(
-        self, name: str, fingerprint: str, allowed: Sequence[Network], timeout_s: float, now: Callable[[], datetime]
+        self, name: str, fingerprint: str, allowed: Sequence[IpNetwork], timeout_s: float, now: Callable[[], datetime]
     ) -> None:
         super().__init__(name, fingerprint)
         self._allowed, self._timeout_s, self._now = allowed, timeout_s, now
@@ -157,7 +157,7 @@ class SignedWebhook(HttpChannel):
         url: str,
         secrets: Sequence[str],
         timeout_s: float,
-        allowed: Sequence[Network],
+        allowed: Sequence[IpNetwork],
         link: Link | None,
         now: Callable[[], datetime],
     ) -> None:

@@ -15,7 +15,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 from slack_sdk.webhook.async_client import AsyncWebhookClient
 
 from breakwater.contracts.alerts import Alert, AlertDigest
-from breakwater.policy.addresses import Network
+from breakwater.policy.addresses import IpNetwork
 from breakwater.policy.classify import retry_after_s
 from services.alerter.bus import SentMessages
 from services.alerter.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer
@@ -81,7 +81,7 @@ class SlackWebhook(HttpChannel):
     interval_s = INTERVAL_S
 
     def __init__(
-        self, name: str, url: str, wording: Wording, allowed: Sequence[Network], now: Callable[[], datetime]
+        self, name: str, url: str, wording: Wording, allowed: Sequence[IpNetwork], now: Callable[[], datetime]
     ) -> None:
         super().__init__(name, fingerprint("slack.webhook_url", url), allowed, TIMEOUT_S, now)
         self._url, self._wording = url, wording
@@ -116,7 +116,7 @@ class SlackBot(HttpChannel):
         app: SlackApp,
         wording: Wording,
         sent_messages: SentMessages,
-        allowed: Sequence[Network],
+        allowed: Sequence[IpNetwork],
         now: Callable[[], datetime],
     ) -> None:
         identity = fingerprint("slack.bot_token", app.api_url, app.token, app.channel)

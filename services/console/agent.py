@@ -29,7 +29,7 @@ from services.console.history import history_charts
 from services.console.overall_health import queue_of, spent
 from services.console.pages import Fetched, PageContext, fetched, problems_of
 from services.console.tiles import Tile
-from services.console.visits import NotFound, Part, ReadModels, Visit, page, summed
+from services.console.visits import NotFound, PartReader, ReadModels, Visit, page, summed
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def routes(context: PageContext) -> list[Route]:
     ]
 
 
-def _of_agent(path: str, form: type[T], nothing: T) -> Part:
+def _of_agent(path: str, form: type[T], nothing: T) -> PartReader:
     """A part that the HTTP API has of the agent; `nothing` if no agent of that name is configured."""
 
     async def asked(visit: Visit, models: ReadModels) -> T:

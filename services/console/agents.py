@@ -13,7 +13,7 @@ from breakwater.analytics import figures
 from breakwater.analytics.figures import History, RefusalLine, WindowTotals
 from breakwater.contracts.breakers import AgentHealth
 from breakwater.contracts.http import AgentQueue, Queues
-from breakwater.views.columns import Column, Kind
+from breakwater.views.columns import Column, ColumnKind
 from services.console import agent
 from services.console.history import sparks
 from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares
@@ -58,7 +58,7 @@ class AgentRow:
 def _column(
     title: str,
     value: Callable[[WindowTotals], float | None],
-    kind: Kind,
+    kind: ColumnKind,
     name: str = "",
     *,
     worst_first: bool = False,

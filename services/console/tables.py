@@ -23,7 +23,7 @@ FEW = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class TableUrl:
     """The address of a page: its path and the parameters of its query."""
 
     path: str
@@ -63,7 +63,7 @@ class PageTable(Generic[Row]):
         filterable: False for a table without a filter.
     """
 
-    address: Address
+    address: TableUrl
     id: str
     label: str
     columns: Sequence[Column[Row]]

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from starlette.exceptions import HTTPException
 
 from breakwater.analytics.window import TimeWindow
-from services.console.tables import Address
+from services.console.tables import TableUrl
 
 WINDOWS = {
     "1h": timedelta(hours=1),
@@ -84,7 +84,7 @@ class TimeRange:
         return f"/executions?{urlencode(given | self.query)}"
 
 
-def time_range_of(address: Address, now: datetime, zone: ZoneInfo, default: str = "24h") -> TimeRange:
+def time_range_of(address: TableUrl, now: datetime, zone: ZoneInfo, default: str = "24h") -> TimeRange:
     """The time range that the address of a page names.
 
     Args:
@@ -130,13 +130,13 @@ def month(now: datetime, zone: ZoneInfo, *, last: bool) -> TimeWindow:
     return TimeWindow.since(_midnight(first, zone), now)
 
 
-def window_of(address: Address, default: str = "24h") -> str:
+def window_of(address: TableUrl, default: str = "24h") -> str:
     """The name in `?window=` if it is one of WINDOWS, otherwise the default."""
     wanted = address.query.get("window", default)
     return wanted if wanted in WINDOWS else default
 
 
-def window_links(address: Address, present: str, names: Iterable[str] = WINDOWS) -> Links:
+def window_links(address: TableUrl, present: str, names: Iterable[str] = WINDOWS) -> Links:
     """Links from a page to itself, for other time ranges."""
     others = {name: value for name, value in address.query.items() if name not in _NOT_KEPT}
     return [(name, f"{address.path}?{urlencode(others | {'window': name})}", name == present) for name in names]

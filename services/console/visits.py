@@ -21,7 +21,7 @@ from breakwater.analytics.client import Analytics
 from breakwater.client import ApiClient
 from services.console.pages import Fetched, PageContext, fetched, pending
 from services.console.sessions import Session, session_of
-from services.console.tables import Address, PageTable, csv_headers, csv_text
+from services.console.tables import PageTable, TableUrl, csv_headers, csv_text
 from services.console.time_range import TimeRange, time_range_of
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ T = TypeVar("T")
 class Visit:
     """The request for a page, as plain values."""
 
-    address: Address
+    address: TableUrl
     now: datetime
     zone: ZoneInfo
     """The time zone in which the days and months of budgets begin."""
@@ -79,11 +79,11 @@ class NotFound:
 
 View = Callable[..., Mapping[str, Any] | NotFound]
 """Takes the visit, and the parts by their names."""
-Part = Callable[[Visit, ReadModels], Awaitable[Any]]
+PartReader = Callable[[Visit, ReadModels], Awaitable[Any]]
 
 
 def page(
-    context: PageContext, path: str, template: str, view: View, *, default_range: str = "24h", **parts: Part
+    context: PageContext, path: str, template: str, view: View, *, default_range: str = "24h", **parts: PartReader
 ) -> Route:
     """The route of a page."""
 
@@ -94,7 +94,13 @@ def page(
 
 
 async def shown(
-    context: PageContext, request: Request, template: str, view: View, *, default_range: str = "24h", **parts: Part
+    context: PageContext,
+    request: Request,
+    template: str,
+    view: View,
+    *,
+    default_range: str = "24h",
+    **parts: PartReader,
 ) -> Response:
     """A page as a response; as a CSV of one of its tables with `?csv=`.
 
@@ -103,7 +109,7 @@ async def shown(
     visit = visit_of(context, request, default_range)
     models = ReadModels(visit.session.api, context.analytics)
 
-    async def asked(part: Part) -> Any:
+    async def asked(part: PartReader) -> Any:
         return await part(visit, models)
 
     found = await asyncio.gather(*(asked(part) for part in parts.values()))
@@ -121,7 +127,7 @@ async def shown(
     return context.pages.render(request, template, visit=visit, **{**by_name, **values})
 
 
-def summed(sums: Callable[..., Coroutine[Any, Any, Any]]) -> Part:
+def summed(sums: Callable[..., Coroutine[Any, Any, Any]]) -> PartReader:
     """A part that sums up the time range, of the agent that the path names if it names one; slow if it is long."""
 
     def part(visit: Visit, models: ReadModels) -> Awaitable[Any]:
@@ -134,7 +140,7 @@ def summed(sums: Callable[..., Coroutine[Any, Any, Any]]) -> Part:
 def visit_of(context: PageContext, request: Request, default_range: str = "24h") -> Visit:
     """A request as plain values."""
     return Visit(
-        Address(request.url.path, dict(request.query_params)),
+        TableUrl(request.url.path, dict(request.query_params)),
         context.now(),
         context.zone,
         session_of(request),

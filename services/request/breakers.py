@@ -53,7 +53,7 @@ PROBE_WAIT_S = 2.0
 
 PROBE_POLL_S = 0.2
 
-Decision = Callable[[Loaded, BreakerRules], tuple[Breaker, BreakerChange | None]]
+BreakerDecision = Callable[[Loaded, BreakerRules], tuple[Breaker, BreakerChange | None]]
 
 _CHANGED = "The transition; or, if there was nothing to do, the breaker with `unchanged`."
 _CHANGE_ERRORS = {
@@ -217,7 +217,7 @@ class BreakerRoutes:
         return changed
 
     async def _change(
-        self, request: ApiRequest[BreakerRequest], what: str, decide: Decision
+        self, request: ApiRequest[BreakerRequest], what: str, decide: BreakerDecision
     ) -> BreakerTransition | UnchangedBreaker:
         key = BreakerKey(request.input.agent, request.input.model)
         self._connected()  # not begun if it can't be published
@@ -232,7 +232,7 @@ class BreakerRoutes:
             raise unavailable("not_published", f"{message}; a breaker service does that once it can") from error
         return event
 
-    async def _save(self, key: BreakerKey, decide: Decision) -> tuple[Loaded, BreakerTransition | None]:
+    async def _save(self, key: BreakerKey, decide: BreakerDecision) -> tuple[Loaded, BreakerTransition | None]:
         """Saves the decision on a breaker as it is; the event remains to be published.
 
         Returns:

@@ -160,7 +160,7 @@ class Assignment:
     submitted_by: str | None = None
     """The name of the API key that it was sent with."""
     caller: str | None = None
-    """Whose share of a budget it takes: that key, or the program that it belongs to."""
+    """Owner of the budget share that it takes: an API key, or the program that it belongs to."""
     trace_id: str | None = None
     """Of the trace that it is a part of, where that is sampled."""
     cost_tags: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.policy.addresses import Network, refusal
+from breakwater.policy.addresses import IpNetwork, refusal
 
 
-def networks(*names: str) -> tuple[Network, ...]:
+def networks(*names: str) -> tuple[IpNetwork, ...]:
     return tuple(ip_network(name) for name in names)
 
 

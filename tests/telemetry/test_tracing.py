@@ -368,7 +368,7 @@ async def test_the_collector_names_what_is_not_as_the_conventions_say(
     collector: Collector,
     monkeypatch: pytest.MonkeyPatch,
     attributes: dict[str, tracing.Attribute | None],
-    kind: tracing.Kind,
+    kind: tracing.SpanRole,
     problem: str,
 ) -> None:
     least = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "p", "gen_ai.request.model": "m"}

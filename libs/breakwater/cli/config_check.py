@@ -21,7 +21,7 @@ from breakwater.cli.plane import OWN_CONFIG, JsonOption, own_config
 from breakwater.cli.reload import apply_to_servers
 from breakwater.config import Agent, Alerts, Config, load_config
 from breakwater.config.pricing import long_inputs_cost_more, unaffordable
-from breakwater.policy.addresses import Network, refusal
+from breakwater.policy.addresses import IpNetwork, refusal
 from breakwater.policy.budget import Caps
 from breakwater.runtime.settings import Settings
 
@@ -167,7 +167,7 @@ def _about_alerts(alerts: Alerts) -> Iterable[str]:
             yield f"alerts.channels.{name}.webhook.url: is refused ({why}); alerts.allow_networks may allow it"
 
 
-def _refused(url: str, allowed: Sequence[Network]) -> str | None:
+def _refused(url: str, allowed: Sequence[IpNetwork]) -> str | None:
     """The reason to send nothing to a URL that has an address in place of a name; None where there is none."""
     try:
         address = ip_address(urlsplit(url).hostname or "")

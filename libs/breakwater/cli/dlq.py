@@ -31,7 +31,7 @@ an alert that did not arrive, an event that could not be stored.
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
 
-ReasonOption = Annotated[
+ReasonsOption = Annotated[
     str | None,
     typer.Option("--reason", metavar="NAME", help="Only those of this reason: error, timeout, invalid, …"),
 ]
@@ -48,7 +48,7 @@ SinceOption = Annotated[
 @api_command
 def list_(
     api: Api,
-    reason: ReasonOption = None,
+    reason: ReasonsOption = None,
     agent: AgentOption = None,
     since: SinceOption = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many, the latest.")] = 100,
@@ -101,7 +101,7 @@ def replay(
         list[int] | None,
         typer.Argument(metavar="DEAD_LETTER", min=1, help="Their numbers, as `breakwater dlq` lists them."),
     ] = None,
-    reason: ReasonOption = None,
+    reason: ReasonsOption = None,
     agent: AgentOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Of every reason and agent, where none is named.")] = False,
     since: SinceOption = None,

@@ -9,14 +9,15 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO
 
 import typer
 
-from breakwater.analytics.rows import EXPORT_SETTINGS, export_statement, exported_rows
+from breakwater.analytics.rows import EXPORT_SETTINGS, ExportedRecords, ExportFormat, export_statement, exported_rows
 from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import CliError, unreachable, written, wrong_usage
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
+from breakwater.contracts.execution import Status
 
 SILENCE_S = 120.0
 """Longest silence, before the first byte or between two. A server that hangs looks like one that works."""
@@ -26,10 +27,6 @@ LEAST_PARQUET_BYTES = 12
 STDOUT = Path("-")
 MAX_NAMED = 10
 """Number of agents that are named where the one that was asked for has nothing."""
-
-ExportedRecords = Literal["executions", "attempts"]
-ExportFormat = Literal["parquet", "jsonl"]
-Status = Literal["succeeded", "dead_lettered", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def _network(given: object) -> IPv4Network | IPv6Network:
 
 
 # One message of ours, as pydantic's own has one for each of the two, and names parts of its works in their paths.
-Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
+NetworkSetting = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
 
 
 class SlackChannel(Message):
@@ -145,7 +145,7 @@ class Alerts(Message):
     anomalies: AnomalyRules = AnomalyRules()
     links: AlertLinks | None = None
     templates: dict[AlertEvent, AlertTemplate] = Field(default_factory=dict)
-    allow_networks: tuple[Network, ...] = Field(
+    allow_networks: tuple[NetworkSetting, ...] = Field(
         default=(),
         description="Private networks that messages may be sent to, such as `10.1.0.0/16`; others are refused.",
     )

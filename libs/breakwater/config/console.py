@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from breakwater.config.alerts import Network
+from breakwater.config.alerts import NetworkSetting
 from breakwater.contracts.access import PersonRole
 from breakwater.contracts.types import Identifier, Message
 from breakwater.errors import ConfigError
@@ -82,7 +82,7 @@ class OpenId(Message):
         default=None,
         description="The role of all others who can sign in at the issuer. By default, they are refused.",
     )
-    allow_networks: tuple[Network, ...] = Field(
+    allow_networks: tuple[NetworkSetting, ...] = Field(
         default=(),
         description="Private networks in which the issuer's endpoints may be, such as `10.1.0.0/16`. On its own host "
         "they may be anywhere.",

@@ -12,7 +12,7 @@ from breakwater.contracts.types import NO_CONTROLS, Count, Event, Identifier, Me
 
 
 class BudgetQuery(Message):
-    """Whose budgets: those that a call of this agent, for this tenant, is held against."""
+    """Selects the budgets that apply to a call of this agent for this tenant."""
 
     agent: Identifier | None = Field(default=None, description="The agent of the call.")
     tenant: Identifier | None = Field(default=None, description="The tenant of the call.")

@@ -21,7 +21,7 @@ from breakwater.runtime.background import run_together
 
 T = TypeVar("T")
 
-EventKind = Literal["started", "ready", "exited", "restarting_in", "stopping", "stopped", "gave_up"]
+ProcessEventKind = Literal["started", "ready", "exited", "restarting_in", "stopping", "stopped", "gave_up"]
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
 HEALTHY_S = 30.0
@@ -50,7 +50,7 @@ class ProcessEvent:
         message: for `restarting_in`: the reason of the end. For `gave_up`: the same, with the end of the log.
     """
 
-    kind: EventKind
+    kind: ProcessEventKind
     name: str
     pid: int | None = None
     returncode: int | None = None
@@ -228,7 +228,7 @@ class Keeper:
         finally:
             ended.cancel()
 
-    def _report(self, kind: EventKind, **details: Any) -> None:
+    def _report(self, kind: ProcessEventKind, **details: Any) -> None:
         details = {"pid": self.pid, "restarts": self.restarts, **details}
         self._on_event(ProcessEvent(kind, self.spec.name, **details))
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
+IpAddress = IPv4Address | IPv6Address
+IpNetwork = IPv4Network | IPv6Network
 
-ANYWHERE: tuple[Network, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
+ANYWHERE: tuple[IpNetwork, ...] = (IPv4Network("0.0.0.0/0"), IPv6Network("::/0"))
 """Networks of a host that the operator has named."""
 
 # Of IANA's special-purpose registries. `is_private` and `is_global` differ between patch versions of Python, so they
 # are only asked at last. Where networks overlap, the narrower one comes first. Metadata are served by AWS, Google, and
 # under addresses of their own by Alibaba, Oracle and Azure: 168.63.129.16 is a public one that answers inside only.
-_REFUSED: tuple[tuple[Network, str], ...] = tuple(
+_REFUSED: tuple[tuple[IpNetwork, str], ...] = tuple(
     (ip_network(network), why)
     for why, networks in {
         "cloud metadata": "169.254.169.254/32 100.100.100.200/32 192.0.0.192/32 168.63.129.16/32 "
@@ -42,7 +42,7 @@ _PUBLIC_6 = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
-def refusal(address: Address, allowed: Sequence[Network]) -> str | None:
+def refusal(address: IpAddress, allowed: Sequence[IpNetwork]) -> str | None:
     """Reason why nothing is sent to an address: `loopback`, `private`, `cloud metadata`; None where it may be.
 
     Args:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from breakwater.errors import BreakwaterError, ConfigError
-from breakwater.policy.addresses import Network, refusal
+from breakwater.policy.addresses import IpNetwork, refusal
 
 LONGEST_ANSWER = 64 * 1024
 """Bytes of an answer that are read; what receivers say to a message is far shorter."""
@@ -56,7 +56,7 @@ class _Answer(aiohttp.ClientResponse):
         return self._body
 
 
-def guarded_session(allowed: Sequence[Network], timeout_s: float) -> aiohttp.ClientSession:
+def guarded_session(allowed: Sequence[IpNetwork], timeout_s: float) -> aiohttp.ClientSession:
     """A session that refuses addresses which are not public; to be made where a loop runs.
 
     It follows no redirect, keeps no cookies, and takes nothing from the environment: through a proxy, the check would
@@ -78,7 +78,7 @@ def guarded_session(allowed: Sequence[Network], timeout_s: float) -> aiohttp.Cli
     )
 
 
-def guard(allowed: Sequence[Network]) -> Callable[[AddrInfo], socket.socket]:
+def guard(allowed: Sequence[IpNetwork]) -> Callable[[AddrInfo], socket.socket]:
     """Makes sockets for addresses that are not refused; the factory raises AddressRefusedError for the others."""
 
     def make(info: AddrInfo) -> socket.socket:

@@ -137,7 +137,7 @@ class BudgetCounters:
 
     @property
     def zone(self) -> ZoneInfo:
-        """Whose days and months."""
+        """Time zone of its days and months."""
         return self._zone
 
     def periods(self, now: datetime) -> tuple[Period, ...]:

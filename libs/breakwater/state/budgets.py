@@ -157,7 +157,7 @@ class Totals:
     raised: tuple[int, int] | None
     """The cap that an operator set, and the one of the config that it raises."""
     agent: str
-    """Whose call was settled."""
+    """Agent of the settled call."""
 
 
 class Budgets:

@@ -59,7 +59,7 @@ _FIELDS = (*_COUNTS, "errors", "confidences", "rule", "reason", "agent", "execut
 
 @dataclass(frozen=True, slots=True)
 class TaskKey:
-    """Whose task. Tenants do not share tasks, whatever they call them."""
+    """Identity of a task. Tenants do not share tasks, even under the same name."""
 
     tenant: str | None
     task_id: str

@@ -12,7 +12,7 @@ from breakwater.policy.formats import duration, money
 Row = TypeVar("Row")
 Part = TypeVar("Part")
 
-Kind = Literal[
+ColumnKind = Literal[
     "text", "id", "agent", "execution", "state", "words", "time", "ago", "number", "usd", "count", "duration", "percent"
 ]
 """`words` is a value of the wire contract, such as `dead_lettered`; `ago` is a time whose distance matters; `number`
@@ -59,7 +59,7 @@ class Column(Generic[Row]):
 
     title: str
     value: Callable[[Row], Value] | None
-    kind: Kind = "text"
+    kind: ColumnKind = "text"
     words: Callable[[Row], Cell] | None = None
     name: str = ""
     missing: str = ""
@@ -134,7 +134,7 @@ def ahead(moment: datetime) -> str:
     return f"in {rough_duration(max(0.0, (moment - datetime.now(UTC)).total_seconds()))}"
 
 
-def _number(kind: Kind, number: float) -> str:
+def _number(kind: ColumnKind, number: float) -> str:
     match kind:
         case "usd":
             return money(int(number))

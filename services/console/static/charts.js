@@ -68,7 +68,7 @@ function configOf(figure, rows, log) {
     const lone = ({ dataIndex: at }) => data[at - 1]?.y == null && data[at + 1]?.y == null;
     const its = () => colour(of.colour);
     return of.style === "bars" ?
-      // What is small is seen beside what is large, and nothing is not.
+      // Small bars stay visible next to large ones; zero has none.
       { type: "bar", label: head.textContent, data, minBarLength: 2, barPercentage: 0.9, categoryPercentage: 1,
         backgroundColor: (point) => point.raw?.y ? its() : "transparent" } :
       { type: "line", label: head.textContent, data, borderWidth: 2, borderColor: its, backgroundColor: () => its() + "26",

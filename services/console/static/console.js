@@ -29,7 +29,7 @@ function themeButton() {
   });
 }
 
-// On a phone the rows of a table are cards, whose values need their headings beside them. The roles stay those of a table.
+// On a phone the rows of a table are cards, whose values need their headings next to them. The roles stay those of a table.
 function labelling(part) {
   for (const table of part.querySelectorAll("table.cards")) {
     const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.replace(/[▾▴]/g, "").trim());

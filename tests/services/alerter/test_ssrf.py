@@ -20,7 +20,7 @@ import pytest
 import uvloop
 
 from breakwater.config import ConfigError
-from breakwater.policy.addresses import Network, refusal
+from breakwater.policy.addresses import IpNetwork, refusal
 from breakwater.security.guarded_http import guarded_session
 from services.alerter.channel import AlertSender, SendError
 from services.alerter.configured_channels import channels_of
@@ -321,7 +321,7 @@ async def channel_of(
         await channel.close()
 
 
-def check_connections(connected: list[tuple[Any, ...]], allowed: Sequence[Network] = ()) -> None:
+def check_connections(connected: list[tuple[Any, ...]], allowed: Sequence[IpNetwork] = ()) -> None:
     for address in connected:
         assert refusal(ip_address(address[0]), allowed) is None, f"connected to {address}"
 

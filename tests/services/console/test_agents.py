@@ -14,7 +14,7 @@ from breakwater.contracts.http import AgentQueue
 from breakwater.embedded.ports import free_port
 from services.console.agent import helped
 from services.console.agents import COLUMNS, AgentRow
-from services.console.tables import Address, PageTable
+from services.console.tables import PageTable, TableUrl
 from services.console.time_range import yesterday
 from services.console.words import refused_by
 from tests.cli.api_stub import Stub, problem
@@ -146,7 +146,7 @@ def test_what_one_looks_for_comes_first_and_what_is_not_known_last(order: str, e
         row("b", history=History(counted(2, failed=2), ()), limited=0, queue=jobs(0)),
         row("c", health=AgentHealth.model_validate(health("c", "unhealthy")), queue=jobs(9)),
     ]
-    table = PageTable(Address("/agents", {"sort": order}), "agents", "Agents", COLUMNS, rows, sort="health", prefix="")
+    table = PageTable(TableUrl("/agents", {"sort": order}), "agents", "Agents", COLUMNS, rows, sort="health", prefix="")
     assert "".join(one.name for one in table.rows) == expected
 
 

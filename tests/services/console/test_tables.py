@@ -22,7 +22,7 @@ from breakwater.views.columns import Column
 from services.console import plans as plans_page
 from services.console.pages import Fetched
 from services.console.sessions import KnownSession, Session
-from services.console.tables import Address, PageTable, csv_text
+from services.console.tables import PageTable, TableUrl, csv_text
 from services.console.visits import Visit
 from tests.cli.api_stub import Stub
 from tests.services.console.answers import answer, breaker, health, incident
@@ -52,7 +52,7 @@ ROWS = (Row("b", 1), Row("A", None), Row("c", 3), Row("d", 1))
 
 
 def table(query: str = "", most: int | None = None) -> PageTable[Row]:
-    return PageTable(Address("/p", dict(parse_qsl(query))), "t", "Things", COLUMNS, ROWS, most=most)
+    return PageTable(TableUrl("/p", dict(parse_qsl(query))), "t", "Things", COLUMNS, ROWS, most=most)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_page_is_a_function_of_plain_values() -> None:
     known = KnownSession(KeyDetails.model_validate(key_with("read")[1]), 0)
     session = Session(ApiClient("http://127.0.0.1:9"), known, "")
     visit = Visit(
-        Address("/plans", {"list.sort": "cost"}), datetime(2026, 11, 21, tzinfo=UTC), ZoneInfo("UTC"), session
+        TableUrl("/plans", {"list.sort": "cost"}), datetime(2026, 11, 21, tzinfo=UTC), ZoneInfo("UTC"), session
     )
     plans = [PLAN, PLAN | {"plan_id": "dearest", "total_cost": "7.000000000"}]
     values = plans_page.view(visit, Fetched(PlanList.model_validate({"plans": plans})))

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.types import time_from_ms
-from services.console.tables import Address
+from services.console.tables import TableUrl
 from services.console.time_range import TimeRange, time_range_of
 
 NOW = datetime(2026, 11, 22, 12, 7, 3, tzinfo=UTC)
@@ -18,7 +18,7 @@ MOMENTS = st.integers(1_700_000_000, 1_800_000_000).map(lambda second: time_from
 
 
 def chosen(zone: str = "UTC", now: datetime = NOW, **query: str) -> TimeRange:
-    return time_range_of(Address("/", query), now, ZoneInfo(zone))
+    return time_range_of(TableUrl("/", query), now, ZoneInfo(zone))
 
 
 @pytest.mark.parametrize(

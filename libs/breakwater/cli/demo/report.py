@@ -21,7 +21,7 @@ from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import usd_from_nano
 
-BreakerRow = Mapping[str, Any]
+BreakerRecord = Mapping[str, Any]
 """A row of `BREAKERS`: the changes of a breaker, its state now, and why it opened first."""
 
 BREAKERS = """
@@ -94,7 +94,7 @@ class StoredRows:
     agents: tuple[AgentSummary, ...]
     executions: tuple[Execution, ...]
     attempts: tuple[Attempt, ...]
-    breakers: tuple[BreakerRow, ...]
+    breakers: tuple[BreakerRecord, ...]
     incident_ids: frozenset[str]
 
 

@@ -26,8 +26,8 @@ from breakwater.telemetry.tracing.attributes import (
 )
 from breakwater.telemetry.tracing.spans import (
     Attribute,
-    Kind,
     Span,
+    SpanRole,
     begin,
     is_traceparent,
     new_traceparent,
@@ -37,9 +37,9 @@ from breakwater.telemetry.tracing.spans import (
 
 __all__ = [
     "Attribute",
-    "Kind",
     "Span",
     "SpanAttributes",
+    "SpanRole",
     "attempt_attributes",
     "begin",
     "execution_attributes",

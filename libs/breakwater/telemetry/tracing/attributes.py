@@ -43,7 +43,7 @@ _HOSTS = (
     (".moonshot.ai", "moonshot_ai"),
     (".moonshot.cn", "moonshot_ai"),
 )
-"""Whose hosts end how. The conventions have a value for each of these, which must be used."""
+"""Provider by the end of its host name. The conventions require these values."""
 
 
 def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttributes:

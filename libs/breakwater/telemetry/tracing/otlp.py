@@ -27,7 +27,7 @@ from opentelemetry.trace import Span as SdkSpan
 
 from breakwater.errors import ConfigError
 from breakwater.runtime.outage import Outage
-from breakwater.telemetry.tracing.spans import NOTHING, Attributes, Kind, LazyAttributes, Span, is_traceparent
+from breakwater.telemetry.tracing.spans import NOTHING, Attributes, LazyAttributes, Span, SpanRole, is_traceparent
 
 FLUSH_S = 1.0
 """For what is left at the end. A service has little time to stop, and spans are not worth being killed for."""
@@ -36,7 +36,7 @@ PROTOCOL = "http/protobuf"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_KINDS: Mapping[Kind, SpanKind] = {
+_KINDS: Mapping[SpanRole, SpanKind] = {
     "server": SpanKind.SERVER,
     "client": SpanKind.CLIENT,
     "internal": SpanKind.INTERNAL,
@@ -69,7 +69,9 @@ class OtlpRecorder:
             raise ConfigError(f"tracing can't be set up as the OTEL_* variables say: {error}") from error
         self._tracer = self._provider.get_tracer("breakwater", version("breakwater"))
 
-    def begin(self, name: str, parent: str | None, kind: Kind, attributes: Attributes, start: datetime | None) -> Span:
+    def begin(
+        self, name: str, parent: str | None, kind: SpanRole, attributes: Attributes, start: datetime | None
+    ) -> Span:
         """Begins a span that is recorded, unless the sampler decides otherwise."""
         started = None if start is None else (start - _EPOCH) // _MICROSECOND * 1000
         return _RecordedSpan(

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 Attribute = str | int | float | bool | tuple[str, ...]
-Kind = Literal["server", "client", "internal"]
+SpanRole = Literal["server", "client", "internal"]
 
 Attributes = Mapping[str, Attribute]
 LazyAttributes = Attributes | Callable[[], Attributes]
@@ -40,7 +40,9 @@ class Span:
 class Recorder(Protocol):
     """Whatever makes spans that are recorded."""
 
-    def begin(self, name: str, parent: str | None, kind: Kind, attributes: Attributes, start: datetime | None) -> Span:
+    def begin(
+        self, name: str, parent: str | None, kind: SpanRole, attributes: Attributes, start: datetime | None
+    ) -> Span:
         """As the function `begin`."""
         ...
 
@@ -58,7 +60,7 @@ def begin(
     name: str,
     *,
     parent: str | None,
-    kind: Kind = "internal",
+    kind: SpanRole = "internal",
     attributes: LazyAttributes = NOTHING,
     start: datetime | None = None,
 ) -> Span:

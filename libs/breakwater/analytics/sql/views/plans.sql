@@ -1,4 +1,4 @@
--- Of the jobs that have ended: the `outcome` of a plan that still runs may change. Its state stands in the HTTP API.
+-- Of the jobs that have ended: the `outcome` of a plan that still runs may change. The HTTP API has its state.
 SELECT
     plan_id,
     if(succeeded = jobs, 'succeeded', if(succeeded = 0, 'failed', 'partial')) AS outcome,

@@ -1,5 +1,5 @@
 -- `availability`, from 0 to 1: the calls that did not fail by the provider's own fault, which errors of the server,
--- timeouts and lost connections are. A call that came too often was answered, and is counted beside.
+-- timeouts and lost connections are. A call that came too often was answered, and is counted separately.
 SELECT
     toStartOfMinute(started_at) AS minute,
     provider,
