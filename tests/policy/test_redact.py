@@ -229,6 +229,12 @@ def test_numbers_stay_unless_they_are_those_of_cards() -> None:
     assert str(BUILT_IN.json([float("nan"), 4111111111111111, float("-inf")])) == f"[nan, '{HIDDEN}', -inf]"
 
 
+def test_numbers_are_not_cut() -> None:
+    at_ns = 1732233600123456789
+    numbers: JsonValue = {"at_ns": at_ns, "series": [at_ns], "mixed": [at_ns, True]}
+    assert Redactor.compile(RedactionRules(max_value_length=16)).json(numbers) == numbers
+
+
 def test_fields_are_hidden_in_json_that_stands_in_a_text_too() -> None:
     call = {"function": {"name": "login", "arguments": '{"user": "ann", "password": "hunter2"}'}}
     hidden = BUILT_IN.json({"tool_calls": [call], "sk-abcdefghijklmnopqrstuv": 1})

@@ -251,8 +251,10 @@ class _Copy:
         elif isinstance(item, int | float):
             if isinstance(item, bool) or not self._may_be_secret(item):
                 return
-            if -_LARGEST < item < _LARGEST:
-                self._put_text((copy, place), str(item))
+            if -_LARGEST < item < _LARGEST:  # never cut, however many digits it has
+                self._work.values_left -= 1
+                self._slots.append((copy, place))
+                self._texts.append(str(item))
             elif isinstance(item, int):
                 copy[place] = self._placeholder
         elif item is not None:
