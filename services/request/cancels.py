@@ -209,7 +209,7 @@ class CancelRequests:
         program = self._programs.get(user)
         if program is not None and program.tenants and is_made(given):
             # Its tenant's job over HTTP, perhaps.
-            known = await self._cancels.lookup.accepted.standing(given, just_now=False)
+            _, known = await self._cancels.lookup.status(given)
             if known is not None and known.agent is not None and known.tenant in program.tenants:
                 job_id = given
         if not is_full_id(job_id) or (user != CLIENT and program is None):

@@ -170,11 +170,17 @@ class JobHandler:
         named = {one for one in (job.parent_execution_id, *job.depends_on) if one is not None and is_made(shown(one))}
         of_tenant: dict[str, str] = {}
         for one in named:
-            look = partial(Accepted(self._worker.redis).standing, shown(one), just_now=False)
-            found = await self._worker.outages.retry_while_unavailable(look)
-            if found is not None and found.agent is not None and found.tenant == job.tenant:
+            is_known = partial(self._is_of_tenant, shown(one), job.tenant)
+            if await self._worker.outages.retry_while_unavailable(is_known):
                 of_tenant[one] = shown(one)
         return within(job, None, lambda one, _: of_tenant.get(one, one)) if of_tenant else job
+
+    async def _is_of_tenant(self, job_id: str, tenant: str | None) -> bool:
+        # Its note ends soon after the job.
+        if (ended := await decided(self._worker.lookup.as_stored(), job_id)) is not None:
+            return ended.tenant == tenant
+        found = await Accepted(self._worker.redis).standing(job_id, just_now=False)
+        return found is not None and found.agent is not None and found.tenant == tenant
 
     async def _run(self, asked: JobDelivery, job: Job, claim: Claim, held: HeldClaim, text: str | None) -> None:
         """Runs a claimed job in a slot of its agent. `text`: its checkpoint, where an earlier claim saved one."""

@@ -28,6 +28,7 @@ from services.request import cancels
 from services.request.cancels import CancelRequests, Cancels, _user_and_job
 from services.request.problems import RequestError
 from services.request.results import JobLookup, ResultReader, Waiters
+from services.request.submission import make_job_id
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, new_id, publish_result, result_of
 
@@ -191,6 +192,17 @@ programs: {desk: {agents: [reader]}}
         for subject in (by("program-desk", decided), by("program-desk", anothers), by("program-gone", new_id())):
             answer = await api.bus.request(subject, b"", timeout=60)
             assert json.loads(answer.data)["error"]["code"] == "unknown_job"
+
+
+async def test_a_tenants_program_is_told_how_a_job_of_its_tenant_has_ended(start_api: Any) -> None:
+    config = f"{CONFIG}\nprograms: {{acme: {{agents: [writer], tenants: [acme]}}}}\n"
+    async with start_api(config) as api:
+        for tenant, status in (("acme", "succeeded"), ("rival", "cancelling")):
+            made = make_job_id()
+            await publish_result(api.bus, result_of(made, "writer").model_copy(update={"tenant": tenant}))
+            subject = subjects.cancels_by("program-acme").removesuffix("*") + encode_token(made)
+            answer = await api.bus.request(subject, b"", timeout=60)
+            assert json.loads(answer.data)["status"] == status
 
 
 def test_who_asks_is_read_from_the_subject() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
+from services.request.submission import make_job_id
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
@@ -128,3 +129,15 @@ async def test_an_order_of_a_program_cancels_its_own_job_alone(start_worker: Sta
             ("program-billing", "cancelled"),
         ):
             assert (await plane.result(called(user, f"of-{user}")))["status"] == status
+
+
+async def test_a_tenants_program_names_jobs_of_its_tenant_that_have_ended_by_their_made_ids(
+    start_worker: StartWorker,
+) -> None:
+    async with start_worker({"sim/m": model()}, AGENTS, programs=PROGRAMS) as plane:
+        for tenant, status in (("acme", "succeeded"), ("rival", "dead_lettered")):
+            made = make_job_id()
+            await plane.run({"agent": "writer", "job_id": made, "prompt": "x", "tenant": tenant})
+            child = {"agent": "writer", "job_id": f"after-{tenant}", "prompt": "y", "depends_on": [made]}
+            await send(plane, "program-acme", {**child, "total_timeout_s": 1})
+            assert (await plane.result(called("program-acme", f"after-{tenant}")))["status"] == status
