@@ -134,8 +134,19 @@ class JobIntake:
 
     async def admit(self, sent: Submission) -> None:
         """Raises RequestError (503) if no model of its agent may be called now. Known jobs are admitted."""
-        if sent.known is None and (refusal := await self.availability.refusal(sent)) is not None:
+        refusal = None if sent.known is not None else await self.availability.refusal(sent)
+        if refusal is not None and not await self.is_known_now(sent):
             raise refusal
+
+    async def is_known_now(self, sent: Submission) -> bool:
+        """True if the job was sent before, also at this moment to another process."""
+        if sent.known is not None or sent.id_made_here:
+            return sent.known is not None
+        try:
+            _, status = await self.lookup.status(sent.job_id, just_now=True)
+        except (BusUnavailableError, StateUnavailableError):
+            return False
+        return status is not None
 
     async def store(self, sent: Submission, traceparent: str | None) -> bool:
         """Publishes a job. Returns True if it was sent before. Raises RequestError: 409 or 503, it was not accepted."""

@@ -202,7 +202,7 @@ class PlanRoutes:
             models = (sent.job.agent, str(sent.job.model), str(sent.job.fallback_models), sent.job.tenant)
             if models not in found:
                 found[models] = await self.availability.refusal(sent, of_plan=True)
-            if (refusal := found[models]) is not None and sent.known is None:
+            if (refusal := found[models]) is not None and not await self.intake.is_known_now(sent):
                 plan_id = str(sent.job.plan_id)
                 await self.plans.announce(plan_id, caller.name, refusal.message)
                 refusal.message += f": no job was accepted for the plan {shown(plan_id)!r}, failed if it has no others"

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from breakwater.policy.breaker import Breaker, BreakerKey
+from breakwater.state.accepted import Accepted
 from breakwater.state.breakers import Breakers
 from breakwater.state.connection import Redis
 from services.request.breakers import PROBE_POLL_S, PROBE_WAIT_S
@@ -130,6 +131,17 @@ async def test_a_job_that_was_accepted_or_decided_before_is_not_refused(governed
     assert (refused.status, refused.code) == (503, "agent_unavailable")
     shown = await governed.ask("GET", f"/api/v1/jobs/{new}")
     assert (shown.status, shown.code) == (404, "unknown_job")
+
+
+async def test_a_job_that_another_process_accepts_at_this_moment_is_not_refused(
+    governed: HttpApi, redis: Redis
+) -> None:
+    await put_breaker(redis, "reader", "m", ISOLATED)
+    another, job_id = Accepted(redis), new_id()
+    another.mark(job_id, "reader")
+    answer = await governed.post({"agent": "reader", "prompt": "x", "job_id": job_id})
+    await another.close()
+    assert answer.status == 202
 
 
 async def test_without_redis_jobs_are_accepted_and_the_worker_decides(redis_away: HttpApi) -> None:
