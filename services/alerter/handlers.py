@@ -11,7 +11,7 @@ from datetime import datetime
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.delivery import Delivery, dead_letter, heartbeat, still_held
+from breakwater.bus.delivery import Delivery, dead_letter, heartbeat, report_in_progress
 from breakwater.bus.errors import BusError
 from breakwater.bus.publisher import Publisher
 from breakwater.bus.pull import BUSY, Pull
@@ -142,7 +142,7 @@ class Grouping:
             await self._record_due()
             if time.monotonic() - self._beaten >= BEAT_S:
                 self._beaten = time.monotonic()
-                await still_held([event.delivery for event in self._held.values()])
+                await report_in_progress([event.delivery for event in self._held.values()])
 
         try:
             while True:

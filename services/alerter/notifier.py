@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from breakwater.bus.delivery import Delivery, keep, still_held
+from breakwater.bus.delivery import Delivery, keep, report_in_progress
 from breakwater.bus.errors import BusError, EventStreamFullError
 from breakwater.bus.pull import Pull
 from breakwater.bus.topology import ALERTS_HELD, alert_consumer
@@ -91,7 +91,7 @@ class Notifier:
         # Without it, the server would deliver held alerts again.
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await still_held(self._queue.deliveries())
+            await report_in_progress(self._queue.deliveries())
 
     async def _fetch(self, wait_s: float) -> None:
         room = self._most - self._queue.held

@@ -38,7 +38,7 @@ HEALTH_FROM_S = 600.0
 TASKS_FROM_S = 3600.0
 """The time for which records are read back for the use of running tasks."""
 
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 BEAT_EVERY = 3
 """Looks until it reports again that it is alive, which it also does after filling; valid for `ALIVE_MS`."""
 
@@ -223,7 +223,7 @@ class Heartbeat:
                 with suppress(BusUnavailableError):  # logged by the caller that waits for it
                     self._log = (await self._lookup.facts(Stream.EVENTS)).identity
             looks += 1
-            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
+            await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
     async def _tried(self, outage: Outage, work: Callable[[], Awaitable[object]]) -> None:
         """Does repeatable work; a failure other than an outage is logged, and the next look tries again.

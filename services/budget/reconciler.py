@@ -26,7 +26,7 @@ from breakwater.state.budgets import NotFilledError
 from breakwater.telemetry.metrics import BudgetMetrics
 from services.budget.handlers import event_of
 
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 LONG_LOOK_EVERY = 5
 """Looks until it checks again if the log was replaced, and if Redis was restarted."""
 
@@ -92,23 +92,23 @@ class Reconciler:
             if await self._tried(self._filling, self._look) and self._log is not None:
                 if loop.time() >= sweep_at:
                     await self._tried(self._sweeping, partial(sweep, self._log))
-                    sweep_at = loop.time() + SWEEP_EVERY_S - LOOK_EVERY_S / 2  # the look that is nearest to it
+                    sweep_at = loop.time() + SWEEP_EVERY_S - CHECK_EVERY_S / 2  # the look that is nearest to it
                 if looks % LONG_LOOK_EVERY == 0:
                     await self._tried(self._filling, self._look_at_log)
             looks += 1
-            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
+            await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
     async def _keep_right(self) -> None:
         """Compares apart from the looks: that may take long, and lost counters must not wait for it."""
         loop = asyncio.get_running_loop()
         compare_at = loop.time()
         while True:
-            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S * (LONG_LOOK_EVERY if self._run else 1)))
+            await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S * (LONG_LOOK_EVERY if self._run else 1)))
             if self._looked.is_set() and await self._tried(self._comparing, self._note_restart):
                 if self._restarted:
                     compare_at = loop.time()  # Redis may have restarted with older data
                 if loop.time() >= compare_at and await self._tried(self._comparing, self.reconcile):
-                    compare_at = loop.time() + self._compare_every_s() - LOOK_EVERY_S * LONG_LOOK_EVERY / 2
+                    compare_at = loop.time() + self._compare_every_s() - CHECK_EVERY_S * LONG_LOOK_EVERY / 2
                     self._restarted = False
 
     async def reconcile(self) -> BudgetComparison | None:

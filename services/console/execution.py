@@ -39,7 +39,7 @@ from services.console.words import humanize, segment
 TOO_MANY = f"you are watching {MAX_WATCHED} jobs, which is the limit; close one of their pages and reload this one"
 RECORDED_WITHIN_S = 30.0
 """ClickHouse has the record of an ended job within a second, if it is available."""
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class ExecutionPage:
         while time.monotonic() < until:
             if (await fetched(find_execution(self._context.analytics, execution_id))).value is not None:
                 return _event("recorded", "")
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
         return _event("stopped", "ended; its record is not in ClickHouse yet, reload the page")
 
 

@@ -37,7 +37,7 @@ GUARDED = ("/api", "/metrics", OPENAI)
 _BELOW = tuple(f"{path}/" for path in GUARDED)
 _CALLER = "breakwater.caller"
 _SESSION = "breakwater.session"
-_LOOK_AGAIN = "breakwater.caller.look_again"
+_CHECK_AGAIN = "breakwater.caller.check_again"
 
 
 def caller_of(request: Request) -> Caller:
@@ -57,11 +57,11 @@ async def refusal(request: Request, every_s: float) -> str:
         request: to a guarded path.
         every_s: interval of the checks, in seconds.
     """
-    look_again: Callable[[], Awaitable[str | None]] = request.scope[_LOOK_AGAIN]
+    check_again: Callable[[], Awaitable[str | None]] = request.scope[_CHECK_AGAIN]
     why: str | None = None
     while why is None:
         await asyncio.sleep(every_s)
-        why = await look_again()
+        why = await check_again()
     return why
 
 
@@ -99,7 +99,7 @@ class RequireApiKey:
             needed = scopes_for(scope["method"], scope["path"], sent)
             if not caller.may(needed):
                 raise _forbidden(caller, needed)
-            scope[_LOOK_AGAIN] = lambda: self._why_not_now(key, needed)
+            scope[_CHECK_AGAIN] = lambda: self._why_not_now(key, needed)
             if not self.shares.take(caller.id):
                 raise _too_many()
         except RequestError as problem:

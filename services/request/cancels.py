@@ -29,7 +29,7 @@ from breakwater.contracts.http import ErrorBody, ErrorDetails
 from breakwater.contracts.subjects import PROGRAM, decode_token
 from breakwater.contracts.submission import CancelledJob, CancelRequest, SubmitQuery
 from breakwater.contracts.types import is_full_id
-from breakwater.policy.ownership import is_made, outside, scope_in, scoped
+from breakwater.policy.ownership import forbidden_field, is_generated_id, scope_in, scoped
 from breakwater.policy.redact import Redactor
 from breakwater.runtime import background
 from breakwater.security.encryption import DecryptionError
@@ -80,7 +80,7 @@ class Cancels:
 
     async def has_too_many(self, user: str, job_id: str) -> bool:
         """True if a NATS user has no room for another request for an unknown job. Raises as `request`."""
-        if await self.lookup.accepted.standing(job_id, just_now=False) is not None:
+        if await self.lookup.accepted.status(job_id, just_now=False) is not None:
             return False
         return not await self._executions.count_unseen(user, job_id)
 
@@ -147,7 +147,7 @@ class CancelRoutes:
                     if wait_s is not None:
                         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                         deadline = time.monotonic() + wait_s
-                        decided = await lookup.results.wait(job_id, heard, never, deadline, look_now=True)
+                        decided = await lookup.results.wait(job_id, heard, never, deadline, check_first=True)
                     if decided is None:
                         return _response(_cancelling(given, kept), 202)
                 return _response(_of_result(given, decided), 200)
@@ -207,7 +207,7 @@ class CancelRequests:
         job_id = scoped(given, None if user == CLIENT else scope_in(user, None))
         reason = _reason_in(data, self._redactor)
         program = self._programs.get(user)
-        if program is not None and program.tenants and is_made(given):
+        if program is not None and program.tenants and is_generated_id(given):
             # Its tenant's job over HTTP, perhaps.
             _, known = await self._cancels.lookup.status(given)
             if known is not None and known.agent is not None and known.tenant in program.tenants:
@@ -237,7 +237,7 @@ class CancelRequests:
 def _is_of(user: str, program: NatsProgram, decided: bytes) -> bool:
     """True if a job belongs to a named program, by its result: to its tenant, or to it alone."""
     of = orjson.loads(decided)
-    if outside(program, of["agent"], of.get("tenant")) is not None:
+    if forbidden_field(program, of["agent"], of.get("tenant")) is not None:
         return False
     return bool(program.tenants) or of.get("owner") == user
 

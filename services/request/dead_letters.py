@@ -44,7 +44,7 @@ from breakwater.contracts.execution import Status
 from breakwater.contracts.job import Job, ScopedJob
 from breakwater.contracts.subjects import PROGRAM, Header, Stream, decode_token, encode_token
 from breakwater.contracts.types import Event, FullId, Message, format_time
-from breakwater.policy.ownership import longest_job, scope_in, scoped, within
+from breakwater.policy.ownership import longest_job, scope_in, scope_references, scoped
 from breakwater.policy.redact import Redactor
 from breakwater.security.encryption import LEFT_OUT, OFF, Cipher, DecryptionError
 from services.request.job_queue import JobQueue
@@ -297,7 +297,7 @@ def replay_of(kept: StoredDeadLetter, job: Job) -> Submission:
     if Header.SCOPED_IDS.value not in dead_letter.headers and (sender is None or sender.startswith(PROGRAM)):
         # Of a program, as the worker did.
         scope = scope_in(owner, None) if owner is not None and owner.startswith(PROGRAM) else None
-        job = within(job, scope, scoped)
+        job = scope_references(job, scope, scoped)
     again = job.model_copy(update={"job_id": kept.replay_id, "metadata": {**job.metadata, "replay_of": original}})
     return Submission(again, kept.replay_id, False, again.model_dump_json(exclude_unset=True).encode(), owner, sender)
 

@@ -26,9 +26,9 @@ from breakwater.errors import BreakwaterError
 from breakwater.policy.callers import Caller
 from breakwater.policy.ownership import (
     for_own_tenant,
-    is_made,
+    forbidden_field,
+    is_generated_id,
     may_be_answered_at,
-    outside,
     owner_of,
     scope_of,
     scoped_execution,
@@ -74,7 +74,9 @@ class JobIntake:
     lookup: JobLookup
     availability: AgentAvailability
 
-    def authorize(self, caller: Caller, job: Job, body: bytes, idempotency_key: str | None, made_id: str) -> Submission:
+    def authorize(
+        self, caller: Caller, job: Job, body: bytes, idempotency_key: str | None, generated_id: str
+    ) -> Submission:
         """A job that may be published.
 
         Args:
@@ -82,7 +84,7 @@ class JobIntake:
             job: the job.
             body: the same, as it was written.
             idempotency_key: its id, if the job has none.
-            made_id: its id, if there is no idempotency key either.
+            generated_id: its id, if there is no idempotency key either.
 
         Raises:
             RequestError: 403, 404 or 422, the key may not send this job, or its agent can't run it.
@@ -105,7 +107,9 @@ class JobIntake:
         if (problem := validate_job(self.config, job)) is not None:
             raise invalid_job([FieldError(path=problem.path, message=problem.message)])
         owner, scope = owner_of(caller), scope_of(caller, job.tenant)
-        sent = submission(job, body, idempotency_key=idempotency_key, made_id=made_id, owner=owner, scope=scope)
+        sent = submission(
+            job, body, idempotency_key=idempotency_key, generated_id=generated_id, owner=owner, scope=scope
+        )
         return replace(sent, submitted_by=caller.name, by_operator=caller.may(("operate",)))
 
     async def compare(self, sent: Submission, *, required: bool = False) -> Submission:
@@ -119,14 +123,14 @@ class JobIntake:
             required: raise UnavailableError if nothing can be looked up; otherwise the job goes on as
                 an unknown one, and the worker compares.
         """
-        if sent.id_made_here:
+        if sent.id_generated:
             return sent
         try:
             async with asyncio.timeout(None if required else LOOK_UP_S):
                 try:
                     return replace(sent, known=await self._known(sent, just_now=False))
                 except ForeignIdError:
-                    return await self.compare(sent.with_own_name(), required=required)
+                    return await self.compare(sent.with_scoped_id(), required=required)
         except (BusUnavailableError, StateUnavailableError, TimeoutError):
             if required:
                 raise
@@ -193,9 +197,9 @@ class JobIntake:
         self, sent: Submission, heard: HeardResult, left: asyncio.Future[None], deadline: float
     ) -> bytes | None:
         # Of an id that others may have used, the result may be stored already, and would not be published again.
-        look_now = not sent.id_made_here
-        result = await self.lookup.results.wait(sent.job_id, heard, left, deadline, look_now=look_now)
-        if result is not None and look_now and _is_other_job(sent, status_of(result), decided=True):
+        check_first = not sent.id_generated
+        result = await self.lookup.results.wait(sent.job_id, heard, left, deadline, check_first=check_first)
+        if result is not None and check_first and _is_other_job(sent, status_of(result), decided=True):
             raise _id_conflict(sent)
         return result
 
@@ -216,7 +220,7 @@ class JobIntake:
         if found is None or found.digest == sent.digest:
             return found
         is_ours = found.owner == sent.owner and (sent.owner is not None or found.tenant == sent.job.tenant)
-        if sent.scope is not None and is_made(sent.job_id) and not is_ours:
+        if sent.scope is not None and is_generated_id(sent.job_id) and not is_ours:
             raise ForeignIdError
         if _is_other_job(sent, found, decided=decided is not None):
             raise _id_conflict(sent)
@@ -233,7 +237,7 @@ def accepted_response(sent: Submission, *, duplicate: bool) -> Response:
 
 def _check_sender(caller: Caller, job: Job) -> None:
     """Raises RequestError: 403, the job is not one of the key's; 422, it may not be answered there."""
-    if (wrong := outside(caller, job.agent, job.tenant)) is not None:
+    if (wrong := forbidden_field(caller, job.agent, job.tenant)) is not None:
         path, alone = wrong
         message = f"the API key {caller.name!r} submits {alone}"
         raise RequestError(403, "forbidden", message, [FieldError(path=path, message="is not one of the key's")])

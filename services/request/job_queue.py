@@ -34,8 +34,8 @@ ACCEPT_TIMEOUT_S = 8.0
 MAX_REMEMBERED = 10_000
 """Jobs with ids that callers chose, whose place in JOBS this process knows."""
 
-LOOK_EVERY_S = 2.0
-IDLE_LOOKS = 5
+CHECK_EVERY_S = 2.0
+IDLE_FACTOR = 5
 """Factor by which looks are rarer while JOBS seems empty."""
 
 SAMPLES = 8
@@ -71,7 +71,7 @@ class JobQueue:
         Raises:
             RequestError: 503, it was not accepted.
         """
-        if sent.id_made_here:
+        if sent.id_generated:
             await self._store(sent, traceparent)
             return False
         async with self._one_at_a_time(sent.job_id):
@@ -91,7 +91,7 @@ class JobQueue:
             job.agent,
             tenant=job.tenant,
             owner=sent.owner,
-            digest=None if sent.id_made_here else sent.digest,
+            digest=None if sent.id_generated else sent.digest,
             plan_id=None if job.dry_run else job.plan_id,
         )
 
@@ -138,7 +138,7 @@ class JobQueue:
         headers = {Header.MSG_ID.value: subjects.message_id(sent.job.agent, sent.job_id)}
         if traceparent is not None:
             headers[Header.TRACEPARENT.value] = traceparent
-        if sent.id_made_here:
+        if sent.id_generated:
             headers[Header.UNIQUE_ID.value] = "1"
         # Without this mark, the worker takes a job for a program's if its sender has the name of one.
         if sent.submitted_by is None or sent.submitted_by.startswith(PROGRAM) or has_scoped_ids(sent.job):
@@ -198,16 +198,16 @@ class QueueQuota:
 
     async def run(self) -> None:
         """Looks again and again while JOBS holds anything, until cancelled."""
-        looks = 0
+        checks = 0
         while True:
-            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
-            looks += 1
+            await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
+            checks += 1
             # Jobs that programs publish on NATS are seen, too, if later.
-            if self._added or self._held or looks % IDLE_LOOKS == 0:
-                await self._outage.run_logged(self.look, expected=BusError)
+            if self._added or self._held or checks % IDLE_FACTOR == 0:
+                await self._outage.run_logged(self.check, expected=BusError)
                 self._report()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Estimates the bytes of each agent. Raises BusError."""
         # A job that is added meanwhile may count twice until the next look; none is left out.
         seen = self._added.copy()

@@ -130,7 +130,7 @@ class JobRoutes:
         left = asyncio.ensure_future(disconnected(request.receive))
         try:
             async with self.lookup.waiters.listening(subjects.result(job_id)) as heard:
-                found = await self.lookup.results.wait(job_id, heard, left, deadline, look_now=True)
+                found = await self.lookup.results.wait(job_id, heard, left, deadline, check_first=True)
         finally:
             left.cancel()
         if found is not None and not job_is_of(caller, status_of(found)):

@@ -13,7 +13,7 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from breakwater.bus.delivery import believed, queued_at
+from breakwater.bus.delivery import queued_at, trusted_headers
 from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.topology import NEARLY_FULL, WHEN_FULL
@@ -39,7 +39,7 @@ from services.request.operations import operation
 from services.request.problems import RequestError
 from services.request.queues import QueueRoutes
 
-LOOK_EVERY_S = 30.0
+CHECK_EVERY_S = 30.0
 WATCHED = (Stream.JOBS, Stream.EVENTS, Stream.RESULTS, Stream.DLQ, Stream.ALERTS)
 
 
@@ -185,7 +185,7 @@ class RequestGauges:
             (
                 0.0,
                 *(
-                    (now - queued_at(believed(one.subject, one.headers), one.stored_at)).total_seconds()
+                    (now - queued_at(trusted_headers(one.subject, one.headers), one.stored_at)).total_seconds()
                     for one in found
                     if one is not None
                 ),
@@ -205,10 +205,10 @@ class StreamFill:
     async def run(self) -> None:
         """Looks again and again until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            await self._outage.run_logged(self.look, expected=BusError)
+            await asyncio.sleep(CHECK_EVERY_S)
+            await self._outage.run_logged(self.check, expected=BusError)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Publishes how full each stream is, and logs when one begins or ends to be nearly full. Raises BusError."""
         for stream in WATCHED:
             facts = await self._lookup.facts(stream)

@@ -84,7 +84,7 @@ class PlanRoutes:
                 if submissions:
                     await self._accept(caller, submissions, trace.traceparent)
                 else:
-                    await self.plans.announce(names_of(caller, plan_id, made_first=False)[0], caller.name)
+                    await self.plans.announce(names_of(caller, plan_id, generated_first=False)[0], caller.name)
             except (BusError, StateUnavailableError) as error:
                 raise not_done(error) from error
             trace.answered(202)
@@ -128,7 +128,7 @@ class PlanRoutes:
     async def show_plan(self, request: ApiRequest[Message]) -> PlanStatus:
         """One plan, with its jobs. Raises RequestError: 404."""
         plan_id = request.path["plan_id"]
-        *own, full = names_of(request.caller, plan_id, made_first=False)
+        *own, full = names_of(request.caller, plan_id, generated_first=False)
         # Of a key that is bound to several tenants, each of them has its part.
         for names in filter(None, (own, [full])):
             if parts := await self._read(request.caller, names, with_jobs=True):
@@ -149,8 +149,8 @@ class PlanRoutes:
                     raise invalid_job([FieldError(path="plan_id", message=f"is not that of the plan, {plan_id!r}")])
                 job = job.model_copy(update={"plan_id": plan_id})
                 body = job.model_dump_json(exclude_unset=True).encode()
-                made_id = make_job_id() if plan.plan_id else own_id
-                sent.append(self.intake.authorize(caller, job, body, own_id if plan.plan_id else None, made_id))
+                generated_id = make_job_id() if plan.plan_id else own_id
+                sent.append(self.intake.authorize(caller, job, body, own_id if plan.plan_id else None, generated_id))
             except RequestError as problem:
                 raise _of_job(number, problem) from None
         depends_on = {one.job_id: one.job.depends_on for one in sent}

@@ -141,7 +141,7 @@ class _ProgressFollower(FollowedStream):
         if decided is not None:
             status = status_of(decided)
         else:
-            status = await self._lookup.accepted.standing(self._job_id)
+            status = await self._lookup.accepted.status(self._job_id)
             if status is not None:
                 found += steps_of_undecided(self._job_id, status, attempts, datetime.now(UTC))
             elif not attempts:

@@ -29,8 +29,8 @@ from services.request.parsing import with_field
 CHECK_S = 2.0
 """Interval at which a waiting request looks for a lost connection, which may have lost the result."""
 
-FIRST_LOOK_S = 2.0
-LONGEST_LOOK_S = 30.0
+MIN_POLL_S = 2.0
+MAX_POLL_S = 30.0
 
 
 HeardResult = asyncio.Future[bytes | None]
@@ -130,7 +130,7 @@ class ResultReader:
         return sorted(found, key=lambda attempt: attempt.number)
 
     async def wait(
-        self, job_id: str, heard: HeardResult, left: asyncio.Future[Any], deadline: float, *, look_now: bool
+        self, job_id: str, heard: HeardResult, left: asyncio.Future[Any], deadline: float, *, check_first: bool
     ) -> bytes | None:
         """The result, if it comes in time.
 
@@ -141,11 +141,11 @@ class ResultReader:
             heard: the result, once the subscription has it.
             left: done when the client is gone.
             deadline: on the monotonic clock.
-            look_now: the result may be stored already.
+            check_first: the result may be stored already.
         """
         reconnects = self.reconnects()
-        pause = FIRST_LOOK_S
-        look_at = time.monotonic() + (0.0 if look_now else pause)
+        pause = MIN_POLL_S
+        look_at = time.monotonic() + (0.0 if check_first else pause)
         while not heard.done() and not left.done() and (now := time.monotonic()) < deadline:
             if now >= look_at or self.reconnects() != reconnects:
                 connection = self.reconnects()
@@ -156,7 +156,7 @@ class ResultReader:
                     if found is not None and is_result_of(found.data, job_id):
                         return found.data
                     reconnects = connection
-                    look_at, pause = now + pause, min(pause * 2, LONGEST_LOOK_S)
+                    look_at, pause = now + pause, min(pause * 2, MAX_POLL_S)
             left_s = min(CHECK_S, deadline - time.monotonic())
             await asyncio.wait([heard, left], timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
         return heard.result() if heard.done() else None
@@ -194,7 +194,7 @@ class JobLookup:
         """
         decided = await self.results.decided(job_id)
         if decided is None:
-            return None, await self.accepted.standing(job_id, just_now=just_now)
+            return None, await self.accepted.status(job_id, just_now=just_now)
         return decided, status_of(decided)
 
 

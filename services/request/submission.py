@@ -10,7 +10,7 @@ from functools import cached_property
 
 from breakwater.contracts.job import ID_ENTROPY_BYTES, Job, new_job_id
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.ownership import job_digest, scoped, scoped_execution, shown, within
+from breakwater.policy.ownership import job_digest, scope_references, scoped, scoped_execution, shown
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 from breakwater.state.accepted import JobStatus
 from services.request.parsing import invalid_job, with_field
@@ -24,7 +24,7 @@ class Submission:
 
     job: Job
     job_id: str
-    id_made_here: bool
+    id_generated: bool
     """No other job has the id."""
     payload: bytes
     """The job as its sender wrote it, with the ids in it."""
@@ -44,7 +44,7 @@ class Submission:
         """Its id as its sender chose it."""
         return shown(self.job_id)
 
-    def with_own_name(self) -> Submission:
+    def with_scoped_id(self) -> Submission:
         """The same under a name of its sender's own: its id, although made, is that of another's job."""
         job_id = scoped(self.job_id, self.scope)
         job = self.job.model_copy(update={"job_id": job_id})
@@ -66,7 +66,7 @@ def submission(
     body: bytes,
     *,
     idempotency_key: str | None,
-    made_id: str,
+    generated_id: str,
     owner: str | None = None,
     scope: str | None = None,
 ) -> Submission:
@@ -85,9 +85,9 @@ def submission(
             raise invalid_job([FieldError(path="Idempotency-Key", message=message)])
         if holds_key(chosen):
             raise invalid_job([FieldError(path="Idempotency-Key", message=NO_KEY_IN_ID)])
-    own = f"{chosen}@{made_id}" if job.dry_run else scoped_execution(chosen or "", scope)
-    job_id = made_id if chosen is None else own
-    refers = within(job, scope)
+    own = f"{chosen}@{generated_id}" if job.dry_run else scoped_execution(chosen or "", scope)
+    job_id = generated_id if chosen is None else own
+    refers = scope_references(job, scope)
     inside = refers if job_id == job.job_id else refers.model_copy(update={"job_id": job_id})
     if refers is not job or ("job_id" in job.model_fields_set and inside is not job):
         body = inside.model_dump_json(exclude_unset=True).encode()

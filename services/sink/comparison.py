@@ -38,7 +38,7 @@ from breakwater.telemetry.metrics import SinkMetrics
 from services.sink import records
 from services.sink.handlers import insert_but_rejected
 
-LOOK_EVERY_S = 60.0
+CHECK_EVERY_S = 60.0
 """Longer than a message waits for its redelivery, and than an operating system keeps writes in memory."""
 
 SPAN = 1_000_000
@@ -71,10 +71,10 @@ class LogComparer:
         """Looks immediately, and then every minute, until cancelled."""
         outage = Outage("comparing EVENTS with ClickHouse")
         while True:
-            await outage.run_logged(self.look, expected=(BusError, AnalyticsUnavailableError, QueryError))
-            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
+            await outage.run_logged(self.check, expected=(BusError, AnalyticsUnavailableError, QueryError))
+            await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Compares the messages that were delivered by the look before: they are stored by now.
 
         The first look compares what was delivered before this sink began: messages of a sink that has died are stored
@@ -90,7 +90,7 @@ class LogComparer:
         if upto <= (self._settled[1] if self._settled[0] == log.identity else 0):
             return
         done, now = await last_comparison(self._analytics, log.identity), self._now()
-        is_due = done.at is None or (now - done.at).total_seconds() >= LOOK_EVERY_S / 2
+        is_due = done.at is None or (now - done.at).total_seconds() >= CHECK_EVERY_S / 2
         if done.settled < upto and (is_due or is_first):
             lost = await self._compare(max(done.settled + 1, log.first), upto, progress.acknowledged)
             done = LogComparison(

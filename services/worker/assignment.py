@@ -111,7 +111,7 @@ class Checkpoint(Event):
         waited_ms = self.backoff_ms + round(delay_s * 1000)
         return self.model_copy(update={"backoff_ms": waited_ms, "resume_at": until, "model": model})
 
-    def credited(self, waited: timedelta) -> Checkpoint:
+    def extended(self, waited: timedelta) -> Checkpoint:
         """With as much more time as an outage of the plane has cost."""
         return self.model_copy(update={"deadline": self.deadline + waited})
 

@@ -40,7 +40,7 @@ from services.worker.recovery import classification_of, recover
 from services.worker.repairs import NO_REPAIRS, JsonMessage, Repaired
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
 
-WORTH_CREDITING_S = 1.0
+MIN_EXTENSION_S = 1.0
 """A shorter wait for servers, such as a round trip, is not added to the job's time."""
 
 NextStep = Retry | NextModel | Stop | Repaired
@@ -88,9 +88,9 @@ class Attempts:
         if (
             at.resume_at is not None
             and not is_cancelled
-            and (sleeping := await self._rest_of_wait(at.resume_at)) is not None
+            and (deferred := await self._rest_of_wait(at.resume_at)) is not None
         ):
-            return sleeping
+            return deferred
         step: Finished | NextStep | None = await self._resume() if resumed else None
         while True:
             match step or await self._attempt():
@@ -104,8 +104,8 @@ class Attempts:
                 case Repaired(cause, repairs):
                     self._checkpoint = self._checkpoint.repaired(cause, repairs)
                 case Retry(delay_s):
-                    if (sleeping := await self._wait(delay_s)) is not None:
-                        return sleeping
+                    if (deferred := await self._wait(delay_s)) is not None:
+                        return deferred
             step = None
             self._cancel.check()
 
@@ -130,7 +130,7 @@ class Attempts:
         lease_s = timeout_s if self._stream is None else remaining_s
         request = request_for(self._worker, self._job, self._checkpoint, timeout_s, dropped, lease_s=lease_s)
         request = replace(request, waited=self._waited)
-        match await self._credited(partial(admit, self._worker, request, self._gates)):
+        match await self._extending_deadline(partial(admit, self._worker, request, self._gates)):
             case Refused() as refused:
                 return await self._refused(request.flight, refused)
             case WaitForCapacity() as wait:
@@ -143,7 +143,7 @@ class Attempts:
         await self._progress.report("in_progress", "agent.attempt.start", attempt=flight.number, model=flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
         # After the admission this process may have been stopped.
-        await self._credited(partial(self._worker.leases.confirm, self._job.claim))
+        await self._extending_deadline(partial(self._worker.leases.confirm, self._job.claim))
         stream = None
         if self._stream is not None:
             stream = AttemptStream(
@@ -169,7 +169,7 @@ class Attempts:
     async def _answer_begins(self, flight: InFlight) -> None:
         """Saves that some of the answer is about to be out. Raises ClaimLostError, JobCancelledError."""
         text = self._checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}).text()
-        await self._credited(partial(self._save, text))
+        await self._extending_deadline(partial(self._save, text))
         self._cancel.check()
 
     async def _save(self, text: str) -> None:
@@ -203,12 +203,12 @@ class Attempts:
         """
         worker, job = self._worker, self._job
         held = [
-            (gate.settles_surely, call) for gate in gates if gate.settles and (call := gate.settle(attempt)) is not None
+            (gate.must_settle, call) for gate in gates if gate.settles and (call := gate.settle(attempt)) is not None
         ]
         settling = worker.outcomes.settle(held)
-        sequence = await self._credited(partial(record, worker, job, attempt))
+        sequence = await self._extending_deadline(partial(record, worker, job, attempt))
         target = worker.targets.of(job.agent_name, attempt.model)
-        await worker.outcomes.noted(settling, job, target, attempt, sequence)
+        await worker.outcomes.record(settling, job, target, attempt, sequence)
         self._worker.metrics.attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
         self._checkpoint = self._checkpoint.after(attempt)
         self._waited.clear()
@@ -223,12 +223,12 @@ class Attempts:
         assert failure is not None
         if attempt.first_token_ms is not None:
             # Some of the answer is out: another try can only continue it.
-            said = self._stream.text if self._stream is not None and self._stream.continues else None
-            if said is None:
+            published = self._stream.text if self._stream is not None and self._stream.continues else None
+            if published is None:
                 why = "the answer broke off after some of it was published"
                 await self._progress.failed("llm_retry_exhausted", attempt, detail=why)
                 return Stop("error")
-            self._checkpoint = self._checkpoint.model_copy(update={"partial": said})
+            self._checkpoint = self._checkpoint.model_copy(update={"partial": published})
         if (repaired := await self._repaired(ended)) is not None:
             return repaired
         busy = failure.kind == "rate_limit" and self._answers_others(attempt.model)
@@ -293,7 +293,7 @@ class Attempts:
         deployment = worker.targets.of(self._job.agent_name, attempt.model).deployment
         # No retry multiplies an outage where there is none: the hold of a model that is busy bounds all calls.
         caller = caller_of(self._job.caller, self._job.job.tenant)
-        if busy or await self._credited(lambda: worker.deployments.may_retry(deployment, retry_id, caller)):
+        if busy or await self._extending_deadline(lambda: worker.deployments.may_retry(deployment, retry_id, caller)):
             state = "waiting" if step.delay_s >= LONG_WAIT_S else "retried"
             delay = {"delay_ms": round(step.delay_s * 1000), "detail": f"trying again in {step.delay_s:.1f} s"}
             await self._progress.failed("llm_retry_attempt", attempt, state, **delay)
@@ -308,13 +308,13 @@ class Attempts:
     def _remaining_s(self) -> float:
         return (self._checkpoint.deadline - self._job.now()).total_seconds()
 
-    async def _credited(self, work: Callable[[], Awaitable[Returned]]) -> Returned:
+    async def _extending_deadline(self, work: Callable[[], Awaitable[Returned]]) -> Returned:
         """Does what may be repeated, however long a server is unavailable: that is not the job's to pay."""
         worker = self._worker
         began = worker.clock()
         value = await worker.outages.retry_while_unavailable(work)
-        if (waited_s := worker.clock() - began) > WORTH_CREDITING_S:
-            self._checkpoint = self._checkpoint.credited(timedelta(seconds=waited_s))
+        if (waited_s := worker.clock() - began) > MIN_EXTENSION_S:
+            self._checkpoint = self._checkpoint.extended(timedelta(seconds=waited_s))
         return value
 
     async def _wait(self, delay_s: float) -> Deferred | None:

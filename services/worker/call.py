@@ -319,7 +319,7 @@ def _spent(
         spent = price(target.pricing, most=flight.reserved)
     else:
         spent = price(other.pricing or target.pricing, most=None if other.pricing else flight.reserved)
-        name = other.known or worker.kept_word(job.agent, answered)
+        name = other.known or worker.storable_word(job.agent, answered)
         worker.targets.log_other(target, name)
         spent = replace(spent, response_model=name)
         if other.pricing is None and cost is None:
@@ -329,7 +329,7 @@ def _spent(
             spent = replace(spent, cost_basis=basis, usage_problem=problem)
     if spent.usage_problem is not None and reported is not None:
         for term in reported.terms:
-            kept = worker.kept_word(job.agent, term)
+            kept = worker.storable_word(job.agent, term)
             spent = replace(spent, usage_problem=(spent.usage_problem or "").replace(repr(term), repr(kept)))
     return spent
 
@@ -382,7 +382,7 @@ def _answered(
     spent = _spent(worker, job, flight, used, answer.cost, maybe_billed=True, part=None if unread else part)
     spent = replace(spent, usage=part or used)
 
-    reason = answer.finish_reason and worker.kept_word(job.agent, answer.finish_reason)
+    reason = answer.finish_reason and worker.storable_word(job.agent, answer.finish_reason)
     attempt = partial(attempt_of, job, flight, started_at, spent=spent, finish_reason=reason)
 
     def refused(class_name: str, text: str, correction: Correction | None = None) -> Ended:
@@ -518,7 +518,7 @@ def _failed(
         started_at,
         "error",
         spent=spent,
-        finish_reason=failed.finish_reason and worker.kept_word(job.agent, failed.finish_reason),
+        finish_reason=failed.finish_reason and worker.storable_word(job.agent, failed.finish_reason),
         error=error,
         counted=counted,
     )

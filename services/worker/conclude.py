@@ -39,7 +39,7 @@ from services.worker.progress import ProgressReporter
 
 
 def conclude(
-    asked: JobDelivery,
+    received: JobDelivery,
     end: Finished,
     completed_at: datetime,
     config_version: str,
@@ -49,21 +49,21 @@ def conclude(
     trace_id: str | None = None,
 ) -> Result:
     """Sums a job up. Pure. `cached_from`: the execution whose answer was reused."""
-    job = asked.job or Job.model_construct(agent=asked.agent_name, prompt="")
-    chain = asked.agent.chain if asked.job is None else asked.agent.chain_for(job)
-    queued_at = asked.delivery.queued_at
+    job = received.job or Job.model_construct(agent=received.agent_name, prompt="")
+    chain = received.agent.chain if received.job is None else received.agent.chain_for(job)
+    queued_at = received.delivery.queued_at
     attempts = end.checkpoint.attempts
     sums = totals(attempts, answered=end.reason is None)
     error, output = end.error, end.output
     if error is not None:
         error = error.model_copy(update={"user_message": user_message_for(error), "figures": None})
-        if asked.agent.on_error == "message" and output is None:
+        if received.agent.on_error == "message" and output is None:
             output = error.user_message
     started = next((attempt.started_at for attempt in attempts if not attempt.short_circuited), None)
     return Result(
-        job_id=asked.execution_id,
-        execution_id=asked.execution_id,
-        agent=asked.agent_name,
+        job_id=received.execution_id,
+        execution_id=received.execution_id,
+        agent=received.agent_name,
         tenant=job.tenant,
         task_id=job.task_id,
         parent_execution_id=job.parent_execution_id,
@@ -97,8 +97,8 @@ def conclude(
         cache_hit=cached_from is not None,
         cached_from=cached_from,
         dry_run=dry_run,
-        owner=asked.owner,
-        job_digest=asked.digest,
+        owner=received.owner,
+        job_digest=received.digest,
         config_version=config_version,
         trace_id=trace_id,
         cancellation=end.cancellation,
@@ -137,62 +137,67 @@ def without_answer(result: Result) -> Result:
     )
 
 
-async def end_without_run(worker: WorkerContext, asked: JobDelivery, reason: Reason, error: ErrorInfo) -> None:
+async def end_without_run(worker: WorkerContext, received: JobDelivery, reason: Reason, error: ErrorInfo) -> None:
     """Decides a job that can't be run, or not to its end."""
     # A job that was refused at first has made no call; a repeated one may have, and that remains its cost.
-    again = not asked.delivery.is_first
+    again = not received.delivery.is_first
     attempts: list[Attempt] = []
-    while again and (found := await recorded_attempt(worker, asked, len(attempts) + 1)) is not None:
+    while again and (found := await recorded_attempt(worker, received, len(attempts) + 1)) is not None:
         attempts.append(found)
-    if asked.job is not None and attempts:
+    if received.job is not None and attempts:
         # That of its parent perhaps, which the job does not name.
-        asked = replace(asked, job=asked.job.model_copy(update={"task_id": attempts[0].task_id}))
-    await finish(worker, asked, result_without_run(worker, asked, reason, error, tuple(attempts)))
+        received = replace(received, job=received.job.model_copy(update={"task_id": attempts[0].task_id}))
+    await finish(worker, received, result_without_run(worker, received, reason, error, tuple(attempts)))
 
 
 def result_without_run(
-    worker: WorkerContext, asked: JobDelivery, reason: Reason, error: ErrorInfo, attempts: tuple[Attempt, ...] = ()
+    worker: WorkerContext, received: JobDelivery, reason: Reason, error: ErrorInfo, attempts: tuple[Attempt, ...] = ()
 ) -> Result:
     """The result of a job that can't be run, or not to its end."""
     now = worker.now()
     checkpoint = Checkpoint(dispatched_at=now, deadline=now, attempts=attempts)
-    return conclude(asked, Finished(checkpoint, None, None, reason, error), now, worker.config_version)
+    return conclude(received, Finished(checkpoint, None, None, reason, error), now, worker.config_version)
 
 
-async def answer_known(worker: WorkerContext, asked: JobDelivery, known: Result) -> None:
+async def answer_known(worker: WorkerContext, received: JobDelivery, known: Result) -> None:
     """Answers from an earlier decision; but an id is one job, and this may be another one."""
-    if known.agent == asked.agent_name and known.job_digest in (None, asked.digest):
-        await answer(worker, asked, known)
+    if known.agent == received.agent_name and known.job_digest in (None, received.digest):
+        await answer(worker, received, known)
     else:
-        await refuse_id(worker, asked)
+        await refuse_id(worker, received)
 
 
-async def refuse_id(worker: WorkerContext, asked: JobDelivery) -> None:
+async def refuse_id(worker: WorkerContext, received: JobDelivery) -> None:
     """Refuses a job whose id another execution has: dead-lettered and answered, but not recorded under that id."""
-    why = f"job_id: {shown(asked.execution_id)!r} is already the id of another job; choose another id"
+    why = f"job_id: {shown(received.execution_id)!r} is already the id of another job; choose another id"
     error = ErrorInfo(kind="invalid", class_="IdConflictError", message=why, user_message=why)
-    refusal = result_without_run(worker, asked, "invalid", error)
-    await _keep_dead_letter(worker, asked, refusal)
-    if asked.reply_to is not None:
-        await worker.publisher.send(asked.reply_to, reply_of(refusal))
-    await worker.publisher.acknowledge(asked.delivery.ack_subject)
+    refusal = result_without_run(worker, received, "invalid", error)
+    await _keep_dead_letter(worker, received, refusal)
+    if received.reply_to is not None:
+        await worker.publisher.send(received.reply_to, reply_of(refusal))
+    await worker.publisher.acknowledge(received.delivery.ack_subject)
 
 
 async def finish(
-    worker: WorkerContext, asked: JobDelivery, result: Result, held: Claim | None = None, *, counted: bool = False
+    worker: WorkerContext,
+    received: JobDelivery,
+    result: Result,
+    held_claim: Claim | None = None,
+    *,
+    counted: bool = False,
 ) -> Result:
     """Decides a job, and answers it; returns the result that counts, perhaps of another worker.
 
     `held` is the claim that it was run under. With `counted`, its task knows of its end already.
     """
     if result.status == "dead_lettered":
-        await _keep_dead_letter(worker, asked, result)
+        await _keep_dead_letter(worker, received, result)
     for shorter in _shortened(result):
         if shorter.status == "dead_lettered" != result.status:
-            await _keep_dead_letter(worker, asked, shorter)
+            await _keep_dead_letter(worker, received, shorter)
         with suppress(MessageTooLargeError):
-            decided = await _decide(worker, asked, shorter)
-            await answer(worker, asked, decided, held, counted=counted)
+            decided = await _decide(worker, received, shorter)
+            await answer(worker, received, decided, held_claim, counted=counted)
             return decided
     raise MessageTooLargeError(f"{result.execution_id}: not even the shortest result is taken")
 
@@ -204,42 +209,47 @@ def _shortened(result: Result) -> Generator[Result]:
     yield without_answer(result)
 
 
-async def _keep_dead_letter(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
+async def _keep_dead_letter(worker: WorkerContext, received: JobDelivery, result: Result) -> None:
     await worker.outages.retry_while_unavailable(
         lambda: dead_letter(
             worker.publisher,
-            asked.delivery,
+            received.delivery,
             reason=result.reason or "error",
             error=result.error.message if result.error else "",
             agent=result.agent,
             at=result.completed_at,
             execution_id=result.execution_id,
-            withheld=not asked.agent.persist_prompts,
-            private=not asked.agent.keeps_error_texts,
+            withheld=not received.agent.persist_prompts,
+            private=not received.agent.keeps_error_texts,
         )
     )
 
 
 async def answer(
-    worker: WorkerContext, asked: JobDelivery, result: Result, held: Claim | None = None, *, counted: bool = False
+    worker: WorkerContext,
+    received: JobDelivery,
+    result: Result,
+    held_claim: Claim | None = None,
+    *,
+    counted: bool = False,
 ) -> None:
     """Makes sure that the record is stored, answers the callers that wait, lets go of the job, and acknowledges it.
 
     After a crash all of it is done again.
     """
-    await _record(worker, asked, result)
-    if asked.reply_to is not None:
-        await worker.publisher.send(asked.reply_to, reply_of(result))
+    await _record(worker, received, result)
+    if received.reply_to is not None:
+        await worker.publisher.send(received.reply_to, reply_of(result))
     progress = ProgressReporter(worker, result.agent, result.execution_id, result.parent_execution_id)
     await progress.report(result.status, at=result.completed_at)
-    claim = held or Claim(result.execution_id, "")
+    claim = held_claim or Claim(result.execution_id, "")
     ended = await worker.outages.retry_while_unavailable(partial(worker.executions.finish, claim))
     if ended.waiting:
         await wake(worker, ended.waiting)
     if ended.task_id is not None and not counted:
         key = TaskKey(ended.tenant or result.tenant, ended.task_id)
-        await worker.outages.retry_while_unavailable(partial(count_ended, worker, key, result, asked.agent))
-    if not await worker.publisher.acknowledge(asked.delivery.ack_subject):
+        await worker.outages.retry_while_unavailable(partial(count_ended, worker, key, result, received.agent))
+    if not await worker.publisher.acknowledge(received.delivery.ack_subject):
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 
 
@@ -248,9 +258,9 @@ def reply_of(result: Result) -> bytes:
     return document_as_chosen(result.json_bytes())
 
 
-async def _decide(worker: WorkerContext, asked: JobDelivery, result: Result) -> Result:
+async def _decide(worker: WorkerContext, received: JobDelivery, result: Result) -> Result:
     """Publishes the result and returns the stored one: this, or that of another worker that was first."""
-    subject, private = subjects.result(result.job_id), not asked.agent.keeps_error_texts
+    subject, private = subjects.result(result.job_id), not received.agent.keeps_error_texts
     publish = partial(
         worker.publisher.event, subject, result, id=result.job_id, at=result.completed_at, once=True, private=private
     )
@@ -263,8 +273,8 @@ async def _decide(worker: WorkerContext, asked: JobDelivery, result: Result) -> 
     return result
 
 
-async def _record(worker: WorkerContext, asked: JobDelivery, result: Result) -> None:
-    record = redacted(worker, asked, result)
+async def _record(worker: WorkerContext, received: JobDelivery, result: Result) -> None:
+    record = redacted(worker, received, result)
     subject = subjects.execution(record.agent, record.execution_id)
     # Placeholders may make it longer than the bus takes. A record without its texts is better than none.
     shorter = record.model_copy(update={"messages": None, "input": None, "params": None})
@@ -283,18 +293,18 @@ async def _record(worker: WorkerContext, asked: JobDelivery, result: Result) -> 
             return
 
 
-def redacted(worker: WorkerContext, asked: JobDelivery, result: Result) -> Execution:
+def redacted(worker: WorkerContext, received: JobDelivery, result: Result) -> Execution:
     """The record of a result: with the conversation if it may be kept, and nothing in it that is secret."""
     redact = worker.redactor.json
     messages: JsonValue = None
     given: JsonValue = None
     params: JsonValue = None
-    if asked.agent.persist_prompts and asked.job is not None:
-        messages = redact(cast(JsonValue, asked.job.chat_messages()))
-        given = None if asked.job.input is None else redact(asked.job.input)
-        params = redact(asked.job.params) if asked.job.params else {}
+    if received.agent.persist_prompts and received.job is not None:
+        messages = redact(cast(JsonValue, received.job.chat_messages()))
+        given = None if received.job.input is None else redact(received.job.input)
+        params = redact(received.job.params) if received.job.params else {}
     fields = vars(result) | {
-        "output": redact(result.output) if asked.agent.persist_responses else None,
+        "output": redact(result.output) if received.agent.persist_responses else None,
         "messages": messages,
         "input": given,
         "params": params,

@@ -88,24 +88,24 @@ class ConfigVersions:
 
     async def handle(self, agent: str, delivery: Delivery) -> None:
         """Handles one delivery of an agent's job."""
-        generation = self._serving[agent]
+        version = self._serving[agent]
         if not delivery.is_first:
             held = self.newest.worker.leases.deliveries
             held.add(delivery)
             try:
-                generation = await self._began_under(agent, delivery) or self._serving[agent]
+                version = await self._began_under(agent, delivery) or self._serving[agent]
             except asyncio.CancelledError:
                 await delivery.retry_in(0)
                 raise
             finally:
                 held.discard(delivery)
-        generation.running += 1
+        version.running += 1
         try:
-            await generation.handlers[agent].handle(delivery)
+            await version.handlers[agent].handle(delivery)
         finally:
-            generation.running -= 1
-            if generation is not self.newest:
-                await self._forget()
+            version.running -= 1
+            if version is not self.newest:
+                await self._evict()
 
     async def reload(self, config: Config) -> None:
         """Runs under another config what begins from now on. Raises ConfigError, and nothing has changed then."""
@@ -115,7 +115,7 @@ class ConfigVersions:
         self._serving = removed | dict.fromkeys(self.newest.handlers, self.newest)
         self._live.reload(config)
         await self.save()
-        await self._forget()
+        await self._evict()
 
     async def save(self) -> None:
         """Leaves what a worker needs that is started later: the configs, and which agents are gone from them."""
@@ -127,7 +127,7 @@ class ConfigVersions:
     async def restore(self) -> None:
         """Serves the agents again that were taken out of the config before this worker was started."""
         for name, version in (await self.newest.worker.outages.retry_while_unavailable(self._configs.retired)).items():
-            if name not in self._serving and (found := await self._earlier(version, name)) is not None:
+            if name not in self._serving and (found := await self._load(version, name)) is not None:
                 self._serving[name] = found
                 self._live.keep(name, found.worker.config.agents[name].budget)
 
@@ -143,25 +143,25 @@ class ConfigVersions:
         saved = partial(worker.executions.saved_checkpoint, execution_id_of(delivery, None))
         text = await worker.outages.retry_while_unavailable(saved)
         version = None if text is None else Checkpoint.model_validate_json(text).config_version
-        return None if version is None else await self._earlier(version, agent)
+        return None if version is None else await self._load(version, agent)
 
-    async def _earlier(self, version: str, agent: str) -> ConfigVersion | None:
+    async def _load(self, version: str, agent: str) -> ConfigVersion | None:
         if version not in self._compiled:
             text = await self.newest.worker.outages.retry_while_unavailable(partial(self._configs.load, version))
             if text is None:
-                _not_available(version, "nothing is known of it")
+                _log_unavailable(version, "nothing is known of it")
                 return None
             try:
                 config = parse_config(text)
                 older = {version: ConfigVersion.of(self.newest.worker.under(config, self._pool.open(config)))}
             except ConfigError as error:
-                _not_available(version, str(error))
+                _log_unavailable(version, str(error))
                 return None
             self._compiled = older | self._compiled
         found = self._compiled.get(version)
         return found if found is not None and agent in found.handlers else None
 
-    async def _forget(self) -> None:
+    async def _evict(self) -> None:
         """Lets go of configs that no job runs under and no agent is served under, but for the latest few."""
         needed = {id(self.newest), *map(id, self._serving.values())}
         spare = [version for version, one in self._compiled.items() if not one.running and id(one) not in needed]
@@ -172,6 +172,6 @@ class ConfigVersions:
         await self._pool.close_except(one for kept in self._compiled.values() for one in kept.worker.providers.values())
 
 
-def _not_available(version: str, error: str) -> None:
+def _log_unavailable(version: str, error: str) -> None:
     effect = "what began under it goes on under the newest config"
     structlog.get_logger().warning("earlier_config_not_available", version=version, error=error, effect=effect)

@@ -90,7 +90,7 @@ class WorkerContext:
         """True if a provider's words on an error may be stored. Encrypted texts must not be quoted in plain ones."""
         return agent.keeps_error_texts and not self.cipher.on
 
-    def kept_word(self, agent: Agent, word: str) -> str:
+    def storable_word(self, agent: Agent, word: str) -> str:
         """A provider's word as it may be stored: a term, a reason, the name of a model."""
         kept = known_or_hash(word)
         if kept == word or not self.keeps_error_texts(agent) or holds_key(word) or not is_identifier(word):

@@ -19,7 +19,7 @@ from services.worker.conclude import end_without_run, reply_of, result_without_r
 from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery, execution_id_of, unread_job
 
-KEY_WAIT, KEY_LOOK = timedelta(hours=1), timedelta(minutes=1)
+KEY_WAIT, KEY_POLL = timedelta(hours=1), timedelta(minutes=1)
 """A job waits so long for a missing key, which is looked for so often."""
 
 MAX_CRASHES = 10
@@ -44,7 +44,7 @@ class Crashes:
         count = partial(self._worker.executions.crashed, message, by)
         return await self._worker.outages.retry_while_unavailable(count)
 
-    async def repeat_or_end(self, delivery: Delivery, asked: JobDelivery | None, error: Exception) -> None:
+    async def repeat_or_end(self, delivery: Delivery, received: JobDelivery | None, error: Exception) -> None:
         """Has a message delivered again after a crash, or ends its job after too many of them."""
         crashes = await self.count(delivery)
         if crashes < MAX_CRASHES:
@@ -53,15 +53,15 @@ class Crashes:
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
         try:
             # Not parsed again: that may be what crashes.
-            asked = asked or self._unread(delivery, info.message)
-            await end_without_run(self._worker, asked, "error", info)
+            received = received or self._unread(delivery, info.message)
+            await end_without_run(self._worker, received, "error", info)
         except (UnavailableError, StoppedWaitingError):
             raise
         except Exception:  # noqa: BLE001  in any case the message is ended
             place = {"agent": self._agent_name, "sequence": delivery.sequence}
-            execution_id = None if asked is None else asked.execution_id
+            execution_id = None if received is None else received.execution_id
             structlog.get_logger().exception("job_ended_without_a_record", **place, execution_id=execution_id)
-            await self._end_without_record(asked, delivery, info)
+            await self._end_without_record(received, delivery, info)
 
     async def wait_for_key(self, delivery: Delivery, why: DecryptionError) -> None:
         """Has a job wait whose key is missing. It holds no slot, and is dead-lettered in the end."""
@@ -74,13 +74,13 @@ class Crashes:
             with suppress(DecryptionError):
                 await end_without_run(worker, self._unread(delivery, str(why)), "invalid", error)
                 return
-        due = worker.now() + KEY_LOOK
+        due = worker.now() + KEY_POLL
         await worker.outages.retry_while_unavailable(
             partial(park, worker.publisher, delivery, agent=self._agent_name, execution_id=execution_id, due=due)
         )
         await worker.publisher.acknowledge(delivery.ack_subject)
 
-    async def _end_without_record(self, asked: JobDelivery | None, delivery: Delivery, info: ErrorInfo) -> None:
+    async def _end_without_record(self, received: JobDelivery | None, delivery: Delivery, info: ErrorInfo) -> None:
         """Ends a message of which not even the end can be recorded. Its sender is answered."""
         worker = self._worker
         await worker.outages.retry_while_unavailable(
@@ -95,11 +95,11 @@ class Crashes:
                 private=not self._agent.keeps_error_texts,
             )
         )
-        if asked is not None and asked.reply_to is not None:
+        if received is not None and received.reply_to is not None:
             made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
-            execution_id = made if asked.job is None else asked.job.job_id or made
-            bare = replace(asked, job=None, execution_id=execution_id)
-            await worker.publisher.send(asked.reply_to, reply_of(result_without_run(worker, bare, "error", info)))
+            execution_id = made if received.job is None else received.job.job_id or made
+            bare = replace(received, job=None, execution_id=execution_id)
+            await worker.publisher.send(received.reply_to, reply_of(result_without_run(worker, bare, "error", info)))
         await delivery.terminate()
 
     def _unread(self, delivery: Delivery, problem: str) -> JobDelivery:

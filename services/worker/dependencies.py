@@ -24,11 +24,11 @@ from services.worker.progress import ProgressReporter
 class Dependencies:
     """The dependencies of one job."""
 
-    def __init__(self, worker: WorkerContext, asked: JobDelivery, job: Assignment) -> None:
+    def __init__(self, worker: WorkerContext, received: JobDelivery, job: Assignment) -> None:
         self._worker = worker
-        self._asked = asked
+        self._received = received
         self._job = job
-        self._whose = (job.job.tenant, asked.owner)
+        self._whose = (job.job.tenant, received.owner)
         self._again = worker.outages.retry_while_unavailable
 
     async def settle(self, at: Checkpoint) -> Finished | Deferred | None:
@@ -38,7 +38,7 @@ class Dependencies:
         if not open_ones:
             return None
         worker, job = self._worker, self._job
-        waited_s = (worker.now() - self._asked.delivery.queued_at).total_seconds()
+        waited_s = (worker.now() - self._received.delivery.queued_at).total_seconds()
         at_most_s = job.job.total_timeout_s or job.agent.total_timeout_s
         why = dependency_failure({shown(one): status for one, status in found.items()}, waited_s, at_most_s)
         if why is None:
@@ -63,19 +63,19 @@ class Dependencies:
 
     async def _look(self) -> dict[str, Dependency]:
         ids = self._job.job.depends_on
-        found = await asyncio.gather(*(self._again(partial(self._standing, job_id)) for job_id in ids))
+        found = await asyncio.gather(*(self._again(partial(self._status, job_id)) for job_id in ids))
         return dict(zip(ids, found, strict=True))
 
-    async def _standing(self, job_id: str) -> Dependency:
+    async def _status(self, job_id: str) -> Dependency:
         found = await decided(self._worker.lookup.as_stored(), job_id)
         if found is not None:
             # The outcome of another owner's job is not shown.
             return found.status if self._is_ours(found.tenant, found.owner) and not found.dry_run else "unknown"
-        standing = await Accepted(self._worker.redis).standing(job_id, just_now=False)
-        known = standing is not None and self._is_ours(
+        status = await Accepted(self._worker.redis).status(job_id, just_now=False)
+        known = status is not None and self._is_ours(
             # Of one that came over NATS nothing is known but that it is under way; and whose it is, if its id says so.
-            self._job.job.tenant if standing.agent is None else standing.tenant,
-            self._asked.owner if standing.agent is None and "@" in job_id else standing.owner,
+            self._job.job.tenant if status.agent is None else status.tenant,
+            self._received.owner if status.agent is None and "@" in job_id else status.owner,
         )
         return "undecided" if known else "unknown"
 

@@ -20,7 +20,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import PROGRAM, Header
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ledger import cost_tags
-from breakwater.policy.ownership import is_made, shown, within
+from breakwater.policy.ownership import is_generated_id, scope_references, shown
 from breakwater.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailableError
@@ -37,7 +37,7 @@ from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
 from services.worker.gates import ALL_GATES, gates_of
 from services.worker.gates.task import count_job, task_of_parent
-from services.worker.leases import HeldClaim, JobCancelledError
+from services.worker.leases import ClaimLease, JobCancelledError
 from services.worker.parsing import JobDelivery, program_of, read_job
 from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
@@ -60,22 +60,21 @@ class JobHandler:
     async def handle(self, delivery: Delivery) -> None:
         """Handles one delivery. Acknowledges it when the record is stored, and releases it otherwise."""
         worker, log = self._worker, structlog.get_logger()
-        held = worker.leases.deliveries
-        asked: JobDelivery | None = None
+        received: JobDelivery | None = None
         # Deliveries count waits, too. But a message that ends its worker each time shows in them alone.
         suspect = delivery.deliveries > crashes.MAX_CRASHES
         try:
-            held.add(delivery)
+            worker.leases.deliveries.add(delivery)
             try:
                 if suspect and await self._crashes.count(delivery) > crashes.MAX_CRASHES:
                     raise CrashedEachTimeError
                 # From here on the job is in plain text; its events are encrypted again.
                 if may_be_encrypted(delivery.data):
                     delivery.data = worker.cipher.decrypt_document(delivery.data)
-                asked = read_job(worker.config, self._agent_name, self._agent, delivery)
-                await self._claim(asked)
+                received = read_job(worker.config, self._agent_name, self._agent, delivery)
+                await self._claim(received)
             finally:
-                held.discard(delivery)
+                worker.leases.deliveries.discard(delivery)
             if suspect:
                 await self._crashes.count(delivery, -1)
         except ClaimLostError:
@@ -84,7 +83,7 @@ class JobHandler:
             try:
                 await self._crashes.wait_for_key(delivery, error)
             except PublishRefusedError as refusal:
-                await self._crashes.repeat_or_end(delivery, asked, refusal)
+                await self._crashes.repeat_or_end(delivery, received, refusal)
         except asyncio.CancelledError:
             # The process stops: another worker may go on immediately.
             await delivery.retry_in(0)
@@ -92,104 +91,108 @@ class JobHandler:
         except Exception as error:
             place = {"sequence": delivery.sequence, "deliveries": delivery.deliveries}
             log.exception("job_handling_failed", agent=self._agent_name, **place)
-            await self._crashes.repeat_or_end(delivery, asked, error)
+            await self._crashes.repeat_or_end(delivery, received, error)
 
-    async def _claim(self, asked: JobDelivery) -> None:
+    async def _claim(self, received: JobDelivery) -> None:
         """Answers a job that was decided before; claims and runs any other."""
-        worker, delivery = self._worker, asked.delivery
+        worker, delivery = self._worker, received.delivery
         maybe_seen = (
             delivery.deliveries > 1 or Header.UNIQUE_ID.value not in delivery.headers or worker.leases.may_be_late()
         )
-        if maybe_seen and (known := await self._decided(asked)) is not None:
-            await answer_known(worker, asked, known)
+        if maybe_seen and (known := await self._find_result(received)) is not None:
+            await answer_known(worker, received, known)
             return
-        asked = await self._with_relatives(asked)
-        claim, asked_at, job = Claim.new(asked.execution_id, worker.id), monotonic(), asked.job
+        received = await self._with_references(received)
+        claim, requested_at, job = Claim.new(received.execution_id, worker.id), monotonic(), received.job
         tenant, task_id = (None, None) if job is None else (job.tenant, job.task_id)
         # A job that no guard counts is the first of no task.
-        task_id = task_id or (asked.execution_id if self._agent.guard is None else None)
-        whose = {"tenant": tenant, "task_id": task_id, "owner": asked.owner}
+        task_id = task_id or (received.execution_id if self._agent.guard is None else None)
+        whose = {"tenant": tenant, "task_id": task_id, "owner": received.owner}
         accepted_s = delivery.queued_at.timestamp()
-        ask = partial(worker.executions.claim, claim, asked.digest, **whose, accepted_s=accepted_s)
+        ask = partial(worker.executions.claim, claim, received.digest, **whose, accepted_s=accepted_s)
         match await worker.outages.retry_while_unavailable(ask):
             case Conflict():
-                await refuse_id(worker, asked)
+                await refuse_id(worker, received)
                 return
             case Taken(for_ms):
                 # By an earlier delivery whose worker lives, or another message of the same job. When it is decided,
                 # this message is answered from the record.
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0, for_ms / 1000 + 0.05))
                 return
-            case Claimed(text, cancels, has_children):
+            case Claimed(saved_text, cancels, has_children):
                 pass
-        with worker.leases.keeping(claim, self._agent_name, asked_at, asked.owner, tenant) as held:
-            held.has_children = has_children
+        with worker.leases.holding(claim, self._agent_name, requested_at, received.owner, tenant) as lease:
+            lease.has_children = has_children
             if cancels:
-                held.cancel.receive(cancels)
+                lease.cancel.receive(cancels)
             try:
                 # Looked for again now that the claim is held: the job may have been decided just before.
-                look = maybe_seen or text is not None or cancels
-                if look and (known := await self._decided(asked)) is not None:
-                    await answer_known(worker, asked, known)
+                maybe_decided = maybe_seen or saved_text is not None or cancels
+                if maybe_decided and (known := await self._find_result(received)) is not None:
+                    await answer_known(worker, received, known)
                 elif job is None:
-                    message = worker.redactor.text(asked.problem)
+                    message = worker.redactor.text(received.problem)
                     user_message = "The request was not valid and was not run."
                     error = ErrorInfo(
                         kind="invalid", class_="InvalidJobError", message=message, user_message=user_message
                     )
-                    await end_without_run(worker, asked, "invalid", error)
+                    await end_without_run(worker, received, "invalid", error)
                 elif job.dry_run:
-                    by_key = asked.submitted_by is not None or asked.owner is not None
+                    by_key = received.submitted_by is not None or received.owner is not None
                     coarse = by_key and Header.OPERATOR.value not in delivery.headers
-                    planned = await dry_run(worker, self._assignment(asked, job, claim, None), coarse=coarse)
-                    result = conclude(asked, planned, worker.now(), worker.config_version, dry_run=True)
-                    await finish(worker, asked, result, claim)
+                    planned = await dry_run(worker, self._assignment(received, job, claim, None), coarse=coarse)
+                    result = conclude(received, planned, worker.now(), worker.config_version, dry_run=True)
+                    await finish(worker, received, result, claim)
                 else:
-                    await self._run(asked, job, claim, held, text)
+                    await self._run(received, job, claim, lease, saved_text)
             except BaseException:
                 # The next claim need not wait for the end of the lease.
                 with suppress(StateUnavailableError):
                     await worker.executions.release(claim)
                 raise
 
-    async def _with_relatives(self, asked: JobDelivery) -> JobDelivery:
+    async def _with_references(self, received: JobDelivery) -> JobDelivery:
         """A job with the ids of the jobs that it names, and with the task of its parent where it names none itself."""
-        job, worker = asked.job, self._worker
+        job, worker = received.job, self._worker
         if job is None:
-            return asked
-        if asked.owner is None and program_of(worker.config, asked.submitted_by) is not None:
-            job = await self._with_jobs_of_tenant(job)
+            return received
+        if received.owner is None and program_of(worker.config, received.submitted_by) is not None:
+            job = await self._with_tenant_references(job)
         if job.parent_execution_id is not None:
             parent = job.parent_execution_id
-            task_id = job.task_id or await task_of_parent(worker, job, parent, asked.owner)
+            task_id = job.task_id or await task_of_parent(worker, job, parent, received.owner)
             job = job.model_copy(update={"task_id": task_id})
-        return asked if job is asked.job else replace(asked, job=job)
+        return received if job is received.job else replace(received, job=job)
 
-    async def _with_jobs_of_tenant(self, job: Job) -> Job:
+    async def _with_tenant_references(self, job: Job) -> Job:
         """A job of a tenant's program, which may name jobs of its tenant that came over HTTP, by their made ids."""
-        named = {one for one in (job.parent_execution_id, *job.depends_on) if one is not None and is_made(shown(one))}
+        named = {
+            one for one in (job.parent_execution_id, *job.depends_on) if one is not None and is_generated_id(shown(one))
+        }
         of_tenant: dict[str, str] = {}
         for one in named:
             is_known = partial(self._is_of_tenant, shown(one), job.tenant)
             if await self._worker.outages.retry_while_unavailable(is_known):
                 of_tenant[one] = shown(one)
-        return within(job, None, lambda one, _: of_tenant.get(one, one)) if of_tenant else job
+        return scope_references(job, None, lambda one, _: of_tenant.get(one, one)) if of_tenant else job
 
     async def _is_of_tenant(self, job_id: str, tenant: str | None) -> bool:
         # Its note ends soon after the job.
         if (ended := await decided(self._worker.lookup.as_stored(), job_id)) is not None:
             return ended.tenant == tenant
-        found = await Accepted(self._worker.redis).standing(job_id, just_now=False)
+        found = await Accepted(self._worker.redis).status(job_id, just_now=False)
         return found is not None and found.agent is not None and found.tenant == tenant
 
-    async def _run(self, asked: JobDelivery, job: Job, claim: Claim, held: HeldClaim, text: str | None) -> None:
+    async def _run(
+        self, received: JobDelivery, job: Job, claim: Claim, lease: ClaimLease, saved_text: str | None
+    ) -> None:
         """Runs a claimed job in a slot of its agent. `text`: its checkpoint, where an earlier claim saved one."""
-        worker, delivery, slots = self._worker, asked.delivery, self._worker.slots
-        callers = {"key": asked.submitted_by or asked.owner or "", "tenant": job.tenant or ""}
-        may_wait = text is None and held.cancel.cancellation is None
+        worker, delivery, slots = self._worker, received.delivery, self._worker.slots
+        callers = {"key": received.submitted_by or received.owner or "", "tenant": job.tenant or ""}
+        may_wait = saved_text is None and lease.cancel.cancellation is None
         if may_wait and not slots.has_room(self._agent_name, self._agent.concurrency, callers):
-            due = worker.now() + timedelta(seconds=slots.turn_in(self._agent_name, callers))
-            await self._put_to_sleep(delivery, claim, held, Deferred(due))
+            due = worker.now() + timedelta(seconds=slots.retry_delay_s(self._agent_name, callers))
+            await self._park(delivery, claim, lease, Deferred(due))
             return
         # No await comes in between: jobs that come together would all find the same room.
         with slots.taking(self._agent_name, callers):
@@ -200,12 +203,12 @@ class JobHandler:
                     agent=self._agent_name, execution_id=claim.execution_id, task_id=job.task_id
                 ),
             )
-            assignment = self._assignment(asked, job, claim, span.traceparent)
-            checkpoint, resumed = await self._begun(asked, assignment, text)
+            assignment = self._assignment(received, job, claim, span.traceparent)
+            checkpoint, resumed = await self._checkpoint(received, assignment, saved_text)
             result: Result | None = None
             worker.metrics.began(self._agent_name)
             try:
-                result = await self._decide(asked, assignment, checkpoint, held, resumed=resumed)
+                result = await self._decide(received, assignment, checkpoint, lease, resumed=resumed)
             finally:
                 worker.metrics.ended(self._agent_name)
                 error = None if result is None or result.error is None else result.error.class_
@@ -213,25 +216,27 @@ class JobHandler:
                     error=error, attributes={} if result is None else partial(job_ended, worker, assignment, result)
                 )
 
-    async def _begun(self, asked: JobDelivery, job: Assignment, text: str | None) -> tuple[Checkpoint, bool]:
+    async def _checkpoint(
+        self, received: JobDelivery, job: Assignment, saved_text: str | None
+    ) -> tuple[Checkpoint, bool]:
         """The checkpoint of a job that begins or goes on, and True if it may have made calls before."""
-        worker, delivery = self._worker, asked.delivery
-        if job.job.plan_id is not None and (asked.submitted_by is None or asked.submitted_by.startswith(PROGRAM)):
+        worker, delivery = self._worker, received.delivery
+        if job.job.plan_id is not None and (received.submitted_by is None or received.submitted_by.startswith(PROGRAM)):
             # The plan does not yet know of a job that came over NATS.
-            noted = {job.execution_id: NotedJob(delivery.queued_at, self._agent_name, job.job.tenant, asked.owner)}
+            noted = {job.execution_id: NotedJob(delivery.queued_at, self._agent_name, job.job.tenant, received.owner)}
             await worker.outages.retry_while_unavailable(partial(worker.plans.accept, job.job.plan_id, noted))
-        if text is not None:
-            return Checkpoint.model_validate_json(text), True
+        if saved_text is not None:
+            return Checkpoint.model_validate_json(saved_text), True
         now, total_s = job.now(), job.job.total_timeout_s or self._agent.total_timeout_s
         deadline = now + timedelta(seconds=total_s)
         checkpoint = Checkpoint(dispatched_at=now, deadline=deadline, config_version=worker.config_version)
         resumed = not delivery.is_first
         if resumed and (job.job.depends_on or parked_execution(delivery.headers) is not None):
             # It may have slept for a slot, or for the jobs that it depends on, and have made no call.
-            resumed = await recorded_attempt(worker, asked, 1) is not None
+            resumed = await recorded_attempt(worker, received, 1) is not None
         return checkpoint, resumed
 
-    def _assignment(self, asked: JobDelivery, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
+    def _assignment(self, received: JobDelivery, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
         rules = self._agent.rules_for(job)
         assert isinstance(rules, JobRules)  # `validate_job` has refused others
         own = {name: one for name, one in (("guard", rules.guard), ("retry", rules.retry)) if one is not None}
@@ -253,63 +258,63 @@ class JobHandler:
             parameters=Parameters.of(self._agent, job.params, self._output_guard) if job.params else self._parameters,
             now=self._worker.steady_time(),
             output_guard=self._output_guard,
-            owner=asked.owner,
-            submitted_by=asked.submitted_by,
+            owner=received.owner,
+            submitted_by=received.submitted_by,
             # The keys of operators are one, and NATS' `client` with them.
-            caller=asked.owner or (asked.submitted_by if job.tenant else None),
+            caller=received.owner or (received.submitted_by if job.tenant else None),
             cost_tags=tags,
         )
 
     async def _decide(
-        self, asked: JobDelivery, job: Assignment, checkpoint: Checkpoint, held: HeldClaim, *, resumed: bool
+        self, received: JobDelivery, job: Assignment, checkpoint: Checkpoint, lease: ClaimLease, *, resumed: bool
     ) -> Result | None:
         """Runs a job and decides it. None where it was put to sleep."""
         worker, again = self._worker, self._worker.outages.retry_while_unavailable
         rules = job.agent.cache
         cache = None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)
-        held.on_renew = None if cache is None else cache.renew
+        lease.on_renew = None if cache is None else cache.renew
         try:
             end, cached_from = None, None
-            if job.job.depends_on and not resumed and held.cancel.cancellation is None:
-                end = await Dependencies(worker, asked, job).settle(checkpoint)
+            if job.job.depends_on and not resumed and lease.cancel.cancellation is None:
+                end = await Dependencies(worker, received, job).settle(checkpoint)
             if end is None:
-                end, cached_from = await self._answered(job, checkpoint, cache, held, resumed=resumed)
+                end, cached_from = await self._find_answer(job, checkpoint, cache, lease, resumed=resumed)
             if isinstance(end, Deferred):
-                await self._put_to_sleep(asked.delivery, job.claim, held, end)
+                await self._park(received.delivery, job.claim, lease, end)
                 return None
             # A worker that was superseded while it called decides nothing.
             await again(partial(worker.leases.confirm, job.claim))
             result = conclude(
-                asked, end, job.now(), worker.config_version, cached_from=cached_from, trace_id=job.trace_id
+                received, end, job.now(), worker.config_version, cached_from=cached_from, trace_id=job.trace_id
             )
             # Before it is decided: the task's next job may come as soon as this one is answered.
-            if counted := job.job.task_id is not None or held.has_children:
+            if counted := job.job.task_id is not None or lease.has_children:
                 result = await again(partial(count_job, worker, job, result))
-            if job.agent is not asked.agent:
-                asked = replace(asked, agent=job.agent)
+            if job.agent is not received.agent:
+                received = replace(received, agent=job.agent)
             if cache is not None and cached_from is None:
                 # Before it is answered: the same question may come as soon as it is.
                 await cache.keep(end, job.execution_id)
-            result = await finish(worker, asked, result, job.claim, counted=counted)
+            result = await finish(worker, received, result, job.claim, counted=counted)
         finally:
-            held.on_renew = None
+            lease.on_renew = None
             if cache is not None:
                 await cache.leave()
         worker.metrics.job(result, tracing.recorded_trace_id(job.traceparent))
         return result
 
-    async def _answered(
-        self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, held: HeldClaim, *, resumed: bool
+    async def _find_answer(
+        self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, lease: ClaimLease, *, resumed: bool
     ) -> tuple[Finished | Deferred, str | None]:
         """Finds a cached answer or calls models; returns the end, and the execution that a cached answer is from."""
-        if held.cancel.cancellation is not None and not resumed:
-            return cancelled(checkpoint, held.cancel.cancellation), None
+        if lease.cancel.cancellation is not None and not resumed:
+            return cancelled(checkpoint, lease.cancel.cancellation), None
         progress = ProgressReporter(self._worker, self._agent_name, job.execution_id, job.job.parent_execution_id)
         await progress.report("dispatched")
         # A job that has called already must end with its calls, and not as if it had cost nothing.
         if cache is not None and not resumed:
             try:
-                with held.cancel.interruptible():
+                with lease.cancel.interruptible():
                     cached = await cache.find(checkpoint.deadline)
             except JobCancelledError as stop:
                 return cancelled(checkpoint, stop.cancellation), None
@@ -322,30 +327,30 @@ class JobHandler:
         gates = ALL_GATES if brings_rules else self._gates
         return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
 
-    async def _put_to_sleep(self, delivery: Delivery, claim: Claim, held: HeldClaim, sleeping: Deferred) -> None:
+    async def _park(self, delivery: Delivery, claim: Claim, lease: ClaimLease, deferred: Deferred) -> None:
         worker, agent = self._worker, self._agent_name
         # The job comes back as another message, which must not wait for the end of a lease.
         kept = await worker.outages.retry_while_unavailable(partial(worker.executions.release, claim))
-        held.cancel.receive(() if kept is None else kept.cancels)
-        if held.cancel.cancellation is not None:
+        lease.cancel.receive(() if kept is None else kept.cancels)
+        if lease.cancel.cancellation is not None:
             await delivery.retry_in(0)
             return
         try:
             await worker.outages.retry_while_unavailable(
-                lambda: park(worker.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=sleeping.due)
+                lambda: park(worker.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=deferred.due)
             )
         except PublishRefusedError as error:
             # On PARKED it would hold no slot; here it does, and waits as well.
             structlog.get_logger().warning("job_not_parked", execution_id=claim.execution_id, error=str(error))
-            await delivery.retry_in(max(0.0, (sleeping.due - worker.now()).total_seconds()))
+            await delivery.retry_in(max(0.0, (deferred.due - worker.now()).total_seconds()))
         else:
             worker.metrics.parked(agent)
-            if held.cancel.cancellation is None and (sleeping.over is None or not await sleeping.over()):
+            if lease.cancel.cancellation is None and (deferred.over is None or not await deferred.over()):
                 await worker.publisher.acknowledge(delivery.ack_subject)
             else:
                 # The event that wakes it may have come before it slept.
                 await delivery.retry_in(0)
 
-    async def _decided(self, asked: JobDelivery) -> Result | None:
-        look = partial(decided, self._worker.lookup, asked.execution_id, self._agent_name)
-        return await self._worker.outages.retry_while_unavailable(look)
+    async def _find_result(self, received: JobDelivery) -> Result | None:
+        find = partial(decided, self._worker.lookup, received.execution_id, self._agent_name)
+        return await self._worker.outages.retry_while_unavailable(find)

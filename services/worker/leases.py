@@ -16,7 +16,7 @@ from time import monotonic
 import structlog
 
 from breakwater.bus.core import hearing
-from breakwater.bus.delivery import Delivery, still_held
+from breakwater.bus.delivery import Delivery, report_in_progress
 from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.lookup import ClientGetter
 from breakwater.bus.topology import ACK_WAIT_S
@@ -102,7 +102,7 @@ BUFFERED_S = 30.0
 
 
 @dataclass(slots=True)
-class HeldClaim:
+class ClaimLease:
     """A claim of this process."""
 
     cancel: CancelSignal
@@ -123,24 +123,26 @@ class Leases:
         self._clock = clock
         self._ticked_at = self._stalled_at = float("-inf")
         self.deliveries: set[Delivery] = set()
-        self.claims: dict[Claim, HeldClaim] = {}
+        self.claims: dict[Claim, ClaimLease] = {}
 
     @contextmanager
-    def keeping(
-        self, claim: Claim, agent: str, asked_at: float, owner: str | None = None, tenant: str | None = None
-    ) -> Generator[HeldClaim]:
+    def holding(
+        self, claim: Claim, agent: str, requested_at: float, owner: str | None = None, tenant: str | None = None
+    ) -> Generator[ClaimLease]:
         """Keeps a claim while the block runs.
 
         Args:
             claim: that Redis has granted.
             agent: whose job it is.
-            asked_at: when it was asked for, or before, by the monotonic clock.
+            requested_at: time of the request for it, or before, by the monotonic clock.
             owner: of the job.
             tenant: of the job.
         """
-        held = self.claims[claim] = HeldClaim(CancelSignal(agent, owner, tenant), asked_at + CLAIM_LEASE_MS / 1000)
+        lease = self.claims[claim] = ClaimLease(
+            CancelSignal(agent, owner, tenant), requested_at + CLAIM_LEASE_MS / 1000
+        )
         try:
-            yield held
+            yield lease
         finally:
             del self.claims[claim]
 
@@ -153,20 +155,20 @@ class Leases:
             ClaimLostError: another handling has taken it over.
             StateUnavailableError: ask again.
         """
-        held, asked_at = self.claims[claim], self._clock()
-        if asked_at < held.lease_valid_until:
+        lease, requested_at = self.claims[claim], self._clock()
+        if requested_at < lease.lease_valid_until:
             return
         kept = await self._executions.checkpoint(claim, "")
         if kept is None:
             raise ClaimLostError(claim.execution_id)
-        held.cancel.receive(kept.cancels)
-        held.lease_valid_until = asked_at + CLAIM_LEASE_MS / 1000
+        lease.cancel.receive(kept.cancels)
+        lease.lease_valid_until = requested_at + CLAIM_LEASE_MS / 1000
 
     def cancel(self, request: PendingCancel) -> None:
         """Takes a request to cancel a job, if it is one of these."""
-        for claim, held in self.claims.items():
+        for claim, lease in self.claims.items():
             if claim.execution_id == request.execution_id:
-                held.cancel.receive([request])
+                lease.cancel.receive([request])
 
     def may_be_late(self) -> bool:
         """True if present deliveries may be old, and have gone to another worker since."""
@@ -176,7 +178,7 @@ class Leases:
     async def run(self) -> None:
         """Keeps them until cancelled. The deliveries by themselves, as they are kept whether Redis answers or not."""
         await background.run_together(
-            _keep("keeping deliveries", ACK_WAIT_S / 3, lambda: still_held(tuple(self.deliveries))),
+            _keep("keeping deliveries", ACK_WAIT_S / 3, lambda: report_in_progress(tuple(self.deliveries))),
             _keep("renewing claims", RENEW_EVERY_S, self._renew_claims),
             _keep("the clock", 1.0, self._tick),
         )
@@ -191,18 +193,18 @@ class Leases:
     async def _renew_claims(self) -> None:
         # Jobs that end during an outage are left out of the next try.
         await self._outages.retry_while_unavailable(self._renew)
-        for renew in [held.on_renew for held in self.claims.values() if held.on_renew is not None]:
+        for renew in [lease.on_renew for lease in self.claims.values() if lease.on_renew is not None]:
             await renew()
 
     async def _renew(self) -> None:
-        claims, asked_at = tuple(self.claims), self._clock()
+        claims, requested_at = tuple(self.claims), self._clock()
         for claim, kept in zip(claims, await self._executions.renew(claims), strict=True):
-            if (held := self.claims.get(claim)) is not None:
-                held.lease_valid_until = asked_at if kept is None else asked_at + CLAIM_LEASE_MS / 1000
+            if (lease := self.claims.get(claim)) is not None:
+                lease.lease_valid_until = requested_at if kept is None else requested_at + CLAIM_LEASE_MS / 1000
                 if kept is not None and kept.cancels:
-                    held.cancel.receive(kept.cancels)
+                    lease.cancel.receive(kept.cancels)
                 if kept is not None and kept.has_children:
-                    held.has_children = True
+                    lease.has_children = True
 
 
 async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:

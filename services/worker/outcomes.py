@@ -26,7 +26,7 @@ from breakwater.state.connection import Redis, ScriptCall, StateUnavailableError
 from services.worker.assignment import Assignment
 from services.worker.targets import Target
 
-NOTE_S = 1.0
+RECORD_TIMEOUT_S = 1.0
 """A job waits for so long for its outcome to be noted. An outage of Redis must not keep an answer from its sender."""
 
 
@@ -35,12 +35,12 @@ class Outcomes:
 
     def __init__(self, redis: Redis, breakers: Breakers, outages: Outages, jitter: Callable[[], float]) -> None:
         self._redis, self._breakers, self._outages, self._jitter = redis, breakers, outages, jitter
-        self._noting: set[asyncio.Task[None]] = set()
+        self._recording: set[asyncio.Task[None]] = set()
         self._outputs: dict[tuple[str, str], deque[int]] = {}
         self.answered: dict[str, datetime] = {}
         """Latest answer of each deployment to a call of this worker."""
-        self._unjudged: dict[BreakerKey, list[Seen]] = {}
-        self._judging = asyncio.Lock()
+        self._pending: dict[BreakerKey, list[Seen]] = {}
+        self._updating = asyncio.Lock()
 
     def outputs(self, agent: str, model: str) -> Sequence[int]:
         """The output tokens of the latest calls of an agent that holds what it has observed; none at the start."""
@@ -59,13 +59,13 @@ class Outcomes:
             The settling, where it is to be waited for.
         """
         scripts = [call for _, call in calls]
-        if not any(surely for surely, _ in calls):
+        if not any(must_settle for must_settle, _ in calls):
             if scripts:
                 self._redis.run_with_next(scripts)
             return None
         return self._begin(partial(self._outages.retry_while_unavailable, partial(self._redis.run, scripts)))
 
-    async def noted(
+    async def record(
         self, settling: asyncio.Task[None] | None, job: Assignment, target: Target, attempt: Attempt, sequence: int
     ) -> None:
         """Judges a recorded attempt for its breaker, and returns when that and `settling` are done or take too long.
@@ -84,12 +84,12 @@ class Outcomes:
             )
         if attempt.outcome == "success":
             self.answered[target.deployment] = attempt.completed_at
-        noting = set[asyncio.Task[None]]() if settling is None else {settling}
+        recording = set[asyncio.Task[None]]() if settling is None else {settling}
         key, rules = target.breaker, job.agent.breaker
-        judged: dict[BreakerKey, BreakerRules] = {}
+        rules_by_breaker: dict[BreakerKey, BreakerRules] = {}
         if key is not None and rules is not None and not attempt.short_circuited:
             if attempt.counts_for_breaker or attempt.cause == "probe" or rules.failure_rate is not None:
-                judged[key] = rules
+                rules_by_breaker[key] = rules
             elif attempt.outcome == "success" and attempt.breaker_version is not None:
                 # All else that it changes is left to the breaker service.
                 caller = caller_of(job.caller, attempt.tenant)
@@ -97,43 +97,43 @@ class Outcomes:
                 self._redis.run_with_next([success])
         own = job.task_breaker(attempt.model)
         if own is not None and job.breaker is not None and not attempt.short_circuited:
-            judged[own] = job.breaker
-        if judged:
+            rules_by_breaker[own] = job.breaker
+        if rules_by_breaker:
             seen = observation_of(sequence, AS_OF_NOW, attempt)
-            for one, its_rules in judged.items():
+            for one, breaker_rules in rules_by_breaker.items():
                 # The version that the attempt has is that of its agent's breaker; and a task has one caller.
                 observed = seen if one.task is None else replace(seen, version=None, caller="")
-                self._unjudged.setdefault(one, []).append(Seen(observed, its_rules))
-            noting.add(self._begin(self._judge))
-        if noting:
-            await asyncio.wait(noting, timeout=NOTE_S)
+                self._pending.setdefault(one, []).append(Seen(observed, breaker_rules))
+            recording.add(self._begin(self._update_breakers))
+        if recording:
+            await asyncio.wait(recording, timeout=RECORD_TIMEOUT_S)
 
-    async def _judge(self) -> None:
+    async def _update_breakers(self) -> None:
         """Takes the outcomes into account that have come meanwhile, those of all jobs together."""
-        async with self._judging:
-            waiting: dict[BreakerKey, list[Seen]] = dict(self._unjudged)
-            self._unjudged.clear()
-            while waiting:
-                log, breakers = await self._breakers.load_with_log(list(waiting))
+        async with self._updating:
+            pending: dict[BreakerKey, list[Seen]] = dict(self._pending)
+            self._pending.clear()
+            while pending:
+                log, breakers = await self._breakers.load_with_log(list(pending))
                 # Where those of the fleet are lost, the breaker service makes them from the log, which has these, too.
                 decided = [
-                    decide(key, before, waiting[key], self._jitter())
-                    for key, before in zip(waiting, breakers, strict=True)
+                    decide(key, before, pending[key], self._jitter())
+                    for key, before in zip(pending, breakers, strict=True)
                     if log is not None or key.task is not None
                 ]
                 changed = [one for one in decided if one.after != one.before.breaker]
                 saved = await self._breakers.save(changed)
                 # Another writer saved first: decide again, on what it saved.
                 again = {one.key for one, is_saved in zip(changed, saved, strict=True) if not is_saved}
-                waiting = {key: seen for key, seen in waiting.items() if key in again}
+                pending = {key: seen for key, seen in pending.items() if key in again}
 
     def _begin(self, work: Callable[[], Awaitable[Any]]) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._survived(work))
-        self._noting.add(task)
-        task.add_done_callback(self._noting.discard)
+        task = asyncio.create_task(self._logged(work))
+        self._recording.add(task)
+        task.add_done_callback(self._recording.discard)
         return task
 
-    async def _survived(self, work: Callable[[], Awaitable[Any]]) -> None:
+    async def _logged(self, work: Callable[[], Awaitable[Any]]) -> None:
         """Does work whose failure is no failure of the job: the log has what is to be noted."""
         try:
             await work()

@@ -19,13 +19,13 @@ from breakwater.contracts.validation import ambiguity, explain
 from breakwater.errors import BreakwaterError
 from breakwater.policy.ownership import (
     for_own_tenant,
+    forbidden_field,
     job_digest,
     longest_job,
     may_be_answered_at,
-    outside,
     scope_in,
+    scope_references,
     scoped,
-    within,
 )
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 
@@ -81,7 +81,7 @@ def read_job(config: Config, agent_name: str, agent: Agent, delivery: Delivery) 
     except _InvalidJobError as error:
         return unread_job(config, agent_name, agent, delivery, str(error), error.job)
     owner = _owner(config, origin)
-    inside = within(job, origin.scope, scoped) if origin.chosen_ids else job
+    inside = scope_references(job, origin.scope, scoped) if origin.chosen_ids else job
     return JobDelivery(
         delivery=delivery,
         agent_name=agent_name,
@@ -171,7 +171,7 @@ def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | N
     program = program_of(config, sender)
     if program is not None:
         job = for_own_tenant(program, job)
-        if (wrong := outside(program, job.agent, job.tenant)) is not None:
+        if (wrong := forbidden_field(program, job.agent, job.tenant)) is not None:
             raise _InvalidJobError(f"{wrong[0]}: the NATS user {sender!r} submits {wrong[1]}", job)
     elif sender is not None and sender.startswith(PROGRAM) and subjects.user_of_job(delivery.subject) is not None:
         # Over HTTP it is a key with such a name.

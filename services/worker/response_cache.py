@@ -17,7 +17,7 @@ from services.worker.context import WorkerContext
 LEASE_S = 60.0
 """Another job takes the place of the one that calls on behalf of all when it has not renewed its lease for so long."""
 
-FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
+MIN_POLL_S, MAX_POLL_S = 0.05, 1.0
 
 
 class ResponseCache:
@@ -44,7 +44,7 @@ class ResponseCache:
 
     async def find(self, until: datetime) -> Cached | None:
         """The cached answer to this job, or that of an identical job in flight, for which it waits."""
-        wait_s = FIRST_LOOK_S
+        wait_s = MIN_POLL_S
         while True:
             found = await self._ask()
             if isinstance(found, Cached):
@@ -54,7 +54,7 @@ class ResponseCache:
             if not isinstance(found, Follower) or left_s <= 0:
                 return None
             await self._worker.sleep(min(wait_s, left_s))
-            wait_s = min(wait_s * 2, LAST_LOOK_S)
+            wait_s = min(wait_s * 2, MAX_POLL_S)
 
     async def renew(self) -> None:
         """Keeps the lead while the job runs."""

@@ -8,21 +8,21 @@ from contextlib import contextmanager
 
 from breakwater.policy.workers import may_take
 
-REMEMBERED_S = 60.0
-HELD_S = 0.5
-TURN_S = 0.02
+WINDOW_S = 60.0
+MIN_DELAY_S = 0.5
+DELAY_STEP_S = 0.02
 """A caller's jobs that are held back come again at most so often: each costs as much as a small job."""
 
 
 class Callers:
     """The callers of one agent: a name of each, and how many slots it holds and held at most."""
 
-    __slots__ = ("_before", "_lately", "_running", "_since")
+    __slots__ = ("_peak", "_previous_peak", "_running", "_since")
 
     def __init__(self, now: float) -> None:
         self._running: Counter[str] = Counter()
-        self._lately: Counter[str] = Counter()
-        self._before: Counter[str] = Counter()
+        self._peak: Counter[str] = Counter()
+        self._previous_peak: Counter[str] = Counter()
         self._since = now
 
     def may_take(self, slots: int, caller: str, now: float) -> bool:
@@ -31,14 +31,14 @@ class Callers:
         if own < slots // 2:
             return True
         self._roll(now)
-        others = sum((self._lately | self._before).values()) - max(self._lately[caller], self._before[caller])
+        others = sum((self._peak | self._previous_peak).values()) - max(self._peak[caller], self._previous_peak[caller])
         return may_take(slots, own, others)
 
     def take(self, caller: str, now: float) -> None:
         """Counts a slot that a caller takes."""
         self._roll(now)
         self._running[caller] += 1
-        self._lately[caller] = max(self._lately[caller], self._running[caller])
+        self._peak[caller] = max(self._peak[caller], self._running[caller])
 
     def release(self, caller: str) -> None:
         """Counts a slot that a caller releases."""
@@ -47,9 +47,9 @@ class Callers:
             del self._running[caller]
 
     def _roll(self, now: float) -> None:
-        if now - self._since >= REMEMBERED_S:
-            self._before = self._lately if now - self._since < 2 * REMEMBERED_S else Counter()
-            self._lately, self._since = Counter(self._running), now
+        if now - self._since >= WINDOW_S:
+            self._previous_peak = self._peak if now - self._since < 2 * WINDOW_S else Counter()
+            self._peak, self._since = Counter(self._running), now
 
 
 class Slots:
@@ -60,7 +60,7 @@ class Slots:
         self._clock = clock
         self._agents: defaultdict[tuple[str, str], Callers] = defaultdict(lambda: Callers(clock()))
         """By agent and kind of caller."""
-        self._turns: dict[tuple[str, str], float] = {}
+        self._delayed: dict[tuple[str, str], float] = {}
         self.workers = 1
         """Workers that share the slots of each agent."""
 
@@ -87,9 +87,9 @@ class Slots:
             for kind, caller in callers.items():
                 self._agents[agent, kind].release(caller)
 
-    def turn_in(self, agent: str, callers: dict[str, str]) -> float:
+    def retry_delay_s(self, agent: str, callers: dict[str, str]) -> float:
         """In how many seconds a job comes again that finds no room. Each caller's come one after the other."""
         now, name = self._clock(), (agent, "\n".join(callers.values()))
-        self._turns = {known: at for known, at in self._turns.items() if at > now}
-        at = self._turns[name] = max(now + HELD_S, self._turns.get(name, 0.0) + TURN_S)
+        self._delayed = {known: at for known, at in self._delayed.items() if at > now}
+        at = self._delayed[name] = max(now + MIN_DELAY_S, self._delayed.get(name, 0.0) + DELAY_STEP_S)
         return at - now

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from breakwater.contracts.job import Job, new_job_id
 from breakwater.contracts.types import is_full_id, is_identifier
 from breakwater.policy.callers import Caller
-from breakwater.policy.ownership import as_chosen, names_of, scope_in, scope_of, scoped, scoped_execution, shown, within
+from breakwater.policy.ownership import (
+    as_chosen,
+    names_of,
+    scope_in,
+    scope_of,
+    scope_references,
+    scoped,
+    scoped_execution,
+    shown,
+)
 
 ids = st.text(st.characters(blacklist_categories=["Cs"]) | st.sampled_from("@%:"), min_size=1, max_size=128).filter(
     is_identifier
@@ -73,11 +82,11 @@ def test_made_ids_stay_as_they_are_where_they_name_executions() -> None:
     made = new_job_id(1, bytes(10))
     assert [scoped_execution(one, "shop") for one in (made, f"{made}.3", "a")] == [made, f"{made}.3", "a@shop"]
     job = Job(agent="a", prompt="x", task_id=made, plan_id="p", parent_execution_id=made, depends_on=("a", made))
-    inside = within(job, "shop")
+    inside = scope_references(job, "shop")
     assert (inside.task_id, inside.plan_id, inside.parent_execution_id) == (f"{made}@shop", "p@shop", made)
     assert inside.depends_on == ("a@shop", made)
     assert (
-        within(job.model_copy(update={"job_id": "x@y"}), None).model_dump()
+        scope_references(job.model_copy(update={"job_id": "x@y"}), None).model_dump()
         == job.model_copy(update={"job_id": "x@y"}).model_dump()
     )
 

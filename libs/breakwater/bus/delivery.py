@@ -43,7 +43,7 @@ class Delivery:
         self.ack_subject: str = message.reply
         self.subject: str = message.subject
         self.data: bytes = message.data
-        self.headers: Mapping[str, str] = believed(message.subject, message.headers or {})
+        self.headers: Mapping[str, str] = trusted_headers(message.subject, message.headers or {})
         self.stream: str = metadata.stream
         self.sequence: int = metadata.sequence.stream
         self.deliveries: int = metadata.num_delivered or 1
@@ -87,7 +87,7 @@ class Delivery:
         await self._message.in_progress()
 
 
-async def still_held(deliveries: Iterable[Delivery]) -> None:
+async def report_in_progress(deliveries: Iterable[Delivery]) -> None:
     """Reports once to the server that these messages are in progress; lost when the connection is."""
     for delivery in deliveries:
         # That costs at most a redelivery, which handlers expect.
@@ -103,7 +103,7 @@ async def heartbeat(deliveries: Iterable[Delivery], every_s: float = ACK_WAIT_S 
     async def beat() -> None:
         while True:
             await asyncio.sleep(every_s)
-            await still_held(held)
+            await report_in_progress(held)
 
     task = asyncio.create_task(beat())
     try:
@@ -377,7 +377,7 @@ def _requeued(headers: Mapping[str, str], execution_id: str, sequence: int, due:
     }
 
 
-def believed(subject: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+def trusted_headers(subject: str, headers: Mapping[str, str]) -> Mapping[str, str]:
     """The headers of a message as they hold.
 
     Those of a program's job are without the headers that only the plane sets, and name its owner where the program has

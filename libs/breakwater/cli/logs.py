@@ -17,7 +17,7 @@ from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 from breakwater.telemetry.logs import line_for_people
 
-LOOK_EVERY_S = 0.3
+CHECK_EVERY_S = 0.3
 
 _FOREIGN = (
     # nats-server: [4623] 2026/11/23 09:01:03.421494 [INF] Starting nats-server
@@ -73,7 +73,7 @@ def logs(
                 _show(event, as_json=as_json)
         if not follow:
             return
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(CHECK_EVERY_S)
 
 
 class LogReader:

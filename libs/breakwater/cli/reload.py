@@ -46,7 +46,7 @@ from breakwater.runtime.outage import Outage
 from breakwater.runtime.settings import Settings
 from breakwater.state.configs import Configs
 
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 
 
 def require_usable(path: Path, config: Config, *, simulate: bool = False) -> None:
@@ -163,7 +163,7 @@ class ConfigFollower:
         handled = seen = reported = None
         announcing = Outage("announcing the config")
         while True:
-            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
+            await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
             await announcing.run_logged(self._announce, expected=(CliError, BusError))
             before, seen = seen, _stamp(self._file)
             # Half of a file may be a valid one: it is read when it is the same at two looks.

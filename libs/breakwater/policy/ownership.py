@@ -23,7 +23,7 @@ from breakwater.policy.callers import Caller
 
 _DIGEST_BYTES = 16
 _NOT_THE_QUESTION = {"job_id", "reply_to"}
-_MADE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(\.[0-9]+)?")
+_GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(\.[0-9]+)?")
 _IDS = ("job_id", "execution_id", "task_id", "parent_execution_id", "plan_id", "cached_from")
 
 
@@ -68,7 +68,7 @@ def for_own_tenant(sender: Bound, job: Job) -> Job:
     return job.model_copy(update={"tenant": sender.tenants[0]})
 
 
-def outside(sender: Bound, agent: str, tenant: str | None) -> tuple[Literal["agent", "tenant"], str] | None:
+def forbidden_field(sender: Bound, agent: str, tenant: str | None) -> tuple[Literal["agent", "tenant"], str] | None:
     """The part of a job that its sender may not name, and the allowed ones; None where it may send the job."""
     if sender.agents and agent not in sender.agents:
         return "agent", f"for agent {' or '.join(map(repr, sender.agents))} alone"
@@ -102,7 +102,7 @@ def may_see(caller: Caller, *, agent: str | None, tenant: str | None, owner: str
     """
     if caller.may(("operate",)):
         return True
-    if agent is None or outside(caller, agent, tenant) is not None:
+    if agent is None or forbidden_field(caller, agent, tenant) is not None:
         return False
     return bool(caller.tenants) or owner == caller.name
 
@@ -139,12 +139,12 @@ def scoped(chosen: str, scope: str | None) -> str:
 
 def scoped_execution(chosen: str, scope: str | None) -> str:
     """The same of an execution. An id with the form of those made here, which can't be guessed, stays as it is."""
-    return chosen if is_made(chosen) else scoped(chosen, scope)
+    return chosen if is_generated_id(chosen) else scoped(chosen, scope)
 
 
-def is_made(execution_id: str) -> bool:
+def is_generated_id(execution_id: str) -> bool:
     """True if an id has the form of those made for jobs without one: of `new_job_id`, or a plan's job."""
-    return _MADE.fullmatch(execution_id) is not None
+    return _GENERATED.fullmatch(execution_id) is not None
 
 
 def shown(full: str) -> str:
@@ -156,16 +156,16 @@ def shown_to(caller: Caller, full: str) -> str:
     """An id as a caller writes it: another's has its scope in it."""
     scope = full.rpartition("@")[2]
     own = {scope_of(caller, tenant) or "" for tenant in caller.tenants or (None,)}
-    return shown(full) if scope in own or is_made(scope) else full
+    return shown(full) if scope in own or is_generated_id(scope) else full
 
 
-def names_of(caller: Caller, given: str, *, made_first: bool = True) -> tuple[str, ...]:
+def names_of(caller: Caller, given: str, *, generated_first: bool = True) -> tuple[str, ...]:
     """Possible names of an execution or a plan that a caller names by the id it chose, or by the full one."""
     if scope_of(caller, None) is None:
         names = [scoped(given, None)]
     else:
         names = [scoped(given, scope_of(caller, tenant)) for tenant in caller.tenants or (None,)]
-    if made_first and is_made(given):
+    if generated_first and is_generated_id(given):
         return tuple(dict.fromkeys((given, *names)))
     return tuple(dict.fromkeys((*names, given)))
 
@@ -187,7 +187,7 @@ def has_scoped_ids(job: Job) -> bool:
     )
 
 
-def within(job: Job, scope: str | None, named: Callable[[str, str | None], str] = scoped_execution) -> Job:
+def scope_references(job: Job, scope: str | None, named: Callable[[str, str | None], str] = scoped_execution) -> Job:
     """A job with the ids that it refers to as they are called inside the plane; itself where that changes none.
 
     Args:

@@ -104,9 +104,9 @@ class Accepted:
         Raises:
             StateUnavailableError: that can't be known now.
         """
-        return execution_id in self._unsaved or await self.standing(execution_id) is not None
+        return execution_id in self._unsaved or await self.status(execution_id) is not None
 
-    async def standing(self, execution_id: str, *, just_now: bool = True) -> JobStatus | None:
+    async def status(self, execution_id: str, *, just_now: bool = True) -> JobStatus | None:
         """The state of a job; None where it is not `known`. Raises as that does.
 
         Args:
@@ -114,16 +114,16 @@ class Accepted:
             just_now: it may have been accepted at this moment, which takes longer to find out.
         """
         try:
-            standing = await self._find(execution_id)
-            if standing is None and just_now:
+            status = await self._find(execution_id)
+            if status is None and just_now:
                 # Another process may have accepted it and not have saved it yet.
                 await asyncio.sleep(2 * LINGER_S)
-                standing = await self._find(execution_id)
+                status = await self._find(execution_id)
         except StateUnavailableError:
             if execution_id not in self._unsaved:
                 raise
-            return _standing(self._unsaved[execution_id], taken=False, checkpoint=None)
-        return standing
+            return _status(self._unsaved[execution_id], taken=False, checkpoint=None)
+        return status
 
     async def note_dry_run(self, asked_id: str, execution_id: str) -> None:
         """Notes the execution of the newest dry run of an id, which takes no id. Raises StateUnavailableError."""
@@ -154,8 +154,8 @@ class Accepted:
         note = next((note for note in notes if note is not None), None)
         if note is None and not taken:
             return None
-        standing = _standing(note, taken=bool(taken), checkpoint=checkpoint)
-        return standing if digest is None else replace(standing, digest=digest)
+        status = _status(note, taken=bool(taken), checkpoint=checkpoint)
+        return status if digest is None else replace(status, digest=digest)
 
     async def _save_all(self) -> None:
         await asyncio.sleep(LINGER_S)
@@ -225,7 +225,7 @@ def _dry_run_key(asked_id: str) -> str:
     return f"bw:dry-run:{asked_id}"
 
 
-def _standing(note: str | None, *, taken: bool, checkpoint: str | None) -> JobStatus:
+def _status(note: str | None, *, taken: bool, checkpoint: str | None) -> JobStatus:
     if note is None:
         return JobStatus(None, None, taken, checkpoint)
     epoch_ms, agent, *whose = json.loads(note)

@@ -99,8 +99,8 @@ async def admit(
     if worker.clock() - began > LEASE_MARGIN_S / 2:
         # The grant may have lapsed during the announcement, and another call be the probe by now.
         return await admit(worker, request, gates)
-    noted = {name: value for gate in asked for name, value in gate.noted.items()}
-    return Admitted(request.flight.model_copy(update=noted), asked)
+    flight_fields = {name: value for gate in asked for name, value in gate.flight_fields.items()}
+    return Admitted(request.flight.model_copy(update=flight_fields), asked)
 
 
 async def check(

@@ -22,7 +22,7 @@ from breakwater.telemetry.metrics import WorkerMetrics
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import Gate, GateVerdict, Refused, WaitForCapacity
 
-LOOK_EVERY_S = ALIVE_MS / 5000
+CHECK_EVERY_S = ALIVE_MS / 5000
 
 PROBE_WAIT_S = 2.0
 """Longest wait for another call's probe, which closes the breaker as it ends. Longer ones would hold back the agent's
@@ -74,7 +74,7 @@ class BreakerGate(Gate):
 
     def _note(self, admitted: BreakerAdmitted) -> None:
         # For this version alone its outcome will count.
-        self.announces, self.noted["breaker_version"] = admitted.became_half_open, admitted.version
+        self.announces, self.flight_fields["breaker_version"] = admitted.became_half_open, admitted.version
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Refused while the breaker is open; while another call is its probe, after a short wait for that one's end."""
@@ -95,7 +95,7 @@ class BreakerGate(Gate):
                 self._admitted = admitted
                 self._note(admitted)
                 if admitted.probe:
-                    self.noted["cause"] = "probe"
+                    self.flight_fields["cause"] = "probe"
                 return None
 
     def release(self) -> ScriptCall | None:
@@ -182,7 +182,7 @@ class BreakerWatch:
         self._grace_s = grace_s
         self._outage = Outage("breakers")
 
-    async def run(self, every_s: float = LOOK_EVERY_S) -> None:
+    async def run(self, every_s: float = CHECK_EVERY_S) -> None:
         """Looks until cancelled."""
         loop = asyncio.get_running_loop()
         grace_until = loop.time() + self._grace_s

@@ -34,8 +34,8 @@ from breakwater.state.connection import ScriptCall, StateUnavailableError
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 
-LOOK_EVERY_S = 1.0
-IDLE_LOOK_EVERY = 5
+CHECK_EVERY_S = 1.0
+IDLE_CHECK_EVERY = 5
 
 REBUILDING_POLL_S = 0.5
 """Wait before the next question about budgets that are rebuilt; up to as much again is added at random."""
@@ -107,7 +107,7 @@ class BudgetGate(Gate):
             case Reserved(at):
                 self._reserved_at = at
                 # By Redis' clock: its day and month are those of the call.
-                self.noted["reserved_at"], self.lease = at, self._live(at)
+                self.flight_fields["reserved_at"], self.lease = at, self._live(at)
                 return None
             case OverBudget(by_reservations=True) as over:
                 # A call that has just ended on another worker may be charged a moment later.
@@ -255,17 +255,17 @@ class LiveReservations:
 
     async def run(self) -> None:
         """Looks until cancelled; rarely while there is nothing to restore."""
-        looks = 0
+        checks = 0
         while True:
             try:
-                if self._worker.live_reservations or looks % IDLE_LOOK_EVERY == 0:
-                    await self.look()
+                if self._worker.live_reservations or checks % IDLE_CHECK_EVERY == 0:
+                    await self.check()
             except StateUnavailableError:
                 self._lost.failed("Redis does not answer")
-            looks += 1
-            await asyncio.sleep(background.aligned_delay(LOOK_EVERY_S))
+            checks += 1
+            await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Restores the reservations that Redis has lost. Raises StateUnavailableError: check again.
 
         Where only some are missing, Redis has come back with what it knew a while before, or the call has ended and is

@@ -20,7 +20,7 @@ class DeploymentGate(Gate):
     """Lets no call pass while the model is held, and counts a job's first try on it. A retry is asked for elsewhere."""
 
     _counted: bool = False
-    settles_surely = True
+    must_settle = True
 
     def ask(self) -> ScriptCall:
         """Counts the call, if it is the job's first on this model."""

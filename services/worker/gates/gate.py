@@ -117,7 +117,7 @@ class Gate:
 
     worker: WorkerContext
     request: AdmissionRequest
-    noted: dict[str, object] = field(default_factory=dict[str, object], init=False)
+    flight_fields: dict[str, object] = field(default_factory=dict[str, object], init=False)
     """Notes on the grant for the attempt's record: fields of `InFlight`, set by `read`."""
     lease: AbstractContextManager[None] | None = field(default=None, init=False)
     """Entered while the call is under way; set by `read`."""
@@ -126,7 +126,7 @@ class Gate:
 
     settles: ClassVar[bool] = False
     """The gate has a `settle` of its own; of the others it is not called."""
-    settles_surely: ClassVar[bool] = False
+    must_settle: ClassVar[bool] = False
     """No service settles it where Redis does not answer: it is repeated until Redis does."""
 
     def __init_subclass__(cls) -> None:

@@ -18,7 +18,7 @@ class RateLimitGate(Gate):
     """Counts the call with its most tokens towards all its limits, or towards none."""
 
     _admitted: bool = False
-    settles_surely = True
+    must_settle = True
 
     @classmethod
     def applies(cls, worker: WorkerContext, agent: Agent) -> bool:

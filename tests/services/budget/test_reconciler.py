@@ -181,7 +181,7 @@ async def plane(
     clickhouse_server: RunningServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncGenerator[BudgetPlane]:
-    monkeypatch.setattr(reconciler_module, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(reconciler_module, "CHECK_EVERY_S", 0.02)
     monkeypatch.setattr(reconciler_module, "SWEEP_EVERY_S", 0.02)
     await provision(own_nats_server.url, PLAN)
     client = await nats.connect(own_nats_server.url)

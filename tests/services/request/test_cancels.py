@@ -289,4 +289,4 @@ async def test_orders_for_jobs_that_nobody_has_seen_are_bounded_for_each_user(
 
 
 async def is_marked(redis: Redis, job_id: str) -> bool:
-    return await Accepted(redis).standing(job_id, just_now=False) is not None
+    return await Accepted(redis).status(job_id, just_now=False) is not None

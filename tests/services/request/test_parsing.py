@@ -18,7 +18,7 @@ def problem_of(body: bytes) -> RequestError:
 
 
 def payload_of(body: bytes, key: str | None = None) -> dict[str, object]:
-    return json.loads(submission(read_job(body), body, idempotency_key=key, made_id=NEW_ID).payload)
+    return json.loads(submission(read_job(body), body, idempotency_key=key, generated_id=NEW_ID).payload)
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,15 @@ def test_a_flood_of_mistakes_is_only_counted() -> None:
 
 def test_a_job_without_an_id_is_sent_on_byte_for_byte_with_one_in_front() -> None:
     body = b' {"agent":"w","prompt":"x","params":{"big":123456789012345678901234567890,"one":1.0,"e":"\\u00e9"}}'
-    sent = submission(read_job(body), body, idempotency_key=None, made_id=NEW_ID)
+    sent = submission(read_job(body), body, idempotency_key=None, generated_id=NEW_ID)
     assert sent.payload == body.replace(b"{", b'{"job_id":"%s",' % NEW_ID.encode(), 1)
-    assert sent.id_made_here
+    assert sent.id_generated
 
 
 def test_a_job_with_an_id_is_sent_on_as_it_is() -> None:
     body = b'{"agent":"w","prompt":"x","job_id":"mine"}'
-    sent = submission(read_job(body), body, idempotency_key="other", made_id=NEW_ID)
-    assert (sent.job_id, sent.payload, sent.id_made_here) == ("mine", body, False)
+    sent = submission(read_job(body), body, idempotency_key="other", generated_id=NEW_ID)
+    assert (sent.job_id, sent.payload, sent.id_generated) == ("mine", body, False)
 
 
 def test_an_idempotency_key_becomes_the_id() -> None:
@@ -128,7 +128,7 @@ def test_an_id_that_is_null_is_replaced() -> None:
 def test_an_idempotency_key_that_can_be_no_id_is_refused(key: str) -> None:
     body = b'{"agent":"w","prompt":"x"}'
     with pytest.raises(RequestError, match="printable ASCII") as caught:
-        submission(read_job(body), body, idempotency_key=key, made_id=NEW_ID)
+        submission(read_job(body), body, idempotency_key=key, generated_id=NEW_ID)
     assert caught.value.status == 422
 
 

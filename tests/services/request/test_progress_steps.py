@@ -65,10 +65,10 @@ def test_waits_and_handovers_are_reported_as_often_as_they_are_and_the_end_once(
 
 @pytest.mark.parametrize("checkpoint", [None, "{", '{"later_version": 1}'])
 def test_a_checkpoint_that_says_nothing_still_says_that_a_worker_has_it(checkpoint: str | None) -> None:
-    standing = JobStatus("writer", NOW, taken=True, checkpoint=checkpoint)
-    assert [found.state for found in steps_of_undecided("j", standing, [], NOW)] == ["dispatched"]
+    status = JobStatus("writer", NOW, taken=True, checkpoint=checkpoint)
+    assert [found.state for found in steps_of_undecided("j", status, [], NOW)] == ["dispatched"]
     attempts = [attempt_of("j", 1, fails=True)]
-    assert steps_of_undecided("j", standing, attempts, NOW) == []
+    assert steps_of_undecided("j", status, attempts, NOW) == []
 
 
 def test_a_call_whose_attempt_is_recorded_is_not_under_way() -> None:
@@ -76,17 +76,17 @@ def test_a_call_whose_attempt_is_recorded_is_not_under_way() -> None:
         '{"dispatched_at": "2026-11-21T10:00:00Z",'
         ' "in_flight": {"number": 1, "model": "m", "started_at": "2026-11-21T10:00:01Z"}}'
     )
-    standing = JobStatus(None, None, taken=True, checkpoint=checkpoint)
-    assert steps_of_undecided("j", standing, [attempt_of("j", 1, fails=True)], NOW) == []
-    assert steps_of_undecided("j", standing, [], NOW) == [], "whose agent is not known"
+    status = JobStatus(None, None, taken=True, checkpoint=checkpoint)
+    assert steps_of_undecided("j", status, [attempt_of("j", 1, fails=True)], NOW) == []
+    assert steps_of_undecided("j", status, [], NOW) == [], "whose agent is not known"
 
 
 def test_a_wait_that_is_over_is_not_reported() -> None:
     for seconds, states in ((60, ["dispatched", "waiting"]), (-1, ["dispatched"])):
         resume_at = (NOW + timedelta(seconds=seconds)).isoformat()
         checkpoint = f'{{"dispatched_at": "2026-11-21T10:00:00Z", "resume_at": "{resume_at}"}}'
-        standing = JobStatus("writer", NOW, taken=True, checkpoint=checkpoint)
-        assert [found.state for found in steps_of_undecided("j", standing, [], NOW)] == states
+        status = JobStatus("writer", NOW, taken=True, checkpoint=checkpoint)
+        assert [found.state for found in steps_of_undecided("j", status, [], NOW)] == states
 
 
 def test_of_a_result_only_the_decision_is_reported_and_events_are_what_the_standard_says() -> None:

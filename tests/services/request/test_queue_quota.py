@@ -21,7 +21,7 @@ LARGE = {"agent": "writer", "prompt": "x" * 200_000}
 async def test_an_agent_whose_jobs_take_its_share_is_refused_until_some_are_done_and_others_are_not(
     start_api: StartApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_queue, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(job_queue, "CHECK_EVERY_S", 0.05)
     config = CONFIG.replace("limits: {", f"limits: {{jobs_max_bytes_per_agent: {SHARE}, ")
     async with start_api(config) as api:
         accepted = 0
@@ -42,7 +42,7 @@ async def test_an_agent_whose_jobs_take_its_share_is_refused_until_some_are_done
 async def test_an_agent_that_programs_have_brought_over_its_share_is_named_once(
     start_api: StartApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_queue, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(job_queue, "CHECK_EVERY_S", 0.05)
     config = CONFIG.replace("limits: {", f"limits: {{jobs_max_bytes_per_agent: {SHARE}, ")
     with capture_logs() as logs:
         async with start_api(config) as api:
@@ -68,14 +68,14 @@ async def test_what_others_have_published_counts_by_its_size(api: HttpApi, monke
         await jetstream.publish("bw.jobs.writer", bytes(400_000))
         for _ in range(6):
             await jetstream.publish("bw.jobs.reader", bytes(40_000))
-    await shares.look()
+    await shares.check()
     assert not shares.has_room("writer", 0)
     assert shares.has_room("reader", 200_000)
     await jetstream.purge_stream("JOBS", subject="bw.jobs.writer")
-    await shares.look()
+    await shares.check()
     assert shares.has_room("writer", 1_900_000)
     whole = QueueQuota(None, Lookup(lambda: api.bus))
-    await whole.look()
+    await whole.check()
     assert whole.has_room("writer", 512 * 1024**2)
     assert not whole.has_room("writer", 512 * 1024**2 + 1)
 
@@ -90,14 +90,14 @@ async def test_a_stream_that_fills_is_reported_once_before_it_is_full(api: HttpA
     config = (await jetstream.stream_info("DLQ")).config
     await jetstream.update_stream(config.evolve(max_bytes=10_000))
     with capture_logs() as logs:
-        await fill.look()
+        await fill.check()
         assert (used("DLQ"), used("RESULTS"), logs) == (0, 0, [])
         await jetstream.publish("bw.dlq.error.writer", bytes(8_500))
         for _ in range(2):
-            await fill.look()
+            await fill.check()
         assert 0.85 < (used("DLQ") or 0) < 1
         await jetstream.purge_stream("DLQ")
-        await fill.look()
+        await fill.check()
     assert [(log["event"], log["stream"]) for log in logs] == [
         ("stream_nearly_full", "DLQ"),
         ("stream_has_room_again", "DLQ"),

@@ -142,7 +142,7 @@ async def test_a_result_that_nobody_heard_of_is_looked_up(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch, reconnects: int
 ) -> None:
     monkeypatch.setattr("services.request.results.CHECK_S", 0.02)
-    monkeypatch.setattr("services.request.results.FIRST_LOOK_S", 60 if reconnects else 0.02)
+    monkeypatch.setattr("services.request.results.MIN_POLL_S", 60 if reconnects else 0.02)
     count = iter([0])
     answers = ResultReader(lambda: api.bus, lambda: next(count, reconnects))
     nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -150,7 +150,7 @@ async def test_a_result_that_nobody_heard_of_is_looked_up(
     result = result_of(new_id(), "writer")
     deadline = time.monotonic() + 60
     await publish_result(api.bus, result)
-    found = await answers.wait(result.job_id, unheard, nothing, deadline, look_now=False)
+    found = await answers.wait(result.job_id, unheard, nothing, deadline, check_first=False)
     assert found == result.json_bytes()
 
 

@@ -33,13 +33,13 @@ class Looks:
         self._comparer = LogComparer(plane.analytics, lambda: plane.client, lambda: self._at, metrics)
         self._begun = False
 
-    async def look(self, times: int = 1) -> LogComparison:
+    async def check(self, times: int = 1) -> LogComparison:
         if not self._begun:
             self._begun = True
             await self._comparer.begin()
         for _ in range(times):
-            self._at += timedelta(seconds=comparison.LOOK_EVERY_S)
-            await self._comparer.look()
+            self._at += timedelta(seconds=comparison.CHECK_EVERY_S)
+            await self._comparer.check()
         return await last_comparison(
             self._plane.analytics, (await Lookup(lambda: self._plane.client).facts(Stream.EVENTS)).identity
         )
@@ -85,23 +85,23 @@ async def test_what_was_acknowledged_and_is_lacking_is_stored_again(
     monkeypatch.setattr(comparison, "SPAN", span)
     monkeypatch.setattr(comparison, "MOST", most)
     await lose(filled)
-    looks = Looks(filled)
-    found = await looks.look()
+    checks = Looks(filled)
+    found = await checks.check()
     assert await stored(filled) == (JOBS, JOBS)
     assert (found.settled, found.upto, found.lost) == (0, 2 * JOBS, 3)
     assert found.lost_at == found.at
-    assert looks.registry.get_sample_value("breakwater_sink_lost_events_total") == 3
-    again = await looks.look()
+    assert checks.registry.get_sample_value("breakwater_sink_lost_events_total") == 3
+    again = await checks.check()
     assert (again.settled, again.lost, again.lost_at) == (2 * JOBS, 3, found.lost_at)
     costs = "SELECT sum(cost), uniqExact(event_sequence) FROM attempts FINAL"
     assert (await filled.rows(costs))[0] == (JOBS * Decimal("0.001000001"), JOBS)
 
 
 async def test_what_is_lost_after_one_comparison_is_found_by_the_next(filled: Plane) -> None:
-    looks = Looks(filled)
-    assert (await looks.look()).lost == 0
+    checks = Looks(filled)
+    assert (await checks.check()).lost == 0
     await lose(filled)
-    assert (await looks.look()).lost == 3
+    assert (await checks.check()).lost == 3
     assert await stored(filled) == (JOBS, JOBS)
 
 
@@ -111,29 +111,29 @@ async def test_what_began_long_before_it_was_recorded_is_not_taken_for_lost(plan
     await plane.publish([of_attempt(samples.attempt("j1", 1, started_at=began, duration_ms=100)), *jobs(2)])
     async with plane.sink():
         await plane.until_done()
-    looks = Looks(plane)
-    assert (await looks.look(2)).lost == 0
+    checks = Looks(plane)
+    assert (await checks.check(2)).lost == 0
 
 
 async def test_what_is_deleted_once_it_is_settled_stays_deleted(filled: Plane) -> None:
-    looks = Looks(filled)
-    await looks.look(2)
+    checks = Looks(filled)
+    await checks.check(2)
     await lose(filled)
     await filled.publish(jobs(JOBS + 1, JOBS + 1))
     async with filled.sink():
         await filled.until_done()
-    found = await looks.look(3)
+    found = await checks.check(3)
     assert (found.settled, found.lost) == (2 * JOBS + 2, 0)
     assert await stored(filled) == (JOBS - 2, JOBS + 1)
 
 
 async def test_a_table_that_was_made_again_is_filled_from_what_events_has(filled: Plane) -> None:
-    looks = Looks(filled)
-    await looks.look(2)
+    checks = Looks(filled)
+    await checks.check(2)
     await filled.analytics.execute("DROP TABLE attempts")
     await migrate(filled.analytics)
     assert await stored(filled) == (0, JOBS)
-    assert (await Looks(filled).look()).lost == JOBS
+    assert (await Looks(filled).check()).lost == JOBS
     assert await stored(filled) == (JOBS, JOBS)
 
 
@@ -141,7 +141,7 @@ async def test_what_fits_no_table_is_tried_no_more_and_is_one_dead_letter(plane:
     await plane.publish([(subjects.attempt("writer", "broken", 1), b"{}"), *jobs()])
     async with plane.sink():
         await plane.until_done()
-    found = await Looks(plane).look(3)
+    found = await Looks(plane).check(3)
     assert (found.settled, found.lost) == (2 * JOBS + 1, 0)
     assert len(await plane.dead_letters()) == 1
 
@@ -150,7 +150,7 @@ async def test_what_a_sink_held_that_has_died_is_stored_by_the_first_look_of_the
     await plane.publish(jobs())
     subscription = await plane.jetstream.pull_subscribe_bind("sink-events", "EVENTS")
     assert len(await subscription.fetch(5, timeout=60)) == 5
-    assert (await Looks(plane).look()).lost == 0
+    assert (await Looks(plane).check()).lost == 0
     assert await stored(plane) == (3, 2)
 
 
@@ -166,7 +166,7 @@ async def test_of_two_sinks_the_first_to_look_compares_and_none_does_while_nothi
     monkeypatch.setattr(comparison, "missing_sequences", none_missing)
     one, other = Looks(filled), Looks(filled)
     for _ in range(4):
-        await one.look()
-        await other.look()
+        await one.check()
+        await other.check()
     first_of_each, settled_by_one = [(1, 2 * JOBS)] * 2, [(1, 2 * JOBS)]
     assert asked == first_of_each + settled_by_one

@@ -75,7 +75,7 @@ async def test_what_is_out_of_a_stream_is_encrypted_and_continued(start_worker: 
 async def test_a_job_waits_for_a_missing_key_without_a_slot_and_is_answered_when_it_is_back(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crashes, "KEY_LOOK", crashes.timedelta(seconds=1))
+    monkeypatch.setattr(crashes, "KEY_POLL", crashes.timedelta(seconds=1))
     first, second = new_key(), new_key()
     agents = {"writer": {"model": "sim/m", "concurrency": 1}}
     async with start_worker({"sim/m": model(answer=SAID)}, agents, encryption=keys(tmp_path, second)) as plane:

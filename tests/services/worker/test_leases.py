@@ -13,7 +13,7 @@ from breakwater.runtime.outage import Outages
 from breakwater.state.connection import Redis, StateUnavailableError
 from breakwater.state.executions import CLAIM_LEASE_MS, GRACE_MS, Claim, ClaimLostError, Executions, Taken
 from services.worker import leases
-from services.worker.leases import BUFFERED_S, STALL_S, CancelSignal, HeldClaim, Leases
+from services.worker.leases import BUFFERED_S, STALL_S, CancelSignal, ClaimLease, Leases
 from tests.helpers import until
 from tests.servers import RunningServer
 
@@ -48,7 +48,7 @@ async def test_claims_are_renewed_while_their_jobs_run(redis_server: RunningServ
     for claim in claims:
         await executions.claim(claim)
         await redis.client.hset(claim.key, "lease_until", 1)
-    held.claims |= {claims[0]: HeldClaim(CancelSignal("a"), 0.0), claims[1]: HeldClaim(CancelSignal("a"), 0.0, renew)}
+    held.claims |= {claims[0]: ClaimLease(CancelSignal("a"), 0.0), claims[1]: ClaimLease(CancelSignal("a"), 0.0, renew)}
     running = asyncio.create_task(held.run())
     try:
         await until(lambda: renewed > 1)
@@ -74,7 +74,7 @@ async def test_an_unexpected_error_ends_the_renewal_of_no_other_job(redis_server
         raise ValueError("no error of Redis")
 
     await executions.claim(mine)
-    held.claims[mine] = HeldClaim(CancelSignal("a"), 0.0, fail)
+    held.claims[mine] = ClaimLease(CancelSignal("a"), 0.0, fail)
     running = asyncio.create_task(held.run())
     try:
         await until(lambda: failures > 1)
@@ -128,7 +128,7 @@ async def test_a_claim_is_asked_about_only_after_a_standstill_and_one_that_was_t
     executions, mine, other = Executions(redis), Claim.new("j"), Claim.new("j")
     held = Leases(executions, Outages(), clock)
     await executions.claim(mine)
-    with held.keeping(mine, "a", clock.now):
+    with held.holding(mine, "a", clock.now):
         await redis.client.hset(mine.key, "token", other.token)
         await held.confirm(mine)  # not asked: so soon nobody can have taken it
         clock.now += CLAIM_LEASE_MS / 1000

@@ -89,7 +89,7 @@ async def test_when_all_is_lost_it_is_held_again_at_the_next_look_where_it_was(r
         for number in range(3)
     ]
     with during(worker, *calls):
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
     found = {one.attempt_id: (one.amount, one.at, one.agent, one.tenant, one.charged) for one in await worker.held()}
     assert found == {call.attempt_id: (7, call.at, "a", "t", False) for call in calls}
     day = (now() - timedelta(days=1)).date().isoformat()
@@ -103,17 +103,17 @@ async def test_what_redis_has_lost_alone_is_held_again_when_it_is_missing_twice(
     await worker.fill()
     kept, lost = await worker.reserve("j:1", 3), await worker.reserve("k:1", 7)
     with during(worker, kept, lost):
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
         await worker.forget(lost)
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
         assert await worker.reserved() == {3}
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
         assert await worker.reserved() == {10}
         assert {(one.attempt_id, one.amount, one.at) for one in await worker.held()} == {
             ("j:1", 3, kept.at),
             ("k:1", 7, lost.at),
         }
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
         assert await worker.reserved() == {10}
 
 
@@ -123,9 +123,9 @@ async def test_a_call_that_is_settled_and_then_ends_is_not_held_again(redis: Red
     call = await worker.reserve("j:1", 7)
     with during(worker, call):
         await worker.settle(call, 4)
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
     for _ in range(3):
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
     assert await worker.held() == []
     assert await worker.reserved() == set()
 
@@ -136,21 +136,21 @@ async def test_what_was_missing_once_and_is_there_again_counts_as_never_missed(r
     call = await worker.reserve("j:1", 7)
     with during(worker, call):
         await worker.forget(call)
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
         again = await worker.reserve("j:1", 7)
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
         await worker.forget(again)
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
         assert await worker.held() == []
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
         assert [one.attempt_id for one in await worker.held()] == ["j:1"]
 
 
 async def test_what_nobody_holds_is_looked_for_by_nobody(redis: Redis) -> None:
     worker = Worker(redis)
-    await worker.live_reservations.look()
+    await worker.live_reservations.check()
     await worker.fill()
-    await worker.live_reservations.look()
+    await worker.live_reservations.check()
     assert await worker.held() == []
 
 
@@ -158,6 +158,6 @@ async def test_a_call_whose_time_is_over_is_held_for_a_moment_longer(redis: Redi
     worker = Worker(redis)
     late = replace(LiveReservation("j:1", "a", "t", 7, now(), now()), until=now() - timedelta(minutes=5))
     with during(worker, late):
-        await worker.live_reservations.look()
+        await worker.live_reservations.check()
     assert await worker.budgets.lapsed(now()) == []
     assert await worker.budgets.lapsed(now() + timedelta(seconds=2)) == ["j:1"]

@@ -220,7 +220,7 @@ async def test_a_rate_is_judged_with_the_successes_that_it_is_of(start_worker: S
 async def test_a_result_is_not_kept_from_its_submitter_while_redis_does_not_answer(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.worker.outcomes.NOTE_S", 0.1)
+    monkeypatch.setattr("services.worker.outcomes.RECORD_TIMEOUT_S", 0.1)
     async with start_worker({"sim/m": model(FAILS)}, {"writer": {"model": "sim/m", **ONE_TRY}}) as plane:
         asked, answers = asyncio.Event(), asyncio.Event()
 

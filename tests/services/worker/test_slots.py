@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from breakwater.state.plans import Plans
-from services.worker.slots import HELD_S, TURN_S, Slots
+from services.worker.slots import DELAY_STEP_S, MIN_DELAY_S, Slots
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 
@@ -60,8 +60,12 @@ def test_two_workers_share_the_slots() -> None:
 
 def test_jobs_that_find_no_slot_come_again_one_after_the_other() -> None:
     slots = Slots(lambda: 5.0)
-    assert [round(slots.turn_in("x", HOSTILE), 3) for _ in range(3)] == [HELD_S, HELD_S + TURN_S, HELD_S + 2 * TURN_S]
-    assert slots.turn_in("x", HONEST) == HELD_S
+    assert [round(slots.retry_delay_s("x", HOSTILE), 3) for _ in range(3)] == [
+        MIN_DELAY_S,
+        MIN_DELAY_S + DELAY_STEP_S,
+        MIN_DELAY_S + 2 * DELAY_STEP_S,
+    ]
+    assert slots.retry_delay_s("x", HONEST) == MIN_DELAY_S
 
 
 async def test_the_slow_jobs_of_one_tenant_leave_slots_to_another_and_all_of_them_run(

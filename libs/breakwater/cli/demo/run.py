@@ -46,7 +46,7 @@ CONFIG = "breakwater.yaml"
 IN_FLIGHT = 32
 DEADLINE_S = 120.0
 SETTLE_S = 20.0
-LOOK_EVERY_S = 0.25
+CHECK_EVERY_S = 0.25
 LINE_EVERY_S = 2.0
 
 
@@ -252,7 +252,7 @@ async def _unsettled(nats_url: str, plan: Plan, provider: aiohttp.ClientSession)
             calm = 0 if left else calm + 1
             if calm == 2 or time.monotonic() > deadline:
                 return left
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
 
 
 async def _ledger(provider: aiohttp.ClientSession) -> Any:
