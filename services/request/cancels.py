@@ -141,13 +141,13 @@ class CancelRoutes:
                     raise unknown_job(given)
                 job_id, decided = found
                 if decided is None:
-                    heard = await stack.enter_async_context(lookup.waiters.listening(subjects.result(job_id)))
+                    received = await stack.enter_async_context(lookup.waiters.listening(subjects.result(job_id)))
                     wanted = PendingCancel(execution_id=job_id, cancellation=by, agents=caller.agents)
                     kept = await self.cancels.request(wanted)
                     if wait_s is not None:
                         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                         deadline = time.monotonic() + wait_s
-                        decided = await lookup.results.wait(job_id, heard, never, deadline, check_first=True)
+                        decided = await lookup.results.wait(job_id, received, never, deadline, check_first=True)
                     if decided is None:
                         return _response(_cancelling(given, kept), 202)
                 return _response(_of_result(given, decided), 200)

@@ -1,6 +1,6 @@
-"""The line that every job takes, in this order: `authorize`, `compare`, `admit`, `store`, and perhaps `follow`.
+"""The steps by which every job is accepted: `authorize`, `compare`, `admit`, `store`, and perhaps `follow`.
 
-A job over HTTP, the jobs of a plan and a call of OpenAI's dialect all come this way.
+Jobs over HTTP, jobs of a plan and calls of OpenAI's dialect all take them, in this order.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ from services.request.breakers import AgentAvailability
 from services.request.job_queue import JobQueue
 from services.request.parsing import invalid_job, suggestion, with_field
 from services.request.problems import RequestError, unavailable
-from services.request.results import HeardResult, JobLookup, disconnected, status_of
+from services.request.results import JobLookup, ReceivedResult, disconnected, status_of
 from services.request.submission import Submission, submission
 
 LOOK_UP_S = 1.0
-"""For looking up the id of a job: beyond it, the worker alone finds that it is the id of another job."""
+"""Time limit of looking up a job's id. After it, only the worker can find that another job has the id."""
 
 
 class ForeignIdError(BreakwaterError):
-    """An id that its sender did not choose is that of another owner's job, which it must not learn."""
+    """A generated id belongs to another owner's job. The sender must not learn that."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowedJob:
-    """A job that is stored, and whose result a request waits for."""
+    """A stored job whose result a request waits for."""
 
     duplicate: bool
     deciding: asyncio.Task[bytes | None]
-    """Gives the result; None if it did not come in time, the client has left, or the process stops.
+    """Returns the result; None if it was late, the client has disconnected, or the process stops.
 
-    Raises RequestError: 409, it is that of another job.
+    Raises RequestError (409) if it is the result of another job.
     """
-    left: asyncio.Future[None]
-    """Done when the client has left."""
+    disconnection: asyncio.Future[None]
+    """Done when the client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobIntake:
-    """Takes jobs."""
+    """Accepts jobs."""
 
     config: Config
     queue: JobQueue
@@ -77,17 +77,17 @@ class JobIntake:
     def authorize(
         self, caller: Caller, job: Job, body: bytes, idempotency_key: str | None, generated_id: str
     ) -> Submission:
-        """A job that may be published.
+        """Checks that a caller may send a job, and returns the job in the form that is published.
 
         Args:
             caller: the sender.
             job: the job.
-            body: the same, as it was written.
-            idempotency_key: its id, if the job has none.
-            generated_id: its id, if there is no idempotency key either.
+            body: the job as the sender wrote it.
+            idempotency_key: the id of a job without one.
+            generated_id: the id of a job without an id and an idempotency key.
 
         Raises:
-            RequestError: 403, 404 or 422, the key may not send this job, or its agent can't run it.
+            RequestError: 403, 404 or 422; the key may not send this job, or its agent can't run it.
         """
         bound = for_own_tenant(caller, job)
         if bound is not job and bound.tenant is not None:
@@ -113,15 +113,14 @@ class JobIntake:
         return replace(sent, submitted_by=caller.name, by_operator=caller.may(("operate",)))
 
     async def compare(self, sent: Submission, *, required: bool = False) -> Submission:
-        """The job with what is known of its id. Raises RequestError: 409, it is the id of another job.
+        """Returns the job with the status of an earlier job of its id. Raises RequestError (409) if those are two jobs.
 
-        If an id with the form of a made one is another owner's, the sender must not learn that: the job gets a name of
-        its sender's own.
+        A sender must not learn that another owner has a generated id: its job then gets an id in the sender's scope.
 
         Args:
             sent: the job.
-            required: raise UnavailableError if nothing can be looked up; otherwise the job goes on as
-                an unknown one, and the worker compares.
+            required: raise UnavailableError if the look-up fails; otherwise the job counts as unknown, and the worker
+                compares.
         """
         if sent.id_generated:
             return sent
@@ -153,7 +152,7 @@ class JobIntake:
         return status is not None
 
     async def store(self, sent: Submission, traceparent: str | None) -> bool:
-        """Publishes a job. Returns True if it was sent before. Raises RequestError: 409 or 503, it was not accepted."""
+        """Publishes a job. Returns True if it was sent before. Raises RequestError (409, 503) if it is not accepted."""
         job, known = sent.job, sent.known
         waits = known is not None and known.taken and job.reply_to is None
         if not waits and (waits := await self.queue.put(sent, traceparent)):
@@ -176,45 +175,45 @@ class JobIntake:
     async def follow(
         self, request: Request, sent: Submission, traceparent: str | None, wait_s: float
     ) -> AsyncGenerator[FollowedJob]:
-        """Publishes a job, and waits for its result while the block runs. Raises as `store`."""
+        """Publishes a job and waits for its result while the block runs. Raises as `store` does."""
         deadline = time.monotonic() + wait_s
         async with AsyncExitStack() as waiting:
             try:
                 listening = self.lookup.waiters.listening(subjects.result(sent.job_id))
-                heard = await waiting.enter_async_context(listening)
+                received = await waiting.enter_async_context(listening)
             except BusUnavailableError as error:
                 raise unavailable("unavailable", f"the job was not accepted: {error}") from error
             duplicate = await self.store(sent, traceparent)
-            left = asyncio.ensure_future(disconnected(request.receive))
-            deciding = asyncio.create_task(self._decided(sent, heard, left, deadline))
+            disconnection = asyncio.ensure_future(disconnected(request.receive))
+            deciding = asyncio.create_task(self._decided(sent, received, disconnection, deadline))
             try:
-                yield FollowedJob(duplicate, deciding, left)
+                yield FollowedJob(duplicate, deciding, disconnection)
             finally:
-                left.cancel()
+                disconnection.cancel()
                 await background.stop(deciding)
 
     async def _decided(
-        self, sent: Submission, heard: HeardResult, left: asyncio.Future[None], deadline: float
+        self, sent: Submission, received: ReceivedResult, disconnection: asyncio.Future[None], deadline: float
     ) -> bytes | None:
-        # Of an id that others may have used, the result may be stored already, and would not be published again.
+        # The result of an id that was used before may be stored already, and is not published again.
         check_first = not sent.id_generated
-        result = await self.lookup.results.wait(sent.job_id, heard, left, deadline, check_first=check_first)
+        result = await self.lookup.results.wait(sent.job_id, received, disconnection, deadline, check_first=check_first)
         if result is not None and check_first and _is_other_job(sent, status_of(result), decided=True):
             raise _id_conflict(sent)
         return result
 
     async def _known(self, sent: Submission, *, just_now: bool) -> JobStatus | None:
-        """The status of the job, if it was sent before.
+        """Returns the status of a job that was sent before, and None for any other.
 
         Args:
             sent: the job.
             just_now: another process may have accepted it at this moment.
 
         Raises:
-            RequestError: 409, the id is that of another job.
-            ForeignIdError: it has the form of a made id, and is that of another owner's job.
-            BusUnavailableError: not known.
-            StateUnavailableError: not known.
+            RequestError: 409, another job has the id.
+            ForeignIdError: the id is a generated one of another owner's job.
+            BusUnavailableError: NATS can't be asked.
+            StateUnavailableError: Redis can't be asked.
         """
         decided, found = await self.lookup.status(sent.job_id, just_now=just_now)
         if found is None or found.digest == sent.digest:
@@ -236,7 +235,7 @@ def accepted_response(sent: Submission, *, duplicate: bool) -> Response:
 
 
 def _check_sender(caller: Caller, job: Job) -> None:
-    """Raises RequestError: 403, the job is not one of the key's; 422, it may not be answered there."""
+    """Raises RequestError: 403 if the key may not send the job, 422 if its answer may not go to `reply_to`."""
     if (wrong := forbidden_field(caller, job.agent, job.tenant)) is not None:
         path, alone = wrong
         message = f"the API key {caller.name!r} submits {alone}"

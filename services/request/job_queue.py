@@ -1,4 +1,4 @@
-"""JOBS, as this service fills it: jobs are stored there, each agent's within its share of the bytes.
+"""Stores jobs on JOBS, those of each agent within its share of the bytes.
 
 The server limits the bytes of the whole stream alone. The bytes of one agent are estimated from a few of its jobs, and
 only while JOBS holds more than half of one agent's share.
@@ -29,18 +29,18 @@ from services.request.problems import unavailable
 from services.request.submission import Submission
 
 ACCEPT_TIMEOUT_S = 8.0
-"""For the acknowledgement of a job, a second try included."""
+"""Time limit for the acknowledgement of a job, including a second try."""
 
 MAX_REMEMBERED = 10_000
-"""Jobs with ids that callers chose, whose place in JOBS this process knows."""
+"""The most jobs with chosen ids whose place in JOBS this process remembers."""
 
 CHECK_EVERY_S = 2.0
 IDLE_FACTOR = 5
-"""Factor by which looks are rarer while JOBS seems empty."""
+"""Factor by which checks are rarer while JOBS seems empty."""
 
 SAMPLES = 8
 LARGEST = 8 * 1024**2
-"""No message is larger: an agent with a few jobs is within its share, whatever they are."""
+"""The size limit of a message: an agent with a few jobs is always within its share."""
 
 
 class JobQueue:
@@ -57,16 +57,16 @@ class JobQueue:
         """The ids that are being accepted, and by how many requests."""
 
     async def put(self, sent: Submission, traceparent: str | None) -> bool:
-        """Publishes a job, unless it waits there already.
+        """Publishes a job, unless JOBS has it already.
 
-        JOBS itself takes every message. If another process has stored the same job, the worker makes them one.
+        JOBS accepts every message. If another process has stored the same job, the worker runs it once.
 
         Args:
             sent: the job.
             traceparent: its W3C trace context; None without a trace.
 
         Returns:
-            True if this process has stored a job with this id before, which still waits.
+            True if this process stored a job with this id before, and it is still queued.
 
         Raises:
             RequestError: 503, it was not accepted.
@@ -108,7 +108,7 @@ class JobQueue:
             await self._publisher.transient(subjects.progress(sent.job.agent, sent.job_id), step)
 
     async def _waits(self, job_id: str) -> bool:
-        """True if a job that this process has stored is still in JOBS; False also if that is unknown."""
+        """Returns True if a job that this process has stored is still in JOBS, and False if that is unknown."""
         subject, sequence = self._stored.get(job_id, ("", 0))
         if not sequence:
             return False
@@ -140,7 +140,7 @@ class JobQueue:
             headers[Header.TRACEPARENT.value] = traceparent
         if sent.id_generated:
             headers[Header.UNIQUE_ID.value] = "1"
-        # Without this mark, the worker takes a job for a program's if its sender has the name of one.
+        # Without this header, the worker mistakes a sender with the name of a program for that program.
         if sent.submitted_by is None or sent.submitted_by.startswith(PROGRAM) or has_scoped_ids(sent.job):
             headers[Header.SCOPED_IDS.value] = "1"
         if sent.owner is not None:

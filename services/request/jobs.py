@@ -33,7 +33,7 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class JobRoutes:
-    """Jobs, for the programs that submit them."""
+    """The routes of jobs, for the programs that submit them."""
 
     intake: JobIntake
     lookup: JobLookup
@@ -67,7 +67,7 @@ class JobRoutes:
         },
     )
     async def submit_job(self, request: Request) -> Response:
-        """202 once the job is safe on the bus, or 200 with its result if that comes within `wait_s`."""
+        """Responds with 202 once the job is stored on the bus, or 200 with its result if that comes within `wait_s`."""
         with submitting(request, "/api/v1/jobs") as trace:
             caller, wait_s = caller_of(request), wait_s_of(request.scope["query_string"])
             body = await read_body(request, self.max_body_bytes)
@@ -104,7 +104,7 @@ class JobRoutes:
         },
     )
     async def show_job(self, request: Request) -> Response:
-        """200 with the result or the record; 202 while it is undecided, also after `wait_s`; 404."""
+        """Responds with 200 and the result or the record, 202 while the job is undecided, or 404."""
         given, caller = str(request.path_params["job_id"]), caller_of(request)
         if not is_full_id(given):
             raise unknown_job(None)
@@ -127,12 +127,12 @@ class JobRoutes:
         return Response(shown_result(caller, body), 202, media_type=_JSON)
 
     async def _awaited(self, request: Request, caller: Caller, job_id: str, deadline: float) -> bytes | None:
-        left = asyncio.ensure_future(disconnected(request.receive))
+        disconnection = asyncio.ensure_future(disconnected(request.receive))
         try:
-            async with self.lookup.waiters.listening(subjects.result(job_id)) as heard:
-                found = await self.lookup.results.wait(job_id, heard, left, deadline, check_first=True)
+            async with self.lookup.waiters.listening(subjects.result(job_id)) as received:
+                found = await self.lookup.results.wait(job_id, received, disconnection, deadline, check_first=True)
         finally:
-            left.cancel()
+            disconnection.cancel()
         if found is not None and not job_is_of(caller, status_of(found)):
             raise unknown_job(job_id)
         return found

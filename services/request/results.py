@@ -33,7 +33,7 @@ MIN_POLL_S = 2.0
 MAX_POLL_S = 30.0
 
 
-HeardResult = asyncio.Future[bytes | None]
+ReceivedResult = asyncio.Future[bytes | None]
 """The result as it was published, or None when the process stops."""
 
 
@@ -46,7 +46,7 @@ class Waiters:
     def __init__(self, connection: ClientGetter, cipher: Cipher = OFF) -> None:
         self._connection = connection
         self._cipher = cipher
-        self._waiting: dict[str, set[HeardResult]] = {}
+        self._waiting: dict[str, set[ReceivedResult]] = {}
         self._released = False
 
     def waits_for(self, subject: str) -> bool:
@@ -57,40 +57,40 @@ class Waiters:
         return sum(len(waiting) for waiting in self._waiting.values())
 
     @asynccontextmanager
-    async def listening(self, subject: str) -> AsyncGenerator[HeardResult]:
+    async def listening(self, subject: str) -> AsyncGenerator[ReceivedResult]:
         """Listens to a subject while the block runs. Begin before publishing: an answer may be faster than the ack.
 
         Raises:
             BusUnavailableError: NATS is not connected yet, or no more.
         """
-        heard: HeardResult = asyncio.get_running_loop().create_future()
+        received: ReceivedResult = asyncio.get_running_loop().create_future()
         if self._released:
-            heard.set_result(None)
-        self._waiting.setdefault(subject, set()).add(heard)
+            received.set_result(None)
+        self._waiting.setdefault(subject, set()).add(received)
         try:
-            async with hearing(self._connection, subject, partial(self._deliver, subject, heard), confirmed=False):
-                yield heard
+            async with hearing(self._connection, subject, partial(self._deliver, subject, received), confirmed=False):
+                yield received
         finally:
             waiting = self._waiting[subject]
-            waiting.discard(heard)
+            waiting.discard(received)
             if not waiting:
                 del self._waiting[subject]
 
-    def _deliver(self, subject: str, heard: HeardResult, data: bytes) -> None:
-        if heard.done() or not is_result_of(data, subjects.decode_token(subject.rpartition(".")[2])):
+    def _deliver(self, subject: str, received: ReceivedResult, data: bytes) -> None:
+        if received.done() or not is_result_of(data, subjects.decode_token(subject.rpartition(".")[2])):
             return
         try:
-            heard.set_result(self._cipher.decrypt_document(data))
+            received.set_result(self._cipher.decrypt_document(data))
         except DecryptionError as error:
-            heard.set_exception(error)
+            received.set_exception(error)
 
     def release(self) -> None:
         """Ends all waiting, now and from now on: the process stops."""
         self._released = True
         for waiting in self._waiting.values():
-            for heard in waiting:
-                if not heard.done():
-                    heard.set_result(None)
+            for received in waiting:
+                if not received.done():
+                    received.set_result(None)
 
 
 class ResultReader:
@@ -130,24 +130,30 @@ class ResultReader:
         return sorted(found, key=lambda attempt: attempt.number)
 
     async def wait(
-        self, job_id: str, heard: HeardResult, left: asyncio.Future[Any], deadline: float, *, check_first: bool
+        self,
+        job_id: str,
+        received: ReceivedResult,
+        disconnection: asyncio.Future[Any],
+        deadline: float,
+        *,
+        check_first: bool,
     ) -> bytes | None:
-        """The result, if it comes in time.
+        """Waits for a result, and returns None if it does not come in time.
 
-        The subscription brings it (`heard`); a result that it missed while the connection was lost is looked up.
+        The subscription delivers it (`received`); a result that it missed during a reconnect is looked up.
 
         Args:
             job_id: of the job.
-            heard: the result, once the subscription has it.
-            left: done when the client is gone.
+            received: the result, once the subscription has it.
+            disconnection: done when the client has disconnected.
             deadline: on the monotonic clock.
             check_first: the result may be stored already.
         """
         reconnects = self.reconnects()
         pause = MIN_POLL_S
-        look_at = time.monotonic() + (0.0 if check_first else pause)
-        while not heard.done() and not left.done() and (now := time.monotonic()) < deadline:
-            if now >= look_at or self.reconnects() != reconnects:
+        next_check = time.monotonic() + (0.0 if check_first else pause)
+        while not received.done() and not disconnection.done() and (now := time.monotonic()) < deadline:
+            if now >= next_check or self.reconnects() != reconnects:
                 connection = self.reconnects()
                 # An outage is no reason to stop waiting: the job is accepted, and the look-up is tried again.
                 with suppress(BusUnavailableError, TimeoutError):
@@ -156,15 +162,15 @@ class ResultReader:
                     if found is not None and is_result_of(found.data, job_id):
                         return found.data
                     reconnects = connection
-                    look_at, pause = now + pause, min(pause * 2, MAX_POLL_S)
+                    next_check, pause = now + pause, min(pause * 2, MAX_POLL_S)
             left_s = min(CHECK_S, deadline - time.monotonic())
-            await asyncio.wait([heard, left], timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
-        return heard.result() if heard.done() else None
+            await asyncio.wait([received, disconnection], timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
+        return received.result() if received.done() else None
 
 
 @dataclass(frozen=True, slots=True)
 class JobLookup:
-    """Everything that is known of jobs: results, records, and jobs that are not decided yet."""
+    """Looks up jobs: their results and records, and jobs that are not decided yet."""
 
     results: ResultReader
     waiters: Waiters
@@ -217,6 +223,6 @@ def shown_result(caller: Caller, document: bytes) -> bytes:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Waits until the client has left."""
+    """Waits until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

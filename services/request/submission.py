@@ -1,4 +1,4 @@
-"""A job on its way to JOBS, with its ids as they are called inside the plane."""
+"""A job before it is published, with the ids that the plane uses for it."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ class Submission:
     job: Job
     job_id: str
     id_generated: bool
-    """No other job has the id."""
+    """True if the plane generated the id: no other job has it."""
     payload: bytes
-    """The job as its sender wrote it, with the ids in it."""
+    """The job as its sender wrote it, with the plane's ids."""
     owner: str | None = None
     """The name of the API key that the job belongs to."""
     submitted_by: str | None = None
-    """The name of the API key that it was sent with, whether or not the job belongs to it."""
+    """The name of the API key that sent the job. Another key may own it."""
     by_operator: bool = False
-    """True if that key may operate the plane."""
+    """True if the sender may operate the plane."""
     scope: str | None = None
-    """Scope of its ids."""
+    """The scope of the job's ids."""
     known: JobStatus | None = None
-    """Status of the job with this id, if it was sent before."""
+    """The status of an earlier job with this id."""
 
     @property
     def shown_id(self) -> str:
-        """Its id as its sender chose it."""
+        """The job's id as its sender chose it."""
         return shown(self.job_id)
 
     def with_scoped_id(self) -> Submission:
-        """The same under a name of its sender's own: its id, although made, is that of another's job."""
+        """Returns the job with its id in the sender's scope, for a generated id that another owner's job has."""
         job_id = scoped(self.job_id, self.scope)
         job = self.job.model_copy(update={"job_id": job_id})
         return replace(self, job=job, job_id=job_id, payload=job.model_dump_json(exclude_unset=True).encode())
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the job and its owner."""
+        """The digest of the job and its owner."""
         return job_digest(self.job, self.owner)
 
 
 def make_job_id() -> str:
-    """An id that no other job has."""
+    """Generates an id that no other job has."""
     return new_job_id(time.time_ns() // 1_000_000, os.urandom(ID_ENTROPY_BYTES))
 
 
@@ -70,12 +70,12 @@ def submission(
     owner: str | None = None,
     scope: str | None = None,
 ) -> Submission:
-    """Settles the job's ids: its own is the one it chose, else the Idempotency-Key header's, else the one made here.
+    """Determines a job's id: its own, else the Idempotency-Key header, else the generated one.
 
-    A dry run takes no id: it decides nothing for a job that comes with the same one.
+    A dry run reserves no id: a later job with the same id still runs.
 
     Raises:
-        RequestError: 422 for an Idempotency-Key that can't be an id, or has the form of a key.
+        RequestError: 422, the Idempotency-Key can't be an id, or looks like an API key.
     """
     chosen = job.job_id
     if chosen is None and idempotency_key is not None:
@@ -92,6 +92,6 @@ def submission(
     if refers is not job or ("job_id" in job.model_fields_set and inside is not job):
         body = inside.model_dump_json(exclude_unset=True).encode()
     elif inside is not job:
-        # The sender's own bytes, as they are: no number and no escape changes its form on the way.
+        # The sender's own bytes are kept, so that no number and no escape changes its form.
         body = with_field(body, "job_id", job_id)
     return Submission(inside, job_id, chosen is None or job.dry_run, body, owner, scope=scope)

@@ -1,6 +1,6 @@
-"""A job as a worker runs it: the assignment, its progress in a checkpoint, and the ends of a run.
+"""A job as a worker runs it: the assignment, its checkpoint, and the outcomes of a run.
 
-The checkpoint has all that another worker needs to go on after a crash.
+The checkpoint holds all that another worker needs to continue after a crash.
 """
 
 from __future__ import annotations
@@ -36,56 +36,56 @@ class InFlight(Event):
     reserved: int | None
     """Worst-case cost in nano-dollars; None where the model has no price."""
     input_tokens: Count | None = None
-    """A high estimate; None for a program, which is no model."""
+    """A high estimate; None for a program, which has no tokens."""
     max_tokens: Count | None = None
-    """The output limit of the call, where budgets hold less for it than the job's own limit."""
+    """The output limit of the call, if budgets reserve less than the job's own limit."""
     reserved_at: Timestamp | None = None
-    """By Redis' clock; not known yet when the checkpoint is saved."""
+    """The time by Redis' clock; still unknown when the checkpoint is saved."""
     dropped_messages: Count = 0
     breaker_version: Count | None = None
     first_token_ms: Count | None = None
-    """Some of its answer may be out. None: nothing is."""
+    """The latency of the first published part of the answer; None if nothing was published."""
     chunks: Count | None = None
 
 
 class Checkpoint(Event):
-    """Saved before each call and before each long wait. It never changes: what changes it gives another one."""
+    """The progress of a job, saved before each call and each long wait. Immutable: changes return a copy."""
 
     dispatched_at: Timestamp
     deadline: Timestamp
     config_version: str | None = None
-    """Of the config that the job began under, and ends under."""
+    """The version of the config that the job began with, and keeps to its end."""
     attempts: tuple[Attempt, ...] = ()
     model_index: int = 0
-    """Index of its present model in the chain."""
+    """The index of the current model in the chain."""
     model: str | None = None
-    """The present model, while it is called or waited for: a config that changes meanwhile may change the chain."""
+    """The current model while it is called or waited for, as a changed config may change the chain."""
     cause: Cause | None = None
-    """Cause of the next attempt, where it is a recovery."""
+    """The cause of the next attempt, if that is a recovery."""
     repairs: Repairs | None = None
-    """None until the first."""
+    """None before the first repair."""
     backoff_ms: int = 0
-    """Wait before the next attempt."""
+    """The wait before the next attempt."""
     resume_at: Timestamp | None = None
-    """End of a long wait."""
+    """The end of a long wait."""
     in_flight: InFlight | None = None
     partial: str = ""
-    """Published part of an answer that broke off, and is to be continued."""
+    """The published part of an interrupted answer that the next attempt continues."""
 
     def text(self) -> str:
-        """As it is saved: JSON without what is as it was at the start."""
+        """Serializes the checkpoint: JSON without default values."""
         return self.model_dump_json(exclude_defaults=True)
 
     def tried(self, model: str) -> bool:
-        """True if the job has come to this model before, if only to be refused."""
+        """Returns True if the job has an attempt on this model, including a refused one."""
         return any(attempt.model == model for attempt in self.attempts)
 
     def is_last_of(self, chain: Sequence[str]) -> bool:
-        """True if no other model of the chain is left to be tried."""
+        """Returns True if the chain has no further model."""
         return self.model_index + 1 >= len(chain)
 
     def cause_of_next(self, model: str) -> Cause:
-        """Cause of the next attempt."""
+        """Returns the cause of the next attempt."""
         if self.cause is not None:
             return self.cause
         if not self.attempts:
@@ -93,45 +93,45 @@ class Checkpoint(Event):
         return "retry" if self.tried(model) else "fallback"
 
     def after(self, attempt: Attempt) -> Checkpoint:
-        """With an attempt that has ended and is recorded."""
+        """Returns the checkpoint after a recorded attempt."""
         update = {"attempts": (*self.attempts, attempt), "in_flight": None, "cause": None}
         return self.model_copy(update=update | {"backoff_ms": 0, "resume_at": None})
 
     def at_model(self, index: int) -> Checkpoint:
-        """At another model of the chain."""
+        """Returns the checkpoint at another model of the chain."""
         update = {"model_index": index, "model": None, "repairs": self.repairs and self.repairs.for_next_model()}
         return self.model_copy(update=update)
 
     def repaired(self, cause: Cause, repairs: Repairs) -> Checkpoint:
-        """About to ask the same model again with what was mended."""
+        """Returns the checkpoint before a repaired attempt on the same model."""
         return self.model_copy(update={"cause": cause, "repairs": repairs})
 
     def waiting(self, model: str, delay_s: float, until: datetime) -> Checkpoint:
-        """Waiting before the next attempt on a model."""
+        """Returns the checkpoint during a wait for the next attempt on a model."""
         waited_ms = self.backoff_ms + round(delay_s * 1000)
         return self.model_copy(update={"backoff_ms": waited_ms, "resume_at": until, "model": model})
 
     def extended(self, waited: timedelta) -> Checkpoint:
-        """With as much more time as an outage of the plane has cost."""
+        """Returns the checkpoint with its deadline extended by an outage of the plane."""
         return self.model_copy(update={"deadline": self.deadline + waited})
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters of a call, next to its model and messages."""
+    """The parameters of a call, without its model and messages."""
 
     values: Mapping[str, JsonValue]
     max_output_tokens: int
-    """The most tokens that a call may give, over all its choices."""
+    """The most output tokens of a call, over all its choices."""
     size: InputSize
-    """Their part in the size of a call, with the schema where it is sent too."""
+    """The input size of the parameters, including an output schema that is sent with them."""
 
     @classmethod
     def of(cls, agent: Agent, own: Mapping[str, JsonValue], guard: OutputGuard | None) -> Parameters:
-        """A job's own over those of its agent."""
+        """Merges a job's parameters over those of its agent."""
         values: dict[str, JsonValue] = {**agent.params, **own}
         if "max_tokens" not in values and "max_completion_tokens" not in values:
-            # Without a limit the worst case would have none either, and no budget could be held.
+            # Without an output limit the worst case would be unbounded, and no budget could hold.
             values["max_tokens"] = agent.max_tokens
         schema = guard.schema if guard is not None and guard.rules.native else None
         return cls(values, max_output_of(values, agent.max_tokens), size_of_params(values, schema=schema))
@@ -150,35 +150,35 @@ class Assignment:
     traceparent: str | None
     parameters: Parameters
     now: Callable[[], datetime]
-    """The time of its run, which goes on evenly where the time of day is set: its deadline is counted by it."""
+    """The clock of the run and its deadline. It is monotonic: setting the system time does not move it."""
     breaker: BreakerRules | None = None
-    """Of its task's breaker, where the job brings one. Its guard and retry rules are those of `agent` already."""
+    """The rules of its task's breaker, if the job sets them. `agent` already has its guard and retry rules."""
     output_guard: OutputGuard | None = None
-    """Check of the agent's answers."""
+    """Checks the agent's answers against its output schema."""
     owner: str | None = None
-    """The name of the API key or the program that it belongs to."""
+    """The API key or the program that owns the job."""
     submitted_by: str | None = None
-    """The name of the API key that it was sent with."""
+    """The API key that sent the job."""
     caller: str | None = None
-    """Owner of the budget share that it takes: an API key, or the program that it belongs to."""
+    """The key or the program whose share of a budget the job uses."""
     trace_id: str | None = None
-    """Of the trace that it is a part of, where that is sampled."""
+    """The id of the job's trace, if that is sampled."""
     cost_tags: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Redacted."""
+    """The job's cost tags, redacted."""
 
     def attempt_id(self, number: int) -> str:
-        """The id of the job's attempt of that number, from 1."""
+        """Returns the id of an attempt by its number, from 1."""
         return f"{self.execution_id}:{number}"
 
     def task_breaker(self, model: str) -> BreakerKey | None:
-        """The breaker of its task for a model; None where the job brings none."""
+        """Returns the key of the task's breaker for a model; None if the job sets no breaker rules."""
         if self.breaker is None:
             return None
         task = TaskKey(self.job.tenant, self.job.task_id or self.execution_id)
         return BreakerKey(ALL, model, task.short_name)
 
     def adds(self, param: str | None) -> bool:
-        """True if a parameter of `ADDED` is the plane's, or has a name that the plane may change; not the job's own."""
+        """Returns True if the plane added a parameter or may rename it, and False for one that the job set."""
         guard = self.output_guard
         if param not in {"response_format", "output_config"}:
             return True
@@ -186,7 +186,7 @@ class Assignment:
 
     @cached_property
     def messages(self) -> list[dict[str, JsonValue]]:
-        """The conversation, under the agent's system prompt where it brings none of its own."""
+        """The conversation, with the agent's system prompt if the job has none."""
         messages = self.job.chat_messages()
         prompt = self.agent.system_prompt
         has_own = any(message.get("role") in {"system", "developer"} for message in messages)
@@ -196,18 +196,18 @@ class Assignment:
 
     @cached_property
     def input_size(self) -> InputSize:
-        """Size of a call before any repair."""
+        """The input size of a call before any repair."""
         return self.size_of_call(self.messages)
 
     def size_of_call(self, messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:
-        """Size of a call: the conversation, the input, and the parameters."""
+        """Returns the input size of a call: the conversation, the input and the parameters."""
         size = size_of_messages(messages) + self.parameters.size
         return size if self.job.input is None else size + size_of_params({}, input=self.job.input)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The job is decided. `reason` is None when it succeeded."""
+    """The outcome of a job. `reason` is None if it succeeded."""
 
     checkpoint: Checkpoint
     output: JsonValue
@@ -222,8 +222,8 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """The job waits for longer than it may hold a slot."""
+    """A wait that is too long to keep a slot for: the job is parked until `due`."""
 
     due: datetime
     over: Callable[[], Awaitable[bool]] | None = None
-    """True if it need not wait any more, as the event that wakes it may have come a moment before it slept."""
+    """Returns True if the event that wakes the job came just before it was parked."""

@@ -1,4 +1,4 @@
-"""The attempts of one job along its chain of models, until one succeeds or nothing is left to try; and dry runs."""
+"""The loop over the attempts of one job, along its chain of models; and dry runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from services.worker.repairs import NO_REPAIRS, JsonMessage, Repaired
 from services.worker.streaming import AnswerStream, AttemptStream, continuing
 
 MIN_EXTENSION_S = 1.0
-"""A shorter wait for servers, such as a round trip, is not added to the job's time."""
+"""The shortest wait for unavailable servers that extends a job's deadline."""
 
 NextStep = Retry | NextModel | Stop | Repaired
 
@@ -49,7 +49,7 @@ Returned = TypeVar("Returned")
 
 
 class Attempts:
-    """One job on one worker. Its checkpoint has all that must survive a crash; the rest is derived."""
+    """Runs one job on one worker. The checkpoint holds all that must survive a crash; the rest is derived."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Attempts:
         self._cancel = worker.leases.claims[job.claim].cancel
         self._waited: dict[Reason, float] = {}
         self._waits_for: tuple[InFlight, Refused] | None = None
-        # An answer that has to be checked as a whole is published as a whole.
+        # An answer that must satisfy an output schema is not streamed.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
 
     async def run(self, *, resumed: bool) -> Finished | Deferred:
-        """Runs until the job is decided, or must wait for long.
+        """Runs until the job is finished, or must wait for so long that it is parked.
 
         Raises:
             ClaimLostError: another worker has the job.
@@ -84,7 +84,7 @@ class Attempts:
     async def _run(self, *, resumed: bool) -> Finished | Deferred:
         at, is_cancelled = self._checkpoint, self._cancel.cancellation is not None
         if at.model is not None and at.model not in self._job.chain:
-            return stopped(at, "error")  # the config no longer has it: what was called stays in the record
+            return stopped(at, "error")  # removed from the config; the record keeps its attempts
         if (
             at.resume_at is not None
             and not is_cancelled
@@ -97,7 +97,7 @@ class Attempts:
                 case Finished() as finished:
                     return finished
                 case Stop(reason):
-                    # The published part of an answer is recorded, too.
+                    # The record includes the published part of an answer.
                     return replace(stopped(self._checkpoint, reason), output=self._partial_output())
                 case NextModel():
                     self._checkpoint = self._checkpoint.at_model(self._checkpoint.model_index + 1)
@@ -117,7 +117,7 @@ class Attempts:
     async def _attempt(self) -> Finished | NextStep:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
-            # A wait that took longer than planned ends as one for which there was no time.
+            # A wait that took longer than planned ends in the refusal it waited for.
             return Stop("timeout") if self._waits_for is None else await self._refused(*self._waits_for, is_over=True)
         messages: Sequence[JsonMessage] = self._job.messages
         dropped = 0
@@ -126,7 +126,7 @@ class Attempts:
         if self._checkpoint.partial:
             messages = [*messages, *continuing(self._checkpoint.partial)]
         timeout_s = min(self._job.agent.timeout_s, remaining_s)
-        # A stream may go on for as long as the job may.
+        # A stream may last until the job's deadline.
         lease_s = timeout_s if self._stream is None else remaining_s
         request = request_for(self._worker, self._job, self._checkpoint, timeout_s, dropped, lease_s=lease_s)
         request = replace(request, waited=self._waited)
@@ -142,7 +142,7 @@ class Attempts:
         flight = admitted.flight
         await self._progress.report("in_progress", "agent.attempt.start", attempt=flight.number, model=flight.model)
         timeout_s = max(0.001, min(timeout_s, self._remaining_s()))
-        # After the admission this process may have been stopped.
+        # The process may have stalled since the admission.
         await self._extending_deadline(partial(self._worker.leases.confirm, self._job.claim))
         stream = None
         if self._stream is not None:
@@ -167,7 +167,7 @@ class Attempts:
         return await self._after_failure(ended)
 
     async def _answer_begins(self, flight: InFlight) -> None:
-        """Saves that some of the answer is about to be out. Raises ClaimLostError, JobCancelledError."""
+        """Saves that a part of the answer is about to be published. Raises ClaimLostError, JobCancelledError."""
         text = self._checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}).text()
         await self._extending_deadline(partial(self._save, text))
         self._cancel.check()
@@ -180,7 +180,7 @@ class Attempts:
         self._worker.leases.claims[self._job.claim].has_children |= kept.has_children
 
     async def _refused(self, flight: InFlight, refused: Refused, *, is_over: bool = False) -> NextStep:
-        """Records a refusal. `is_over`: the job has waited for as long as it may, and has no time for another model."""
+        """Records a refusal. With `is_over`, the job has used up its time and tries no other model."""
         await self._record(attempt_of(self._job, flight, self._job.now(), "short_circuited", refused=refused))
         ends = refused.ends_chain or is_over or self._checkpoint.is_last_of(self._job.chain)
         return Stop(refused.reason) if ends else NextModel()
@@ -197,9 +197,10 @@ class Attempts:
         return Retry(wait.delay_s)
 
     async def _record(self, attempt: Attempt, gates: Iterable[Gate] = ()) -> None:
-        """Records an attempt in the log, then here; `gates` are those that its call passed. Raises ClaimLostError.
+        """Records an attempt in the log, then in the checkpoint. Raises ClaimLostError.
 
-        When this returns, Redis has what a failure means for the breaker; what the call has cost goes there next.
+        `gates` admitted the call. On return, Redis has the effect of a failure on the breaker; the cost follows
+        with the next round trip.
         """
         worker, job = self._worker, self._job
         held = [
@@ -218,11 +219,11 @@ class Attempts:
     # After a failed attempt
 
     async def _after_failure(self, ended: Ended) -> NextStep:
-        """The step after a failed attempt, already taken in: a repair, a retry, the next model, or the end."""
+        """Returns the step after a failed, recorded attempt: a repair, a retry, the next model, or the end."""
         attempt, failure = ended.attempt, ended.failure
         assert failure is not None
         if attempt.first_token_ms is not None:
-            # Some of the answer is out: another try can only continue it.
+            # A part of the answer is published: another try can only continue it.
             published = self._stream.text if self._stream is not None and self._stream.continues else None
             if published is None:
                 why = "the answer broke off after some of it was published"
@@ -273,17 +274,17 @@ class Attempts:
         return None
 
     async def _has_new_key(self, ended: Ended) -> bool:
-        """True if the provider's key has changed, as far as that can be found out in the time that is left."""
+        """Returns True if the provider's key has changed, as far as that can be read before the deadline."""
         provider = self._worker.providers.get(ended.attempt.provider)
         if provider is None:
             return False
-        # Not cancelled with the wait: others may be waiting for the same reading of the key.
+        # Not cancelled with the wait: other jobs may share this read of the key.
         reading = asyncio.ensure_future(provider.refresh_credential(ended.credential))
         done, _ = await asyncio.wait({reading}, timeout=max(0.0, self._remaining_s()))
         return reading.result() if done else False
 
     def _answers_others(self, model: str) -> bool:
-        """True if the model has answered another job of this worker since this job has first called it."""
+        """Returns True if the model answered another job of this worker after this job first called it."""
         answered = self._worker.outcomes.answered.get(self._worker.targets.of(self._job.agent_name, model).deployment)
         began = min(attempt.started_at for attempt in self._checkpoint.attempts if attempt.model == model)
         return answered is not None and answered > began
@@ -291,7 +292,7 @@ class Attempts:
     async def _within_retry_budget(self, attempt: Attempt, step: Retry, *, busy: bool) -> NextStep:
         worker, retry_id = self._worker, self._job.attempt_id(attempt.number + 1)
         deployment = worker.targets.of(self._job.agent_name, attempt.model).deployment
-        # No retry multiplies an outage where there is none: the hold of a model that is busy bounds all calls.
+        # Retries on a busy model need no budget: its hold bounds all calls to it.
         caller = caller_of(self._job.caller, self._job.job.tenant)
         if busy or await self._extending_deadline(lambda: worker.deployments.may_retry(deployment, retry_id, caller)):
             state = "waiting" if step.delay_s >= LONG_WAIT_S else "retried"
@@ -309,7 +310,7 @@ class Attempts:
         return (self._checkpoint.deadline - self._job.now()).total_seconds()
 
     async def _extending_deadline(self, work: Callable[[], Awaitable[Returned]]) -> Returned:
-        """Does what may be repeated, however long a server is unavailable: that is not the job's to pay."""
+        """Retries idempotent work while a server is unavailable, and extends the job's deadline by the wait."""
         worker = self._worker
         began = worker.clock()
         value = await worker.outages.retry_while_unavailable(work)
@@ -331,7 +332,7 @@ class Attempts:
         return Deferred(due)
 
     async def _rest_of_wait(self, due: datetime) -> Deferred | None:
-        """A job that was delivered before its wait is over, as after a crash while it was put to sleep."""
+        """Waits for the rest of a delay after an early delivery, as after a crash while the job was being parked."""
         rest_s = (due - self._job.now()).total_seconds()
         if rest_s >= LONG_WAIT_S:
             await self._progress.report("waiting", detail=f"trying again in {rest_s:.0f} s")
@@ -342,7 +343,7 @@ class Attempts:
         return None
 
     async def _resume(self) -> Finished | NextStep | None:
-        """Goes on after a crash. None: as the checkpoint says."""
+        """Resumes after a crash. Returns None to continue from the checkpoint."""
         found = await recover(self._worker, self._job, self._checkpoint)
         self._checkpoint = found.checkpoint
         if self._stream is not None and self._stream.continues:
@@ -354,7 +355,7 @@ class Attempts:
             try:
                 await self._record(attempt, [gate(self._worker, request) for gate in self._gates])
             except ClaimLostError:
-                # The worker that made the call has recorded it after all; and goes no further, as the job is ours now.
+                # The worker that made the call recorded it after all, and stops, as it has lost the claim.
                 return await self._resume()
             self._cancel.check()
             return await self._after_failure(Ended(attempt, WORKER_LOST))
@@ -363,7 +364,7 @@ class Attempts:
         if last is None:
             return None
         if last.outcome == "cancelled":
-            # Redis has lost the cancel request; the log has it.
+            # Redis has lost the cancel request; the log still has its effect.
             return Finished(self._checkpoint, None, None, "cancelled", last.error)
         if last.short_circuited:
             ends = last.ends_chain or self._checkpoint.is_last_of(self._job.chain)
@@ -382,9 +383,9 @@ def request_for(
     lease_s: float | None = None,
     dry_run: bool = False,
 ) -> AdmissionRequest:
-    """The next admission that a job asks for, on its present model.
+    """Builds the request for a job's next admission, on its current model.
 
-    `dropped` messages of the job are left out of the call. `lease_s` is of all of a streamed answer.
+    `dropped` messages of the job are left out of the call. `lease_s` covers the whole of a streamed answer.
     """
     target = worker.targets.of(job.agent_name, job.chain[at.model_index])
     size = job.input_size if at.repairs is None else job.input_size + at.repairs.correction_size
@@ -397,7 +398,7 @@ def request_for(
         and not job.job.stream
         and not (at.repairs is not None and at.repairs.full_output)
     ):
-        # Not of a stream: what is out of one that is cut off can't be taken back.
+        # Not for a stream: the published part of one that is cut off can't be taken back.
         outputs = worker.outcomes.outputs(job.agent_name, target.model)
         limit = observed_limit(job.parameters.values, job.agent.max_tokens, outputs)
         output_tokens = limit or output_tokens
@@ -426,10 +427,10 @@ def request_for(
 
 
 async def dry_run(worker: WorkerContext, job: Assignment, *, coarse: bool = False) -> Finished:
-    """The outcome of a dry run, with the plan as its output: each model of the chain, as if it were called now.
+    """Plans a dry run: its output has the admission of each model of the chain, as if it were called now.
 
-    With `coarse`, only the exhaustion of budgets, caps and limits is shown. A caller that may ask for calls of any size
-    for nothing would else find out the rest of each by halves.
+    With `coarse`, the plan shows only which budgets, caps and limits are exhausted. Otherwise a caller could find
+    the rest of each by a binary search over the size of free dry runs.
     """
     now = worker.now()
     start = Checkpoint(dispatched_at=now, deadline=now)
@@ -460,7 +461,7 @@ async def _planned(worker: WorkerContext, request: AdmissionRequest, *, coarse: 
 
 
 def _admission(verdict: Refused | WaitForCapacity | None) -> dict[str, Any]:
-    """The verdict of the gates now: `admitted`, `refused` or `wait`, and in the latter cases the reason."""
+    """Describes the verdict of the gates: `admitted`, `refused` or `wait`, and the reason of the latter two."""
     if verdict is None:
         return {"admission": "admitted", "refusal": None}
     waits = isinstance(verdict, WaitForCapacity)

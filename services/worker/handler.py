@@ -55,20 +55,20 @@ class JobHandler:
         self._gates = gates_of(worker, agent)
         self._output_guard = worker.output_guards.get(agent_name)
         self._parameters = Parameters.of(agent, {}, self._output_guard)
-        """Of a job that brings none."""
+        """Parameters of a job that sets none."""
 
     async def handle(self, delivery: Delivery) -> None:
-        """Handles one delivery. Acknowledges it when the record is stored, and releases it otherwise."""
+        """Handles one delivery: acknowledges it once the record is stored, and else returns it for redelivery."""
         worker, log = self._worker, structlog.get_logger()
         received: JobDelivery | None = None
-        # Deliveries count waits, too. But a message that ends its worker each time shows in them alone.
+        # The count includes waits. Only it reveals a message that crashes its worker each time.
         suspect = delivery.deliveries > crashes.MAX_CRASHES
         try:
             worker.leases.deliveries.add(delivery)
             try:
                 if suspect and await self._crashes.count(delivery) > crashes.MAX_CRASHES:
                     raise CrashedEachTimeError
-                # From here on the job is in plain text; its events are encrypted again.
+                # The job is plain text from here on; its events are encrypted again.
                 if may_be_encrypted(delivery.data):
                     delivery.data = worker.cipher.decrypt_document(delivery.data)
                 received = read_job(worker.config, self._agent_name, self._agent, delivery)
@@ -85,7 +85,7 @@ class JobHandler:
             except PublishRefusedError as refusal:
                 await self._crashes.repeat_or_end(delivery, received, refusal)
         except asyncio.CancelledError:
-            # The process stops: another worker may go on immediately.
+            # The process stops: another worker may continue immediately.
             await delivery.retry_in(0)
             raise
         except Exception as error:
@@ -94,7 +94,7 @@ class JobHandler:
             await self._crashes.repeat_or_end(delivery, received, error)
 
     async def _claim(self, received: JobDelivery) -> None:
-        """Answers a job that was decided before; claims and runs any other."""
+        """Answers a job that was decided before, and claims and runs any other."""
         worker, delivery = self._worker, received.delivery
         maybe_seen = (
             delivery.deliveries > 1 or Header.UNIQUE_ID.value not in delivery.headers or worker.leases.may_be_late()
@@ -105,7 +105,7 @@ class JobHandler:
         received = await self._with_references(received)
         claim, requested_at, job = Claim.new(received.execution_id, worker.id), monotonic(), received.job
         tenant, task_id = (None, None) if job is None else (job.tenant, job.task_id)
-        # A job that no guard counts is the first of no task.
+        # A job without a guard starts no task.
         task_id = task_id or (received.execution_id if self._agent.guard is None else None)
         whose = {"tenant": tenant, "task_id": task_id, "owner": received.owner}
         accepted_s = delivery.queued_at.timestamp()
@@ -115,18 +115,18 @@ class JobHandler:
                 await refuse_id(worker, received)
                 return
             case Taken(for_ms):
-                # By an earlier delivery whose worker lives, or another message of the same job. When it is decided,
-                # this message is answered from the record.
+                # An earlier delivery with a live worker, or another message of the same job, holds the claim. Once the
+                # job is decided, this message is answered from the record.
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0, for_ms / 1000 + 0.05))
                 return
             case Claimed(saved_text, cancels, has_children):
                 pass
-        with worker.leases.holding(claim, self._agent_name, requested_at, received.owner, tenant) as lease:
+        with worker.leases.renewing(claim, self._agent_name, requested_at, received.owner, tenant) as lease:
             lease.has_children = has_children
             if cancels:
                 lease.cancel.receive(cancels)
             try:
-                # Looked for again now that the claim is held: the job may have been decided just before.
+                # The result is read again under the claim: the job may have been decided just before.
                 maybe_decided = maybe_seen or saved_text is not None or cancels
                 if maybe_decided and (known := await self._find_result(received)) is not None:
                     await answer_known(worker, received, known)
@@ -146,13 +146,13 @@ class JobHandler:
                 else:
                     await self._run(received, job, claim, lease, saved_text)
             except BaseException:
-                # The next claim need not wait for the end of the lease.
+                # So that the next claim does not wait for the lease to expire.
                 with suppress(StateUnavailableError):
                     await worker.executions.release(claim)
                 raise
 
     async def _with_references(self, received: JobDelivery) -> JobDelivery:
-        """A job with the ids of the jobs that it names, and with the task of its parent where it names none itself."""
+        """Returns a job with the full ids of the jobs it refers to, and with its parent's task where it names none."""
         job, worker = received.job, self._worker
         if job is None:
             return received
@@ -165,7 +165,7 @@ class JobHandler:
         return received if job is received.job else replace(received, job=job)
 
     async def _with_tenant_references(self, job: Job) -> Job:
-        """A job of a tenant's program, which may name jobs of its tenant that came over HTTP, by their made ids."""
+        """Returns a job of a tenant's program, which may refer to its tenant's HTTP jobs by their generated ids."""
         named = {
             one for one in (job.parent_execution_id, *job.depends_on) if one is not None and is_generated_id(shown(one))
         }
@@ -186,7 +186,7 @@ class JobHandler:
     async def _run(
         self, received: JobDelivery, job: Job, claim: Claim, lease: ClaimLease, saved_text: str | None
     ) -> None:
-        """Runs a claimed job in a slot of its agent. `text`: its checkpoint, where an earlier claim saved one."""
+        """Runs a claimed job in a slot of its agent. `saved_text` is the checkpoint of an earlier claim."""
         worker, delivery, slots = self._worker, received.delivery, self._worker.slots
         callers = {"key": received.submitted_by or received.owner or "", "tenant": job.tenant or ""}
         may_wait = saved_text is None and lease.cancel.cancellation is None
@@ -194,7 +194,7 @@ class JobHandler:
             due = worker.now() + timedelta(seconds=slots.retry_delay_s(self._agent_name, callers))
             await self._park(delivery, claim, lease, Deferred(due))
             return
-        # No await comes in between: jobs that come together would all find the same room.
+        # No await in between: concurrent jobs would all find the same free slot.
         with slots.taking(self._agent_name, callers):
             span = tracing.begin(
                 f"invoke_agent {self._agent_name}",
@@ -219,10 +219,10 @@ class JobHandler:
     async def _checkpoint(
         self, received: JobDelivery, job: Assignment, saved_text: str | None
     ) -> tuple[Checkpoint, bool]:
-        """The checkpoint of a job that begins or goes on, and True if it may have made calls before."""
+        """Returns the checkpoint of a job that starts or resumes, and True if it may have made calls before."""
         worker, delivery = self._worker, received.delivery
         if job.job.plan_id is not None and (received.submitted_by is None or received.submitted_by.startswith(PROGRAM)):
-            # The plan does not yet know of a job that came over NATS.
+            # A job over NATS is not in its plan yet.
             noted = {job.execution_id: NotedJob(delivery.queued_at, self._agent_name, job.job.tenant, received.owner)}
             await worker.outages.retry_while_unavailable(partial(worker.plans.accept, job.job.plan_id, noted))
         if saved_text is not None:
@@ -232,7 +232,7 @@ class JobHandler:
         checkpoint = Checkpoint(dispatched_at=now, deadline=deadline, config_version=worker.config_version)
         resumed = not delivery.is_first
         if resumed and (job.job.depends_on or parked_execution(delivery.headers) is not None):
-            # It may have slept for a slot, or for the jobs that it depends on, and have made no call.
+            # It may have been parked before its first call, for a slot or for the jobs that it depends on.
             resumed = await recorded_attempt(worker, received, 1) is not None
         return checkpoint, resumed
 
@@ -260,7 +260,7 @@ class JobHandler:
             output_guard=self._output_guard,
             owner=received.owner,
             submitted_by=received.submitted_by,
-            # The keys of operators are one, and NATS' `client` with them.
+            # All keys of operators, and the NATS user `client`, share one caller.
             caller=received.owner or (received.submitted_by if job.tenant else None),
             cost_tags=tags,
         )
@@ -268,7 +268,7 @@ class JobHandler:
     async def _decide(
         self, received: JobDelivery, job: Assignment, checkpoint: Checkpoint, lease: ClaimLease, *, resumed: bool
     ) -> Result | None:
-        """Runs a job and decides it. None where it was put to sleep."""
+        """Runs a job and decides it. Returns None for a job that was parked."""
         worker, again = self._worker, self._worker.outages.retry_while_unavailable
         rules = job.agent.cache
         cache = None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)
@@ -282,18 +282,18 @@ class JobHandler:
             if isinstance(end, Deferred):
                 await self._park(received.delivery, job.claim, lease, end)
                 return None
-            # A worker that was superseded while it called decides nothing.
+            # A worker that lost its claim during the call must not decide the job.
             await again(partial(worker.leases.confirm, job.claim))
             result = conclude(
                 received, end, job.now(), worker.config_version, cached_from=cached_from, trace_id=job.trace_id
             )
-            # Before it is decided: the task's next job may come as soon as this one is answered.
+            # Counted before it is decided: the task's next job may arrive as soon as this one is answered.
             if counted := job.job.task_id is not None or lease.has_children:
                 result = await again(partial(count_job, worker, job, result))
             if job.agent is not received.agent:
                 received = replace(received, agent=job.agent)
             if cache is not None and cached_from is None:
-                # Before it is answered: the same question may come as soon as it is.
+                # Cached before it is answered: an identical job may arrive right after that.
                 await cache.keep(end, job.execution_id)
             result = await finish(worker, received, result, job.claim, counted=counted)
         finally:
@@ -306,12 +306,12 @@ class JobHandler:
     async def _find_answer(
         self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, lease: ClaimLease, *, resumed: bool
     ) -> tuple[Finished | Deferred, str | None]:
-        """Finds a cached answer or calls models; returns the end, and the execution that a cached answer is from."""
+        """Finds a cached answer or calls models. Returns the outcome, and the execution that was cached."""
         if lease.cancel.cancellation is not None and not resumed:
             return cancelled(checkpoint, lease.cancel.cancellation), None
         progress = ProgressReporter(self._worker, self._agent_name, job.execution_id, job.job.parent_execution_id)
         await progress.report("dispatched")
-        # A job that has called already must end with its calls, and not as if it had cost nothing.
+        # A job that has made calls must report them, so it takes no cached answer.
         if cache is not None and not resumed:
             try:
                 with lease.cancel.interruptible():
@@ -329,7 +329,7 @@ class JobHandler:
 
     async def _park(self, delivery: Delivery, claim: Claim, lease: ClaimLease, deferred: Deferred) -> None:
         worker, agent = self._worker, self._agent_name
-        # The job comes back as another message, which must not wait for the end of a lease.
+        # The job returns as another message, which must not wait for the lease to expire.
         kept = await worker.outages.retry_while_unavailable(partial(worker.executions.release, claim))
         lease.cancel.receive(() if kept is None else kept.cancels)
         if lease.cancel.cancellation is not None:
@@ -340,7 +340,7 @@ class JobHandler:
                 lambda: park(worker.publisher, delivery, agent=agent, execution_id=claim.execution_id, due=deferred.due)
             )
         except PublishRefusedError as error:
-            # On PARKED it would hold no slot; here it does, and waits as well.
+            # Fallback: it waits in JOBS, where it keeps its slot.
             structlog.get_logger().warning("job_not_parked", execution_id=claim.execution_id, error=str(error))
             await delivery.retry_in(max(0.0, (deferred.due - worker.now()).total_seconds()))
         else:
@@ -348,7 +348,7 @@ class JobHandler:
             if lease.cancel.cancellation is None and (deferred.over is None or not await deferred.over()):
                 await worker.publisher.acknowledge(delivery.ack_subject)
             else:
-                # The event that wakes it may have come before it slept.
+                # The event that wakes it may have come before it was parked.
                 await delivery.retry_in(0)
 
     async def _find_result(self, received: JobDelivery) -> Result | None:

@@ -1,8 +1,7 @@
-"""The deliveries and the claims that a worker holds for the jobs under way, and the cancelling of these jobs.
+"""The deliveries and claims of a worker's running jobs, and the cancellation of these jobs.
 
-One task keeps them for all jobs. A cancel request is kept in Redis, and comes with each question there about the job's
-claim: before each call, and when its lease is renewed. So it holds also where its notification was lost, or the job's
-worker has died.
+One task renews them for all jobs. Redis stores each cancel request, and returns it with every answer about the job's
+claim: before each call and at each renewal. So the request works even if its notification is lost or the worker dies.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ RETRY_S = 1.0
 
 
 class JobCancelledError(BreakwaterError):
-    """The job is to end as it is, without another call."""
+    """The job was cancelled: it ends without another call."""
 
     def __init__(self, cancellation: Cancellation) -> None:
         super().__init__("the job was cancelled")
@@ -40,10 +39,10 @@ class JobCancelledError(BreakwaterError):
 
 
 class CancelSignal:
-    """The cancelling of a job that this process has claimed.
+    """The cancellation of a job that this process has claimed.
 
     Attributes:
-        cancellation: the first that was heard of; None where it was not cancelled.
+        cancellation: the first one received; None if the job was not cancelled.
     """
 
     def __init__(self, agent: str, owner: str | None = None, tenant: str | None = None) -> None:
@@ -53,11 +52,11 @@ class CancelSignal:
         self._interrupted = False
 
     def receive(self, cancels: Iterable[PendingCancel]) -> None:
-        """Takes cancel requests for the job, and interrupts what it waits for where one of them holds for it."""
+        """Receives cancel requests, and interrupts the job's current wait if one of them applies to it."""
         if self.cancellation is not None or (found := cancelled_by(cancels, *self._of)) is None:
             return
         self.cancellation = found
-        # A task that hears it itself waits for nothing: its own cancelling would hit its next wait.
+        # The job's own task is not waiting now: cancelling it would hit its next wait.
         if self._waiting is not None and self._waiting is not asyncio.current_task():
             self._interrupted = True
             self._waiting.cancel()
@@ -77,7 +76,7 @@ class CancelSignal:
         try:
             yield
         except asyncio.CancelledError:
-            # As `asyncio.timeout` does: the task may have to end for another reason, too, as the process stops.
+            # As `asyncio.timeout` does: the task may also be cancelled because the process stops.
             if self._interrupted and task.uncancel() <= before:
                 self.check()
             raise
@@ -95,27 +94,27 @@ class CancelSignal:
 RENEW_EVERY_S = CLAIM_LEASE_MS / 1000 / 4
 
 STALL_S = 5.0
-"""A process that did nothing for so long has been stopped, or its machine has; a busy one is not as late."""
+"""The shortest pause that counts as a stall of the process or its machine, and not as load."""
 
 BUFFERED_S = 30.0
-"""For so long after a stall, messages are handled that were delivered before it."""
+"""The time after a stall in which messages may be old: they were delivered before it."""
 
 
 @dataclass(slots=True)
 class ClaimLease:
-    """A claim of this process."""
+    """The lease of a claim of this process."""
 
     cancel: CancelSignal
     lease_valid_until: float
-    """Until then no other worker can have taken the job, by the monotonic clock: some time after its last renewal."""
+    """The time until which no other worker can take the job, by the monotonic clock."""
     on_renew: Callable[[], Awaitable[None]] | None = None
-    """Renews more for the job: its lead among those that ask the same."""
+    """Renews the job's lead among identical jobs that share one call."""
     has_children: bool = False
-    """Jobs that belong to its task, as it was given none; it is counted there then."""
+    """True if the job names no task and has children: it then counts in the task with its id."""
 
 
 class Leases:
-    """The deliveries and the claims of jobs under way. Jobs add theirs, and remove them when they end."""
+    """The deliveries and claims of running jobs. Each job adds its own, and removes them when it ends."""
 
     def __init__(self, executions: Executions, outages: Outages, clock: Callable[[], float] = monotonic) -> None:
         self._executions = executions
@@ -126,14 +125,14 @@ class Leases:
         self.claims: dict[Claim, ClaimLease] = {}
 
     @contextmanager
-    def holding(
+    def renewing(
         self, claim: Claim, agent: str, requested_at: float, owner: str | None = None, tenant: str | None = None
     ) -> Generator[ClaimLease]:
-        """Keeps a claim while the block runs.
+        """Renews a claim while the block runs.
 
         Args:
-            claim: that Redis has granted.
-            agent: whose job it is.
+            claim: the claim that Redis has granted.
+            agent: the agent of the job.
             requested_at: time of the request for it, or before, by the monotonic clock.
             owner: of the job.
             tenant: of the job.
@@ -147,9 +146,9 @@ class Leases:
             del self.claims[claim]
 
     async def confirm(self, claim: Claim) -> None:
-        """Makes sure that a job is still ours: before its call is made, and before it is decided.
+        """Confirms that this worker still holds a claim, before a call and before the decision.
 
-        Redis is asked only where the claim could not be renewed for a while, as after a stall of this process.
+        Asks Redis only if the lease has not been renewed for a while, as after a stall of this process.
 
         Raises:
             ClaimLostError: another handling has taken it over.
@@ -165,18 +164,18 @@ class Leases:
         lease.lease_valid_until = requested_at + CLAIM_LEASE_MS / 1000
 
     def cancel(self, request: PendingCancel) -> None:
-        """Takes a request to cancel a job, if it is one of these."""
+        """Receives a request to cancel one of these jobs; ignores one for any other."""
         for claim, lease in self.claims.items():
             if claim.execution_id == request.execution_id:
                 lease.cancel.receive([request])
 
     def may_be_late(self) -> bool:
-        """True if present deliveries may be old, and have gone to another worker since."""
+        """Returns True if current deliveries may be old, and other workers may have them too."""
         now = self._clock()
         return now - self._stalled_at < BUFFERED_S or STALL_S < now - self._ticked_at < float("inf")
 
     async def run(self) -> None:
-        """Keeps them until cancelled. The deliveries by themselves, as they are kept whether Redis answers or not."""
+        """Renews deliveries and claims until cancelled, in separate tasks: deliveries do not depend on Redis."""
         await background.run_together(
             _keep("keeping deliveries", ACK_WAIT_S / 3, lambda: report_in_progress(tuple(self.deliveries))),
             _keep("renewing claims", RENEW_EVERY_S, self._renew_claims),
@@ -208,7 +207,7 @@ class Leases:
 
 
 async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Does work every so often, also after any error: all jobs of the worker depend on it."""
+    """Repeats work at an interval and survives any error: all jobs of the worker depend on it."""
     outage = Outage(what)
     while True:
         await asyncio.sleep(background.aligned_delay(every_s))
@@ -216,7 +215,7 @@ async def _keep(what: str, every_s: float, work: Callable[[], Awaitable[None]]) 
 
 
 async def receive_cancel_requests(connection: ClientGetter, take: Callable[[PendingCancel], None]) -> None:
-    """Takes requests to cancel jobs as they are sent, until cancelled itself."""
+    """Receives requests to cancel jobs until it is cancelled itself."""
 
     async def receive() -> None:
         async with hearing(connection, CANCEL_REQUESTS, lambda data: take(PendingCancel.model_validate_json(data))):

@@ -1,7 +1,7 @@
-"""Outcomes of calls, noted in Redis for the next admission: a failure before its job goes on, all else right after.
+"""Outcomes of calls, recorded in Redis for the next admission: a failure before its job continues, all else after.
 
-The event of an attempt remains the truth. The notes anticipate the work of the budget and the breaker service on that
-event a moment later, which find it done.
+The event of an attempt remains the source of truth. The budget and the breaker service later read that event, and find
+their work done.
 """
 
 from __future__ import annotations
@@ -27,36 +27,35 @@ from services.worker.assignment import Assignment
 from services.worker.targets import Target
 
 RECORD_TIMEOUT_S = 1.0
-"""A job waits for so long for its outcome to be noted. An outage of Redis must not keep an answer from its sender."""
+"""The longest wait of a job for Redis to have its outcome. An outage of Redis must not delay the answer."""
 
 
 class Outcomes:
-    """Notes how the calls of this worker have ended."""
+    """Records the outcomes of this worker's calls."""
 
     def __init__(self, redis: Redis, breakers: Breakers, outages: Outages, jitter: Callable[[], float]) -> None:
         self._redis, self._breakers, self._outages, self._jitter = redis, breakers, outages, jitter
         self._recording: set[asyncio.Task[None]] = set()
         self._outputs: dict[tuple[str, str], deque[int]] = {}
         self.answered: dict[str, datetime] = {}
-        """Latest answer of each deployment to a call of this worker."""
+        """The time of each deployment's latest answer to this worker."""
         self._pending: dict[BreakerKey, list[Seen]] = {}
         self._updating = asyncio.Lock()
 
     def outputs(self, agent: str, model: str) -> Sequence[int]:
-        """The output tokens of the latest calls of an agent that holds what it has observed; none at the start."""
+        """Returns the output tokens of an agent's latest calls, if it reserves by observation."""
         return self._outputs.get((agent, model), ())
 
     def settle(self, calls: Sequence[tuple[bool, ScriptCall]]) -> asyncio.Task[None] | None:
-        """Begins to end what the gates hold for a call that has ended.
+        """Starts to settle the grants of the gates for a call that has ended.
 
-        Calls that the services settle as well, from the log, take no round trip of their own: the job's next one has
-        them in front, and so has any that asks for an admission here.
+        Grants that a service also settles from the log need no round trip of their own: they join the next one.
 
         Args:
-            calls: each with True if no service settles it.
+            calls: the scripts, each with True if no service settles the grant.
 
         Returns:
-            The settling, where it is to be waited for.
+            The task to wait for, if any grant must be settled here.
         """
         scripts = [call for _, call in calls]
         if not any(must_settle for must_settle, _ in calls):
@@ -68,16 +67,16 @@ class Outcomes:
     async def record(
         self, settling: asyncio.Task[None] | None, job: Assignment, target: Target, attempt: Attempt, sequence: int
     ) -> None:
-        """Judges a recorded attempt for its breaker, and returns when that and `settling` are done or take too long.
+        """Applies a recorded attempt to its breaker. Waits for that and for `settling`, up to `RECORD_TIMEOUT_S`.
 
         Args:
-            settling: what `settle` has begun.
-            job: whose attempt it is.
+            settling: the task that `settle` returned.
+            job: the job of the attempt.
             target: the model that was called.
-            attempt: as it is recorded.
-            sequence: of its event.
+            attempt: the recorded attempt.
+            sequence: the sequence of its event.
         """
-        # Not from what is estimated: a model may have thought more than it said.
+        # Estimates do not count: a model may have produced hidden reasoning tokens.
         if job.agent.reserve == "observed" and attempt.output_tokens is not None and attempt.cost_basis == "billed":
             self._outputs.setdefault((job.agent_name, attempt.model), deque(maxlen=OBSERVED)).append(
                 attempt.output_tokens
@@ -91,7 +90,7 @@ class Outcomes:
             if attempt.counts_for_breaker or attempt.cause == "probe" or rules.failure_rate is not None:
                 rules_by_breaker[key] = rules
             elif attempt.outcome == "success" and attempt.breaker_version is not None:
-                # All else that it changes is left to the breaker service.
+                # The breaker service applies the rest of a success.
                 caller = caller_of(job.caller, attempt.tenant)
                 success = self._breakers.succeeded_call(key, attempt.breaker_version, sequence, caller)
                 self._redis.run_with_next([success])
@@ -101,7 +100,7 @@ class Outcomes:
         if rules_by_breaker:
             seen = observation_of(sequence, AS_OF_NOW, attempt)
             for one, breaker_rules in rules_by_breaker.items():
-                # The version that the attempt has is that of its agent's breaker; and a task has one caller.
+                # The attempt has the version of its agent's breaker; and a task has one caller.
                 observed = seen if one.task is None else replace(seen, version=None, caller="")
                 self._pending.setdefault(one, []).append(Seen(observed, breaker_rules))
             recording.add(self._begin(self._update_breakers))
@@ -109,13 +108,13 @@ class Outcomes:
             await asyncio.wait(recording, timeout=RECORD_TIMEOUT_S)
 
     async def _update_breakers(self) -> None:
-        """Takes the outcomes into account that have come meanwhile, those of all jobs together."""
+        """Applies all pending outcomes to their breakers, those of all jobs together."""
         async with self._updating:
             pending: dict[BreakerKey, list[Seen]] = dict(self._pending)
             self._pending.clear()
             while pending:
                 log, breakers = await self._breakers.load_with_log(list(pending))
-                # Where those of the fleet are lost, the breaker service makes them from the log, which has these, too.
+                # If Redis lost the breakers, the breaker service rebuilds them from the log, these outcomes included.
                 decided = [
                     decide(key, before, pending[key], self._jitter())
                     for key, before in zip(pending, breakers, strict=True)
@@ -134,7 +133,7 @@ class Outcomes:
         return task
 
     async def _logged(self, work: Callable[[], Awaitable[Any]]) -> None:
-        """Does work whose failure is no failure of the job: the log has what is to be noted."""
+        """Runs work and logs its failure, which must not fail the job: the log of events has the outcome."""
         try:
             await work()
         except (StoppedWaitingError, StateUnavailableError):

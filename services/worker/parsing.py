@@ -30,7 +30,7 @@ from breakwater.policy.ownership import (
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
 
 MAX_HEADERS = 32 * 1024
-"""Most characters of a job's headers: they are carried along, and count where a message has a limit."""
+"""The most characters of a job's headers, which count towards the size limit of each message about the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,16 @@ class JobDelivery:
     agent: Agent
     execution_id: str
     job: Job | None
-    """None where it is not run."""
+    """None if the job must not run."""
     problem: str
-    """Reason of that."""
+    """The reason why it must not run."""
     reply_to: str | None
     owner: str | None
-    """The name of the API key, or the NATS user of the named program, that it belongs to."""
+    """The API key, or the NATS user of the program, that owns the job."""
     submitted_by: str | None
-    """The same, of its sender."""
+    """The API key, or the NATS user of the program, that sent the job."""
     digest: str
-    """Of its content."""
+    """The digest of the job's content."""
 
 
 class _Origin(NamedTuple):
@@ -60,13 +60,13 @@ class _Origin(NamedTuple):
     owner: str | None
     sender: str | None
     chosen_ids: bool
-    """The ids are as they were chosen, as the job did not come by `request`."""
+    """True if the ids are not scoped yet, as the job did not come through `request`."""
     scope: str | None
-    """Owner of the ids of a job that came over NATS: a program with a user of its own."""
+    """The scope of the ids of a job over NATS: the program with its own NATS user."""
 
 
 class _InvalidJobError(BreakwaterError):
-    """A job can't be run. Has the job where the config alone objects to it."""
+    """A job can't be run. `job` is set if only the config rejects it."""
 
     def __init__(self, problem: str, job: Job | None = None) -> None:
         super().__init__(problem)
@@ -74,7 +74,7 @@ class _InvalidJobError(BreakwaterError):
 
 
 def read_job(config: Config, agent_name: str, agent: Agent, delivery: Delivery) -> JobDelivery:
-    """Reads a delivered job of an agent."""
+    """Parses and checks a delivered job of an agent."""
     origin = _origin_of(delivery)
     try:
         job = _parsed(config, agent_name, delivery, origin.sender)
@@ -99,7 +99,7 @@ def read_job(config: Config, agent_name: str, agent: Agent, delivery: Delivery) 
 def unread_job(
     config: Config, agent_name: str, agent: Agent, delivery: Delivery, problem: str, job: Job | None = None
 ) -> JobDelivery:
-    """A job that is not run, for a reason. It is answered all the same, where it says where to."""
+    """Describes a job that must not run, for a reason. It is answered if its `reply_to` can be read."""
     origin, subject = _origin_of(delivery), _field(delivery.data, "reply_to")
     may = subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
     owner = _owner(config, origin)
@@ -118,16 +118,16 @@ def unread_job(
 
 
 def program_of(config: Config, sender: str | None) -> NatsProgram | None:
-    """The named program that has sent a job."""
+    """Returns the configured program that sent a job."""
     if sender is None or not sender.startswith(PROGRAM):
         return None
     return config.programs.get(sender.removeprefix(PROGRAM))
 
 
 def execution_id_of(delivery: Delivery, job: Job | None, origin: _Origin | None = None) -> str:
-    """The id of a job's execution: the job's own, else that of its message, else one made of the message's place.
+    """Returns the id of a job's execution: the job's own, else the message's, else one from the message's sequence.
 
-    It is the same every time. None for a job gives the same, if it is valid and no dry run.
+    Every delivery gives the same id; so does None for `job`, if the job is valid and no dry run.
     """
     if (parked := parked_execution(delivery.headers)) is not None:
         return parked
@@ -141,7 +141,7 @@ def execution_id_of(delivery: Delivery, job: Job | None, origin: _Origin | None 
     chosen = own or (header if is_identifier(header) and not holds_key(header) else None)
     made = f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
     if job is not None and job.dry_run and chosen is not None and subjects.user_of_job(delivery.subject) is not None:
-        # It takes no id: nothing is decided for the job that comes with the same one.
+        # A dry run reserves no id: a later job with the same id still runs.
         return f"{chosen}@{made}"
     return scoped(chosen or made, origin.scope)
 
@@ -187,7 +187,7 @@ def _origin_of(delivery: Delivery) -> _Origin:
 
 
 def _name_in(delivery: Delivery, header: Header) -> str | None:
-    """The name of an API key in a header of a job; None where there is none."""
+    """Returns the API key that a header of a job names, or None."""
     token = delivery.headers.get(header.value)
     if token is None:
         return None
@@ -199,20 +199,20 @@ def _name_in(delivery: Delivery, header: Header) -> str | None:
 
 
 def _owner(config: Config, origin: _Origin) -> str | None:
-    """The owner of a job; None for one of a program's tenants, which belongs to its tenant."""
+    """Returns the owner of a job; None for a program with tenants, whose jobs belong to the tenant."""
     program = program_of(config, origin.sender)
     return None if program is not None and program.tenants else origin.owner
 
 
 def _field(data: bytes, name: str, fits: Callable[[str], bool] = is_identifier) -> str | None:
-    """A text field of a job that is otherwise not valid."""
+    """Returns a text field of a job that failed its validation."""
     body = _parsed_json(data)
     value = body.get(name) if isinstance(body, Mapping) else None
     return value if isinstance(value, str) and fits(value) else None
 
 
 def _parsed_json(data: bytes) -> JsonValue:
-    """The body as JSON; None where it is none."""
+    """Parses a body as JSON; returns None if it is not JSON."""
     try:
         return from_json(data)
     except ValueError:

@@ -206,7 +206,7 @@ class OpenAIRoutes:
         try:
             async with self._intake.follow(request, sent, trace.traceparent, LONGEST_CALL_S) as followed:
                 result = await followed.deciding
-                has_left = followed.left.done()
+                has_left = followed.disconnection.done()
         except BaseException:
             await self._leave(call, cancels=False)
             raise
@@ -228,7 +228,7 @@ class OpenAIRoutes:
         followed: FollowedJob | None = None
 
         async def ended(whole: bool, stuck: bool = False) -> None:
-            has_left = stuck or (followed is not None and followed.left.done())
+            has_left = stuck or (followed is not None and followed.disconnection.done())
             deciding = None if followed is None or not followed.deciding.done() else followed.deciding
             has_result = (
                 deciding is not None and not (deciding.cancelled() or deciding.exception()) and deciding.result()

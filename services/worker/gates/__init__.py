@@ -1,6 +1,6 @@
-"""Before a call, all gates are asked in one round trip; where one refuses, the grants are released in another.
+"""Admission before a call: one round trip asks all gates; after a refusal, another one releases the grants.
 
-A new limit is a new file with a `Gate` in it, and one more line in `GATES`.
+A new limit is a new file with a `Gate`, and one line in `GATES`.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ GATES: Gates = (
     RateLimitGate,
     DeploymentGate,
 )
-"""In the order in which their refusals take precedence."""
+"""The gates, in the order in which their refusals take precedence."""
 
 ALL_GATES: Gates = (*GATES, TaskBreakerGate)
-"""For jobs that bring rules of their own, also such that their agents have not."""
+"""The gates for jobs that set rules themselves, including rules that their agents lack."""
 
 
 def gates_of(worker: WorkerContext, agent: Agent) -> Gates:
-    """Those that can have a say in calls of an agent."""
+    """Returns the gates that can refuse a call of an agent."""
     return tuple(gate for gate in GATES if gate.applies(worker, agent))
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The call may be made, and the gates hold for it what they granted."""
+    """The call may be made, and the gates hold grants for it."""
 
     flight: InFlight
-    """The attempt, with what its record says of the grants."""
+    """The attempt, with the fields that the gates have set."""
     gates: Sequence[Gate]
-    """Those that have a say in it."""
+    """The gates that were asked in Redis."""
 
     @contextmanager
     def under_way(self) -> Generator[None]:
-        """Entered while the call is under way."""
+        """Enters the context of each gate for the duration of the call."""
         with ExitStack() as stack:
             for gate in self.gates:
                 if gate.lease is not None:
@@ -73,22 +73,21 @@ class Admitted:
 async def admit(
     worker: WorkerContext, request: AdmissionRequest, gates: Gates = GATES
 ) -> Admitted | Refused | WaitForCapacity:
-    """Asks whether an attempt may call.
+    """Asks the gates to admit the call of an attempt.
 
-    Of several refusals the first one counts, by the order of the gates. Where none refuses and several must wait, the
-    longest wait counts.
+    The first refusal counts, in the order of the gates; without a refusal, the longest wait counts.
 
     Raises:
-        ClaimLostError: the job is no longer ours.
-        JobCancelledError: it was cancelled.
+        ClaimLostError: this worker no longer holds the job.
+        JobCancelledError: the job was cancelled.
         StateUnavailableError: ask again.
     """
     began = worker.clock()
     asked, verdict = await _ask(worker, request, gates)
     if asked and isinstance(verdict, Refused | WaitForCapacity | JobCancelledError):
-        # Not after a lost claim: the new holder of the job may hold the same for the same attempt.
+        # Not after a lost claim: the new holder of the job may have the same grants, for the same attempt.
         await worker.redis.run([call for gate in asked if (call := gate.release()) is not None])
-    # The breaker before the task: half-open is announced by the admission that made it so, and by no repetition of it.
+    # The breaker before the task: only the admission that made it half-open announces that, and no repetition does.
     for gate in reversed(asked):
         if gate.announces:
             await gate.announce(verdict)
@@ -97,7 +96,7 @@ async def admit(
     if verdict is not None:
         return verdict
     if worker.clock() - began > LEASE_MARGIN_S / 2:
-        # The grant may have lapsed during the announcement, and another call be the probe by now.
+        # The grant may have expired during the announcement, and another call may be the probe now.
         return await admit(worker, request, gates)
     flight_fields = {name: value for gate in asked for name, value in gate.flight_fields.items()}
     return Admitted(request.flight.model_copy(update=flight_fields), asked)
@@ -106,7 +105,7 @@ async def admit(
 async def check(
     worker: WorkerContext, request: AdmissionRequest, gates: Gates = GATES
 ) -> Refused | WaitForCapacity | None:
-    """The answer of `admit` now to the request of a dry run; nothing is taken, and None: it would be admitted.
+    """Returns the verdict of `admit` on a dry run, without grants; None if the call would be admitted.
 
     Raises:
         StateUnavailableError: ask again.
@@ -121,7 +120,7 @@ _FINAL = Refused | ClaimLostError | JobCancelledError
 
 
 async def _ask(worker: WorkerContext, request: AdmissionRequest, gates: Gates) -> tuple[list[Gate], GateVerdict | None]:
-    """Asks all gates in one round trip; none where one refuses without being asked. Gives those that have judged."""
+    """Asks all gates in one round trip, or none if one refuses locally. Returns the asked gates and the verdict."""
     asked: list[Gate] = []
     calls: list[ScriptCall] = []
     for gate in (make(worker, request) for make in gates):

@@ -25,11 +25,10 @@ from services.worker.gates.gate import Gate, GateVerdict, Refused, WaitForCapaci
 CHECK_EVERY_S = ALIVE_MS / 5000
 
 PROBE_WAIT_S = 2.0
-"""Longest wait for another call's probe, which closes the breaker as it ends. Longer ones would hold back the agent's
-other jobs."""
+"""The longest wait for the end of another call's probe. Longer waits would delay the agent's other jobs."""
 
 PROBE_POLL_S = 0.1
-"""Wait before it asks again; up to as much again is added at random."""
+"""The interval of the checks for that; random jitter at most doubles it."""
 
 MISSING = (
     "no breaker service is at work, or it has not read the event log yet: models that fail are called all the same; "
@@ -57,12 +56,12 @@ class BreakerGate(Gate):
 
     @classmethod
     def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
-        """Not where the agent has its breakers switched off."""
+        """Returns False if the agent's breakers are switched off."""
         del worker
         return agent.breaker is not None
 
     def ask(self) -> ScriptCall | None:
-        """None where the agent has its breakers switched off."""
+        """Returns None if the agent's breakers are switched off."""
         self._key = self.request.target.breaker
         if self._key is None:
             return None
@@ -73,11 +72,11 @@ class BreakerGate(Gate):
         return self.request.job.agent.breaker
 
     def _note(self, admitted: BreakerAdmitted) -> None:
-        # For this version alone its outcome will count.
+        # The outcome will count for this version of the breaker only.
         self.announces, self.flight_fields["breaker_version"] = admitted.became_half_open, admitted.version
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
-        """Refused while the breaker is open; while another call is its probe, after a short wait for that one's end."""
+        """Refuses while the breaker is open, and while another call is its probe, after a short wait for its end."""
         match self.worker.breakers.admission(answer):
             case BreakerRefused(gives_way=True) as refused:
                 if self.request.lease_ms is None:
@@ -99,13 +98,13 @@ class BreakerGate(Gate):
                 return None
 
     def release(self) -> ScriptCall | None:
-        """Releases the probe: the next call may be it."""
+        """Releases the probe, so that the next call can be it."""
         if self._key is None or self._admitted is None or not self._admitted.probe:
             return None
         return self.worker.breakers.return_probe_call(self._key, self.request.attempt_id)
 
     async def announce(self, verdict: GateVerdict | None) -> None:
-        """Publishes that the breaker is half-open, or has given way, whether or not the call is admitted."""
+        """Publishes that the breaker is half-open or has given way, even if the call is refused."""
         del verdict
         worker, rules = self.worker, self._rules()
         assert self._key is not None
@@ -115,7 +114,7 @@ class BreakerGate(Gate):
             caller = caller_of(self.request.job.caller, self.request.job.job.tenant)
             after, change = give_way(loaded.breaker, caller, rules, loaded.now_ms)
             if change is not None:
-                # Where another writer saves first, the breaker is asked again as it is then.
+                # If another writer saves first, the next question meets the state that it saved.
                 event = transition(self._key, change, rules, loaded.now_ms)
                 await worker.breakers.save([saving(self._key, loaded, after, [event])])
             return  # a breaker service publishes it
@@ -134,7 +133,7 @@ class BreakerGate(Gate):
         else:
             wait_s, moment = refused.wait_ms / 1000, format_time(time_from_ms(refused.until_ms))
             if refused.probing and rules is not None and rules.cooldown_s < wait_s:
-                # Long before its lease a probe ends, and with it the waiting, or another cool-down begins.
+                # A probe ends long before its lease: then calls are admitted, or another cool-down begins.
                 wait_s = rules.cooldown_s
                 moment = format_time(self.worker.now() + timedelta(seconds=wait_s))
             state = "half-open, and its probe is in flight" if refused.probing else f"open until {moment}"
@@ -151,12 +150,12 @@ class BreakerGate(Gate):
 
 
 class TaskBreakerGate(BreakerGate):
-    """Asks the breaker of the job's task and the model, where the job brings one. The agent's own holds as well."""
+    """Asks the breaker of the task and the model, if the job sets one. The agent's own breaker applies too."""
 
     breaker, whose = "task's breaker", "task"
 
     def ask(self) -> ScriptCall | None:
-        """None where the job brings none."""
+        """Returns None if the job sets no breaker."""
         self._key = self.request.job.task_breaker(self.request.flight.model)
         if self._key is None:
             return None
@@ -169,21 +168,21 @@ class TaskBreakerGate(BreakerGate):
         return self.request.job.breaker
 
     def _note(self, admitted: BreakerAdmitted) -> None:
-        """Notes nothing: its changes have no listeners, and the attempt has the version of the agent's."""
+        """Sets no fields: its changes are not published, and the attempt has the version of the agent's breaker."""
 
 
 class BreakerWatch:
     """Reports when no breaker service is alive: until one is, calls to failing models are not stopped."""
 
     def __init__(self, breakers: Breakers, metrics: WorkerMetrics, grace_s: float = ALIVE_MS / 1000) -> None:
-        """Takes how long a breaker service may take to start, as all services start together."""
+        """Takes the time that a breaker service may need to start, as all services start together."""
         self._breakers = breakers
         self._metrics = metrics
         self._grace_s = grace_s
         self._outage = Outage("breakers")
 
     async def run(self, every_s: float = CHECK_EVERY_S) -> None:
-        """Looks until cancelled."""
+        """Checks until cancelled."""
         loop = asyncio.get_running_loop()
         grace_until = loop.time() + self._grace_s
         while True:
@@ -191,7 +190,7 @@ class BreakerWatch:
                 alive = await self._breakers.alive()
             except StateUnavailableError:
                 alive = None  # logged by the retries of a call to Redis
-                # A breaker service may notice later than we do that Redis is back.
+                # A breaker service may notice later than this worker that Redis is back.
                 grace_until = loop.time() + self._grace_s
             if alive:
                 grace_until = 0.0

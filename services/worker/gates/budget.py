@@ -1,9 +1,8 @@
 """Budgets: the worst case of a call is reserved before it is made, under the job's own cap and all hard caps.
 
-When the call has ended, its cost takes the place of the reservation, so that the next admission sees what is left; the
-event of the attempt settles it for good. Until then nothing but Redis knows of the reservation. So each worker looks
-every second whether its reservations are there and makes those again that are lost, before the budget service rebuilds
-the counters from the log a few seconds later.
+When the call has ended, its cost replaces the reservation, so that the next admission sees the rest; the event of the
+attempt settles it finally. Until then only Redis has the reservation. So each worker checks its reservations every
+second and restores lost ones, before the budget service rebuilds the counters from the log a few seconds later.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ CHECK_EVERY_S = 1.0
 IDLE_CHECK_EVERY = 5
 
 REBUILDING_POLL_S = 0.5
-"""Wait before the next question about budgets that are rebuilt; up to as much again is added at random."""
+"""The interval of questions about budgets that are being rebuilt; random jitter at most doubles it."""
 
 FIRST_POLL_S = 0.02
-"""First wait of a call for reservations to end."""
+"""The first wait of a call for other reservations to end."""
 
 RETRY_HELD_S = 5.0
-"""Advised wait for calls in flight to end: some do soon."""
+"""The advised wait for calls in flight to end."""
 
 REBUILDING = Refused.of(
     "budget_exceeded",
@@ -77,7 +76,7 @@ class BudgetGate(Gate):
         return LiveReservations(worker).run()
 
     def ask(self) -> ScriptCall | Refused:
-        """Refused here where the job's own cap has no room, or a cap holds for a model without a price."""
+        """Refuses locally if the job's own cap has no room, or a hard cap applies to a model without a price."""
         own_cap = self.request.job.agent.max_cost_usd
         if own_cap is not None and (refused := self._over_own_cap(own_cap)) is not None:
             return refused
@@ -100,13 +99,13 @@ class BudgetGate(Gate):
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
-        """Refused where a hard cap is spent; waits for calls in flight that hold the rest, and for lost counters."""
+        """Refuses if a hard cap is spent. Waits for calls in flight that hold the rest, and for lost counters."""
         assert self._asked_at is not None
         amount = self.request.flight.reserved or 0
         match self.worker.budgets.reserved(answer, self._counters, amount, now=self._asked_at):
             case Reserved(at):
                 self._reserved_at = at
-                # By Redis' clock: its day and month are those of the call.
+                # Redis' clock decides the day and the month of the call.
                 self.flight_fields["reserved_at"], self.lease = at, self._live(at)
                 return None
             case OverBudget(by_reservations=True) as over:
@@ -121,7 +120,7 @@ class BudgetGate(Gate):
             case CountersLost():
                 return WaitForCapacity(REBUILDING_POLL_S * (1 + self.worker.jitter()), REBUILDING)
             case PeriodChanged():
-                return WaitForCapacity(0.0, REBUILDING)  # midnight: the day is known now, so ask immediately
+                return WaitForCapacity(0.0, REBUILDING)  # midnight: the new day is known now, so ask again
 
     def release(self) -> ScriptCall | None:
         """Releases the reservation."""
@@ -131,9 +130,9 @@ class BudgetGate(Gate):
         return self.worker.budgets.release_call(attempt_id, job.agent_name, job.job.tenant, self._reserved_at)
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
-        """Charges what the call has cost in place of its reservation, until the budget service settles its event.
+        """Replaces the reservation by the cost of the call, until the budget service settles its event.
 
-        Not where no cap refuses calls: none waits for the rest.
+        Does nothing without a hard cap: then no call waits for the rest of a budget.
         """
         at, counters = attempt.reserved_at, self.worker.caps().counters(attempt.agent, attempt.tenant)
         if at is None or all(counter.hard_limit is None for counter in counters):
@@ -143,7 +142,7 @@ class BudgetGate(Gate):
 
     @contextmanager
     def _live(self, at: datetime) -> Generator[None]:
-        """Remembers the reservation until its call has ended and is in the log."""
+        """Keeps the reservation in the worker's list until its call has ended and is in the log."""
         request, live = self.request, self.worker.live_reservations
         job, amount = request.job, request.flight.reserved or 0
         until = self.worker.now() + timedelta(milliseconds=request.lease_ms or 0)
@@ -156,7 +155,7 @@ class BudgetGate(Gate):
             del live[request.attempt_id]
 
     def _over_own_cap(self, cap: int) -> Refused | None:
-        # One worker runs a job at a time, so its attempts say what counts.
+        # Only one worker runs a job at a time, so its attempts are complete.
         model, worst_case = self.request.flight.model, self.request.flight.reserved
         if worst_case is None:
             return self._unpriced("max_cost_usd", OWN_CAP)
@@ -175,7 +174,7 @@ class BudgetGate(Gate):
         )
 
     def _unpriced(self, cap: str, refused_by: str | None = None) -> Refused:
-        """A model without a price is not called under a cap: it is not known to be free."""
+        """Refuses a model without a price under a cap, as it may not be free."""
         config, flight = self.worker.config, self.request.flight
         local = config.is_local(flight.provider)
         setting = f"providers.{flight.provider}.cost_per_call_usd" if local else f"models.{flight.model}.price"
@@ -188,7 +187,7 @@ class BudgetGate(Gate):
         )
 
     def _held(self, over: OverBudget) -> Refused:
-        """Refusal of a call that has no time left to wait for those in flight."""
+        """Refuses a call that has no time to wait for calls in flight."""
         what, worst = self._what_and_worst(over)
         spent = f"it has {money_text(over.limit - over.spent)} of {money_text(over.limit)} left"
         why = "calls in flight hold what is left of it"
@@ -246,7 +245,7 @@ class BudgetGate(Gate):
 
 
 class LiveReservations:
-    """Looks after the reservations of one worker's calls under way."""
+    """Restores the reservations of one worker's calls under way."""
 
     def __init__(self, worker: WorkerContext) -> None:
         self._worker = worker
@@ -254,7 +253,7 @@ class LiveReservations:
         self._lost = Outage("budget counters")
 
     async def run(self) -> None:
-        """Looks until cancelled; rarely while there is nothing to restore."""
+        """Checks until cancelled; rarely while there is nothing to restore."""
         checks = 0
         while True:
             try:
@@ -268,8 +267,8 @@ class LiveReservations:
     async def check(self) -> None:
         """Restores the reservations that Redis has lost. Raises StateUnavailableError: check again.
 
-        Where only some are missing, Redis has come back with what it knew a while before, or the call has ended and is
-        being settled just now: a reservation is made again when it is missing at two looks in a row.
+        If only some are missing, Redis has restarted from an older snapshot, or their calls are just being settled. So
+        a reservation is restored once two checks in a row miss it.
         """
         if await self._worker.budgets.filled():
             self._lost.worked()

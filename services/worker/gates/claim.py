@@ -1,4 +1,4 @@
-"""The claim: only the worker that holds the job may call, and its checkpoint is saved before it does."""
+"""The claim: only the worker that holds the job may call, and it saves the checkpoint first."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from services.worker.leases import JobCancelledError
 
 @dataclass(slots=True)
 class ClaimGate(Gate):
-    """Saves the checkpoint and renews the claim, if the job is still ours; and hears whether it was cancelled."""
+    """Saves the checkpoint and renews the claim, if this worker still holds it; and receives cancel requests."""
 
     def ask(self) -> ScriptCall | None:
-        """The checkpoint says that the call may be under way."""
+        """Saves a checkpoint with the call in flight."""
         flight = self.request.flight
         return self._save(self.request.checkpoint.model_copy(update={"in_flight": flight, "model": flight.model}))
 
     def read(self, answer: Any) -> ClaimLostError | JobCancelledError | WaitForCapacity | None:
-        """Lost where another handling of the job has taken it over; asked again where it is not alone any more."""
+        """Fails if another handling has taken the job over. Asks again if the job has got its first child."""
         job, kept = self.request.job, self.worker.executions.kept(answer)
         if kept is None:
             return ClaimLostError(job.execution_id)
@@ -38,7 +38,7 @@ class ClaimGate(Gate):
         return WaitForCapacity(0.0, TASK_BUDGET_HELD)
 
     def release(self) -> ScriptCall | None:
-        """The checkpoint as it was: after a crash the call must not be taken for one that was made."""
+        """Restores the checkpoint: after a crash, the call must not count as made."""
         return self._save(self.request.checkpoint)
 
     def _save(self, at: Checkpoint) -> ScriptCall | None:

@@ -1,6 +1,6 @@
-"""The deployment: a model that has answered with a rate limit is held for the whole fleet, for as long as that says.
+"""The deployment: a model that answers with a rate limit is held for the whole fleet until that limit ends.
 
-The same script counts the first tries that earn the retries which an outage may cost.
+The same script counts first tries: they earn the retries of an outage.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from services.worker.gates.gate import TOO_MANY, Gate, Refused, WaitForCapacity
 
 @dataclass(slots=True)
 class DeploymentGate(Gate):
-    """Lets no call pass while the model is held, and counts a job's first try on it. A retry is asked for elsewhere."""
+    """Admits no call while the model is held, and counts a job's first try on it. `may_retry` admits retries."""
 
     _counted: bool = False
     must_settle = True
 
     def ask(self) -> ScriptCall:
-        """Counts the call, if it is the job's first on this model."""
+        """Counts the call if it is the job's first on this model."""
         request = self.request
         self._counted = request.lease_ms is not None and not request.checkpoint.tried(request.flight.model)
         return self.worker.deployments.admit_call(request.target.deployment, first_try=self._counted)
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
-        """While the model is held, the call waits; it is refused where another model may be called sooner."""
+        """Has the call wait while the model is held, or refuses it if another model may be called sooner."""
         if not answer:
             return None
         self._counted = False
@@ -50,11 +50,11 @@ class DeploymentGate(Gate):
         return WaitForCapacity(after_hold_s(rest_s, self.worker.jitter()), refused)
 
     def release(self) -> ScriptCall | None:
-        """A try that was not made earns nothing."""
+        """Takes back the first try, as it was not made."""
         return self.worker.deployments.take_back_call(self.request.target.deployment) if self._counted else None
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
-        """Holds the model where it has answered with a rate limit."""
+        """Holds the model if it has answered with a rate limit."""
         error = attempt.error
         if error is None or error.kind != "rate_limit":
             return None
@@ -64,7 +64,7 @@ class DeploymentGate(Gate):
 
 
 def retry_budget_spent(model: str) -> Refused:
-    """Refusal of a retry when the fleet has made too many of them."""
+    """Builds the refusal of a retry after too many retries of the fleet."""
     return Refused.of(
         "error",
         "RetryBudgetExceededError",

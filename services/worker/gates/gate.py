@@ -1,4 +1,4 @@
-"""A gate: one condition that must admit a call before it is made."""
+"""A gate: one condition that a call must meet before it is made."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from services.worker.leases import JobCancelledError
 from services.worker.targets import Target
 
 LEASE_MARGIN_S = 120.0
-"""A grant is held so much longer than its call: enough for a redelivery to record a lost attempt."""
+"""The time for which a grant outlives its call: enough for a redelivery to record a lost attempt."""
 
 POLL_S = 0.25
-"""Longest wait of a call for others to end before it asks again; up to as much again is added at random."""
+"""The interval at which a call that waits for capacity asks again; random jitter at most doubles it."""
 
 
 TOO_MANY = "This agent is receiving too many requests right now. Please try again later."
-"""Text for callers where a rate limit has no room, in the config or at the provider."""
+"""The message for users when a rate limit of the config or of the provider has no room."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
-    """A call that is to be made, or that a dry run only asks about."""
+    """A request to admit a call, or the question of a dry run about one."""
 
     job: Assignment
     target: Target
-    """The model that is to be called."""
+    """The model to call."""
     checkpoint: Checkpoint
-    """Of the job, before the call."""
+    """The job's checkpoint before the call."""
     flight: InFlight
     """The attempt: its number, model, provider and worst-case cost."""
     worst_tokens: int
     """The most tokens that the call can use, input and output."""
     timeout_s: float
     attempt_id: str
-    """Holder of the grants."""
+    """The holder of the grants."""
     lease_ms: int | None
-    """Lease of the grants. None for a dry run: nothing may be taken, counted or saved."""
+    """The lease of the grants. None for a dry run, which may take, count or save nothing."""
     waited: Mapping[Reason, float] = field(default_factory=dict[Reason, float])
-    """For how many seconds it has waited for capacity, by what it would have been refused with."""
+    """The seconds that the job has waited for capacity, by the reason of the refusal it would get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class Refused:
     """
 
     reason: Reason
-    """Reason of the job's end, unless another model answers."""
+    """The reason for the end of the job, unless another model answers."""
     error: ErrorInfo
     refused_by: str | None = None
-    """The budget or the limit that has no room, by its name."""
+    """The name of the budget or the limit that has no room."""
     refused_cap: int | None = None
-    """The hard cap that is used up, in nano-dollars."""
+    """The exhausted hard cap, in nano-dollars."""
     ends_chain: bool = False
-    """No other model is to be tried."""
+    """True if no other model may be tried."""
     statistics: FailureStatistics | None = None
-    """Of a guard or a breaker."""
+    """The statistics of the guard or the breaker that refused."""
 
     @classmethod
     def of(
@@ -82,7 +82,7 @@ class Refused:
         user_message: str | None = None,
         **more: Any,
     ) -> Self:
-        """A refusal with its error, whose kind has the name of the reason; `more` are fields of the refusal."""
+        """Builds a refusal and its error, whose kind defaults to the reason; `more` are fields of the refusal."""
         error = ErrorInfo(
             kind=kind or cast(ErrorKind, reason),
             class_=class_name,
@@ -96,79 +96,79 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class WaitForCapacity:
-    """There is no room for the call just now; it may be asked for again after `delay_s`."""
+    """There is no capacity for the call now; ask again after `delay_s`."""
 
     delay_s: float
     refused: Refused
-    """Refusal of the call where there is no time to wait."""
+    """The refusal if the job has no time to wait."""
 
 
 GateVerdict = Refused | WaitForCapacity | ClaimLostError | JobCancelledError
-"""Verdict of a gate that does not admit a call."""
+"""The verdict of a gate that does not admit a call."""
 
 
 @dataclass(slots=True)
 class Gate:
     """One gate for one admission; a subclass overrides what it needs.
 
-    `ask` comes first. The script that it returns joins the one round trip of all gates, and `read` is given the answer.
-    If any gate refuses, each that asked releases its grants. `announce` comes after that.
+    `ask` comes first. Its script joins the one round trip of all gates, and `read` gets the answer. If any gate
+    refuses, all that asked release their grants. `announce` comes last.
     """
 
     worker: WorkerContext
     request: AdmissionRequest
     flight_fields: dict[str, object] = field(default_factory=dict[str, object], init=False)
-    """Notes on the grant for the attempt's record: fields of `InFlight`, set by `read`."""
+    """Fields of `InFlight` that `read` sets for the record of the attempt."""
     lease: AbstractContextManager[None] | None = field(default=None, init=False)
-    """Entered while the call is under way; set by `read`."""
+    """A context for the duration of the call; set by `read`."""
     announces: bool = field(default=False, init=False)
-    """`announce` has something to publish; set by `read`."""
+    """True if `announce` has something to publish; set by `read`."""
 
     settles: ClassVar[bool] = False
-    """The gate has a `settle` of its own; of the others it is not called."""
+    """True if the gate overrides `settle`; the method of other gates is not called."""
     must_settle: ClassVar[bool] = False
-    """No service settles it where Redis does not answer: it is repeated until Redis does."""
+    """True if no service settles the grant from the log, so that the worker retries until Redis answers."""
 
     def __init_subclass__(cls) -> None:
         cls.settles = cls.settle is not Gate.settle
 
     @classmethod
     def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
-        """True if the gate can have a say in calls of an agent; asked once for an agent, not for each call."""
+        """Returns True if the gate can refuse a call of an agent; called once for each agent."""
         del worker, agent
         return True
 
     @classmethod
     def watch(cls, worker: WorkerContext) -> Coroutine[Any, Any, None] | None:
-        """Background work of the gate, for as long as the worker runs."""
+        """Returns the background work of the gate, which runs as long as the worker."""
         del worker
         return None
 
     def ask(self) -> ScriptCall | Refused | None:
-        """The script that asks; or the refusal, where nothing need be asked; or None: the gate has no say.
+        """Returns the script that asks Redis, a refusal that needs no question, or None if the gate does not apply.
 
-        The script takes nothing where `request.lease_ms` is None.
+        The script must take nothing if `request.lease_ms` is None.
         """
         raise NotImplementedError
 
     def read(self, answer: Any) -> GateVerdict | None:
-        """The verdict on the call, by the script's answer; None where it is admitted."""
+        """Reads the answer of the script into a verdict; None admits the call."""
         raise NotImplementedError
 
     def release(self) -> ScriptCall | None:
-        """Releases the grants of a call that is not made after all; None where there are none."""
+        """Returns the script that releases the grants of a call that is not made; None without grants."""
         return None
 
     async def announce(self, verdict: GateVerdict | None) -> None:
-        """Publishes changes by the admission; called where `read` has set `announces`.
+        """Publishes changes that the admission made; called if `read` has set `announces`.
 
-        It may take as long as NATS is unavailable, so a call that is not made holds nothing by then.
+        It waits while NATS is unavailable, so a refused call has already released its grants.
 
         Args:
-            verdict: of all gates on the call; None: it is admitted.
+            verdict: the verdict of all gates; None admits the call.
         """
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
-        """Ends the grants of a call that has ended. Also called after a crash, on a gate that admitted nothing."""
+        """Returns the script that ends the grants of a finished call. After a crash, a new gate settles it."""
         del attempt
         return None

@@ -15,38 +15,38 @@ from services.worker.gates.gate import POLL_S, TOO_MANY, Gate, Refused, WaitForC
 
 @dataclass(slots=True)
 class RateLimitGate(Gate):
-    """Counts the call with its most tokens towards all its limits, or towards none."""
+    """Counts the call with its worst-case tokens towards all its limits, or towards none."""
 
     _admitted: bool = False
     must_settle = True
 
     @classmethod
     def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
-        """Not where nothing is limited: neither the agent nor any model, as a job may name another than its agent."""
+        """Returns False if neither the agent nor any model has a limit: a job may name any model."""
         of_models = (settings.rate_limit for settings in worker.config.models.values())
         return agent.rate_limit is not None or any(rule is not None for rule in of_models)
 
     def ask(self) -> ScriptCall | None:
-        """None where neither the agent nor the model has a limit."""
+        """Returns None if neither the agent nor the model has a limit."""
         request, limits = self.request, self.request.target.limits
         if not limits:
             return None
         return self.worker.rate_limits.admit_call(request.attempt_id, limits, request.worst_tokens, request.lease_ms)
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
-        """Refused where the limit says so or the call alone is over it; else the call waits for room."""
+        """Refuses if the limit says so or the call alone exceeds it; otherwise the call waits for room."""
         over = self.worker.rate_limits.admitted(answer, self.request.target.limits)
         self._admitted = over is None
         return None if over is None else self._over_limit(over)
 
     def release(self) -> ScriptCall | None:
-        """Takes the call out of the counts."""
+        """Removes the call from the counts."""
         if not self._admitted:
             return None
         return self.worker.rate_limits.release_call(self.request.attempt_id, self.request.target.limits)
 
     def settle(self, attempt: Attempt) -> ScriptCall | None:
-        """Ends the call: from now on it counts with the tokens it used instead of its worst case."""
+        """Replaces the worst-case tokens of the call by the tokens it used."""
         limits = self.request.target.limits
         if not limits:
             return None
@@ -68,14 +68,14 @@ class RateLimitGate(Gate):
         limited = next(limited for limited in self.request.target.limits if limited.name == over.name)
         if limited.rule.on_exceeded == "fail" or wait_s is None:
             return refused
-        # A call under way mostly ends long before its lease, and with fewer tokens than it may use.
+        # A call under way usually ends long before its lease, and with fewer tokens than its worst case.
         soon = over.what == "concurrent_calls" or (over.what.startswith("tokens") and over.under_way > 0)
         # Jitter: not all at the same moment.
         return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.worker.jitter(), refused)
 
 
 def _tokens_used(attempt: Attempt) -> int | None:
-    """Tokens that a call used; None where that is not known."""
+    """Returns the tokens that a call used; None if they are unknown."""
     counts = attempt.input_tokens, attempt.output_tokens
     reported = counts != (None, None) or not attempt.cost
     known = reported if attempt.cost_basis == "billed" else None not in counts

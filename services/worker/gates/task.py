@@ -1,7 +1,7 @@
-"""The guard of the task that a job belongs to: judges before each call, and counts the job when it ends.
+"""The guard of a job's task: it judges before each call, and counts the job when it ends.
 
-A job that names a parent and no task belongs to its parent's. One that names neither is a task of its own, named by its
-id: as long as it has no children its attempts say all of it, and Redis knows nothing of that task.
+A job that names a parent and no task belongs to its parent's task. A job that names neither is its own task, with its
+id. Until it has children, its attempts are the whole task, and Redis has no entry for it.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ _ALONE = Entered(1, Task(), None)
 
 BOUND_EVERY_S = 1.0
 FIRST_JOBS = 2
-"""By which a task is known to have begun: the first may be the parent of a job that names no task."""
+"""The numbers of jobs that mark the start of a task: the first may be the parent of a job that names no task."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
-    """A task that makes no more calls: as it is to be stopped now, or was before."""
+    """A task that makes no more calls: it must be stopped now, or was stopped before."""
 
     why: Trip | Tripped
     task: Task
@@ -77,13 +77,13 @@ class _Stopped:
 
 @dataclass(slots=True)
 class TaskGate(Gate):
-    """Counts the job as an iteration of its task, and holds what the job may have cost after the call."""
+    """Counts the job as an iteration of its task, and holds the job's worst-case cost after the call."""
 
     _stopped: _Stopped | None = None
 
     @classmethod
     def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
-        """Not where the agent has no guard."""
+        """Returns False if the agent has no guard."""
         del worker
         return agent.guard is not None
 
@@ -93,7 +93,7 @@ class TaskGate(Gate):
         return _bound_tasks(worker)
 
     def ask(self) -> ScriptCall | Refused | None:
-        """Judged here where the job is alone in its task; None where it may call then, or its agent has no guard."""
+        """Judges locally if the job is alone in its task. Returns None if it may call, or its agent has no guard."""
         request = self.request
         if request.job.agent.guard is None:
             return None
@@ -114,7 +114,7 @@ class TaskGate(Gate):
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
-        """Refused where the task is stopped or must be; waits where its other jobs hold what is left of its cap."""
+        """Refuses if the task is stopped or must be. Waits if its other jobs hold the rest of its cost cap."""
         entered, request = self.worker.tasks.entered(answer), self.request
         shared = shared_task(self.worker, request.job)
         if shared is not None and 0 < entered.number <= FIRST_JOBS and request.lease_ms is not None:
@@ -144,7 +144,7 @@ class TaskGate(Gate):
             case TaskBudgetHeld():
                 return WaitForCapacity(POLL_S * (1 + self.worker.jitter()), TASK_BUDGET_HELD)
             case Trip():
-                # With what this job has used; but one that was refused its first call is no iteration.
+                # Includes the usage of this job, which is no iteration if its first call is refused.
                 done = entered.task.iterations if attempts else entered.number - 1
                 used = replace(
                     entered.task, iterations=done, tokens=entered.task.tokens + tokens, cost=entered.task.cost + cost
@@ -153,7 +153,7 @@ class TaskGate(Gate):
                 return replace(TASK_STOPPED, statistics=of_task(used, trip))
 
     def release(self) -> ScriptCall | None:
-        """Holds no more than what the job has cost."""
+        """Reduces the hold to the cost of the job."""
         return release_hold(self.worker, self.request.job, self.request.checkpoint)
 
     async def announce(self, verdict: GateVerdict | None) -> None:
@@ -171,7 +171,7 @@ class TaskGate(Gate):
 
 
 def shared_task(worker: WorkerContext, job: Assignment) -> tuple[GuardRules, TaskKey] | None:
-    """The task of a job and what it may do; None where the job is alone in it, or its agent has no guard."""
+    """Returns the guard and the task of a job; None if the job is alone in it, or its agent has no guard."""
     task_id = job.job.task_id
     if task_id is None:
         held = worker.leases.claims.get(job.claim)
@@ -182,13 +182,13 @@ def shared_task(worker: WorkerContext, job: Assignment) -> tuple[GuardRules, Tas
 
 
 async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str, owner: str | None = None) -> str:
-    """The task of a job that names a parent and no task.
+    """Returns the task of a job that names a parent and no task.
 
-    A parent that was given none is counted in the task that is named by its id, unless that is done: it is the first of
-    that task. One of which nothing is known, or that is another tenant's, gives the task no more than its name; one of
-    another key or program not even that, which is the name of that one's task.
+    A parent without a task is the first job of the task with its id, and is counted there once. An unknown parent, or
+    one of another tenant, only gives the task its name. The id of another owner's parent is scoped to the child's
+    owner, so that the child joins no task of that owner.
 
-    The `owner` is that of the child. A dry run changes nothing.
+    `owner` owns the child. A dry run changes nothing.
     """
     others = "" if owner is None else scoped(parent_id, scope_in(owner, None))
     until_available = worker.outages.retry_while_unavailable
@@ -197,7 +197,7 @@ async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str, owner:
     )
     if task_id:
         return task_id
-    # Also of one that seems to be under way: its answer may be out, and its claim not yet let go of.
+    # A parent that seems to run may be decided already: its claim is released after its answer.
     ended = await until_available(partial(_result_of, worker, parent_id, job.tenant))
     if ended is not None and owner is not None and ended.owner != owner:
         return others
@@ -216,7 +216,7 @@ async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str, owner:
 
 
 def release_hold(worker: WorkerContext, job: Assignment, at: Checkpoint) -> ScriptCall | None:
-    """Reduces the job's hold on the task's cap to what it has cost: it makes no call now, and may not for long."""
+    """Reduces the job's hold on the task's cap to its cost, as the job makes no call now."""
     shared = shared_task(worker, job)
     if shared is None:
         return None
@@ -224,9 +224,9 @@ def release_hold(worker: WorkerContext, job: Assignment, at: Checkpoint) -> Scri
 
 
 async def count_job(worker: WorkerContext, job: Assignment, result: Result) -> Result:
-    """Counts a job that is about to be decided for its task, and stops the task if that is due.
+    """Counts a job in its task before it is decided, and stops the task if a rule says so.
 
-    Returns the result; with the statistics of the task, if the job has stopped it.
+    Returns the result, with the statistics of the task if the job stopped it.
 
     Raises:
         StateUnavailableError: count again.
@@ -244,10 +244,10 @@ async def count_job(worker: WorkerContext, job: Assignment, result: Result) -> R
 async def count_ended(
     worker: WorkerContext, key: TaskKey, result: Result, agent: Agent | None, *, if_alone: bool = False
 ) -> None:
-    """Counts a decided job once, and stops its task if that is due. Raises StateUnavailableError.
+    """Counts a decided job once, and stops its task if a rule says so. Raises StateUnavailableError.
 
-    `agent` is None for one that the config no longer has. With `if_alone`, the job may have been counted long ago, and
-    is not judged by later jobs.
+    `agent` is None if the config no longer has it. With `if_alone`, the job may have been counted long ago, and later
+    jobs do not affect its verdict.
     """
     if agent is not None and agent.guard is not None and not result.dry_run:
         await _count(worker, key, result, agent.guard, if_alone=if_alone)
@@ -279,7 +279,7 @@ async def _bound_tasks(worker: WorkerContext) -> None:
 
 
 async def _result_of(worker: WorkerContext, execution_id: str, tenant: str | None) -> Result | None:
-    """The result of a job of a tenant, as long as it is kept; None where its texts can't be decrypted any more."""
+    """Returns the stored result of a tenant's job; None if its texts can no longer be decrypted."""
     try:
         result = await decided(worker.lookup, execution_id, None)
     except DecryptionError:
@@ -293,7 +293,7 @@ async def _trip(worker: WorkerContext, key: TaskKey, trip: Trip, task: Task, age
 
 
 async def _publish(worker: WorkerContext, key: TaskKey, tripped: Tripped, task: Task) -> None:
-    """Publishes a trip, unless that is done. The worker that tripped the task may have died before it could."""
+    """Publishes a trip that is not published yet: the worker that tripped the task may have died before that."""
     if tripped.published:
         return
     at = time_from_ms(tripped.at_ms)
