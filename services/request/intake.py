@@ -143,7 +143,7 @@ class JobIntake:
 
     async def is_known_now(self, sent: Submission) -> bool:
         """True if the job was sent before, also at this moment to another process."""
-        if sent.known is not None or sent.id_made_here:
+        if sent.known is not None or sent.id_generated:
             return sent.known is not None
         try:
             _, status = await self.lookup.status(sent.job_id, just_now=True)
