@@ -19,7 +19,7 @@ async def test_a_heartbeat_names_the_others_that_are_late_until_they_are_heard_a
     workers = Workers(redis)
     assert await workers.beat("a", "nats-1") == (1, [])
     assert await workers.beat("b", "") == (2, [])
-    await silent_for(redis, "a", LATE_MS)
+    await silent_for(redis, "a", LATE_MS + 1)
     running, [late] = await workers.beat("b", "nats-2")
     assert running == 1
     assert (late.id, late.heard_on) == ("a", "nats-1")
@@ -29,7 +29,7 @@ async def test_a_heartbeat_names_the_others_that_are_late_until_they_are_heard_a
     assert await workers.beat("b", "nats-2") == (2, [])
     await workers.forget("a")
     assert await workers.running() == {"b": "nats-2"}
-    await silent_for(redis, "b", FORGET_MS)
+    await silent_for(redis, "b", FORGET_MS + 1)
     assert await workers.beat("a", "nats-1") == (1, [])
     assert await workers.running() == {"a": "nats-1"}
 
