@@ -3,7 +3,7 @@
 A handler takes an `ApiRequest`, with the body of a POST or the query of a GET as its annotation says, and returns the
 content of the response. One that takes a `Request` makes its own `Response`. A `RequestError` that it raises becomes an
 error response, as does an outage of NATS, Redis or ClickHouse (503). Who may call it is decided before, by
-`policy.api_keys.scopes_for`, from its method and path.
+`policy.callers.scopes_for`, from its method and path.
 """
 
 from __future__ import annotations
