@@ -1,4 +1,4 @@
-"""The configs that a worker runs jobs under: the newest, and earlier ones for the jobs that began under them."""
+"""The configs of a worker: the newest, and earlier ones for the jobs that started with them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from services.worker.handler import JobHandler
 from services.worker.parsing import execution_id_of
 
 RETAINED = 3
-"""Superseded configs that stay compiled for jobs that sleep; more only while jobs run under them."""
+"""The number of superseded configs that stay compiled for parked jobs; more only while jobs run under them."""
 
 
 class ProviderPool:
-    """Opened providers. Those that a changed config leaves alone keep their connections, and what they have learned."""
+    """Opened providers. Providers that a new config leaves unchanged keep their connections and their state."""
 
     def __init__(self) -> None:
         self._opened: dict[tuple[str, str], Provider] = {}
 
     def open(self, config: Config) -> dict[str, Provider]:
-        """The providers of a config, by name. Raises ConfigError: one can't be used."""
+        """Opens the providers of a config, by name. Raises ConfigError if one can't be used."""
         redaction = config.redaction
         rules = redaction.model_dump_json()
         keys = {name: (name, settings.model_dump_json() + rules) for name, settings in config.providers.items()}
@@ -38,7 +38,7 @@ class ProviderPool:
         return {name: self._opened[key] for name, key in keys.items()}
 
     async def close_except(self, used: Iterable[Provider]) -> None:
-        """Closes all but these."""
+        """Closes all providers except these."""
         kept = {id(provider) for provider in used}
         for key, provider in [one for one in self._opened.items() if id(one[1]) not in kept]:
             del self._opened[key]
@@ -47,43 +47,43 @@ class ProviderPool:
 
 @dataclass(eq=False, slots=True)
 class ConfigVersion:
-    """One version of the config, as this worker runs it."""
+    """One version of the config, compiled for this worker."""
 
     worker: WorkerContext
     handlers: Mapping[str, JobHandler]
     running: int = 0
-    """Jobs that run under it."""
+    """The number of jobs that run under this version."""
 
     @classmethod
     def of(cls, worker: WorkerContext) -> ConfigVersion:
-        """The handlers of all its agents."""
+        """Creates the handlers of all agents."""
         return cls(worker, {name: JobHandler(worker, name, agent) for name, agent in worker.config.agents.items()})
 
 
 class ConfigVersions:
-    """Chooses the config for each delivery: a job that has begun ends under the one that it began under.
+    """Chooses the config for each delivery: a job keeps the config that it started with.
 
-    An agent that is configured no more is still served, under the last config that had it: jobs of it may wait.
+    An agent that was removed is still served under the last config that had it, as some of its jobs may be queued.
     """
 
     def __init__(self, worker: WorkerContext, pool: ProviderPool, live: LiveConfig) -> None:
-        """Begins with the config of a context, whose providers are the pool's. `live` is kept up to date."""
+        """Starts with the config of a context, whose providers are the pool's. Updates `live` on each reload."""
         self.newest = ConfigVersion.of(worker)
         self._pool = pool
         self._configs = Configs(worker.redis)
         self._compiled = {worker.config_version: self.newest}
-        """By version, the oldest first."""
+        """Compiled configs by version, the oldest first."""
         self._serving = dict.fromkeys(self.newest.handlers, self.newest)
-        """The newest of each agent."""
+        """The newest config of each agent."""
         self._live = live
 
     @property
     def agents(self) -> Collection[str]:
-        """All that are served."""
+        """The names of all agents that are served."""
         return self._serving
 
     def concurrency(self, agent: str) -> int:
-        """Concurrency of an agent."""
+        """Returns the concurrency of an agent."""
         return self._serving[agent].worker.config.agents[agent].concurrency
 
     async def handle(self, agent: str, delivery: Delivery) -> None:
@@ -108,7 +108,7 @@ class ConfigVersions:
                 await self._evict()
 
     async def reload(self, config: Config) -> None:
-        """Runs under another config what begins from now on. Raises ConfigError, and nothing has changed then."""
+        """Uses another config for jobs that start from now on. Raises ConfigError without changing anything."""
         self._add(config)
         self.newest = self._compiled[config.version]
         removed = {name: one for name, one in self._serving.items() if name not in self.newest.handlers}
@@ -118,27 +118,27 @@ class ConfigVersions:
         await self._evict()
 
     async def save(self) -> None:
-        """Leaves what a worker needs that is started later: the configs, and which agents are gone from them."""
+        """Saves the configs and the removed agents for workers that start later."""
         outages, configs = self.newest.worker.outages, {v: one.worker.config.text for v, one in self._compiled.items()}
         agents = tuple(self.newest.handlers)
         retired = {name: one.worker.config_version for name, one in self._serving.items() if name not in agents}
         await outages.retry_while_unavailable(partial(self._configs.save, configs, agents=agents, retired=retired))
 
     async def restore(self) -> None:
-        """Serves the agents again that were taken out of the config before this worker was started."""
+        """Serves agents again that were removed from the config before this worker started."""
         for name, version in (await self.newest.worker.outages.retry_while_unavailable(self._configs.retired)).items():
             if name not in self._serving and (found := await self._load(version, name)) is not None:
                 self._serving[name] = found
                 self._live.keep(name, found.worker.config.agents[name].budget)
 
     def _add(self, config: Config) -> None:
-        """Compiles a config, as the newest of all."""
+        """Compiles a config as the newest one."""
         known = self._compiled.pop(config.version, None)
         worker = self.newest.worker
         self._compiled[config.version] = known or ConfigVersion.of(worker.under(config, self._pool.open(config)))
 
     async def _began_under(self, agent: str, delivery: Delivery) -> ConfigVersion | None:
-        """The config that a job has begun under; None where it has not, or that config is lost."""
+        """Returns the config that a job started with; None if it has not started, or that config is lost."""
         worker = self.newest.worker
         saved = partial(worker.executions.saved_checkpoint, execution_id_of(delivery, None))
         text = await worker.outages.retry_while_unavailable(saved)
@@ -162,7 +162,7 @@ class ConfigVersions:
         return found if found is not None and agent in found.handlers else None
 
     async def _evict(self) -> None:
-        """Lets go of configs that no job runs under and no agent is served under, but for the latest few."""
+        """Evicts configs that no job and no agent uses, except the latest few."""
         needed = {id(self.newest), *map(id, self._serving.values())}
         spare = [version for version, one in self._compiled.items() if not one.running and id(one) not in needed]
         if len(spare) <= RETAINED:

@@ -1,4 +1,4 @@
-"""Jobs that can't be handled: they are repeated, wait for a key, and are ended without a run at last."""
+"""Jobs that can't be handled: they are repeated, wait for a missing key, and finally end without a run."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery, execution_id_of, unread_job
 
 KEY_WAIT, KEY_POLL = timedelta(hours=1), timedelta(minutes=1)
-"""A job waits so long for a missing key, which is looked for so often."""
+"""How long a job waits for a missing key, and the interval of the checks for it."""
 
 MAX_CRASHES = 10
-"""A job may fail so often for a reason of ours, on any worker, before it is dead-lettered."""
+"""The number of internal failures of a job, on any worker, before it is dead-lettered."""
 
 
 class CrashedEachTimeError(BreakwaterError):
-    """The worker of a message ended before it had handled it, again and again."""
+    """Each worker that handled a message crashed."""
 
 
 class Crashes:
-    """The crashes of one agent's jobs."""
+    """Counts and handles the crashes of one agent's jobs."""
 
     def __init__(self, worker: WorkerContext, agent_name: str, agent: Agent) -> None:
         self._worker = worker
@@ -39,20 +39,20 @@ class Crashes:
         self._agent = agent
 
     async def count(self, delivery: Delivery, by: int = 1) -> int:
-        """Counts a crash of a message's handling, and returns the number of them."""
+        """Counts a crash of a message, and returns the number of its crashes."""
         message = f"{self._agent_name}/{delivery.sequence}/{int(delivery.published_at.timestamp())}"
         count = partial(self._worker.executions.crashed, message, by)
         return await self._worker.outages.retry_while_unavailable(count)
 
     async def repeat_or_end(self, delivery: Delivery, received: JobDelivery | None, error: Exception) -> None:
-        """Has a message delivered again after a crash, or ends its job after too many of them."""
+        """Returns a message for redelivery after a crash, or ends its job after too many crashes."""
         crashes = await self.count(delivery)
         if crashes < MAX_CRASHES:
             await delivery.retry_in(min(2.0**crashes, 60.0))
             return
         info = ErrorInfo(kind="server", class_="InternalError", message=f"{type(error).__name__} in the worker")
         try:
-            # Not parsed again: that may be what crashes.
+            # Not parsed again, as parsing may be the crash.
             received = received or self._unread(delivery, info.message)
             await end_without_run(self._worker, received, "error", info)
         except (UnavailableError, StoppedWaitingError):
@@ -64,13 +64,13 @@ class Crashes:
             await self._end_without_record(received, delivery, info)
 
     async def wait_for_key(self, delivery: Delivery, why: DecryptionError) -> None:
-        """Has a job wait whose key is missing. It holds no slot, and is dead-lettered in the end."""
+        """Parks a job whose key is missing, and dead-letters it after `KEY_WAIT`."""
         worker, execution_id = self._worker, execution_id_of(delivery, None)
         structlog.get_logger().error("job_not_decrypted", execution_id=execution_id, error=str(why))
         if worker.now() - delivery.queued_at > KEY_WAIT:
             text = "The request could not be read."
             error = ErrorInfo(kind="invalid", class_="UndecryptableJobError", message=str(why), user_message=text)
-            # Not where its answer is there, and can't be read either.
+            # Unless it is decided already, with a result that can't be read either.
             with suppress(DecryptionError):
                 await end_without_run(worker, self._unread(delivery, str(why)), "invalid", error)
                 return
@@ -81,7 +81,7 @@ class Crashes:
         await worker.publisher.acknowledge(delivery.ack_subject)
 
     async def _end_without_record(self, received: JobDelivery | None, delivery: Delivery, info: ErrorInfo) -> None:
-        """Ends a message of which not even the end can be recorded. Its sender is answered."""
+        """Ends a message whose end can't be recorded. Its sender still gets an answer."""
         worker = self._worker
         await worker.outages.retry_while_unavailable(
             lambda: dead_letter(

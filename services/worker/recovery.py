@@ -1,4 +1,4 @@
-"""Recovery after a crash: of attempts that are in the log and not in the checkpoint, and of a call that was lost."""
+"""Recovery after a crash: of attempts that only the log has, and of a lost call."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from services.worker.repairs import Repairs
 class Recovered:
     """The progress of a job after a crash.
 
-    Only the step after the last recorded attempt is still to be decided. Those after the others are in the log.
+    Only the step after the last recorded attempt is undecided; the log has all earlier ones.
     """
 
     checkpoint: Checkpoint
-    """With the attempts that were recorded."""
+    """The checkpoint with all recorded attempts."""
     last: Attempt | None
-    """The last of those that the checkpoint did not know."""
+    """The last recorded attempt that the checkpoint lacked."""
     lost: tuple[InFlight, Attempt] | None
-    """A call whose worker died before it could record it, and its attempt, which is to be recorded."""
+    """A call whose worker died before it recorded it, and the attempt to record for it."""
 
 
 async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint) -> Recovered:
-    """Takes in recorded attempts, and finds a lost one."""
+    """Merges recorded attempts into the checkpoint, and finds a lost call."""
     last: Attempt | None = None
     number = len(checkpoint.attempts) + 1
     while (found := await recorded_attempt(worker, job, number)) is not None:
@@ -40,11 +40,11 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
         return Recovered(checkpoint, last, None)
     held = await _held(worker, job, flight)
     if held is None and flight.reserved is not None:
-        # It waited for capacity, as its checkpoint is saved with each question: a call that is made holds its worst
-        # case until its attempt is recorded.
+        # It only waited for capacity: the checkpoint is saved with each question, but only an admitted call has a
+        # reservation until its attempt is recorded.
         return Recovered(checkpoint.model_copy(update={"in_flight": None}), last, None)
     flight = flight.model_copy(update={"reserved_at": None if held is None else held.at})
-    # Its worker may have died after it had charged what the call cost: the rest is free since, and may be spent.
+    # Its worker may have died after it charged the cost: the rest of the reservation is free, and may be spent.
     spent = spent_at_most(flight)
     if held is not None and held.charged:
         spent = replace(spent, cost=held.amount, cost_basis="estimated")
@@ -54,10 +54,10 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
 
 
 def classification_of(attempt: Attempt, now: datetime) -> Classification:
-    """Classification of a recorded failure, as of now."""
+    """Classifies a recorded failure, as of now."""
     error = attempt.error
     if error is None:
-        # A success without a result: the worker died between the two, and the answer died with it.
+        # A success without a result: the worker died between the two, and the answer is lost.
         return WORKER_LOST
     waited_s = (now - attempt.completed_at).total_seconds()
     asked_s = None if error.retry_after_s is None else max(0.0, error.retry_after_s - waited_s)
@@ -66,7 +66,7 @@ def classification_of(attempt: Attempt, now: datetime) -> Classification:
 
 
 def _with_recorded(job: Assignment, at: Checkpoint, attempt: Attempt) -> Checkpoint:
-    """With an attempt that is in the log and not in the checkpoint, which lags by one or was lost with Redis."""
+    """Adds an attempt from the log to a checkpoint that lags by one, or that Redis lost."""
     if attempt.model in job.chain:
         index = job.chain.index(attempt.model)
         if index != at.model_index:
@@ -79,7 +79,7 @@ def _with_recorded(job: Assignment, at: Checkpoint, attempt: Attempt) -> Checkpo
 
 
 async def _held(worker: WorkerContext, job: Assignment, flight: InFlight) -> Reservation | None:
-    """Reservation of a lost call, or its charge: the checkpoint does not have the moment of it."""
+    """Returns the reservation or the charge of a lost call: the checkpoint lacks its time."""
     attempt_id = job.attempt_id(flight.number)
     [held] = await worker.outages.retry_while_unavailable(lambda: worker.budgets.reservations([attempt_id]))
     return held

@@ -1,4 +1,4 @@
-"""The response cache: looked up before a job runs, written when it has succeeded."""
+"""The response cache: read before a job runs, written after it succeeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.worker.assignment import Assignment, Finished
 from services.worker.context import WorkerContext
 
 LEASE_S = 60.0
-"""Another job takes the place of the one that calls on behalf of all when it has not renewed its lease for so long."""
+"""The lease of the job that calls on behalf of identical jobs; after it, another job takes its place."""
 
 MIN_POLL_S, MAX_POLL_S = 0.05, 1.0
 
@@ -43,7 +43,7 @@ class ResponseCache:
             self._key += ":response"  # an answer that was kept without it would not do
 
     async def find(self, until: datetime) -> Cached | None:
-        """The cached answer to this job, or that of an identical job in flight, for which it waits."""
+        """Returns the cached answer, and waits for that of an identical job in flight."""
         wait_s = MIN_POLL_S
         while True:
             found = await self._ask()
@@ -57,12 +57,12 @@ class ResponseCache:
             wait_s = min(wait_s * 2, MAX_POLL_S)
 
     async def renew(self) -> None:
-        """Keeps the lead while the job runs."""
+        """Renews the lead while the job runs."""
         if self._leads:
             await self._ask()
 
     async def keep(self, finished: Finished, execution_id: str) -> None:
-        """Caches the answer of a job that has succeeded, for the jobs that wait for it, too."""
+        """Caches the answer of a successful job, also for identical jobs that wait for it."""
         if finished.reason is None:
             answer = Cached(
                 execution_id,

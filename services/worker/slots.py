@@ -1,4 +1,4 @@
-"""Holders of an agent's slots in this worker: one caller's slow calls must not keep those of the others waiting."""
+"""The slots of an agent in this worker, shared fairly: one caller's slow calls must not block the other callers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from breakwater.policy.workers import may_take
 WINDOW_S = 60.0
 MIN_DELAY_S = 0.5
 DELAY_STEP_S = 0.02
-"""A caller's jobs that are held back come again at most so often: each costs as much as a small job."""
+"""The shortest interval of one caller's delayed jobs: each redelivery costs as much as a small job."""
 
 
 class Callers:
-    """The callers of one agent: a name of each, and how many slots it holds and held at most."""
+    """The callers of one agent: the slots that each holds now, and its peak of the last minute."""
 
     __slots__ = ("_peak", "_previous_peak", "_running", "_since")
 
@@ -26,7 +26,7 @@ class Callers:
         self._since = now
 
     def may_take(self, slots: int, caller: str, now: float) -> bool:
-        """True if a caller may take one more of so many slots."""
+        """Returns True if a caller may take one more of the agent's slots."""
         own = self._running[caller]
         if own < slots // 2:
             return True
@@ -62,15 +62,15 @@ class Slots:
         """By agent and kind of caller."""
         self._delayed: dict[tuple[str, str], float] = {}
         self.workers = 1
-        """Workers that share the slots of each agent."""
+        """The number of workers that share the slots of each agent."""
 
     def has_room(self, agent: str, concurrency: int, callers: dict[str, str]) -> bool:
-        """True if a job may take a slot.
+        """Returns True if a job may take a slot.
 
         Args:
-            agent: of the job.
-            concurrency: of the agent, over all workers.
-            callers: whom the job counts for, by kind: its key, and its tenant.
+            agent: the agent of the job.
+            concurrency: the concurrency of the agent, over all workers.
+            callers: the callers that the job counts for, by kind: its key and its tenant.
         """
         slots, now = -(-concurrency // self.workers), self._clock()
         return all(self._agents[agent, kind].may_take(slots, caller, now) for kind, caller in callers.items())
@@ -88,7 +88,7 @@ class Slots:
                 self._agents[agent, kind].release(caller)
 
     def retry_delay_s(self, agent: str, callers: dict[str, str]) -> float:
-        """In how many seconds a job comes again that finds no room. Each caller's come one after the other."""
+        """Returns the delay, in seconds, of a job without a slot. The jobs of one caller return one after the other."""
         now, name = self._clock(), (agent, "\n".join(callers.values()))
         self._delayed = {known: at for known, at in self._delayed.items() if at > now}
         at = self._delayed[name] = max(now + MIN_DELAY_S, self._delayed.get(name, 0.0) + DELAY_STEP_S)

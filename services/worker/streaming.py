@@ -1,7 +1,7 @@
-"""A job's answer while it is produced: published in numbered messages, at most once, as soon as some of it has come.
+"""The streamed answer of a job: each part is published in a numbered message, at most once, as soon as it arrives.
 
-Until the first content of an attempt nothing is published, so an attempt that fails before that leaves no trace. After
-an answer has broken off, the next attempt may continue it.
+An attempt publishes nothing before its first content, so one that fails earlier leaves no trace. If an answer breaks
+off, the next attempt may continue it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from services.worker.context import WorkerContext
 
 
 def continuing(said: str) -> list[dict[str, JsonValue]]:
-    """Messages after a conversation whose answer broke off."""
+    """Returns the messages that ask a model to continue an answer that broke off."""
     return [{"role": "assistant", "content": said}, {"role": "user", "content": CONTINUE}] if said else []
 
 
 class AnswerStream:
-    """The messages of one job, over all its attempts.
+    """The stream of one job, over all its attempts.
 
     Attributes:
-        answer: the chunks that are out, at least.
-        execution_id: of the job.
+        answer: the published chunks, and perhaps later ones.
+        execution_id: the id of the job's execution.
         continues: an attempt may continue the answer of an earlier one.
     """
 
@@ -52,7 +52,7 @@ class AnswerStream:
         self.continues = job.agent.on_stream_break == "continue"
 
     def partial_output(self) -> JsonValue:
-        """The published part, as an output; None for nothing."""
+        """Returns the published part as an output; None if there is none."""
         message = self.answer.messages().get(0)
         if message is None or not self.answer.length:
             return None
@@ -60,7 +60,7 @@ class AnswerStream:
 
     @property
     def text(self) -> str | None:
-        """The published part, where that can be continued: the text of one choice, and nothing else."""
+        """The published part if it can be continued: the text of one choice and nothing else."""
         messages = self.answer.messages()
         message = dict(messages.get(0, {}))
         text = message.pop("content", None)
@@ -68,7 +68,7 @@ class AnswerStream:
         return text if isinstance(text, str) and text and only_text and self.answer.finish_reason(0) is None else None
 
     async def resume(self, said: str) -> None:
-        """Takes over what another worker, or an earlier handling, has published."""
+        """Restores the part that another worker, or an earlier handling, has published."""
         stored, number = await self._worker.outages.retry_while_unavailable(
             partial(self._worker.executions.partial_output, self._job.claim)
         )
@@ -77,10 +77,10 @@ class AnswerStream:
             self.answer.add({"choices": [{"index": 0, "delta": {"content": text}}]})
 
     async def publish(self, flight: InFlight, chunks: Sequence[Chunk]) -> None:
-        """Publishes a part of the answer in one message. One that is not taken is lost: its number is missing.
+        """Publishes a part of the answer in one message. A message that NATS refuses is lost, which leaves a gap.
 
         Raises:
-            ClaimLostError: another worker goes on.
+            ClaimLostError: another worker has taken the job over.
         """
         self._number += 1
         if self.continues:
@@ -114,8 +114,8 @@ class AttemptStream:
     """The answer of one attempt.
 
     Attributes:
-        streaming: for the provider.
-        flight: the attempt, with what is known of its answer.
+        streaming: the receiver that the provider gets.
+        flight: the attempt, with the timing and the size of its answer.
     """
 
     def __init__(
@@ -136,24 +136,24 @@ class AttemptStream:
         said = stream.text if stream.continues else None
         self._join = None if said is None else Join(said)
         if not stream.continues:
-            # All that is out is of this attempt then, and need not be put together twice.
+            # Without continuation, the published part is this attempt's, and is assembled only once.
             stream.answer = self.streaming.answer
 
     def called(self) -> None:
-        """The call begins: its first token is timed from now on."""
+        """Starts the clock for the latency of the first token."""
         self._began_at = monotonic()
 
     @property
     def begun(self) -> bool:
-        """True if some of its answer is out."""
+        """True if a part of the answer is published."""
         return self.flight.first_token_ms is not None
 
     async def whole(self, answer: Answer) -> Answer:
-        """The whole answer, from that of this attempt, where it is a continuation. Raises ClaimLostError."""
+        """Returns the whole answer, including the earlier attempts that this one continues. Raises ClaimLostError."""
         if self._join is None:
             return answer
         if not self.streaming.answer.length:
-            # It came whole, from what does not stream.
+            # The provider did not stream it.
             output = answer.output if isinstance(answer.output, str) else orjson.dumps(answer.output).decode()
             await self.streaming.put([_chunk(0, {"content": output}, answer.finish_reason or "stop")])
         if rest := self._join.end():
@@ -164,7 +164,7 @@ class AttemptStream:
         return replace(answer, output=self._stream.partial_output(), response=response)
 
     def ended(self) -> InFlight:
-        """The attempt, with how much came of it."""
+        """Returns the attempt with the number of received chunks."""
         if self.begun:
             self.flight = self.flight.model_copy(update={"chunks": self.streaming.answer.chunks})
         return self.flight
@@ -187,12 +187,12 @@ class AttemptStream:
         if not self.begun:
             first_token_ms = round((monotonic() - self._began_at) * 1000)
             self.flight = self.flight.model_copy(update={"first_token_ms": first_token_ms})
-            # Before anything is out: after a crash, the next worker must know that some of it may be.
+            # Saved before it is published: after a crash, the next worker must know that a part may be out.
             await self._begin(self.flight)
         await self._stream.publish(self.flight, chunks)
 
     def _continued(self, join: Join, chunk: Chunk) -> Chunk | None:
-        """The part of a chunk that continues the answer; its end is held until the join is sure."""
+        """Returns the part of a chunk that continues the answer. Its end is held until the overlap is known."""
         choices: list[dict[str, Any]] = []
         for choice in chunk["choices"]:
             delta = {name: value for name, value in choice.get("delta", {}).items() if value and name != "role"}

@@ -18,7 +18,7 @@ from breakwater.state.rate_limits import Limited
 
 MAX_KNOWN = 4096
 MAX_LOGGED = 100
-"""Of the other models that answers have named: a provider may name a new one each time."""
+"""The most substitutes that are logged, as a provider may name a new model in each answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,24 @@ class Target:
 
     model: str
     provider: str
-    """Its provider; empty where that is unknown."""
+    """The name of the provider; empty if it is unknown."""
     name: str
-    """The provider's name of it."""
+    """The provider's name for the model."""
     deployment: str
-    """The two together: what the provider limits, and is held and retried as one."""
+    """Provider and name: the unit of the provider's limits, of holds and of retry budgets."""
     token_rules: TokenRules
-    """They estimate the tokens of a call."""
+    """The rules that estimate the tokens of a call."""
     pricing: Pricing | None
-    """None where it has no price."""
+    """None if the model has no price."""
     breaker: BreakerKey | None
-    """None where the agent has its breakers switched off."""
+    """None if the agent's breakers are switched off."""
     limits: tuple[Limited, ...]
     """The rate limits of the agent and of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A model that has answered in place of the one that was asked for.
+    """A model that answered in place of the requested one.
 
     Attributes:
         known: its name in the config or in the price list; None where neither has it.
@@ -56,13 +56,13 @@ class Other:
 
 
 class Targets:
-    """The models of a config as its agents call them, each worked out once."""
+    """The models of a config as its agents call them, each computed once."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         # Programs may name models that the config does not: the caches have an end.
         self.of: Callable[[str, str], Target] = lru_cache(MAX_KNOWN)(self._target)
-        """A target, by its agent's name and its model's id."""
+        """Returns the target of an agent's name and a model's id."""
         self._pricing = lru_cache(MAX_KNOWN)(self._priced)
         self._other = lru_cache(MAX_KNOWN)(self._found)
         self._logged: set[tuple[str, str]] = set()
@@ -86,7 +86,7 @@ class Targets:
         )
 
     def other(self, target: Target, answered: str) -> Other | None:
-        """The model that an answer names, where it is another than was asked for."""
+        """Returns the model that an answer names, if it is not the requested one."""
         if answered == target.name or is_same_model(answered, (target.name, target.model)):
             return None
         serving = self._config.providers.get(target.provider)
@@ -98,7 +98,7 @@ class Targets:
         return None if other.pricing is None and is_placeholder(answered) else other
 
     def log_other(self, target: Target, answered: str) -> None:
-        """Logs once that another model answers than is asked for. `answered`: as it may be logged."""
+        """Logs once that another model answers than the requested one. `answered` is safe to log."""
         place = target.deployment, answered
         if place not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(place)
