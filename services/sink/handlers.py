@@ -27,7 +27,7 @@ from breakwater.telemetry.metrics import SinkMetrics
 from services.sink import records
 
 REFUSED_DELAY_S = 300.0
-"""The wait of a message that neither ClickHouse nor DLQ takes; it stays on its stream meanwhile."""
+"""The redelivery delay of a message that both ClickHouse and DLQ refuse."""
 
 
 RowT = TypeVar("RowT")
@@ -67,7 +67,7 @@ class Sink:
             del self._held[stream]
 
     async def stop(self) -> None:
-        """Gives up waiting for servers that are unavailable. Work that needs no waiting is finished."""
+        """Stops waiting for unavailable servers. Work that needs no waiting still finishes."""
         self._outages.stop()
 
     async def _store(self, deliveries: list[Delivery]) -> None:
@@ -114,7 +114,7 @@ class Sink:
         return [delivery for (delivery, _), error in rejected if not await self._dead_letter(delivery, str(error))]
 
     async def _dead_letter(self, delivery: Delivery, error: str) -> bool:
-        """Keeps a message that no table takes on DLQ; False if that is refused."""
+        """Stores a message that no table accepts on DLQ; returns False if DLQ refuses it."""
         log = structlog.get_logger().bind(subject=delivery.subject, sequence=delivery.sequence)
 
         async def publish() -> None:

@@ -1,6 +1,6 @@
-"""One call to a provider, the attempt that comes of it, and its record in the log.
+"""One call to a provider, its attempt, and the record of the attempt in the log.
 
-In the log each attempt's subject takes one message: the first write wins.
+The log accepts one message for the subject of each attempt: the first write wins.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """As JSON. Result and record hold it next to the attempts, and the NATS servers take messages of up to 8 MB."""
 
 MAX_RESPONSE_BYTES = 3 * 1024 * 1024
-"""As JSON. The result holds it next to the answer."""
+"""The size limit of a response as JSON, as the result contains it and the answer."""
 
 MAX_PROBLEMS_TEXT = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt that has ended, and what is needed to decide what follows.
+    """A finished attempt, with what the next step depends on.
 
     Attributes:
         attempt: as it will be recorded.
@@ -107,7 +107,7 @@ async def call(
     repairs: Repairs,
     stream: AttemptStream | None = None,
 ) -> Ended:
-    """Calls once. The attempt that it returns is not yet recorded.
+    """Makes one call. The returned attempt is not recorded yet.
 
     `timeout_s` is for the answer; of one that is streamed, until it begins. `repairs` are those of the parameters.
     """
@@ -170,7 +170,7 @@ async def call(
             unread = _unread(error, request.attempt_id)
             ended = _failed(worker, job, flight, started_at, unread, timeout_s, None)
     except BaseException as error:
-        # The worker stops, or has a fault: there will be no attempt to record.
+        # The worker stops or has a bug: there is no attempt to record.
         span.end(error=type(error).__name__)
         raise
     span.end(
@@ -181,7 +181,7 @@ async def call(
 
 
 async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, request: Call) -> Answer:
-    """A provider's answer, which may be empty where the agent allows that. Raises CallError."""
+    """Returns a provider's answer, which may be empty if the agent allows that. Raises CallError."""
     try:
         answer = await worker.providers[flight.provider].perform(request)
     except CallError as failed:
@@ -217,7 +217,7 @@ def attempt_of(
     counted: bool = False,
     refused: Refused | None = None,
 ) -> Attempt:
-    """An attempt that has just ended, as it will be recorded."""
+    """Builds the record of an attempt that has just ended."""
     completed_at, usage = job.now(), spent.usage
     return Attempt(
         attempt_id=job.attempt_id(flight.number),
@@ -264,7 +264,7 @@ def attempt_of(
 
 
 async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> int:
-    """Records an attempt in the log, and returns the sequence of its event.
+    """Records an attempt in the log, and returns the sequence of the event.
 
     Raises:
         ClaimLostError: another worker recorded this attempt first.
@@ -285,14 +285,14 @@ async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> in
 
 
 async def recorded_attempt(worker: WorkerContext, job: Assignment | JobDelivery, number: int) -> Attempt | None:
-    """The record of an attempt, by any worker."""
+    """Returns the record of an attempt, written by any worker."""
     subject = subjects.attempt(job.agent_name, job.execution_id, number)
     found = await worker.outages.retry_while_unavailable(lambda: worker.lookup.last(Stream.EVENTS, subject))
     return None if found is None else Attempt.model_validate_json(found.data)
 
 
 def spent_at_most(flight: InFlight) -> CallCost:
-    """Estimate for a call of which nothing is known: its input, and at most its reservation."""
+    """Estimates the cost of a call without any report: its input, and at most its reservation."""
     basis: CostBasis = "unknown" if flight.reserved is None else "estimated"
     return CallCost(flight.reserved, basis, _with_estimates(flight, None))
 

@@ -1,8 +1,8 @@
 """The end of a job: one result, one record, one acknowledgement, whatever crashes in between.
 
-The order makes it so. The result decides: its subject takes one message. The record is made from the stored result, so
-that a second worker, or the same one after a crash, writes the same. Then callers that wait are answered, jobs that
-wait are woken, and the task lets go of the job's hold. Only then is the job acknowledged.
+The order guarantees that. The result decides: its subject accepts one message. The record is made from the stored
+result, so that a second worker, or the same one after a crash, writes the same. Then the worker answers callers,
+wakes dependent jobs and counts the job in its task. Only then does it acknowledge the job.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def conclude(
     dry_run: bool = False,
     trace_id: str | None = None,
 ) -> Result:
-    """Sums a job up. Pure. `cached_from`: the execution whose answer was reused."""
+    """Builds the result of a job. Pure. `cached_from` is the execution whose answer was reused."""
     job = received.job or Job.model_construct(agent=received.agent_name, prompt="")
     chain = received.agent.chain if received.job is None else received.agent.chain_for(job)
     queued_at = received.delivery.queued_at
@@ -153,14 +153,14 @@ async def end_without_run(worker: WorkerContext, received: JobDelivery, reason: 
 def result_without_run(
     worker: WorkerContext, received: JobDelivery, reason: Reason, error: ErrorInfo, attempts: tuple[Attempt, ...] = ()
 ) -> Result:
-    """The result of a job that can't be run, or not to its end."""
+    """Builds the result of a job that can't run, or can't run to its end."""
     now = worker.now()
     checkpoint = Checkpoint(dispatched_at=now, deadline=now, attempts=attempts)
     return conclude(received, Finished(checkpoint, None, None, reason, error), now, worker.config_version)
 
 
 async def answer_known(worker: WorkerContext, received: JobDelivery, known: Result) -> None:
-    """Answers from an earlier decision; but an id is one job, and this may be another one."""
+    """Answers from an earlier decision, or refuses another job with the same id."""
     if known.agent == received.agent_name and known.job_digest in (None, received.digest):
         await answer(worker, received, known)
     else:
@@ -233,9 +233,9 @@ async def answer(
     *,
     counted: bool = False,
 ) -> None:
-    """Makes sure that the record is stored, answers the callers that wait, lets go of the job, and acknowledges it.
+    """Stores the record, answers waiting callers, releases the claim, and acknowledges the delivery.
 
-    After a crash all of it is done again.
+    A crash repeats all of it.
     """
     await _record(worker, received, result)
     if received.reply_to is not None:
@@ -254,7 +254,7 @@ async def answer(
 
 
 def reply_of(result: Result) -> bytes:
-    """A result with its ids as the sender of the job chose them."""
+    """Serializes a result with the ids as the sender of the job chose them."""
     return document_as_chosen(result.json_bytes())
 
 
@@ -294,7 +294,7 @@ async def _record(worker: WorkerContext, received: JobDelivery, result: Result) 
 
 
 def redacted(worker: WorkerContext, received: JobDelivery, result: Result) -> Execution:
-    """The record of a result: with the conversation if it may be kept, and nothing in it that is secret."""
+    """Builds the redacted record of a result, with the conversation if the agent keeps it."""
     redact = worker.redactor.json
     messages: JsonValue = None
     given: JsonValue = None

@@ -79,7 +79,7 @@ class Delivery:
         await self._message.nak(delay=delay_s)
 
     async def terminate(self) -> None:
-        """Ends the message undone: it is not delivered any more."""
+        """Ends redelivery of the message, which was not handled."""
         await self._message.term()
 
     async def in_progress(self) -> None:
@@ -88,9 +88,9 @@ class Delivery:
 
 
 async def report_in_progress(deliveries: Iterable[Delivery]) -> None:
-    """Reports once to the server that these messages are in progress; lost when the connection is."""
+    """Reports once to the server that messages are in progress. Ignores a lost connection."""
     for delivery in deliveries:
-        # That costs at most a redelivery, which handlers expect.
+        # A lost report costs at most a redelivery, which handlers expect.
         with suppress(nats.errors.Error):
             await delivery.in_progress()
 
@@ -378,10 +378,10 @@ def _requeued(headers: Mapping[str, str], execution_id: str, sequence: int, due:
 
 
 def trusted_headers(subject: str, headers: Mapping[str, str]) -> Mapping[str, str]:
-    """The headers of a message as they hold.
+    """Returns the headers of a message that can be trusted.
 
-    Those of a program's job are without the headers that only the plane sets, and name its owner where the program has
-    its own user.
+    From a program's job, it removes the headers that only the plane may set, and sets the owner if the program has its
+    own NATS user.
     """
     user = subjects.user_of_job(subject)
     if user is None:
@@ -393,7 +393,7 @@ def trusted_headers(subject: str, headers: Mapping[str, str]) -> Mapping[str, st
 
 
 def parked_execution(headers: Mapping[str, str]) -> str | None:
-    """The execution of a job that comes from PARKED; None where it is none of ours."""
+    """Returns the execution of a job that was parked; None for any other message."""
     token = headers.get(Header.EXECUTION_ID.value)
     if token is None:
         return None

@@ -127,7 +127,7 @@ class Pull:
                 self._waiting.clear()  # a connection that is closed has no subscriptions left
 
     async def _came(self, wait_s: float, ask: int) -> bool:
-        """True as soon as a message waits here; False after `wait_s` without one."""
+        """Returns True as soon as a message is here, and False after `wait_s` without one."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
@@ -142,7 +142,7 @@ class Pull:
             await self._news_until(min(until, self._asked_until))
 
     async def _gather(self, most: int, linger_s: float, pending: int) -> None:
-        """Has those come that the server has after a time, or immediately where it has enough of them: `pending`."""
+        """Fetches what the server has after `linger_s`, or immediately if it has enough (`pending`)."""
         loop = asyncio.get_running_loop()
         if pending < most - len(self._waiting):
             await asyncio.sleep(linger_s)
@@ -164,7 +164,7 @@ class Pull:
             raise nats.js.errors.Error(f"status {status}")
 
     async def _connect(self) -> None:
-        """Subscribes where that is still to be done, and notices that a request was lost with its connection."""
+        """Subscribes if necessary, and detects that a request was lost with its connection."""
         client = self._connection()
         if self._subscription is None or self._client is not client:
             self._client, self._inbox = client, client.new_inbox()
@@ -175,7 +175,7 @@ class Pull:
             self._reconnects, self._asked = client.stats["reconnects"], 0
 
     async def _ask(self, ask: int, open_s: float | None) -> None:
-        """Asks for messages: those that come within a time, or for None those that are there."""
+        """Asks for messages: those that come within `open_s`, or with None those that are there."""
         request = {"batch": ask, "no_wait": True} if open_s is None else {"batch": ask, "expires": int(open_s * 1e9)}
         self._asked, self._asked_until = ask, asyncio.get_running_loop().time() + (open_s or 0.0) + GRACE_S
         self._requests += 1
@@ -202,7 +202,7 @@ HandlerCoroutine = Coroutine[Any, Any, None]
 
 
 class Consumer:
-    """A durable consumer that is read, and whose messages are handled in tasks. What a handler raises is logged."""
+    """Reads a durable consumer and handles its messages in tasks. Logs the errors of handlers."""
 
     def __init__(
         self,
@@ -226,11 +226,11 @@ class Consumer:
         """Set when the consumer has answered once."""
 
     def start(self) -> None:
-        """Begins to read in the background."""
+        """Starts to read in the background."""
         self._reading = asyncio.create_task(self._read())
 
     async def stop(self, *, drain_s: float = STOP_S) -> None:
-        """Reads no more, and returns when all that was read is handled; it is cancelled after `drain_s`."""
+        """Stops reading, and returns when all read messages are handled; cancels handlers after `drain_s`."""
         if self._reading is not None:
             await background.stop(self._reading)
         if self._handling:

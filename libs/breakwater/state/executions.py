@@ -70,7 +70,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The job is ours. `checkpoint` was saved under an earlier claim."""
+    """This worker holds the job now. `checkpoint` was saved under an earlier claim."""
 
     checkpoint: str | None
     cancels: tuple[PendingCancel, ...] = ()
@@ -81,7 +81,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class ClaimKept:
-    """The claim is still ours."""
+    """This worker still holds the claim."""
 
     cancels: tuple[PendingCancel, ...] = ()
     """To cancel the job."""
@@ -104,7 +104,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class ClaimEnded:
-    """The claim is let go of."""
+    """The claim is released, as the job has ended."""
 
     waiting: tuple[str, ...] = ()
     """The jobs that wait for it; they are returned once."""
@@ -175,7 +175,7 @@ class Executions:
 
     @staticmethod
     def kept(answer: Any) -> ClaimKept | None:
-        """Reads the answer to `checkpoint_call`; None: the claim is lost."""
+        """Reads the answer to `checkpoint_call`; None means that the claim is lost."""
         if not answer:
             return None
         if not isinstance(answer, list):
@@ -215,7 +215,7 @@ class Executions:
         return self.kept(answer)
 
     async def finish(self, claim: Claim) -> ClaimEnded:
-        """Lets go of a job whose record is stored; a moment later it is forgotten. Raises StateUnavailableError.
+        """Releases a job whose record is stored; Redis deletes it after `LINGER_MS`. Raises StateUnavailableError.
 
         Args:
             claim: which; one without a token means that of any holder.
