@@ -41,7 +41,7 @@ seconds "the plane is up"
 show breakwater submit helper "Write a haiku about harbours."
 seconds "the first answer is there"
 kill "$server" && wait "$server" 2>/dev/null || true
-show breakwater submit helper "Is anybody there?"
+show breakwater submit helper "Is anyone there?"
 seconds "a failure is there"
 
 console=$(grep --only-matching --max-count 1 'http://[0-9.:]* (sign in' up.log | cut -d' ' -f1)

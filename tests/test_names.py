@@ -40,6 +40,11 @@ IN_PROSE = {
     r"bookkeeper": "reconciler",
     r"(?<!dead )(?<!dead-)letters?": "dead letter",
     r"in work": "in progress",
+    r"at once": "immediately, in parallel, in one go or simultaneously",
+    r"besides?": "next to, in addition to, apart from",
+    r"(?:some|any|no|every)body|whoever": "a person, callers, operators, anyone",
+    r"in force": "effective",
+    r"stands|stood": "is, are, means; `stalls` of a process",
 }
 _ANY_IN_PROSE = re.compile(rf"(?<![\w-])(?:{'|'.join(IN_PROSE)})(?![\w-])", re.IGNORECASE)
 _IN_PROSE = tuple((re.compile(rf"(?<![\w-])(?:{word})(?![\w-])", re.IGNORECASE), say) for word, say in IN_PROSE.items())
@@ -49,7 +54,10 @@ _OF_THE_ALPHABET = re.compile(
 """Where `letter` is one of the alphabet."""
 
 
-_PUBLIC_CLASS = re.compile(r"^class (?!_)(\w+)", re.MULTILINE)
+_PUBLIC_CLASS = re.compile(r"^(?:class (?!_)(\w+)|([A-Z]\w*[a-z]\w*)(?:: TypeAlias)? = (?!TypeVar))", re.MULTILINE)
+"""Classes and aliases of types; a type variable may be named like others."""
+
+_QUESTION = re.compile(r"(?:What|Whether|How|That|Who|Whose|Which|Where|Why)\b")
 
 
 def modules() -> Iterator[tuple[str, str]]:
@@ -112,11 +120,33 @@ def test_the_words_of_a_name_are_found() -> None:
 def test_no_public_class_name_is_in_two_modules() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path, text in modules():
-        for name in _PUBLIC_CLASS.findall(text):
-            places[name].append(path)
-    assert "Alert" in places
+        for name, alias in _PUBLIC_CLASS.findall(text):
+            places[name or alias].append(path)
+    assert {"Alert", "KeyScope"} <= places.keys()
     doubles = {name: paths for name, paths in places.items() if len(paths) > 1}
     assert not doubles
+
+
+def docstrings(text: str) -> Iterator[tuple[int, str]]:
+    """The docstrings of a module, its classes, functions and attributes, each with its line."""
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", ())
+        for statement in body if isinstance(body, list) else ():
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(docstring))):
+                    yield statement.lineno, docstring
+                case _:
+                    pass
+
+
+def test_a_docstring_begins_with_its_subject() -> None:
+    found = [
+        f"{path}:{line}: {docstring.splitlines()[0]}"
+        for path, text in modules()
+        for line, docstring in docstrings(text)
+        if _QUESTION.match(docstring)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_names_are_the_fields_terms() -> None:

@@ -20,7 +20,7 @@ from services.worker.context import WorkerContext
 from services.worker.parsing import JobDelivery, execution_id_of, unread_job
 
 KEY_WAIT, KEY_POLL = timedelta(hours=1), timedelta(minutes=1)
-"""How long a job waits for a missing key, and the interval of the checks for it."""
+"""Wait of a job for a missing key, and interval of the checks for it."""
 
 MAX_CRASHES = 10
 """The number of internal failures of a job, on any worker, before it is dead-lettered."""

@@ -75,7 +75,7 @@ ROWS = (
     Row(
         "Perplexity",
         "`reasoning_tokens`, `citation_tokens`",
-        "output, beside the other and outside the total",
+        "output, in addition to the other and outside the total",
         GENAI_PRICES,
         {**BASE, "total_tokens": 150, "reasoning_tokens": 1000, "citation_tokens": 10},
         2_220_000,
@@ -84,7 +84,7 @@ ROWS = (
     Row(
         "any",
         "more reasoning than output, without a total that has it",
-        "output, beside the other",
+        "output, in addition to the other",
         OURS,
         {**BASE, "completion_tokens_details": {"reasoning_tokens": 1000}},
         2_200_000,
@@ -122,7 +122,7 @@ ROWS = (
     ),
     Row(
         "Databricks and gateways",
-        "`cache_read_input_tokens` beside `prompt_tokens`",
+        "`cache_read_input_tokens` next to `prompt_tokens`",
         "cached, a part of the input",
         GENAI_PRICES,
         {**BASE, "cache_read_input_tokens": 80},
@@ -139,7 +139,7 @@ ROWS = (
     Row(
         "Anthropic",
         "`cache_read_input_tokens`, `cache_creation_input_tokens`",
-        "beside `input_tokens`",
+        "in addition to `input_tokens`",
         "[caching](https://platform.claude.com/docs/en/build-with-claude/prompt-caching)",
         {"input_tokens": 20, "cache_read_input_tokens": 80, "cache_creation_input_tokens": 40, "output_tokens": 50},
         210_000,
@@ -200,7 +200,7 @@ ROWS = (
     Row(
         "Anthropic, OpenRouter",
         "`server_tool_use.web_search_requests`",
-        "$0.01 each beside the tokens",
+        "$0.01 each in addition to the tokens",
         "[web search](https://platform.claude.com/docs/en/agents-and-tools/tool-use/web-search-tool)",
         {"input_tokens": 100, "output_tokens": 50, "server_tool_use": {"web_search_requests": 2}},
         20_200_000,
@@ -210,7 +210,7 @@ ROWS = (
     Row(
         "xAI",
         "`num_sources_used`",
-        "$0.025 each beside the tokens",
+        "$0.025 each in addition to the tokens",
         "[live search](https://docs.x.ai/docs/guides/live-search)",
         {**BASE, "num_sources_used": 2},
         50_200_000,
@@ -219,7 +219,7 @@ ROWS = (
     Row(
         "Perplexity",
         "`num_search_queries`",
-        "$0.005 each beside the tokens",
+        "$0.005 each in addition to the tokens",
         "[pricing](https://docs.perplexity.ai/getting-started/pricing)",
         {**BASE, "num_search_queries": 2},
         10_200_000,
@@ -254,7 +254,7 @@ ROWS = (
     Row(
         "any",
         "more cached than input, or written",
-        "beside the input",
+        "in addition to the input",
         OURS,
         {**BASE, "prompt_tokens_details": {"cached_tokens": 150}},
         275_000,
