@@ -130,7 +130,8 @@ async def test_a_replica_that_was_cut_off_is_not_taken_for_the_whole(cluster: Cl
         for subject in subjects[2:]:
             await cluster.publish(subject, ONCE)
         assert await read(whole=False) == subjects[:1]
-        with pytest.raises(BusUnavailableError, match="is behind: it ends at message 2 of 5"):
+        # Only the first message is known to have reached it.
+        with pytest.raises(BusUnavailableError, match=r"is behind: it ends at message [12] of 5"):
             await read(whole=True)
         # Where nobody has asked the leader yet, it can't be asked.
         with pytest.raises(BusUnavailableError, match="did not answer"):

@@ -309,7 +309,7 @@ async def config_findings(plane: PlaneLocation, config: Config | None) -> Findin
         behind = ", ".join(sorted(f"{name} ({used})" for name, used in in_use.items() if used != version))
         good = f"version {version} is effective in each of {len(in_use)} processes"
         bad = f"version {version} is not effective in {behind}"
-        remedy = "Send SIGHUP to them; their logs say if they do not take it over (`config_not_taken_over`)."
+        remedy = "Send SIGHUP to them; their logs say why they keep the old one (`config_not_taken_over`)."
         yield judged("config", good, bad, remedy, ok=not behind)
 
 

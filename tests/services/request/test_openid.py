@@ -323,6 +323,7 @@ async def test_who_holds_flow_and_state_keeps_nobody_out_and_has_the_provider_as
 ) -> None:
     flows = {"made up": ["mine"], "begun once": [(await begin(attacked))[1]]}.get(whose, [])
     statuses: list[int] = []
+    started = time.monotonic()
     attack = [asyncio.create_task(loops(attacked, flows, statuses)) for _ in range(30)]
     await until(lambda: len(statuses) > 500)
     async with elsewhere(attacked) as other:
@@ -337,7 +338,8 @@ async def test_who_holds_flow_and_state_keeps_nobody_out_and_has_the_provider_as
     for task in attack:
         task.cancel()
     await asyncio.wait(attack)
-    most = {"made up": 0, "begun once": 1}.get(whose, 130)
+    # A hundred failures a minute, refilled meanwhile, and those that are under way.
+    most = {"made up": 0, "begun once": 1}.get(whose, 130 + (time.monotonic() - started) * 100 / 60)
     assert provider.asked.count(TOKEN) <= most + 6
     assert set(statuses) <= {403, 409, 429}
 
