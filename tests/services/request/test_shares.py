@@ -92,4 +92,7 @@ async def test_one_key_leaves_connections_to_others(api: HttpApi, path: str) -> 
     async with held(api.settings.http_port, sent.encode()) as connections:
         for _ in range(3):
             await all_goes_on(api)
-        assert await received(connections) == {b"429": ATTACKERS - MAX_CONNECTIONS // 2}
+        answers = await received(connections)
+        # 503: those that connect faster than a busy machine answers.
+        assert answers.keys() <= {b"429", b"503"}
+        assert sum(answers.values()) == ATTACKERS - MAX_CONNECTIONS // 2
