@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 from breakwater.contracts.job import new_job_id
 from breakwater.state import executions
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import Redis
 from breakwater.state.executions import Claim, Executions
-from tests.server_sources import EmbeddedServers
+from tests.server_sources import embedded_servers
 
 AT_ONCE = 500
 
@@ -54,12 +52,8 @@ async def measure(url: str, jobs: int) -> None:
 
 def main() -> None:
     """Starts a Redis, and measures."""
-    with tempfile.TemporaryDirectory() as temporary:
-        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
-        try:
-            asyncio.run(measure(servers.redis().url, int(sys.argv[1]) if len(sys.argv) > 1 else 100_000))
-        finally:
-            servers.stop()
+    with embedded_servers() as (servers, _):
+        asyncio.run(measure(servers.redis().url, int(sys.argv[1]) if len(sys.argv) > 1 else 100_000))
 
 
 if __name__ == "__main__":

@@ -25,12 +25,10 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import uvloop
@@ -54,7 +52,7 @@ from services.worker.context import WorkerContext, context_for
 from services.worker.gates import Admitted, admit
 from services.worker.gates.gate import Refused
 from services.worker.repairs import Correction, Repairs
-from tests.server_sources import EmbeddedServers
+from tests.server_sources import embedded_servers
 
 CONFIG = """
 providers: {sim: {kind: openai, base_url: "http://127.0.0.1:1/v1"}}
@@ -205,12 +203,8 @@ async def measure(url: str, calls: int) -> dict[str, Figures]:
 def main() -> None:
     """Prints the figures."""
     calls = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000
-    with tempfile.TemporaryDirectory() as temporary:
-        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
-        try:
-            measured = uvloop.run(measure(servers.redis().url, calls))
-        finally:
-            servers.stop()
+    with embedded_servers() as (servers, _):
+        measured = uvloop.run(measure(servers.redis().url, calls))
     print(f"{'':24} {'round trips':>11} {'p50 ms':>8} {'p99 ms':>8} {'in Redis ms':>12}")
     for what, found in measured.items():
         print(f"{what:24} {found.round_trips:>11} {found.p50:>8.3f} {found.p99:>8.3f} {found.in_redis:>12.3f}")

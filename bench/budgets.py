@@ -21,12 +21,10 @@ Measured on two cores that others used too; before and after settlements shared 
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import uvloop
@@ -36,7 +34,7 @@ from breakwater.policy.budget import Caps, CapTable
 from breakwater.policy.ledger import AttemptSums
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, Reserved, Settlement
-from tests.server_sources import EmbeddedServers
+from tests.server_sources import embedded_servers
 
 ZONE = ZoneInfo("Europe/Berlin")
 LOG = "log"
@@ -151,12 +149,8 @@ async def measure(url: str, calls: int) -> dict[str, Cost]:
 def main() -> None:
     """Prints the figures."""
     calls = int(sys.argv[1]) if len(sys.argv) > 1 else 5_000
-    with tempfile.TemporaryDirectory() as temporary:
-        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
-        try:
-            measured = uvloop.run(measure(servers.redis().url, calls))
-        finally:
-            servers.stop()
+    with embedded_servers() as (servers, _):
+        measured = uvloop.run(measure(servers.redis().url, calls))
     print(f"{'':24} {'each time':^21}   {'us per job':^24}")
     print(f"{'':24} {'round trips':>11} {'scripts':>9}   {'elapsed':>8} {'client':>7} {'Redis':>7}")
     for what, one in measured.items():

@@ -15,12 +15,10 @@ import asyncio
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from bench.console_cases import CASES, Case, Moment
@@ -28,7 +26,7 @@ from bench.history import History, load
 from breakwater.analytics.client import Analytics, connect
 from breakwater.analytics.search import Cursor, Page
 from breakwater.analytics.window import TimeWindow
-from tests.server_sources import EmbeddedServers
+from tests.server_sources import embedded_servers
 
 RUNS = 20
 LIMIT_MS = 300.0
@@ -123,19 +121,15 @@ def _rows(result: Any) -> int:
 
 
 async def main(executions: int, url: str | None) -> bool:
-    with tempfile.TemporaryDirectory() as directory:
-        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=directory)))
+    with embedded_servers() as (servers, _):
+        analytics = connect(url or f"{servers.clickhouse().url}/bench")
         try:
-            analytics = connect(url or f"{servers.clickhouse().url}/bench")
-            try:
-                if url is None:
-                    await loaded(analytics, executions)
-                await stored(analytics)
-                results = await measured(analytics, CASES)
-            finally:
-                await analytics.close()
+            if url is None:
+                await loaded(analytics, executions)
+            await stored(analytics)
+            results = await measured(analytics, CASES)
         finally:
-            servers.stop()
+            await analytics.close()
     slow = [one for one in results if one.quantile(0.95) >= LIMIT_MS]
     print(f"\nload average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"every p95 is below {LIMIT_MS:.0f} ms: {'no, ' + str(len(slow)) + ' are not' if slow else 'yes'}")

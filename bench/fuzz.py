@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.any_answers import agents, any_provider_server, check_examples
 from tests.flow.kit import model
-from tests.server_sources import EmbeddedServers
+from tests.server_sources import embedded_servers
 from tests.services.worker.harness import running_worker
 
 
@@ -45,13 +44,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=300)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
-        try:
-            began = time.monotonic()
-            outcomes = asyncio.run(run(Path(temporary), servers.nats().url, servers.redis().url, options.examples))
-        finally:
-            servers.stop()
+    with embedded_servers() as (servers, directory):
+        began = time.monotonic()
+        outcomes = asyncio.run(run(directory, servers.nats().url, servers.redis().url, options.examples))
     print(f"{sum(outcomes.values())} attempts in {time.monotonic() - began:.0f} s, each recorded:")
     for outcome, count in sorted(outcomes.items(), key=lambda item: -item[1]):
         print(f"  {count:6} {outcome}")

@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import os
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -42,7 +41,7 @@ from services.request.costs import CostRoutes
 from services.request.operations import ApiRequest
 from tests.browser.conftest import OPTIONS, PROGRAM
 from tests.cli.api_stub import KEY, Stub, serving
-from tests.server_sources import EmbeddedServers
+from tests.server_sources import embedded_servers
 from tests.services.console.answers import answer, breaker, budget, health, incident, model, queue, service
 from tests.services.console.conftest import key_with, running
 
@@ -137,9 +136,7 @@ async def visited(page: Page, url: str) -> tuple[float, float]:
 async def main(executions: int, url: str | None, pictures: Path | None) -> bool:
     slow = 0
     async with AsyncExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory())
-        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=directory)))
-        stack.callback(servers.stop)
+        servers, _ = stack.enter_context(embedded_servers())
         database = url or f"{servers.clickhouse().url}/bench"
         analytics = connect(database)
         stack.push_async_callback(analytics.close)

@@ -27,7 +27,7 @@ from bench.plane import load
 from breakwater.analytics.client import connect
 from breakwater.analytics.migrations import migrate
 from tests.flow.kit import Plane, model, running_plane
-from tests.server_sources import EmbeddedServers, RunningServer
+from tests.server_sources import RunningServer, embedded_servers
 
 CONSUMERS = ("breaker", "budget", "alerter", "sink")
 STEPS = ((1, 1), (2, 1), (4, 1), (4, 2))
@@ -45,12 +45,8 @@ class Seen:
 @contextmanager
 def servers() -> Generator[dict[str, RunningServer]]:
     """Empty ones, with their data."""
-    with tempfile.TemporaryDirectory() as directory:
-        started = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=directory)))
-        try:
-            yield {"nats": started.nats(), "redis": started.redis(), "clickhouse": started.clickhouse()}
-        finally:
-            started.stop()
+    with embedded_servers() as (started, _):
+        yield {"nats": started.nats(), "redis": started.redis(), "clickhouse": started.clickhouse()}
 
 
 def memory_mb(processes: list[psutil.Process]) -> float:

@@ -11,11 +11,10 @@ server: in inserts of the same size, one after the other, with nothing to read, 
 asserted.
 """
 
+import os
 import signal
 import sys
-import tempfile
 import time
-from asyncio.subprocess import Process
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -31,8 +30,8 @@ from services.sink import records
 from services.sink.app import BATCH_SIZE
 from tests.analytics.samples import NOON, attempt, execution, new_database
 from tests.helpers import FIRST
-from tests.server_sources import EmbeddedServers, RunningServer
-from tests.services.sink.plane import Plane, of_attempt, of_execution
+from tests.server_sources import EmbeddedServers, RunningServer, embedded_servers
+from tests.services.sink.plane import Plane, SinkProcess, of_attempt, of_execution
 
 PUBLISHED_AT_ONCE = 2_000
 WARM_UP_JOBS = 100
@@ -59,36 +58,31 @@ def child(part_of_command: str) -> psutil.Process:
     )
 
 
-async def measure(jobs: int, directory: Path) -> None:
-    servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=directory)))
+async def measure(jobs: int, servers: EmbeddedServers, directory: Path) -> None:
     nats_server, clickhouse_server = servers.nats(), servers.clickhouse()
     everything = list(events(jobs, "job"))
-    try:
-        async with (
-            new_database(clickhouse_server.url) as analytics,
-            Plane.provisioned(nats_server, clickhouse_server, analytics) as plane,
-        ):
-            sink = await plane.sink_process(directory)
-            try:
-                await plane.publish(events(WARM_UP_JOBS, "warm-up"))
-                await plane.until_done()
-                sink.send_signal(signal.SIGSTOP)
-                for first in range(0, len(everything), PUBLISHED_AT_ONCE):
-                    await plane.publish(everything[first : first + PUBLISHED_AT_ONCE])
-                by_sink = await report(plane, sink, len(everything))
-            finally:
-                sink.send_signal(signal.SIGCONT)
-                sink.terminate()
-                await sink.wait()
-        async with new_database(clickhouse_server.url) as analytics:
-            alone = await insert_alone(clickhouse_server, analytics, batches(everything))
-        print(f"{len(everything)} rows by clickhouse-connect alone: {alone:,.0f} a second")
-        print(f"the sink is at {by_sink / alone:.0%} of it")
-    finally:
-        servers.stop()
+    async with (
+        new_database(clickhouse_server.url) as analytics,
+        Plane.provisioned(nats_server, clickhouse_server, analytics) as plane,
+    ):
+        sink = plane.sink_process(directory)
+        try:
+            await plane.publish(events(WARM_UP_JOBS, "warm-up"))
+            await plane.until_done()
+            os.kill(sink.pid, signal.SIGSTOP)
+            for first in range(0, len(everything), PUBLISHED_AT_ONCE):
+                await plane.publish(everything[first : first + PUBLISHED_AT_ONCE])
+            by_sink = await report(plane, sink, len(everything))
+        finally:
+            os.kill(sink.pid, signal.SIGCONT)
+            await sink.stop()
+    async with new_database(clickhouse_server.url) as analytics:
+        alone = await insert_alone(clickhouse_server, analytics, batches(everything))
+    print(f"{len(everything)} rows by clickhouse-connect alone: {alone:,.0f} a second")
+    print(f"the sink is at {by_sink / alone:.0%} of it")
 
 
-async def report(plane: Plane, sink: Process, count: int) -> float:
+async def report(plane: Plane, sink: SinkProcess, count: int) -> float:
     """Prints what the sink does; gives its events a second."""
     watched = {
         "nats": child("nats-server"),
@@ -97,7 +91,7 @@ async def report(plane: Plane, sink: Process, count: int) -> float:
     }
     before = {name: cpu_s(process) for name, process in watched.items()}
     began = time.monotonic()
-    sink.send_signal(signal.SIGCONT)
+    os.kill(sink.pid, signal.SIGCONT)
     await plane.until_done()
     took = time.monotonic() - began
     spent = {name: cpu_s(process) - before[name] for name, process in watched.items()}
@@ -144,5 +138,5 @@ async def insert_alone(
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as temporary:
-        uvloop.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, Path(temporary)))
+    with embedded_servers() as (servers, directory):
+        uvloop.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, servers, directory))

@@ -11,11 +11,9 @@ import argparse
 import asyncio
 import json
 import random
-import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from breakwater.analytics import rows, schema
@@ -23,7 +21,7 @@ from breakwater.analytics.client import Analytics
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
 from tests.analytics import samples
-from tests.server_sources import EmbeddedServers
+from tests.server_sources import embedded_servers
 
 DAYS = 30
 ROWS_AN_INSERT = 20_000
@@ -209,14 +207,10 @@ async def report(analytics: Analytics, count: int, *, columns: bool) -> None:
     print(f"{'together':>12}: {total / count:.0f} bytes an execution")
 
 
-async def measure(count: int, directory: Path, *, columns: bool) -> None:
-    servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=directory)))
-    try:
-        async with samples.new_database(servers.clickhouse().url) as analytics:
-            await fill(analytics, count)
-            await report(analytics, count, columns=columns)
-    finally:
-        servers.stop()
+async def measure(clickhouse_url: str, count: int, *, columns: bool) -> None:
+    async with samples.new_database(clickhouse_url) as analytics:
+        await fill(analytics, count)
+        await report(analytics, count, columns=columns)
 
 
 def main() -> None:
@@ -227,8 +221,8 @@ def main() -> None:
     example = next(Month().executions(1))
     texts = len(json.dumps(example.messages)) + len(json.dumps(example.output))
     print(f"{given.executions:,} executions over {DAYS} days; the first has {texts} bytes of messages and output")
-    with tempfile.TemporaryDirectory() as temporary:
-        asyncio.run(measure(given.executions, Path(temporary), columns=given.columns))
+    with embedded_servers() as (servers, _):
+        asyncio.run(measure(servers.clickhouse().url, given.executions, columns=given.columns))
 
 
 if __name__ == "__main__":

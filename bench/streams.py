@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -27,7 +26,7 @@ from bench.plane import print_shares
 from breakwater.embedded.ports import free_port
 from breakwater.security.api_keys import create_key
 from tests.flow.kit import Plane, model, running_plane
-from tests.server_sources import EmbeddedServers, RunningServer
+from tests.server_sources import RunningServer, embedded_servers
 
 SERVICES = ("worker", "request", "breaker", "budget")
 LATENCY_MS = 20
@@ -150,13 +149,9 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200, help="for the time to first token, each way (default 200)")
     parser.add_argument("--memory", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
-        try:
-            started = {"nats": servers.nats(), "redis": servers.redis()}
-            asyncio.run(measure(options, Path(temporary), started))
-        finally:
-            servers.stop()
+    with embedded_servers() as (servers, directory):
+        started = {"nats": servers.nats(), "redis": servers.redis()}
+        asyncio.run(measure(options, directory, started))
 
 
 if __name__ == "__main__":

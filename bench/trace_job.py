@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -42,7 +41,7 @@ from breakwater.embedded.provider import SimulatedProvider
 from breakwater.runtime.settings import Settings
 from services.worker.app import build
 from tests.flow.kit import model
-from tests.server_sources import EmbeddedServers
+from tests.server_sources import embedded_servers
 
 ROOT = Path(__file__).resolve().parents[1]
 _PARTS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<module>"}
@@ -216,13 +215,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="also each file with its functions")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary, ProviderInAThread() as provider:
-        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
-        try:
-            urls = (servers.nats().url, servers.redis().url, provider.url)
-            made = asyncio.run(traces(Path(temporary), *urls))
-        finally:
-            servers.stop()
+    with embedded_servers() as (servers, directory), ProviderInAThread() as provider:
+        urls = (servers.nats().url, servers.redis().url, provider.url)
+        made = asyncio.run(traces(directory, *urls))
     best = min(made, key=lambda trace: (len(trace.files), len(trace.functions), trace.returns.total()))
     for room in ("", "services/worker/"):
         files = {file for file in best.files if file.startswith(room)}

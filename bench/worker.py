@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from bench.trace_job import ProviderInAThread, running_worker
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Header
-from tests.server_sources import EmbeddedServers
+from tests.server_sources import embedded_servers
 
 
 async def round_of(client: Any, number: int, jobs: int, in_flight: int) -> float:
@@ -64,13 +63,9 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary, ProviderInAThread() as provider:
-        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=temporary)))
-        try:
-            urls = (servers.nats().url, servers.redis().url, provider.url)
-            found = sorted(asyncio.run(rounds(options, Path(temporary), *urls)))
-        finally:
-            servers.stop()
+    with embedded_servers() as (servers, directory), ProviderInAThread() as provider:
+        urls = (servers.nats().url, servers.redis().url, provider.url)
+        found = sorted(asyncio.run(rounds(options, directory, *urls)))
     every = ", ".join(f"{ms:.2f}" for ms in found)
     print(f"{found[0]:.2f} ms of CPU a job at {options.in_flight} in flight (all rounds: {every})")
 

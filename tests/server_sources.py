@@ -3,9 +3,11 @@
 import asyncio
 import os
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -212,3 +214,14 @@ def missing_backend(reason: str) -> None:
 
 async def _ask(ready: Probe) -> bool:
     return await ready()
+
+
+@contextmanager
+def embedded_servers() -> Generator[tuple[EmbeddedServers, Path]]:
+    """A source of servers for a program without fixtures, and the temporary directory that holds their data."""
+    with tempfile.TemporaryDirectory() as directory:
+        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=directory)))
+        try:
+            yield servers, Path(directory)
+        finally:
+            servers.stop()

@@ -15,15 +15,13 @@ import asyncio
 import json
 import logging
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
 from tests.reports.cases import CASES
 from tests.reports.plane import Outcome, run_all
-from tests.server_sources import EmbeddedServers
+from tests.server_sources import embedded_servers
 
 SHOWN = ("calls", "fallback", "kind", "class", "cost", "basis", "counted", "text")
 """What is always shown; the rest where it is not as expected."""
@@ -57,12 +55,8 @@ def as_json(outcome: Outcome) -> str:
 def outcomes(names: Sequence[str]) -> list[Outcome]:
     """Runs the cases on servers of their own."""
     chosen = [case for case in CASES if not names or case.name.startswith(tuple(names))]
-    with tempfile.TemporaryDirectory(prefix="breakwater-reports-") as directory:
-        servers = EmbeddedServers(lambda: Path(tempfile.mkdtemp(dir=directory)))
-        try:
-            return asyncio.run(run_all(chosen, Path(directory), servers.nats(), servers.redis()))
-        finally:
-            servers.stop()
+    with embedded_servers() as (servers, directory):
+        return asyncio.run(run_all(chosen, directory, servers.nats(), servers.redis()))
 
 
 def main() -> int:

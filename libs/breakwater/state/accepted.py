@@ -98,20 +98,15 @@ class Accepted:
         if self._saving is None or self._saving.done():
             self._saving = asyncio.create_task(self._save_all())
 
-    async def known(self, execution_id: str) -> bool:
-        """True if the job was accepted within a day over HTTP, or is being worked on, however it came.
-
-        Raises:
-            StateUnavailableError: that can't be known now.
-        """
-        return execution_id in self._unsaved or await self.status(execution_id) is not None
-
     async def status(self, execution_id: str, *, just_now: bool = True) -> JobStatus | None:
-        """The state of a job; None where it is not `known`. Raises as that does.
+        """The state of a job that was accepted over HTTP and has not ended, or is running; None if it is unknown.
 
         Args:
             execution_id: of the job.
             just_now: it may have been accepted at this moment, which takes longer to find out.
+
+        Raises:
+            StateUnavailableError: that can't be known now.
         """
         try:
             status = await self._find(execution_id)
