@@ -22,7 +22,7 @@ import signal
 import time
 import uuid
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from typing import Any
 import nats
 import psutil
 import redis
-from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from breakwater.bus.permissions import inbox_prefix
@@ -115,23 +114,36 @@ def traced(data: Path) -> Generator[Counter[tuple[str, str]]]:
                 found["in" if message[1] == "<<-" else "out", kind_of(message[2])] += 1
 
 
-async def publish_job(jetstream: JetStreamContext, agent: str, job_id: str) -> None:
-    """Publishes a small job, and waits until NATS has stored it."""
-    job = {"agent": agent, "job_id": job_id, "prompt": "How do I return a parcel?"}
+async def publish_job(jetstream: JetStreamContext, agent: str, job_id: str, **fields: object) -> None:
+    """Publishes a small job, with further fields, and waits until NATS has stored it."""
+    job = {"agent": agent, "job_id": job_id, "prompt": "How do I return a parcel?"} | fields
     headers = {Header.UNIQUE_ID.value: "1"}
     await jetstream.publish(subjects.job(agent), json.dumps(job).encode(), timeout=30, headers=headers)
 
 
-async def connect_as_request(data: Path) -> Client:
-    """A connection as `request`, which alone may promise that an id is new."""
+def url_of_request(data: Path) -> str:
+    """The URL of a plane's NATS for the user `request`, who alone may promise that an id is new."""
     address = json.loads((data / "endpoints.json").read_text())["nats_url"].rpartition("@")[2]
     password = (data / "secrets" / "nats-request").read_text().strip()
-    return await nats.connect(f"nats://request:{password}@{address}", inbox_prefix=inbox_prefix("request"))
+    return f"nats://request:{password}@{address}"
 
 
-async def load(data: Path, agent: str, jobs: int, in_flight: int) -> list[float]:
-    """Runs the jobs on the plane whose data these are; seconds from publishing to result of each, in order."""
-    client = await connect_as_request(data)
+async def load(
+    url: str, agent: str, jobs: int, in_flight: int, fields_of: Callable[[int], dict[str, Any]] = lambda _: {}
+) -> list[float]:
+    """Runs jobs over NATS as `request` does.
+
+    Args:
+        url: of NATS, for the user `request` if it has users.
+        agent: of all jobs.
+        jobs: their number.
+        in_flight: jobs that run at a time, at most.
+        fields_of: further fields of a job, by its number from 0.
+
+    Returns:
+        Seconds from publishing to result of each job, sorted.
+    """
+    client = await nats.connect(url, inbox_prefix=inbox_prefix("request"))
     jetstream = client.jetstream()
     waiting: dict[str, asyncio.Future[None]] = {}
 
@@ -142,16 +154,16 @@ async def load(data: Path, agent: str, jobs: int, in_flight: int) -> list[float]
     await client.subscribe("bw.results.*", cb=on_result)
     slots, took = asyncio.Semaphore(in_flight), list[float]()
 
-    async def run() -> None:
+    async def run(number: int) -> None:
         async with slots:
             job_id = uuid.uuid4().hex
             future = waiting[subjects.result(job_id)] = asyncio.get_running_loop().create_future()
             begun = time.perf_counter()
-            await publish_job(jetstream, agent, job_id)
+            await publish_job(jetstream, agent, job_id, **fields_of(number))
             await future
             took.append(time.perf_counter() - begun)
 
-    await asyncio.gather(*(run() for _ in range(jobs)))
+    await asyncio.gather(*(run(number) for number in range(jobs)))
     await client.close()
     return sorted(took)
 
@@ -171,7 +183,7 @@ def main() -> None:
     time.sleep(options.idle_s)
     print_shares(cpu_ms(plane) - before, options.idle_s, "ms of CPU a second, idle")
     before, commands, begun = cpu_ms(plane), redis_commands(endpoints["redis_url"]), time.perf_counter()
-    took = asyncio.run(load(options.data, options.agent, options.jobs, options.in_flight))
+    took = asyncio.run(load(url_of_request(options.data), options.agent, options.jobs, options.in_flight))
     elapsed = time.perf_counter() - begun
     time.sleep(3)
     print_shares(cpu_ms(plane) - before, options.jobs, "ms of CPU a job")
@@ -181,7 +193,7 @@ def main() -> None:
     print(f"{options.jobs / elapsed:.0f} jobs/s at {options.in_flight} in flight; p50 {p50:.3f} s, p99 {p99:.3f} s")
     if options.traced_jobs:
         with traced(options.data) as messages:
-            asyncio.run(load(options.data, options.agent, options.traced_jobs, options.in_flight))
+            asyncio.run(load(url_of_request(options.data), options.agent, options.traced_jobs, options.in_flight))
             time.sleep(3)
         for direction in ("in", "out"):
             counts = {kind: count for (way, kind), count in messages.most_common() if way == direction}

@@ -31,7 +31,7 @@ from typing import Any
 import aiohttp
 import nats
 
-from bench.plane import PROVIDER, cpu_ms, load, redis_commands
+from bench.plane import PROVIDER, cpu_ms, load, redis_commands, url_of_request
 from breakwater.contracts.subjects import Stream
 from breakwater.embedded.ports import free_port
 from tests.flow.kit import PRICE, USAGE, config_for
@@ -118,7 +118,11 @@ def running_plane(directory: Path) -> Generator[dict[str, Any]]:
             if process.poll() is not None:
                 sys.exit((directory / "up.log").read_text())
             time.sleep(0.1)
-        yield {**json.loads((data / "endpoints.json").read_text()), "base_url": f"http://127.0.0.1:{port}/v1"}
+        yield {
+            **json.loads((data / "endpoints.json").read_text()),
+            "base_url": f"http://127.0.0.1:{port}/v1",
+            "request_nats_url": url_of_request(data),
+        }
 
 
 async def stored(url: str) -> Counter[str]:
@@ -174,7 +178,7 @@ def measure(endpoints: Mapping[str, Any], name: str, options: argparse.Namespace
     plane, nats_url, jobs = endpoints["pid"], endpoints["nats_url"], options.jobs
     before, commands = cpu_ms(plane), redis_commands(endpoints["redis_url"])
     messages, began = asyncio.run(stored(nats_url)), time.perf_counter()
-    took = asyncio.run(run_jobs(nats_url, name, jobs, options.in_flight))
+    took = asyncio.run(run_jobs(endpoints["request_nats_url"], name, jobs, options.in_flight))
     elapsed = time.perf_counter() - began
     time.sleep(SETTLE_S)
     used = cpu_ms(plane) - before
@@ -197,7 +201,7 @@ def main() -> None:
     direct: list[float] = []
     with tempfile.TemporaryDirectory() as directory, running_plane(Path(directory)) as endpoints:
         for name in found:  # what is imported and cached at the first job belongs to none
-            asyncio.run(run_jobs(endpoints["nats_url"], name, 50, options.in_flight))
+            asyncio.run(run_jobs(endpoints["request_nats_url"], name, 50, options.in_flight))
         for number in range(options.rounds):
             for name, figures in found.items():
                 print(f"\rround {number + 1}: {name:40}", end="", file=sys.stderr, flush=True)
