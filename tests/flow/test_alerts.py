@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import re
+import socket
 import subprocess
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
@@ -131,7 +132,12 @@ class Hook:
     """A receiver of webhooks that checks signatures, and behaves as configured."""
 
     def __init__(self) -> None:
-        self.port = 0
+        # Bound and never listening: while the receiver is down, no other program on this machine gets its port, and its
+        # alerts.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port: int = self._reserved.getsockname()[1]
         self.behave: Callable[[int], tuple[float, int]] = lambda _: (0.0, 200)
         """By the number of the request, from 1: how long it takes, and what it is answered."""
         self.requests: list[tuple[float, str, int]] = []
@@ -147,13 +153,15 @@ class Hook:
         app.router.add_post("/hook", self._receive)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_port=True).start()
 
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    def close(self) -> None:
+        self._reserved.close()
 
     async def _receive(self, request: web.Request) -> web.Response:
         event = Webhook(SECRET).verify(await request.read(), dict(request.headers))
@@ -185,6 +193,7 @@ async def hook() -> AsyncGenerator[Hook]:
     await one.start()
     yield one
     await one.stop()
+    one.close()
 
 
 def webhook(hook: Hook, **more: Any) -> dict[str, Any]:
