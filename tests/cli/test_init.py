@@ -18,6 +18,7 @@ from breakwater.cli import init
 from breakwater.cli.errors import ExitCode
 from breakwater.config import load_config
 from breakwater.config.pricing import pricing_of
+from breakwater.policy.guard import GuardRules
 from tests.cli.conftest import Run, in_thread
 
 KEY = "sk-of-the-test"
@@ -188,7 +189,36 @@ def test_an_agent_is_added_and_the_rest_of_the_file_stays_as_it_is(run: Run) -> 
     assert "has an agent a-b already" in run("agents", "add", "a-b", "--model", "m").err
     assert "control character" in run("agents", "add", "a/b\n", "--model", "m").err
     assert CONFIG.read_text() == added
-    assert "no price of m is known" in run("agents", "add", "c", "--model", "m", "--daily-usd", "1").err
+    assert "m has no price (set models.m.price)" in run("agents", "add", "c", "--model", "m", "--daily-usd", "1").err
+
+
+def test_the_guard_of_an_agent_is_in_the_file_in_figures(run: Run) -> None:
+    CONFIG.write_text(EXISTING)
+    assert run("agents", "add", "a", "--model", "gpt-5").code == ExitCode.OK
+    assert run("agents", "add", "b", "--model", "gpt-5", "--guard", "agent-run").code == ExitCode.OK
+    assert run("agents", "add", "c", "--model", "gpt-5", "--guard", "agent-ran").code == ExitCode.USAGE
+    guards = [line.strip() for line in CONFIG.read_text().splitlines() if "guard:" in line]
+    assert guards == [
+        "guard: {preset: agent-run}   # per task: 100 iterations, 200,000 tokens, $10.00",
+        "guard: {max_iterations: 10, max_tokens: 200000, max_cost_usd: 10.00}"
+        "   # per task; for agents that loop: {preset: agent-run}",
+    ]
+    agents = load_config(CONFIG).agents
+    a, b = agents["a"].guard, agents["b"].guard
+    assert a == GuardRules()
+    assert b == GuardRules(preset="agent-run", max_iterations=100)
+    CONFIG.write_text(EXISTING.replace("defaults: {provider: local}", "defaults: {provider: local, guard: off}"))
+    assert run("agents", "add", "a", "--model", "gpt-5").code == ExitCode.OK
+    assert load_config(CONFIG).agents["a"].guard is None
+
+
+def test_a_cap_below_the_cheapest_call_is_warned_of_as_by_config_check(run: Run) -> None:
+    CONFIG.write_text(EXISTING)
+    added = run("agents", "add", "tiny", "--model", "gpt-5", "--daily-usd", "0.01")
+    [warning] = run("config", "check", "--json").json["warnings"]
+    assert warning.startswith("agents.tiny: no call is ever made under the hard cap: the output of a call to gpt-5")
+    assert "agents.tiny.budget.daily_usd is $0.01 (raise it, or lower max_tokens)" in warning
+    assert (added.code, " ".join(added.err.split())) == (ExitCode.OK, warning)
 
 
 @pytest.mark.parametrize(

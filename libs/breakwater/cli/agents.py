@@ -19,6 +19,7 @@ from breakwater.cli.formats import program, usd
 from breakwater.cli.init import StartingAgent, with_agent
 from breakwater.cli.plane import OWN_CONFIG, ConfigOption, PlaneLocation, own_config
 from breakwater.contracts.breakers import AgentHealth
+from breakwater.policy.breaker import GUARD_PRESETS
 from breakwater.policy.formats import money
 from breakwater.views.agents import HEALTH
 from breakwater.views.columns import Cell, Column, Value
@@ -100,6 +101,10 @@ def add(
     daily_usd: Annotated[
         str | None, typer.Option("--daily-usd", parser=usd, help="What it may spend in a day.")
     ] = None,
+    guard: Annotated[
+        str | None,
+        typer.Option("--guard", metavar="PRESET", help="Preset of its task guard: agent-run for agents that loop."),
+    ] = None,
     file: Annotated[Path | None, typer.Option("--config", "-c", help=OWN_CONFIG)] = None,
 ) -> None:
     """Add an agent to the config file, whose comments and order stay. Nothing is written unless all of it is right.
@@ -109,14 +114,18 @@ def add(
         breakwater agents add translator --model gpt-5-mini --daily-usd 2
 
         breakwater agents add triage --model gpt-5 --fallback gpt-5-mini --system-prompt "Answer in one sentence."
+
+        breakwater agents add researcher --model gpt-5-mini --guard agent-run
     """
+    from breakwater.cli.config_check import warnings_of_agent
     from breakwater.config import load_config, parse_config
-    from breakwater.config.pricing import pricing_of
 
     path = own_config(file)
     if name in load_config(path).agents:
         raise wrong_usage(f"{path} has an agent {name} already")
-    agent = StartingAgent(name, model, fallback or (), system_prompt, max_tokens, daily_usd)
+    if guard is not None and guard not in GUARD_PRESETS:
+        raise wrong_usage(f"there is no preset {guard!r} of guards", f"Known are {', '.join(GUARD_PRESETS)}.")
+    agent = StartingAgent(name, model, fallback or (), system_prompt, max_tokens, daily_usd, guard)
     try:
         text = with_agent(path.read_bytes().decode(), agent)
     except ValueError as error:
@@ -124,11 +133,8 @@ def add(
     config = parse_config(text, source=f"{path} with this agent")
     with written(path) as out:
         out.write(text.encode())
-    provider = config.provider_name(config.agents[name], model) or ""
-    if daily_usd is not None and pricing_of(config, provider, model) is None:
-        output.note(
-            f"no price of {model} is known: set models.{model}.price, or its hard budget refuses all calls", "yellow"
-        )
+    for warning in warnings_of_agent(config, name):
+        output.note(warning, "yellow")
     output.styled(
         (f"Added {name} to {path}", "green"),
         f"; a running `breakwater up` takes it over. Then: {program()} submit {name} ...",

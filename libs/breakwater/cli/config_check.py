@@ -127,10 +127,7 @@ def warnings(config: Config) -> tuple[str, ...]:
             found.append(f"{place}: is hard but has no cap, so nothing is refused; set daily_usd or monthly_usd")
         if daily is not None and monthly is not None and daily > monthly:
             found.append(f"{place}: a day may cost more than its month")
-    for name, agent in config.agents.items():
-        found += (f"agents.{name}: {problem}" for problem in _about_models(config, agent))
-        if (why := unaffordable(config, name)) is not None:
-            found.append(f"agents.{name}: {why}")
+    found += (warning for name in config.agents for warning in warnings_of_agent(config, name))
     for model, settings in config.models.items():
         if (above := long_inputs_cost_more(model, settings)) is not None:
             found.append(
@@ -140,6 +137,13 @@ def warnings(config: Config) -> tuple[str, ...]:
     if len(set(config.encryption.keys)) < len(config.encryption.keys):
         found.append("encryption.keys: the same key is listed twice")
     return (*found, *_about_alerts(config.alerts))
+
+
+def warnings_of_agent(config: Config, name: str) -> Iterable[str]:
+    """Problems of the models of an agent, and of its caps that admit no call."""
+    why = unaffordable(config, name)
+    for problem in (*_about_models(config, config.agents[name]), *([] if why is None else [why])):
+        yield f"agents.{name}: {problem}"
 
 
 def _about_models(config: Config, agent: Agent) -> Iterable[str]:

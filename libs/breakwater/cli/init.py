@@ -19,6 +19,7 @@ import typer
 import yaml
 
 from breakwater.cli import formats, output
+from breakwater.cli.config_check import warnings_of_agent
 from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, written, wrong_usage
 from breakwater.cli.formats import usd
@@ -27,6 +28,8 @@ from breakwater.config import Config, parse_config
 from breakwater.config.pricing import pricing_of
 from breakwater.policy.breaker import PRESETS
 from breakwater.policy.classify import classify
+from breakwater.policy.formats import money
+from breakwater.policy.guard import GuardRules
 from breakwater.providers.base import Call, CallError
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -77,6 +80,8 @@ class StartingAgent:
     system_prompt: str | None = None
     max_tokens: int | None = None
     daily_usd: str | None = None
+    guard: str | None = None
+    """The preset of its task guard."""
 
 
 def init(
@@ -123,6 +128,8 @@ def init(
         call = asks and typer.confirm(f"Call {chosen_model} once to check it? It may cost a fraction of a cent.")
     starting = StartingAgent(agent, chosen_model, daily_usd=daily_usd)
     config = _written(file, found, starting)
+    for warning in warnings_of_agent(config, agent):
+        output.note(warning, "yellow")
     answer = run(_answer(config, agent)) if call else None
     commands = [
         f"{formats.program()} up" + ("" if str(file) == "breakwater.yaml" else f" --config {file}"),
@@ -303,6 +310,7 @@ agents:                 # `breakwater agents add NAME --model MODEL` adds one
   {_scalar(agent.name)}:
     model: {_scalar(agent.model)}
     max_tokens: {agent.max_tokens or 1000}    # of an answer
+    {_guard(agent)}
 {hard if priced or provider.is_local else soft}"""
 
 
@@ -319,6 +327,8 @@ def with_agent(text: str, agent: StartingAgent) -> str:
         "max_tokens": agent.max_tokens,
     }
     lines = [f"  {name}: {_scalar(value)}" for name, value in given.items() if value is not None]
+    if agent.guard is not None or "guard" not in (yaml.safe_load(text).get("defaults") or {}):
+        lines.append(f"  {_guard(agent)}")
     if agent.daily_usd is not None:
         lines.append(f"  budget: {{daily_usd: {agent.daily_usd}, enforcement: hard}}")
     block = [f"{_scalar(agent.name)}:", *lines]
@@ -328,6 +338,17 @@ def with_agent(text: str, agent: StartingAgent) -> str:
     row, indent = at
     all_lines = text.splitlines(keepends=True)
     return "".join([*all_lines[:row], *(f"{' ' * indent}{line}\n" for line in block), *all_lines[row:]])
+
+
+def _guard(agent: StartingAgent) -> str:
+    """The guard of an agent as a line of YAML, with the limits of a task in figures."""
+    rules = GuardRules.model_validate({} if agent.guard is None else {"preset": agent.guard})
+    cost = money(rules.max_cost_usd or 0)
+    if agent.guard is not None:
+        limits = f"{rules.max_iterations:,} iterations, {rules.max_tokens:,} tokens, {cost}"
+        return f"guard: {{preset: {_scalar(agent.guard)}}}   # per task: {limits}"
+    limits = f"max_iterations: {rules.max_iterations}, max_tokens: {rules.max_tokens}, max_cost_usd: {cost[1:]}"
+    return f"guard: {{{limits}}}   # per task; for agents that loop: {{preset: agent-run}}"
 
 
 def _first_agent(text: str) -> tuple[int, int] | None:

@@ -52,19 +52,25 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
     Only its own caps and the global ones count, not those of tenants. None where one of its models may be called.
     """
     agent = config.agents[agent_name]
-    hard = [one.hard_limit for one in config.caps.counters(agent_name, None)]
-    caps = [limit for limit in (*hard, agent.max_cost_usd) if limit is not None]
+    caps = [
+        (one.hard_limit, one.setting) for one in config.caps.counters(agent_name, None) if one.hard_limit is not None
+    ]
+    if agent.max_cost_usd is not None:
+        caps.append((agent.max_cost_usd, f"agents.{agent_name}.max_cost_usd"))
     if not caps:
         return None
+    cap, setting = min(caps)
     why: list[str] = []
     for model in agent.chain:
         pricing = pricing_of(config, config.provider_name(agent, model) or "", model)
         least = None if pricing is None else pricing.worst_case(0, max_output_of(agent.params, agent.max_tokens))
         if least is None:
             why.append(f"{model} has no price (set models.{model}.price)")
-        elif least > min(caps):
-            cap = money_text(min(caps))
-            why.append(f"the output of a call to {model} alone may cost {money_text(least)}, and the cap is {cap}")
+        elif least > cap:
+            why.append(
+                f"the output of a call to {model} alone may cost {money_text(least)}, and {setting} is "
+                f"{money_text(cap)} (raise it, or lower max_tokens)"
+            )
         else:
             return None
     return f"no call is ever made under the hard cap: {'; '.join(why)}"

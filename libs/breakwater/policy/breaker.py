@@ -54,11 +54,14 @@ PRESETS: Mapping[str, Mapping[str, int]] = {
 }
 """Presets of breakers and of guards."""
 
+GUARD_PRESETS: Mapping[str, Mapping[str, int]] = {**PRESETS, "agent-run": {"max_iterations": 100}}
+"""Presets of guards, including the one for agents that call their model in a loop."""
+
 
 def with_preset(rules: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as written, with those of the preset they name where they say nothing themselves."""
     preset = rules.get("preset")
-    return {**(PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **rules}
+    return {**(GUARD_PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **rules}
 
 
 def take_preset(data: Any) -> Any:

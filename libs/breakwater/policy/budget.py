@@ -141,6 +141,12 @@ class Counter:
         return f"{self.key}/{self.window}"
 
     @property
+    def setting(self) -> str:
+        """The path of its cap in the config: `agents.writer.budget.daily_usd`."""
+        scope = {"agent": f"agents.{self.of}.budget", "tenant": f"budgets.tenants.{self.of}"}
+        return f"{scope.get(self.scope, 'budgets.global')}.{self.window}_usd"
+
+    @property
     def limit(self) -> int | None:
         """Nano-dollars; None where there is no cap."""
         return self.caps.limit(self.window)

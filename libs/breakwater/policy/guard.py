@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Self, TypedDict
+from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
@@ -44,8 +44,10 @@ class ConfidenceRules(Message):
 class GuardRules(Message):
     """Limits of one task. Each rule can be `off`."""
 
-    preset: Preset | None = Field(
-        default=None, description="A name for consecutive_failures and same_error; settings next to it override it."
+    preset: Literal[Preset, "agent-run"] | None = Field(
+        default=None,
+        description="A named set of rules; settings next to it override it. `agent-run`, for agents that call their "
+        "model in a loop, allows 100 iterations; the others set consecutive_failures and same_error.",
     )
     max_iterations: Annotated[int | None, Off] = Field(default=10, ge=1, le=1_000_000, description="Jobs of one task.")
     max_tokens: Annotated[int | None, Off] = Field(
