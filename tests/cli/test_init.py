@@ -82,7 +82,9 @@ def test_a_key_in_the_environment_becomes_a_config_that_refers_to_it(
     assert KEY not in text
     assert len(text.splitlines()) <= 16
     assert (config.providers[name].kind, config.agents["assistant"].budget.enforcement) == (name, "hard")
-    assert pricing_of(config, name, init.MODELS[name]) is not None, "the suggested model has no price any more"
+    assert pricing_of(config, name, config.agents["assistant"].chain[0]) is not None, (
+        "the suggested model has no price any more"
+    )
     assert [line.split("breakwater ")[1] for line in ran.out.splitlines()[-3:]] == [
         "up",
         'submit assistant "Write a haiku about harbours."',
@@ -97,6 +99,40 @@ def test_without_a_provider_it_says_what_it_looked_for(run: Run) -> None:
     ran = run("init")
     assert (ran.code, "OPENAI_API_KEY" in ran.err, CONFIG.exists()) == (ExitCode.FAILED, True, False)
     assert "there is none" in run("init", "--provider", "openai").err
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:9", "connection refused at 127.0.0.1:9"),
+        ("http://nowhere.invalid/v1", "the host name nowhere.invalid cannot be resolved"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_named_by_its_address(run: Run, url: str, said: str) -> None:
+    ran = run("init", "--url", url)
+    assert (ran.code, said in ran.err, CONFIG.exists()) == (ExitCode.USAGE, True, False)
+    ran = run("init", "--url", url, "--model", "m", "--call")
+    assert (ran.code, ran.err.count(said), CONFIG.exists()) == (ExitCode.FAILED, 2, True)
+    assert "Cannot connect" not in ran.err
+
+
+async def test_v1_that_was_left_out_is_added_and_what_is_no_list_of_models_is_reported(run: Run) -> None:
+    async with served() as server:
+        ran = await in_thread(run, "init", "--url", server.url.removesuffix("/v1"))
+        assert ran.code == ExitCode.OK, ran.err
+        assert f"it is {server.url}" in ran.err
+        assert "serves qwen3:8b, llama3.2; took qwen3:8b" in ran.err
+        assert f"base_url: {server.url}\n" in CONFIG.read_text()  # noqa: ASYNC240
+        ran = await in_thread(run, "init", "--url", f"{server.url}/wrong", "--force")
+        assert (ran.code, f"{server.url}/wrong/models answers 404" in ran.err) == (ExitCode.USAGE, True)
+
+
+async def test_the_server_of_openai_base_url_is_asked_for_its_models(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    async with served() as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        assert (await in_thread(run, "init")).code == ExitCode.OK
+    assert load_config(CONFIG).agents["assistant"].model == "qwen3:8b"
 
 
 async def test_a_url_is_asked_for_its_models_and_called_once_if_allowed(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -104,6 +106,17 @@ def test_what_is_saved_is_in_force_and_what_is_broken_is_not(up: Callable[..., U
     refused = wait_until(lambda: last(stack, "config_not_applied"), "the refusal")
     assert refused["version"] == event["version"]
     assert "is not YAML" in refused["error"]
+    edited.save()
+    assert wait_until(lambda: last(stack, "config_valid_again"), "the repair")["version"] == event["version"]
+    command = (sys.executable, "-m", "breakwater.cli", "agents", "add", "intern", "--model", "sim/a")
+    given = ("--config", str(edited.path), "--data", str(stack.data))
+    ran = subprocess.run([*command, *given], capture_output=True, text=True, check=True)
+    assert "which the running plane has applied" in ran.stdout
+    assert "submit intern" in ran.stdout
+    assert ask(stack, "/api/v1/jobs?wait_s=60", {"agent": "intern", "prompt": "x"})["status"] == "succeeded"
+    event = last(stack, "config_applied")
+    assert event is not None
+
     for name in ("worker", "request"):
         before = stack.pid(name)
         os.kill(before, signal.SIGKILL)

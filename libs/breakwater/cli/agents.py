@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +19,8 @@ from breakwater.cli.connect import run
 from breakwater.cli.errors import CliError, ExitCode, expected, written, wrong_usage
 from breakwater.cli.formats import program, usd
 from breakwater.cli.init import StartingAgent, with_agent
-from breakwater.cli.plane import OWN_CONFIG, ConfigOption, PlaneLocation, own_config
+from breakwater.cli.plane import DEFAULT_DATA, OWN_CONFIG, ConfigOption, DataOption, PlaneLocation, own_config
+from breakwater.client import ApiError
 from breakwater.contracts.breakers import AgentHealth
 from breakwater.policy.breaker import GUARD_PRESETS
 from breakwater.policy.formats import money
@@ -106,8 +109,11 @@ def add(
         typer.Option("--guard", metavar="PRESET", help="Preset of its task guard: agent-run for agents that loop."),
     ] = None,
     file: Annotated[Path | None, typer.Option("--config", "-c", help=OWN_CONFIG)] = None,
+    data: DataOption = None,
 ) -> None:
     """Add an agent to the config file, whose comments and order stay. Nothing is written unless all of it is right.
+
+    If `breakwater up` runs with this file, the command returns when the agent can be called.
 
     For example:
 
@@ -135,9 +141,34 @@ def add(
         out.write(text.encode())
     for warning in warnings_of_agent(config, name):
         output.note(warning, "yellow")
-    output.styled(
-        (f"Added {name} to {path}", "green"),
-        f"; a running `breakwater up` takes it over. Then: {program()} submit {name} ...",
+    plane = PlaneLocation(data or DEFAULT_DATA)
+    if running := plane.runs_with(path):
+        run(_until_listed(plane, name, path), waiting=f"{path} is written; waiting for the running plane to apply it")
+    applied = ", which the running plane has applied" if running else ""
+    output.styled((f"Added {name} to {path}", "green"), f"{applied}. Next:")
+    where = "" if data is None else f" --data {shlex.quote(str(data))}"
+    if not running:
+        named = "" if str(path) == "breakwater.yaml" else f" --config {shlex.quote(str(path))}"
+        output.styled((f"  {program()} up{named}{where}", "bold"))
+    output.styled((f'  {program()} submit {shlex.quote(name)} "Write a haiku about harbours."{where}', "bold"))
+
+
+APPLIED_S = 20.0
+
+
+async def _until_listed(plane: PlaneLocation, agent: str, file: Path) -> None:
+    """Returns when the HTTP API lists an agent. Raises CliError: it does not within `APPLIED_S`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(APPLIED_S), plane.api_client() as client:
+            while True:
+                with suppress(ApiError):
+                    if any(one["agent_id"] == agent for one in await client.get("agents", {}, timeout_s=APPLIED_S)):
+                        return
+                await asyncio.sleep(0.2)
+    raise CliError(
+        "not_applied",
+        f"{agent} is added to {file}, but the running plane has not applied it after {APPLIED_S:g} s",
+        "The output of `breakwater up` says why.",
     )
 
 

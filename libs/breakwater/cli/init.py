@@ -27,18 +27,20 @@ from breakwater.cli.plane import JsonOption
 from breakwater.config import Config, parse_config
 from breakwater.config.pricing import pricing_of
 from breakwater.policy.breaker import PRESETS
-from breakwater.policy.classify import classify
+from breakwater.policy.classify import TransportFailure, classify
 from breakwater.policy.formats import money
 from breakwater.policy.guard import GuardRules
 from breakwater.providers.base import Call, CallError
+from breakwater.providers.failures import http_failure, transport_failure, unreachable_at
 
 OPENAI_URL = "https://api.openai.com/v1"
 ANTHROPIC_URL = "https://api.anthropic.com/v1"
 LOCAL = {"ollama": "http://127.0.0.1:11434/v1", "vllm": "http://127.0.0.1:8000/v1"}
-MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-4-5"}
-"""The suggestions where a provider is not asked for its models. The price list has them."""
+MODELS = {OPENAI_URL: "gpt-5-mini", ANTHROPIC_URL: "claude-haiku-4-5"}
+"""The suggestions where the first of many models would be a random one. The price list has them."""
 
 LOOK_S = 1.0
+LIST_S = 10.0
 CALL_S = 60.0
 FREE = {"input_usd_per_mtok": 0, "output_usd_per_mtok": 0}
 _URL = re.compile(r"https?://[^/\s]+\S*")
@@ -55,6 +57,7 @@ class StartingProvider:
         kind: of provider.
         is_local: it is a model server on this machine, where calls cost nothing.
         models: that it lists.
+        trouble: why it lists none, where it was asked.
     """
 
     name: str
@@ -63,6 +66,7 @@ class StartingProvider:
     kind: str = "openai"
     is_local: bool = False
     models: Sequence[str] = ()
+    trouble: str = ""
 
     def __str__(self) -> str:
         if self.is_local:
@@ -89,7 +93,7 @@ def init(
         str | None, typer.Option("--provider", help="One that is found here: openai, anthropic, ollama, vllm.")
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", help="Any OpenAI-compatible endpoint, up to and including /v1.")
+        str | None, typer.Option("--url", help="Any OpenAI-compatible endpoint; /v1 is added if it is missing.")
     ] = None,
     key_env: Annotated[
         str | None, typer.Option("--key-env", metavar="NAME", help="The variable that has the key for --url.")
@@ -108,8 +112,9 @@ def init(
     """Write a first config, and check it.
 
     Looks for providers: OPENAI_API_KEY (with OPENAI_BASE_URL) and ANTHROPIC_API_KEY in the environment, Ollama and vLLM
-    on this machine. On a terminal it asks which one, which model, and whether it may call it once; else it takes the
-    first that it finds, and calls nothing without --call. The file refers to keys and never has them in it.
+    on this machine; and asks the provider for its models. On a terminal it asks which provider, which model, and
+    whether it may call it once; otherwise it takes the first of each, and calls no model without --call. The file
+    refers to keys and never contains them.
 
     For example:
 
@@ -123,6 +128,10 @@ def init(
     if file.exists() and not force:
         raise wrong_usage(f"{file} exists already", "Name another one with --config FILE, or replace it with --force.")
     found = _chosen(provider, url, key_env, asks=asks)
+    if model is None and not found.models and not found.trouble and (asks or found.base_url not in MODELS):
+        found = run(_listed(found))
+    if found.trouble and (asks or model):
+        output.note(found.trouble, "yellow")
     chosen_model = model or _model(found, asks=asks)
     if call is None:
         call = asks and typer.confirm(f"Call {chosen_model} once to check it? It may cost a fraction of a cent.")
@@ -130,7 +139,7 @@ def init(
     config = _written(file, found, starting)
     for warning in warnings_of_agent(config, agent):
         output.note(warning, "yellow")
-    answer = run(_answer(config, agent)) if call else None
+    answer = run(_answer(config, agent, found.base_url)) if call else None
     commands = [
         f"{formats.program()} up" + ("" if str(file) == "breakwater.yaml" else f" --config {file}"),
         f'{formats.program()} submit {agent} "Write a haiku about harbours."',
@@ -178,25 +187,34 @@ def _chosen(name: str | None, url: str | None, key_env: str | None, *, asks: boo
         raise wrong_usage(f"there is no {number} in the list")
     if number <= len(found):
         return found[number - 1]
-    address = typer.prompt("Its URL, up to and including /v1")
+    address = typer.prompt("Its URL")
     key_env = typer.prompt("The environment variable that has its key (empty: none)", default="", show_default=False)
     return run(_named(address, key_env or None))
 
 
 _WHAT_IS_LOOKED_FOR = (
     "Set OPENAI_API_KEY or ANTHROPIC_API_KEY, start Ollama or vLLM, or name an OpenAI-compatible endpoint with --url. "
-    "Without any, `breakwater up --simulate` runs with a simulated one."
+    "Without any, `breakwater up --simulate` writes a first config and simulates its provider."
 )
+
+MAX_SHOWN = 20
 
 
 def _model(found: StartingProvider, *, asks: bool) -> str:
-    suggested = next(iter(found.models), MODELS.get(found.name))
+    suggested = MODELS.get(found.base_url) or next(iter(found.models), None)
+    more = f", … ({len(found.models)} models)" if len(found.models) > MAX_SHOWN else ""
+    listed = f"{', '.join(found.models[:MAX_SHOWN])}{more}"
     if asks:
-        if len(found.models) > 1:
-            output.write(f"It has {', '.join(found.models[:20])}{', …' if len(found.models) > 20 else ''}.")
+        if found.models:
+            output.write(f"It serves {listed}.")
         return typer.prompt("Which model?", default=suggested)
     if suggested is None:
-        raise wrong_usage(f"{found} lists no models", "Name one with --model.")
+        raise wrong_usage(
+            found.trouble or f"{found} lists no models",
+            "Start the server, correct its URL, or name a model with --model.",
+        )
+    if found.models:
+        output.note(f"{found} serves {listed}; took {suggested}. Name another one with --model.")
     return suggested
 
 
@@ -208,9 +226,7 @@ async def detect(environment: Mapping[str, str]) -> list[StartingProvider]:
     if environment.get("ANTHROPIC_API_KEY"):
         found.append(StartingProvider("anthropic", ANTHROPIC_URL, "ANTHROPIC_API_KEY", kind="anthropic"))
     local = [StartingProvider(name, url, is_local=True) for name, url in LOCAL.items()]
-    listed = await asyncio.gather(*(_models_of(one, environment) for one in local))
-    found += [replace(one, models=models) for one, models in zip(local, listed, strict=True) if models is not None]
-    return found
+    return found + [one for one in await asyncio.gather(*map(_listed, local)) if not one.trouble]
 
 
 async def _named(url: str, key_env: str | None) -> StartingProvider:
@@ -221,23 +237,42 @@ async def _named(url: str, key_env: str | None) -> StartingProvider:
     here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     # Not `is_local`, which is free: it may be a gateway to a paid provider.
     provider = StartingProvider("local" if here else "provider", url.rstrip("/"), key_env)
-    return replace(provider, models=await _models_of(provider, os.environ) or ())
+    listed = await _listed(provider)
+    if not listed.models and not urlsplit(url).path.strip("/"):
+        longer = await _listed(replace(provider, base_url=f"{provider.base_url}/v1"))
+        if not longer.trouble:
+            output.note(f"/v1 was missing in the URL: it is {longer.base_url}")
+            return longer
+    return listed
 
 
-async def _models_of(provider: StartingProvider, environment: Mapping[str, str]) -> Sequence[str] | None:
-    """The models that an OpenAI-compatible server lists; None where none answers there."""
-    key = environment.get(provider.key_env or "")
+async def _listed(provider: StartingProvider) -> StartingProvider:
+    """The provider with the models that it lists, or with the reason why it lists none."""
+    key = os.environ.get(provider.key_env or "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = aiohttp.ClientTimeout(total=LOOK_S if provider.is_local else 10)
+    if provider.kind == "anthropic":
+        headers = {"x-api-key": key or "", "anthropic-version": "2023-06-01"}
+    url = f"{provider.base_url}/models"
+    timeout = aiohttp.ClientTimeout(total=LOOK_S if provider.is_local else LIST_S)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=headers) as http,
-            http.get(f"{provider.base_url}/models") as response,
-        ):
-            document: Any = await response.json(content_type=None)
-            return [str(one["id"]) for one in document["data"]]
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
-        return None
+        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as http, http.get(url) as response:
+            status, payload = response.status, await response.read()
+    except (aiohttp.ClientError, OSError) as error:
+        return replace(provider, trouble=unreachable_at(transport_failure(error), url))
+    if status >= 300:
+        failure = http_failure(status, payload, {})
+        return replace(provider, trouble=f"{url} answers {status}: {failure.message[:200]}")
+    try:
+        return replace(provider, models=[str(one["id"]) for one in json.loads(payload)["data"]])
+    except (ValueError, KeyError, TypeError):
+        return replace(provider, trouble=f"{url} answers with something other than a list of models")
+
+
+def simulated_config(file: Path) -> None:
+    """Writes a first config for a simulation, which needs no key. Raises CliError."""
+    agent = StartingAgent("assistant", MODELS[OPENAI_URL], daily_usd="1.00")
+    _written(file, StartingProvider("openai", OPENAI_URL, "OPENAI_API_KEY"), agent)
+    output.note(f"Wrote {file}: the agent {agent.name} with {agent.model} of OpenAI, which is simulated.")
 
 
 def _written(file: Path, provider: StartingProvider, agent: StartingAgent) -> Config:
@@ -252,7 +287,7 @@ def _written(file: Path, provider: StartingProvider, agent: StartingAgent) -> Co
     return config
 
 
-async def _answer(config: Config, agent: str) -> str:
+async def _answer(config: Config, agent: str, url: str) -> str:
     """The answer of the model to one call. Raises CliError: the call failed; the file is written all the same."""
     settings = config.agents[agent]
     model = settings.chain[0]
@@ -265,10 +300,12 @@ async def _answer(config: Config, agent: str) -> str:
             Call("init:1", config.name_at_provider(name, model), [message], params, timeout_s=CALL_S, agent=agent)
         )
     except CallError as failed:
-        error = classify(failed.failure, datetime.now(UTC)).error_info()
+        failure = failed.failure
+        no_answer = unreachable_at(failure, url) if isinstance(failure, TransportFailure) else None
+        why = no_answer or classify(failure, datetime.now(UTC)).error_info().message
         raise CliError(
             "call_failed",
-            f"the config is written, but a call of {model} failed: {error.message}",
+            f"the config is written, but a call of {model} failed: {why}",
             f"Correct the key, the model or providers.{name}.base_url, then try `breakwater up`.",
             ExitCode.FAILED,
         ) from failed

@@ -92,7 +92,7 @@ class PlaneLocation:
         """True if the plane of the data directory runs, with this config file."""
         running = self._if_running()
         try:
-            return running is not None and running.config_file.samefile(config)
+            return running is not None and (running.edited_config_file or running.config_file).samefile(config)
         except OSError:
             return False
 

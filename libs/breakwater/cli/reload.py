@@ -156,6 +156,7 @@ class ConfigFollower:
         self._copy = stack.setup.config
         self._config = load_config(self._copy)
         self._unannounced: list[tuple[Config, Config]] = []
+        self._refused = False
 
     async def run(self) -> None:
         """Looks at the file every second, until cancelled."""
@@ -171,7 +172,7 @@ class ConfigFollower:
                 continue
             try:
                 await self._apply()
-                handled = seen
+                handled, self._refused = seen, False
             except ConfigError as error:
                 self._refuse(str(error))
                 handled = seen
@@ -197,6 +198,9 @@ class ConfigFollower:
             source = await self._simulation.follow(self._file)
         config = load_config(source)
         if config.version == before.version:
+            if self._refused:
+                text = f"  the config is valid again, without a change: version {config.version} stays effective"
+                self._events.show("config_valid_again", text, "green", version=config.version)
             return
         require_reloadable(before, config)
         require_usable(self._file, config, simulate=self._simulation is not None)
@@ -220,7 +224,7 @@ class ConfigFollower:
         )
 
     def _refuse(self, error: str) -> None:
-        version = self._config.version
+        version, self._refused = self._config.version, True
         text = f"  the config is not applied, and version {version} stays effective:\n{error}"
         self._events.show("config_not_applied", text, "red", version=version, error=error)
 

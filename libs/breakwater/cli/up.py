@@ -18,6 +18,7 @@ import typer
 from breakwater.bus.core import unhealthy_servers
 from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import CliError, wrong_usage
+from breakwater.cli.init import simulated_config
 from breakwater.cli.plane import DEFAULT_DATA
 from breakwater.cli.reload import ConfigFollower, StackEvents, require_usable
 from breakwater.cli.setup import prepare_clickhouse, prepare_nats
@@ -62,8 +63,9 @@ def up(
 ) -> int:
     """Run the whole plane on this machine: NATS, Redis, ClickHouse and all services.
 
-    Needs no Docker and no installed server. Everything listens on loopback only, with passwords made at the first
-    start. A part that dies is started again; Ctrl-C stops everything, and the next start goes on with the same data.
+    Needs no Docker and no installed server. With --simulate and without a config file, it writes a first one.
+    Everything listens on loopback only, with passwords made at the first start. A part that dies is started again;
+    Ctrl-C stops everything, and the next start goes on with the same data.
 
     When the config file is saved, it is checked and applied without a restart; a broken one changes nothing.
 
@@ -77,10 +79,12 @@ def up(
         breakwater up --config breakwater.yaml --data /var/lib/breakwater --workers 4
     """
     if not config.exists() and str(config) == "breakwater.yaml":
-        raise wrong_usage(
-            "there is no breakwater.yaml here",
-            "`breakwater init` writes one; or name one with --config FILE.",
-        )
+        if not simulate:
+            raise wrong_usage(
+                "there is no breakwater.yaml here",
+                "`breakwater init` writes one; or name one with --config FILE.",
+            )
+        simulated_config(config)
     # Before anything is started or created.
     require_usable(config, load_config(config), simulate=simulate)
     directory = DataDir(data)
@@ -115,7 +119,7 @@ async def _run(
             data, effective, workers=workers, environment=os.environ, http_port=api, console_port=console
         )
         if simulation is not None:
-            where = {"simulated_provider_url": simulation.control_url}
+            where = {"simulated_provider_url": simulation.control_url, "edited_config_file": simulation.edited_file}
             stack = replace(stack, endpoints=stack.endpoints.model_copy(update=where))
         key = await start_stack(supervisor, data, stack, also=[] if simulation is None else [simulation.process])
         if events.as_json:

@@ -35,7 +35,8 @@ class Endpoints(BaseModel):
     Attributes:
         clickhouse_url: ClickHouse's HTTP protocol, as `reader`, who only reads.
         api_key_file: holds a key for the HTTP API.
-        config_file: the config, as it is edited; the services read a copy of it.
+        config_file: the config; the services read a copy of it.
+        edited_config_file: the file that `config_file` is made of, where the providers are simulated; else None.
         simulated_provider_url: the provider that takes the place of all others; None where real ones are called.
         metrics: URLs for Prometheus, by process.
         pid: of the process that runs the stack.
@@ -51,6 +52,7 @@ class Endpoints(BaseModel):
     clickhouse_url: str
     api_key_file: Path
     config_file: Path
+    edited_config_file: Path | None = None
     data_dir: Path
     simulated_provider_url: str | None = None
     metrics: dict[str, str] = Field(default_factory=dict[str, str])

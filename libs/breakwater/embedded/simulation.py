@@ -31,11 +31,13 @@ class Simulation:
         process: to start before the services.
         config_file: the config for the services: the user's own with other providers.
         control_url: of the provider's ledger.
+        edited_file: the user's own config.
     """
 
     process: ProcessSpec
     config_file: Path
     control_url: str
+    edited_file: Path
     data: DataDir
     port: int
 
@@ -99,7 +101,7 @@ def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simu
     effective = data.path / "breakwater.simulated.yaml"
     write_private(effective, yaml.safe_dump(document, sort_keys=False))
     process = provider_process(data, port, script_file)
-    return Simulation(process, effective, f"http://{LOOPBACK}:{port}", data, port)
+    return Simulation(process, effective, f"http://{LOOPBACK}:{port}", config_file.absolute(), data, port)
 
 
 def provider_process(data: DataDir, port: int, script_file: Path) -> ProcessSpec:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, timedelta, timezone
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -330,6 +331,20 @@ _CERTIFICATES = {
     62: "is for another host than base_url names",
 }
 """Faults of certificates, by OpenSSL's numbers."""
+
+
+_AT = {
+    "ConnectionRefusedError": "connection refused at {}",
+    "HostUnreachableError": "no route to {}",
+    "DnsError": "the host name {} cannot be resolved",
+    "TimeoutError": "no answer in time from {}",
+}
+
+
+def unreachable_at(failure: TransportFailure, url: str) -> str:
+    """A failed connection for the person who chose the URL: `connection refused at 127.0.0.1:11998`."""
+    address = urlsplit(url).netloc.rpartition("@")[2]
+    return _AT.get(failure.class_name, f"{failure.message}, at {{}}").format(address)
 
 
 def transport_failure(error: BaseException) -> TransportFailure:
