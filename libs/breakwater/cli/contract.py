@@ -23,18 +23,28 @@ def contract(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; list what is out of date, and exit with code 1.")
     ] = False,
+    strings: Annotated[
+        bool, typer.Option("--strings", help="Write nothing; print every string that people read, for review.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, and the schema of the config file.
 
     All of it is made from the code that runs, so it matches what the services do. The same code gives the same bytes.
 
+    --strings prints help texts, messages, labels and texts of pages with their file and line; {…} replaces a value.
+
     For example:
 
         breakwater contract
 
         breakwater contract --check
+
+        breakwater contract --strings | less
     """
+    if strings:
+        _show_strings(as_json=as_json)
+        return
     wanted = files()
     stale = differences(out, wanted)
     if not check:
@@ -51,6 +61,16 @@ def contract(
         raise CliError("stale", f"{out} is not as the code says:\n{listed}", "Run `breakwater contract`.")
     if check and stale:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _show_strings(*, as_json: bool) -> None:
+    from breakwater.cli.strings import strings
+
+    found = strings()
+    if as_json:
+        output.json_document([one._asdict() for one in found])
+    else:
+        output.write("\n".join(f"{one.path}:{one.line}: {one.text}" for one in found))
 
 
 def files() -> dict[str, str]:
