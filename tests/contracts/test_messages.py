@@ -73,7 +73,7 @@ def test_names_with_characters_that_terminals_obey_are_refused(field: str, chara
     with pytest.raises(ValidationError) as refused:
         Job.model_validate({"agent": "writer", "prompt": "x", field: f"a{character}b"})
     assert explain(refused.value, Job) == (
-        f"{field}: must have no control characters, line breaks, or characters that turn the direction of writing"
+        f"{field}: must not contain control characters, line breaks or bidirectional control characters"
     )
     Job.model_validate({"agent": "writer", "prompt": "x", field: "naïve 名前 👩\u200d🚀 שם"})
 
@@ -111,7 +111,7 @@ def test_a_field_of_a_later_version_is_ignored_in_an_event() -> None:
         ),
         ({"prompt": "x", "total_timeout_s": 0}, "total_timeout_s", "greater than 0"),
         ({"prompt": "x", "job_id": ""}, "job_id", "is empty"),
-        ({"prompt": "x", "job_id": "a\nb"}, "job_id", "must have no control characters"),
+        ({"prompt": "x", "job_id": "a\nb"}, "job_id", "must not contain control characters"),
         ({"prompt": "x", "job_id": "j" * 129}, "job_id", "at most 128"),
         ({"prompt": "x", "reply_to": "bw.jobs.other"}, "reply_to", "inbox"),
         ({"prompt": "x", "reply_to": "$JS.API.INFO"}, "reply_to", "inbox"),

@@ -31,17 +31,17 @@ class KeyDetails(Event):
     name: Identifier = Field(description="The user of the key; actions are recorded under this name.")
     kind: CallerKind = "key"
     roles: tuple[PersonRole, ...] = Field(default=(), description="Of a person. They have the scopes of all of them.")
-    scopes: tuple[KeyScope, ...] = Field(description="The permitted uses; at least one.")
-    tenants: tuple[Identifier, ...] = Field(default=(), description="In whose name it submits; empty: in anyone's.")
-    agents: tuple[Identifier, ...] = Field(default=(), description="For which agents it submits; empty: for all.")
-    created_at: Timestamp = Field(description="Time at which the key was made; of a person: at which they signed in.")
+    scopes: tuple[KeyScope, ...] = Field(description="What the key may be used for; at least one scope.")
+    tenants: tuple[Identifier, ...] = Field(default=(), description="The tenants it may submit jobs for; empty: any.")
+    agents: tuple[Identifier, ...] = Field(default=(), description="The agents it may submit jobs for; empty: all.")
+    created_at: Timestamp = Field(description="When the key was created; for a person, when they signed in.")
 
 
 class NewSession(Event):
     """A session, in which the holder of an API key, or a person, is signed in."""
 
-    token: str = Field(description="Sent in place of a key. Shown once.")
-    ends_at: Timestamp = Field(description="Or earlier, when it is ended, or the key is revoked.")
+    token: str = Field(description="Replaces an API key. Shown only once.")
+    ends_at: Timestamp = Field(description="The session ends earlier on sign-out, or when the key is revoked.")
 
 
 class EndedSession(Event):
@@ -50,8 +50,7 @@ class EndedSession(Event):
     ended: Literal[True] = True
     continue_at: str | None = Field(
         default=None,
-        description="Of a person, where the OpenID provider offers it: the URL at which a browser ends the session "
-        "there, too.",
+        description="For a person, if the OpenID provider offers it: the URL that ends the provider's session too.",
     )
 
 
@@ -62,8 +61,10 @@ OPENID_CALLBACK = "/sign-in/openid/callback"
 class OpenIdRedirect(Event):
     """The beginning of a sign-in with OpenID Connect."""
 
-    url: str = Field(description="The OpenID provider's page, for the browser.")
-    flow: str = Field(description="A secret of the browser that signs in: it is sent back with the provider's answer.")
+    url: str = Field(description="The OpenID provider's page, to open in the browser.")
+    flow: str = Field(
+        description="A secret for the browser that signs in. It sends the secret back with the provider's answer."
+    )
 
 
 _OfProvider = Annotated[str, StringConstraints(max_length=4_096)]
@@ -73,7 +74,7 @@ class OpenIdCallback(Message):
     """The parameters with which an OpenID provider sends the browser back."""
 
     flow: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
-        description="That of the browser, from the beginning of its sign-in."
+        description="The browser's secret from the start of the sign-in."
     )
     state: _OfProvider = ""
     code: _OfProvider | None = None
@@ -86,11 +87,11 @@ class BackChannelLogout(Message):
     """The notice of an OpenID provider that a person has signed out of it."""
 
     logout_token: Annotated[str, StringConstraints(min_length=1, max_length=8_192)] = Field(
-        description="As OpenID Connect Back-Channel Logout 1.0 has it, signed by the provider."
+        description="Logout token as defined by OpenID Connect Back-Channel Logout 1.0, signed by the provider."
     )
 
 
 class EndedSessions(Event):
     """Sessions that were ended because their person has signed out elsewhere."""
 
-    ended: int = Field(ge=0, description="Their number.")
+    ended: int = Field(ge=0, description="Number of sessions that ended.")

@@ -30,40 +30,42 @@ class Alert(Event):
     """An incident after one of its changes. The newest alert of an incident is its complete state."""
 
     alert_id: str = Field(description="Unique for this change; the `webhook-id`. Plain ASCII.")
-    incident_id: str = Field(description="The same for all changes of an incident. Plain ASCII.")
+    incident_id: str = Field(description="Shared by all changes of an incident. Plain ASCII.")
     key: str = Field(
-        description="What the incident is of, such as `breaker_open/writer/openai%2Fgpt-4%2E1`: one incident at a time."
+        description="What the incident is about, such as `breaker_open/writer/openai%2Fgpt-4%2E1`. At "
+        "most one incident per key is unresolved."
     )
     change: AlertChange = Field(
-        description="`repeated`: it happened again while it was not resolved; `reopened`: soon after it was resolved."
+        description="`repeated`: occurred again while unresolved; `reopened`: occurred again soon after "
+        "it was resolved."
     )
-    status: IncidentStatus = Field(description="`pending`: it waits for an operator to acknowledge or resolve it.")
+    status: IncidentStatus = Field(description="`pending`: waits for an operator to acknowledge or resolve it.")
     event: AlertEvent = Field(description="The event; `breaker_closed` when a breaker closed.")
-    severity: Severity = Field(description="Present severity: `info` once a breaker has closed.")
+    severity: Severity = Field(description="Current severity: `info` once a breaker has closed.")
     first_event: AlertEvent | None = Field(
-        default=None, description="The event that opened it; null in alerts of earlier versions."
+        default=None, description="Event that opened the incident; null in alerts of earlier versions."
     )
     highest_severity: Severity | None = Field(
-        default=None, description="Severity at its worst; null in alerts of earlier versions."
+        default=None, description="Highest severity so far; null in alerts of earlier versions."
     )
     agent: Identifier | None = None
     model: ModelId | None = None
     tenant: Identifier | None = None
     title: str
-    text: str = Field(description="Its meaning, and what to do.")
-    payload: dict[str, JsonValue] = Field(description="The figures, as in the event that caused the alert.")
-    count: Count = Field(description="The number of times that it has happened since it was opened.")
-    version: Count = Field(description="Grows by one with each change of the incident, from 1.")
+    text: str = Field(description="What it means, and what to do.")
+    payload: dict[str, JsonValue] = Field(description="Figures of the event that caused the alert.")
+    count: Count = Field(description="Number of occurrences since the incident was opened.")
+    version: Count = Field(description="Counts the changes of the incident, from 1.")
     opened_at: Timestamp
-    last_at: Timestamp = Field(description="Time at which it happened last.")
-    ends_at: Timestamp | None = Field(default=None, description="Time at which it resolves by itself.")
-    reminders: Count = Field(default=0, description="The number of reminders that were sent.")
+    last_at: Timestamp = Field(description="Time of the latest occurrence.")
+    ends_at: Timestamp | None = Field(default=None, description="When it resolves automatically.")
+    reminders: Count = Field(default=0, description="Number of reminders sent.")
     remind_at: Timestamp | None = Field(default=None, description="Time of the next reminder, while it is pending.")
     acknowledged_by: str | None = None
     acknowledged_at: Timestamp | None = None
-    resolved_by: str | None = Field(default=None, description="Who resolved it; null if it resolved by itself.")
+    resolved_by: str | None = Field(default=None, description="Who resolved it; null if it resolved automatically.")
     resolved_at: Timestamp | None = None
-    reason: str | None = Field(default=None, description="The reason for which it was acknowledged or resolved.")
+    reason: str | None = Field(default=None, description="Reason given when it was acknowledged or resolved.")
     source_id: str = Field(
         description="`ce-id` of the event that caused this change, or the id of the operator action."
     )
@@ -91,10 +93,10 @@ class AlertDigest(Event):
 
     digest_id: str = Field(description="Unique; the `webhook-id`. Plain ASCII.")
     why: Literal["rate_limit", "quiet_hours"]
-    severity: Severity = Field(description="Of the worst of them.")
-    held_from: Timestamp = Field(description="Of the earliest alert in it.")
-    held_until: Timestamp = Field(description="Of the latest alert in it.")
-    counts: dict[str, Count] = Field(description="The number of incidents of each event.")
+    severity: Severity = Field(description="Highest severity among them.")
+    held_from: Timestamp = Field(description="Time of the earliest alert.")
+    held_until: Timestamp = Field(description="Time of the latest alert.")
+    counts: dict[str, Count] = Field(description="Number of incidents per event.")
     alerts: tuple[HeldBack, ...]
     at: Timestamp
 
@@ -102,12 +104,15 @@ class AlertDigest(Event):
 class WebhookEnvelope(Event):
     """The body of a webhook, as Standard Webhooks recommends it. Its `webhook-id` is that of `data`."""
 
-    type: AlertEvent | Literal["digest"] = Field(description="`digest`: `data` is an AlertDigest; else an Alert.")
-    timestamp: Timestamp = Field(description="When it happened: `at` of `data`.")
+    type: AlertEvent | Literal["digest"] = Field(
+        description="If it is `digest`, `data` is an AlertDigest, otherwise an Alert."
+    )
+    timestamp: Timestamp = Field(description="Time of the event: the `at` of `data`.")
     data: Alert | AlertDigest
     link: str | None = Field(
         default=None,
-        description="A page to acknowledge or resolve the incident, for anyone with the link; absent if not set up.",
+        description="Page to acknowledge or resolve the incident. Anyone with the link may do so. Absent "
+        "unless links are configured.",
     )
 
 
@@ -116,19 +121,19 @@ class ChannelTest(Event):
 
     channel: str
     delivered: bool
-    error: str | None = Field(default=None, description="The reason why it was not delivered.")
+    error: str | None = Field(default=None, description="Reason why it was not delivered.")
 
 
 class AlertQuery(Message):
     """A filter of incidents."""
 
     status: IncidentStatus | Literal["unresolved", "all"] = Field(
-        default="unresolved", description="`unresolved` means every status but `resolved`."
+        default="unresolved", description="`unresolved` means every status except `resolved`."
     )
     event: AlertEvent | None = Field(
         default=None, description="The latest event of the incident, or its first: a breaker that closed was open."
     )
-    agent: Identifier | None = Field(default=None, description="Only incidents of this agent.")
+    agent: Identifier | None = Field(default=None, description="Filter by agent.")
     limit: Limit = 100
 
 
@@ -136,7 +141,7 @@ class AlertRequest(OperatorRequest):
     """An incident, and the reason for the action."""
 
     incident_id: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_CONTROLS)] = Field(
-        description="Its id, or a prefix that no other incident has: `inc_` and at least 6 characters.",
+        description="Incident id, or a unique prefix: `inc_` and at least 6 characters.",
         examples=["inc_3f9a1c07"],
     )
 
@@ -145,7 +150,7 @@ class AlertList(Event):
     """Incidents, each as it is now; the one that was opened last comes first."""
 
     alerts: tuple[Alert, ...]
-    more: bool = Field(description="True if there are more than the limit.")
+    more: bool = Field(description="True if there are more results than the limit.")
 
 
 class UnchangedAlert(Alert):
@@ -163,48 +168,46 @@ class ChannelRequest(Message):
 class UndeliveredQuery(Message):
     """A filter of undelivered alerts."""
 
-    channel: Identifier | None = Field(default=None, description="Only alerts of this channel.")
+    channel: Identifier | None = Field(default=None, description="Filter by channel.")
     limit: Limit = 100
 
 
 class UndeliveredAlert(Event):
     """An alert that did not reach a channel."""
 
-    dead_letter_id: Count = Field(description="Its sequence in DLQ.")
+    dead_letter_id: Count = Field(description="Sequence number in DLQ.")
     channel: str
-    alert_id: str | None = Field(description="Or the id of a digest; None where what was kept can't be read.")
+    alert_id: str | None = Field(description="Id of the alert or digest; null if the stored message is unreadable.")
     title: str | None
-    error: str = Field(description="The reason why it was given up.")
-    at: Timestamp = Field(description="Time at which it was given up.")
-    replayed: bool = Field(
-        description="True if it was sent again since; if that failed too, there is another dead letter."
-    )
+    error: str = Field(description="Reason why delivery was given up.")
+    at: Timestamp = Field(description="When delivery was given up.")
+    replayed: bool = Field(description="True if it was sent again. If that failed too, there is another dead letter.")
 
 
 class UndeliveredList(Event):
     """The alerts that were given up within thirty days, the latest first."""
 
     undelivered: tuple[UndeliveredAlert, ...]
-    more: bool = Field(description="True if there are more than the limit.")
+    more: bool = Field(description="True if there are more results than the limit.")
 
 
 class ReplayAlertsRequest(Message):
     """The undelivered alerts to send again; with no field set, all that were not sent again yet."""
 
-    channel: Identifier | None = Field(default=None, description="Only alerts of this channel.")
+    channel: Identifier | None = Field(default=None, description="Filter by channel.")
     dead_letter_id: int | None = Field(
-        default=None, ge=1, description="Only this one, even if it was sent again before."
+        default=None, ge=1, description="Send only this one, even if it was sent again before."
     )
-    after: int = Field(default=0, ge=0, description="Only those after this one: `continue_after` of the last response.")
+    after: int = Field(default=0, ge=0, description="Start after this one: `continue_after` of the previous response.")
 
 
 class AlertReplays(Event):
     """The result of a request to send undelivered alerts again."""
 
     replayed: Count
-    already: Count = Field(description="Those that were sent again before, and were left alone now.")
-    skipped: Count = Field(description="Those of channels that are no longer in the config.")
-    channels: dict[str, Count] = Field(description="The number of alerts that each channel sends again.")
+    already: Count = Field(description="Skipped, because they were sent again before.")
+    skipped: Count = Field(description="Skipped, because their channel is no longer in the config.")
+    channels: dict[str, Count] = Field(description="Number of alerts that each channel sends again.")
     continue_after: int | None = Field(
-        default=None, description="There are more: ask again with this as `after`. None where that was all."
+        default=None, description="Pass this as `after` to continue. Null if there are no more."
     )

@@ -22,7 +22,9 @@ class GuardRequest(OperatorRequest):
     """A task, and the reason for the action."""
 
     task_id: FullId
-    tenant: Identifier | None = Field(default=None, description="Whose task; omit it for a task of no tenant.")
+    tenant: Identifier | None = Field(
+        default=None, description="Tenant of the task; omit it for a task without a tenant."
+    )
 
 
 class ModelHealth(Event):
@@ -34,15 +36,15 @@ class ModelHealth(Event):
         default=True,
         description="False if no call has ended in the last 30 days and nothing is amiss: `healthy` is assumed then.",
     )
-    breaker: BreakerState | None = Field(description="None where the agent has no breaker.")
+    breaker: BreakerState | None = Field(description="Null if the agent has no breaker.")
     consecutive_failures: Count
     last_failure_at: Timestamp | None = Field(default=None, description="Null once a call has succeeded.")
     last_success_at: Timestamp | None = None
     circuit_open_until: Timestamp | None = Field(
-        default=None, description="Time at which a probe may call; null while it is closed, or isolated."
+        default=None, description="When a probe may call; null while the breaker is closed or isolated."
     )
     held_until: Timestamp | None = Field(
-        default=None, description="Until when no call is made, as its provider's rate limit asks; null where none does."
+        default=None, description="End of a pause that the provider's rate limit asked for; null without one."
     )
 
     @property
@@ -60,11 +62,11 @@ class AgentHealth(Event):
         default=True,
         description="False if no call has ended in the last 30 days and nothing is amiss: `healthy` is assumed then.",
     )
-    consecutive_failures: Count = Field(description="Failed calls in a row, over all its models.")
+    consecutive_failures: Count = Field(description="Consecutive failed calls, over all models.")
     last_failure_at: Timestamp | None = Field(default=None, description="Null once a call has succeeded.")
     last_success_at: Timestamp | None = None
     circuit_open_until: Timestamp | None = Field(
-        default=None, description="Time at which one of its models may be called again; set while none may."
+        default=None, description="When one of its models may be called again; set while none may."
     )
     models: tuple[ModelHealth, ...] = ()
 
@@ -77,18 +79,19 @@ class AgentHealth(Event):
 class BreakerStatus(Event):
     """The state of a breaker."""
 
-    agent: Identifier = Field(description="`*` where all agents share it.")
-    model: ModelId = Field(description="`<provider>/*` where it is a provider's.")
-    state: BreakerState = Field(description="One whose `open_until` has passed is open until a call probes it.")
+    agent: Identifier = Field(description="`*` if all agents share it.")
+    model: ModelId = Field(description="`<provider>/*` for a provider's breaker.")
+    state: BreakerState = Field(
+        description="A breaker whose `open_until` has passed stays open until a call probes it."
+    )
     health: Health
-    reason: str | None = Field(default=None, description="The reason for the state, in words.")
+    reason: str | None = Field(default=None, description="Reason for the state.")
     since: Timestamp | None = None
     open_until: Timestamp | None = None
-    probe_until: Timestamp | None = Field(
-        default=None, description="Time at which the lease of the probe in flight ends."
-    )
+    probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe in flight ends.")
     held_until: Timestamp | None = Field(
-        default=None, description="Until when its model is held, as the provider's rate limit asks. No failure."
+        default=None,
+        description="End of a pause that the provider's rate limit asked for. Does not count as a failure.",
     )
     consecutive_failures: Count
     total_failures: Count
@@ -102,7 +105,7 @@ class BreakerList(Event):
     """The breakers as they are now."""
 
     breakers: tuple[BreakerStatus, ...]
-    alive: bool = Field(description="True if a breaker service is running: without one, no failure opens a breaker.")
+    alive: bool = Field(description="True if a breaker service is running. Without one, failures open no breaker.")
 
 
 class UnchangedBreaker(BreakerStatus):

@@ -89,7 +89,7 @@ CHANNELS = (
         BreakerTransition,
         Stream.EVENTS,
         "send",
-        "A breaker opened, half-opened, closed, or was isolated or reset by an operator.",
+        "A breaker opened, half-opened or closed, or an operator isolated or reset it.",
     ),
     Channel(
         "budgets",
@@ -98,7 +98,7 @@ CHANNELS = (
         BudgetEvent,
         Stream.EVENTS,
         "send",
-        "A budget reached a threshold, published once per period; or its cap was raised, or its counter repaired.",
+        "A budget reached a threshold (published once per period), its cap was raised, or its counter was repaired.",
     ),
     Channel(
         "guards",
@@ -107,7 +107,7 @@ CHANNELS = (
         GuardEvent,
         Stream.EVENTS,
         "send",
-        "A task was stopped by its guard, or reset by an operator.",
+        "A guard stopped a task, or an operator reset it.",
     ),
     Channel(
         "alerts",
@@ -125,7 +125,7 @@ CHANNELS = (
         AuditEvent,
         Stream.AUDIT,
         "send",
-        "What a person did: before it is done, and again with its outcome.",
+        "An operator's action: published before it is done, and again with its outcome.",
     ),
     Channel(
         "progress",
@@ -134,7 +134,7 @@ CHANNELS = (
         Progress,
         None,
         "send",
-        "Steps of an execution while it runs.",
+        "Steps of a running execution.",
     ),
     Channel(
         "chunks",
@@ -143,15 +143,15 @@ CHANNELS = (
         AnswerChunks,
         None,
         "send",
-        "An answer while it is produced, of a job with `stream`. Not redacted.",
+        "Parts of an answer while it is produced, for a job with `stream`. Not redacted.",
     ),
     Channel(
         "dead_letters",
         "bw.dlq.{reason}.{agent}",
-        {"reason": "Why it was given up.", "agent": f"{AGENT} `unknown` if it is not known."},
+        {"reason": "Reason why the message was given up.", "agent": f"{AGENT} Otherwise `unknown`."},
         DeadLetter,
         Stream.DLQ,
         "send",
-        "What could not be handled, with its original bytes.",
+        "A message that could not be handled, with its original bytes.",
     ),
 )

@@ -22,16 +22,16 @@ Number = Annotated[int, Field(strict=True)]
 
 ReasonFilter = Annotated[
     Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=NO_CONTROLS)] | None,
-    Field(description="Only those with this reason: error, timeout, invalid, …"),
+    Field(description="Filter by reason: error, timeout, invalid, …"),
 ]
 
 AgentFilter = Annotated[
-    Identifier | None, Field(description="Only those of this agent; `unknown` are those of which it is not known.")
+    Identifier | None, Field(description="Filter by agent; `unknown` selects dead letters whose agent is not known.")
 ]
 
 Since = Annotated[
     Moment | None,
-    Field(description="Only what was given up from then on: a time in RFC 3339. By default the last seven days."),
+    Field(description="Earliest time in RFC 3339; default: seven days ago."),
 ]
 
 
@@ -40,7 +40,7 @@ class DeadLetterQuery(Message):
 
     reason: ReasonFilter = None
     agent: AgentFilter = None
-    execution_id: FullId | None = Field(default=None, description="Only those of this execution.")
+    execution_id: FullId | None = Field(default=None, description="Filter by execution.")
     since: Since = None
     limit: Limit = 100
 
@@ -48,45 +48,45 @@ class DeadLetterQuery(Message):
 class ListedDeadLetter(Event):
     """A dead letter, as it is listed."""
 
-    dead_letter_id: Count = Field(description="Its sequence in DLQ.")
-    kind: DeadLetterKind = Field(description="Kind of the original, by the stream that it was on.")
-    reason: str = Field(description="The reason why it was given up, in a word.")
-    agent: str | None = Field(description="None where it is not known, or where it is of no agent.")
+    dead_letter_id: Count = Field(description="Sequence number in DLQ.")
+    kind: DeadLetterKind = Field(description="Kind of the original message, by its stream.")
+    reason: str = Field(description="Reason code why it was given up.")
+    agent: str | None = Field(description="Null if unknown, or if it belongs to no agent.")
     execution_id: str | None
-    error: str = Field(description="The reason why it was given up, in words; redacted.")
-    at: Timestamp = Field(description="Time at which it was given up.")
-    replayable: bool = Field(description="True if a replay would run it.")
-    why_not: str | None = Field(default=None, description="The reason why a replay would not, and what to do instead.")
-    replayed_as: FullId | None = Field(default=None, description="The execution id of its replay, where it has one.")
+    error: str = Field(description="Reason why it was given up, in words; redacted.")
+    at: Timestamp = Field(description="When it was given up.")
+    replayable: bool = Field(description="True if it can be replayed.")
+    why_not: str | None = Field(default=None, description="Why it can't be replayed, and what to do instead.")
+    replayed_as: FullId | None = Field(default=None, description="Execution id of its replay, if it was replayed.")
     replay_status: ReplayStatus | None = Field(
         default=None,
-        description="The status of its replay: `accepted` until it is decided. None where there was none, or where "
-        "its record has aged out.",
+        description="Status of its replay: `accepted` until it has ended. Null if there was none, or if "
+        "its record has expired.",
     )
 
 
 class DeadLetterDetails(ListedDeadLetter):
     """One dead letter, with the original message as far as it may be shown."""
 
-    stream: str = Field(description="The stream of the original.")
+    stream: str = Field(description="Stream of the original message.")
     subject: str
     sequence: Count
-    headers: dict[str, JsonValue] = Field(description="Of the original; redacted.")
+    headers: dict[str, JsonValue] = Field(description="Headers of the original message; redacted.")
     payload: JsonValue = Field(
-        description="The original, redacted: JSON; or a text where it is not JSON, or where it is cut. None where it "
-        "is withheld."
+        description="The original message, redacted, as JSON, or as text if it is not JSON or was "
+        "truncated. Null if it is withheld."
     )
     payload_withheld: bool = Field(
         default=False,
-        description="True if the original is shown to no one, as its agent keeps no prompts or is configured no more. "
-        "A replay reads it all the same.",
+        description="True if the original is not shown, because its agent keeps no prompts or was "
+        "removed from the config. A replay still uses it.",
     )
     payload_omitted: bool = Field(
-        default=False, description="True if the original was too large to be kept; then a replay has nothing to run."
+        default=False, description="True if the original was too large to keep, so it can't be replayed."
     )
-    payload_sha256: str | None = Field(default=None, description="Of an original that was not kept, in hex.")
-    payload_bytes: Count = Field(description="The length of the original.")
-    payload_cut: bool = Field(description="True if `payload` is only the beginning, as a text.")
+    payload_sha256: str | None = Field(default=None, description="SHA-256, in hex, of an original that was not kept.")
+    payload_bytes: Count = Field(description="Size of the original in bytes.")
+    payload_cut: bool = Field(description="True if `payload` is only the beginning of the original, as text.")
     replayed_by: str | None = Field(default=None, description="The operator who replayed it.")
     replayed_at: Timestamp | None = None
 
@@ -95,7 +95,7 @@ class DeadLetterCount(Event):
     """The number of dead letters of a reason and an agent."""
 
     reason: str
-    agent: str = Field(description="`unknown` where it is not known.")
+    agent: str = Field(description="`unknown` if the agent is not known.")
     count: Count
 
 
@@ -103,9 +103,9 @@ class DeadLetterList(Event):
     """Dead letters, the latest first."""
 
     dead_letters: tuple[ListedDeadLetter, ...]
-    more: bool = Field(description="True if there are more since then than the limit.")
+    more: bool = Field(description="True if there are more results than the limit.")
     counts: tuple[DeadLetterCount, ...] = Field(
-        description="Of all dead letters, whatever was asked for; the largest count first."
+        description="Counts over all dead letters, regardless of the filters; largest first."
     )
 
 
@@ -114,29 +114,27 @@ class ReplayDeadLettersRequest(Message):
 
     dead_letters: (
         Annotated[tuple[Annotated[Number, Field(ge=1)], ...], Field(min_length=1, max_length=MAX_DEAD_LETTERS)] | None
-    ) = Field(default=None, description="Their ids; excludes all other filters.", examples=[[17]])
+    ) = Field(default=None, description="Ids of dead letters; excludes all other filters.", examples=[[17]])
     reason: ReasonFilter = None
     agent: AgentFilter = None
-    all: bool = Field(default=False, description="Of every reason and agent, where neither is named.")
+    all: bool = Field(default=False, description="Selects every reason and agent.")
     since: Since = None
     after: Number = Field(
-        default=0, ge=0, description="Only those after this one: `continue_after` of the last response."
+        default=0, ge=0, description="Start after this one: `continue_after` of the previous response."
     )
-    up_to: Number | None = Field(default=None, ge=0, description="None after this one: `up_to` of the last response.")
+    up_to: Number | None = Field(default=None, ge=0, description="End with this one: `up_to` of the previous response.")
     why: ReasonText | None = Field(default=None, description="For the record; redacted.")
 
     @model_validator(mode="after")
     def _says_which(self) -> Self:
         chosen = self.reason is not None or self.agent is not None or self.all
         if self.dead_letters is not None and (chosen or self.since or self.after or self.up_to is not None):
-            raise ValueError(
-                "dead_letters says which ones are meant; leave out reason, agent, all, since, after and up_to"
-            )
+            raise ValueError("dead_letters already selects by id; leave out reason, agent, all, since, after and up_to")
         if self.dead_letters is None and not chosen:
-            raise ValueError("say which ones: dead_letters, or a reason, an agent, or all")
+            raise ValueError("select dead letters by dead_letters, reason, agent, or all")
         if self.after and self.up_to is None:
             # A replay that fails again is another dead letter: without an end, they would be replayed for ever.
-            raise ValueError("after needs up_to, which is in the same response as continue_after")
+            raise ValueError("after needs up_to, which comes in the same response as continue_after")
         return self
 
 
@@ -144,7 +142,7 @@ class ReplayedDeadLetter(Event):
     """A dead letter whose job runs again."""
 
     dead_letter_id: Count
-    execution_id: FullId = Field(description="Of the new execution; its `metadata.replay_of` names the old one.")
+    execution_id: FullId = Field(description="Id of the new execution; its `metadata.replay_of` names the old one.")
 
 
 class SkippedDeadLetter(Event):
@@ -157,14 +155,13 @@ class SkippedDeadLetter(Event):
 class DeadLetterReplays(Event):
     """The result of a request to replay dead letters."""
 
-    replayed: tuple[ReplayedDeadLetter, ...] = Field(description="Those whose jobs this request has queued.")
-    already: Count = Field(description="Those that were replayed before, and were left alone now.")
+    replayed: tuple[ReplayedDeadLetter, ...] = Field(description="Dead letters whose jobs this request has queued.")
+    already: Count = Field(description="Skipped, because they were replayed before.")
     skipped: tuple[SkippedDeadLetter, ...]
     continue_after: Count | None = Field(
-        default=None, description="There are more: ask again with this as `after`. None where that was all."
+        default=None, description="Pass this as `after` to continue. Null if there are no more."
     )
     up_to: Count | None = Field(
         default=None,
-        description="Send it back together with `continue_after`. What fails again becomes a later dead letter, and "
-        "is not meant.",
+        description="Send it together with `continue_after`, so that jobs that fail again are not replayed in a loop.",
     )

@@ -28,26 +28,25 @@ class BreakerTransition(Event):
 
     transition_id: str = Field(description="Unique; begins with `<agent>/<model>#<version>`, each token encoded.")
     scope: BreakerScope = "agent_model"
-    agent: Identifier = Field(description="`*` where the breaker is one model's or provider's, for all agents.")
-    model: ModelId = Field(description="`<provider>/*` where the breaker is a provider's, for all its models.")
+    agent: Identifier = Field(description="`*` if the breaker is shared by all agents.")
+    model: ModelId = Field(description="`<provider>/*` if the breaker covers all models of a provider.")
     from_state: BreakerState
     to_state: BreakerState
     rule: BreakerRule | None = Field(default=None, description="The rule that opened it.")
-    reason: str = Field(description="In words: `3 consecutive failures (threshold: 3)`.")
+    reason: str = Field(description="Reason in words: `3 consecutive failures (threshold: 3)`.")
     by: str | None = Field(default=None, description="Who isolated or reset it.")
     health: Health = Field(default="healthy", description="Health of the agent on the model after the transition.")
     consecutive_failures: Count
-    total_failures: Count = Field(default=0, description="All failures since it was last reset.")
-    unique_errors: Count = Field(default=0, description="How many different errors those were; at most 100.")
+    total_failures: Count = Field(default=0, description="Failures since the last reset.")
+    unique_errors: Count = Field(default=0, description="Number of different errors among them, at most 100.")
     errors: Count = Field(description="Failures within the window.")
     error_hash: str | None = Field(default=None, description="The repeated error (`same_error`).")
     alone: str | None = Field(
         default=None,
-        description="Hashes of the key and the tenant whose failures opened it as no other called, or of the one "
-        "that all calls had in common; it gives way to another.",
+        description="Hashes of the only key and tenant whose calls opened the breaker. Calls of others may probe it.",
     )
     within_s: float | None = None
-    cooldown_s: float = Field(description="How long the breaker stays open, including growth and jitter.")
+    cooldown_s: float = Field(description="Time that the breaker stays open, including growth and jitter.")
     open_until: Timestamp | None = None
     last_failure_at: Timestamp | None = None
     last_success_at: Timestamp | None = None
@@ -58,14 +57,14 @@ class BreakerTransition(Event):
 class GuardEvent(Event):
     """The guard of a task stopped it (`tripped`), or an operator reset it (`reset`)."""
 
-    event_id: str = Field(description="Unique for the trip, or the reset.")
+    event_id: str = Field(description="Unique for the trip or the reset.")
     kind: Literal["tripped", "reset"]
-    agent: Identifier = Field(description="Whose job tripped it; `*` where none did, in a reset.")
+    agent: Identifier = Field(description="Agent of the job that tripped the guard; `*` in a reset.")
     tenant: Identifier | None = None
     task_id: FullId
-    execution_id: FullId | None = Field(default=None, description="The job that tripped it.")
+    execution_id: FullId | None = Field(default=None, description="Job that tripped the guard.")
     rule: GuardRule | None = None
-    reason: str = Field(description="In words, with the limit; for operators only.")
+    reason: str = Field(description="Reason in words, with the limit; for operators only.")
     by: str | None = Field(default=None, description="Who reset it.")
     iterations: Count
     tokens: Count
@@ -83,29 +82,30 @@ class BudgetEvent(Event):
     others are `soft_cap`, as they refuse nothing.
     """
 
-    event_id: str = Field(description="Unique for the crossing, the raise or the repair.")
+    event_id: str = Field(description="Unique for the crossing, raise or repair.")
     kind: Literal["soft_cap", "hard_cap", "raised", "raise_ended", "repaired"]
     scope: Scope
     agent: Identifier | None = Field(
-        default=None, description="Whose budget it is, for scope `agent`; else whose call reached the threshold."
+        default=None,
+        description="Agent of the budget for scope `agent`, otherwise of the call that reached the threshold.",
     )
-    tenant: Identifier | None = Field(default=None, description="Whose budget it is, for scope `tenant`.")
+    tenant: Identifier | None = Field(default=None, description="Tenant of the budget for scope `tenant`.")
     window: Window
     period: str = Field(description="`2026-11-21` or `2026-11`, in the budget's time zone.")
     threshold_percent: Count | None = Field(default=None, description="For `soft_cap` and `hard_cap`.")
-    limit: Money | None = Field(default=None, description="The cap; None only where a budget without one is repaired.")
-    total: Money = Field(description="Spent in the period, as of `at`.")
+    limit: Money | None = Field(default=None, description="The cap; null only if a budget without one is repaired.")
+    total: Money = Field(description="Spent in the period until `at`.")
     reserved: Money | None = Field(
-        default=None, description="Held by calls in flight at that time. For `soft_cap` and `hard_cap`."
+        default=None, description="Reserved by calls in flight at that time. For `soft_cap` and `hard_cap`."
     )
-    previous: Money | None = Field(default=None, description="The cap before that, or `total` before the repair.")
+    previous: Money | None = Field(default=None, description="The cap before the raise, or `total` before the repair.")
     configured: Money | None = Field(
-        default=None, description="Of a raise: the config's cap. Another one ends the raise."
+        default=None, description="For a raise, the config's cap. If the config's cap changes, the raise ends."
     )
     enforcement: Enforcement
     by: str | None = Field(default=None, description="Who raised the cap, or revoked a raise.")
-    reason: str | None = Field(default=None, description="Why it was raised, or what was repaired.")
-    resets_at: Timestamp | None = Field(default=None, description="When the period ends, and a raise with it.")
+    reason: str | None = Field(default=None, description="Reason for the raise, or what was repaired.")
+    resets_at: Timestamp | None = Field(default=None, description="End of the period, and of a raise.")
     at: Timestamp
 
 
@@ -113,7 +113,7 @@ class CapRaise(Event):
     """A raised cap; in effect until its period ends or the config's cap changes."""
 
     limit: Money
-    configured: Money = Field(description="The config's cap at that time.")
+    configured: Money = Field(description="Cap in the config at that time.")
     by: str
     reason: str
     at: Timestamp
@@ -124,14 +124,14 @@ class BudgetReconciliation(Event):
 
     budget: str
     period: str
-    counted: Money = Field(description="In Redis.")
-    recorded: Money = Field(description="In the record: `stored` and `logged` together.")
-    stored: Money = Field(description="The part of it that was read from ClickHouse.")
-    logged: Money = Field(description="The part of it that was read from EVENTS.")
-    unrecorded: Money = Field(
-        description="Counted at their estimate for calls whose worker died and that are not recorded yet."
+    counted: Money = Field(description="Counter in Redis.")
+    recorded: Money = Field(description="Recorded: the sum of `stored` and `logged`.")
+    stored: Money = Field(description="Part that was read from ClickHouse.")
+    logged: Money = Field(description="Part that was read from EVENTS.")
+    unrecorded: Money = Field(description="Estimated cost of calls whose worker died and that are not recorded yet.")
+    difference: Money = Field(
+        description="`counted` minus `unrecorded` and `recorded`: the amount that a repair subtracts."
     )
-    difference: Money = Field(description="`counted` less `unrecorded` and `recorded`: what a repair subtracts.")
     counted_calls: Count
     recorded_calls: Count
 
@@ -141,8 +141,8 @@ class Reconciliation(Event):
 
     equal: bool
     budgets: tuple[BudgetReconciliation, ...]
-    reserved: Money = Field(description="Reserved for calls in flight, by the counters of all agents together.")
-    held: Money = Field(description="The same by the calls' own leases.")
+    reserved: Money = Field(description="Reserved by calls in flight, according to the counters of all agents.")
+    held: Money = Field(description="The same according to the calls' leases.")
     at: Timestamp
 
 
@@ -156,15 +156,15 @@ class DeadLetter(Event):
     subject: str
     sequence: Count
     headers: dict[str, str] = Field(default_factory=dict)
-    payload_base64: str = Field(default="", description="The original bytes; empty where `omitted_bytes` is set.")
+    payload_base64: str = Field(default="", description="The original bytes; empty if `omitted_bytes` is set.")
     omitted_bytes: Count | None = Field(
         default=None,
-        description="The length of an original that is too large to be kept, or that DLQ does not take.",
+        description="Size of an original that is too large to keep, or that DLQ refused.",
     )
-    omitted_sha256: str | None = Field(default=None, description="The SHA-256 of the same, in hex.")
+    omitted_sha256: str | None = Field(default=None, description="SHA-256 of that original, in hex.")
     encrypted: Encrypted = None
     withheld: bool = Field(
-        default=False, description="True if the original may not be shown, as its agent keeps no prompts."
+        default=False, description="True if the original must not be shown, because its agent keeps no prompts."
     )
     execution_id: str | None = None
     at: Timestamp
@@ -174,7 +174,7 @@ class ReplayNote(Event):
     """Record of a replay, kept with its dead letter."""
 
     dead_letter_id: Count
-    execution_id: FullId = Field(description="Of the new execution.")
+    execution_id: FullId = Field(description="Id of the new execution.")
     agent: Identifier
     by: str
     why: str | None = Field(default=None, description="Redacted.")
@@ -194,15 +194,15 @@ class AuditEvent(Event):
     Published as `begun` before anything is done, and again with the outcome and the same `audit_id`.
     """
 
-    audit_id: str = Field(description="Unique for the action.")
+    audit_id: str = Field(description="Unique per action.")
     action: Identifier = Field(description="The operation's id in the HTTP API, such as `raise_cap`.")
     outcome: AuditOutcome
-    by: str = Field(description="The name of the person, or of the API key.")
+    by: str = Field(description="Name of the person, or of the API key.")
     actor: ActorKind
     actor_id: str | None = Field(
-        default=None, description="The id of the API key; of a person the provider's `sub`; none of a link."
+        default=None, description="Id of the API key, or a person's `sub` at the provider; null for a signed link."
     )
-    details: dict[str, JsonValue] = Field(default_factory=dict, description="What was asked for, redacted.")
-    reason: str | None = Field(default=None, description="As it was given, redacted.")
-    error: str | None = Field(default=None, description="The error code of the HTTP API, if it was not done.")
-    at: Timestamp = Field(description="When it was begun.")
+    details: dict[str, JsonValue] = Field(default_factory=dict, description="Parameters of the action, redacted.")
+    reason: str | None = Field(default=None, description="Reason as it was given, redacted.")
+    error: str | None = Field(default=None, description="Error code of the HTTP API if the action failed.")
+    at: Timestamp = Field(description="When the action began.")

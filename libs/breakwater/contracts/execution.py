@@ -62,8 +62,8 @@ Status = Literal["succeeded", "dead_lettered", "cancelled"]
 FinishReason = Annotated[
     str | None,
     Field(
-        description="Why the model stopped: `stop`, `length` (the answer is cut off), `tool_calls` or "
-        "`content_filter`; else the provider's own word. Null if not reported.",
+        description="Why the model stopped: `stop`, `length` (the answer is truncated), `tool_calls`, "
+        "`content_filter`, or the provider's own word. Null if not reported.",
     ),
 ]
 Reason = Literal[
@@ -82,8 +82,9 @@ Reason = Literal[
 Encrypted = Annotated[
     str | None,
     Field(
-        description="A token of the fields with texts, which are missing then: where `encryption` is on, and in "
-        "results and dead letters of agents that keep no prompts or no responses. Without a key, why they are missing."
+        description="Encrypted text fields, which are then missing: if `encryption` is on, and in "
+        "results and dead letters of agents that keep no prompts or responses. Without a "
+        "key, the reason why they are missing."
     ),
 ]
 
@@ -95,17 +96,17 @@ class ErrorInfo(Event):
     class_: str = Field(
         validation_alias=AliasChoices("class", "class_"),
         serialization_alias="class",
-        description="Such as RateLimitError.",
+        description="Class name, such as RateLimitError.",
     )
     message: str
     figures: str | None = Field(
         default=None,
-        description="For operators: what a cap is, and what is left of it. Only in attempts on EVENTS and in "
+        description="For operators: the cap and what is left of it. Only in attempts on EVENTS and in "
         "ClickHouse, never in results, records and progress.",
     )
     status_code: int | None = None
     retryable: bool = False
-    retry_after_s: float | None = Field(default=None, description="How long to wait before trying again, if known.")
+    retry_after_s: float | None = Field(default=None, description="Recommended wait before another try, if known.")
     param: str | None = Field(
         default=None, description="The field of the request at fault, if the provider names one: `temperature`."
     )
@@ -118,8 +119,8 @@ class FailureStatistics(Event):
 
     consecutive_failures: Count
     total_failures: Count
-    unique_errors: Count = Field(description="Different errors among them.")
-    reason: str = Field(description="Why it was stopped, in words: `3 consecutive failures`.")
+    unique_errors: Count = Field(description="Number of different errors among them.")
+    reason: str = Field(description="Reason for the stop, in words: `3 consecutive failures`.")
 
 
 class Attempt(Event):
@@ -141,7 +142,7 @@ class Attempt(Event):
         "it, and by `tenant`.",
     )
     cost_tags: dict[str, str] = Field(
-        default_factory=dict, description="What the job's metadata has under the keys of `cost_tags` in the config."
+        default_factory=dict, description="Values in the job's metadata for the `cost_tags` of the config."
     )
     number: int = Field(ge=1)
     model: ModelId
@@ -149,54 +150,53 @@ class Attempt(Event):
     started_at: Timestamp
     completed_at: Timestamp
     duration_ms: Count
-    input_tokens: Count | None = Field(default=None, description="Estimated where a model reported none.")
-    output_tokens: Count | None = Field(default=None, description="Estimated where a model reported none.")
-    cached_tokens: Count | None = Field(
-        default=None, description="The part of the input tokens that came from the provider's cache."
-    )
-    reasoning_tokens: Count | None = Field(default=None, description="Part of the output tokens.")
+    input_tokens: Count | None = Field(default=None, description="Estimated if the model reported none.")
+    output_tokens: Count | None = Field(default=None, description="Estimated if the model reported none.")
+    cached_tokens: Count | None = Field(default=None, description="Input tokens that the provider read from its cache.")
+    reasoning_tokens: Count | None = Field(default=None, description="Output tokens that were spent on reasoning.")
     usage_problem: str | None = Field(
         default=None,
-        description="What of the usage that was reported can't be true, or has no price. The cost is an estimate then.",
+        description="Reported usage that can't be true or has no price. The cost is then an estimate.",
     )
     response_model: str | None = Field(
         default=None,
-        description="The model that the response names, if it is another than was asked for. It is priced as itself, "
-        "or the cost is an estimate.",
+        description="The model named by the response, if it differs from the requested one. It is "
+        "charged at its own price, or the cost is an estimate.",
     )
     finish_reason: FinishReason = None
     first_token_ms: Count | None = Field(
         default=None,
         description="Milliseconds from `started_at` until the answer began. Null if it never began, or did not stream.",
     )
-    chunks: Count | None = Field(default=None, description="Pieces of the answer that came. Null if not streamed.")
-    cost: Money | None = Field(default=None, description="Null if unknown; never zero for unknown.")
+    chunks: Count | None = Field(default=None, description="Number of chunks received. Null if not streamed.")
+    cost: Money | None = Field(default=None, description="Null if unknown, never zero.")
     cost_basis: CostBasis = "unknown"
     reserved: Money | None = Field(
-        default=None, description="The worst case, reserved in the budgets during the call. Null without a price."
+        default=None, description="Worst case, reserved in the budgets during the call. Null without a price."
     )
     reserved_at: Timestamp | None = Field(
-        default=None, description="By Redis' clock: its cost counts in the day and the month of this moment."
+        default=None, description="By Redis' clock. The cost counts for the day and month of this time."
     )
     outcome: Outcome
     error: ErrorInfo | None = None
     short_circuited: bool = False
     refused_by: str | None = Field(
-        default=None, description="What refused the call: a budget's name, such as `agent:writer/daily`, or a limit's."
+        default=None,
+        description="What refused the call: the name of a budget, such as `agent:writer/daily`, or of a limit.",
     )
     refused_cap: Money | None = Field(
         default=None,
-        description="The hard cap that had no room for the call, unless it is too small for any such call. None in "
-        "results and records, as `figures` of errors.",
+        description="The hard cap that had no room for the call, unless it is too small for any such "
+        "call. Like `figures` of errors, null in results and records.",
     )
     refused_reason: Reason | None = Field(
         default=None,
-        description="For a refused call: the reason that the job ends with, unless another model succeeds.",
+        description="For a refused call: reason of the job's end, unless another model succeeds.",
     )
     statistics: FailureStatistics | None = Field(
         default=None, description="For a call that a guard or a breaker refused."
     )
-    ends_chain: bool = Field(default=False, description="For a refused call: whether no other model is tried.")
+    ends_chain: bool = Field(default=False, description="For a refused call: true if no other model is tried.")
     counts_for_breaker: bool = Field(default=False, description="True if the breaker counts this failure.")
     breaker_version: Count | None = Field(
         default=None,
@@ -225,12 +225,12 @@ class Cancellation(Event):
     """A job's cancellation: by whom, and why."""
 
     by: Literal["api_key", "person", "program", "client_disconnect"] = Field(
-        description="`client_disconnect`: the client of a streamed answer went away."
+        description="`client_disconnect`: the client of a streamed answer disconnected."
     )
-    name: str | None = Field(default=None, description="Of the API key, the person, or the program's NATS user.")
-    key_id: str | None = Field(default=None, description="Of the API key.")
+    name: str | None = Field(default=None, description="Name of the API key, the person, or the program's NATS user.")
+    key_id: str | None = Field(default=None, description="Id of the API key.")
     reason: str | None = Field(default=None, description="As it was given, redacted.")
-    at: Timestamp = Field(description="When it was asked for.")
+    at: Timestamp = Field(description="When it was requested.")
 
 
 class PendingCancel(Event):
@@ -238,9 +238,9 @@ class PendingCancel(Event):
 
     execution_id: FullId
     cancellation: Cancellation
-    agents: tuple[Identifier, ...] = Field(default=(), description="Only a job of one of these; empty: of any.")
-    tenants: tuple[Identifier, ...] = Field(default=(), description="The same of tenants.")
-    owner: Identifier | None = Field(default=None, description="Only a job of this one; null: of anyone.")
+    agents: tuple[Identifier, ...] = Field(default=(), description="Cancel only jobs of these agents; empty: any.")
+    tenants: tuple[Identifier, ...] = Field(default=(), description="Cancel only jobs of these tenants; empty: any.")
+    owner: Identifier | None = Field(default=None, description="Cancel only jobs of this owner; null: any.")
 
 
 class Execution(Event):
@@ -263,9 +263,7 @@ class Execution(Event):
     output_tokens: Count = 0
     cached_tokens: Count = 0
     total_tokens: Count = 0
-    total_cost: Money | None = Field(
-        default=None, description="Sum over all attempts; None when no part of it is known."
-    )
+    total_cost: Money | None = Field(default=None, description="Sum over all attempts; null if no part of it is known.")
     wasted_cost: Money | None = Field(default=None, description="Cost of the attempts that did not produce the result.")
     wasted_by_cause: dict[Waste, Money] = Field(
         default_factory=dict, description="The known parts of `wasted_cost`, by cause."
@@ -276,14 +274,14 @@ class Execution(Event):
     error: ErrorInfo | None = None
     statistics: FailureStatistics | None = Field(
         default=None,
-        description="If a guard or a breaker ended the job, or the job's failure stopped its task: of the task, or of "
-        "the breaker's model.",
+        description="Failures of the task, or of the breaker's model, if a guard or a breaker ended the "
+        "job or its failure stopped its task.",
     )
     messages: list[dict[str, JsonValue]] | None = None
     input: JsonValue = Field(default=None, description="Input of a process or python agent.")
     params: dict[str, JsonValue] | None = Field(
         default=None,
-        description="The job's own `params`, if its texts are stored; those of its agent are in the config.",
+        description="The job's own `params`, if its texts are stored; its agent's are in the config.",
     )
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
     queued_at: Timestamp
@@ -292,22 +290,19 @@ class Execution(Event):
     completed_at: Timestamp
     duration_ms: Count
     cache_hit: bool = Field(default=False, description="Answered from the cache: no call, no cost.")
-    cached_from: FullId | None = Field(default=None, description="The execution that a cached answer comes from.")
+    cached_from: FullId | None = Field(default=None, description="Execution that a cached answer comes from.")
     dry_run: bool = False
-    owner: Identifier | None = Field(
-        default=None, description="The name of the API key that the job belongs to, if any."
-    )
+    owner: Identifier | None = Field(default=None, description="Name of the API key that the job belongs to, if any.")
     job_digest: str | None = Field(
-        default=None, description="Of the job as it was asked: the same id with another one is refused (`id_conflict`)."
+        default=None,
+        description="Digest of the request. A different request with the same id is refused (`id_conflict`).",
     )
-    config_version: str | None = Field(
-        default=None, description="Digest of the config that the job ran under, from its beginning to its end."
-    )
+    config_version: str | None = Field(default=None, description="Digest of the config that the job ran with.")
     trace_id: str | None = Field(
         default=None,
-        description="Of the W3C trace context that the calls were made in: 32 hex digits. Null if it is not sampled.",
+        description="Trace id of the calls (W3C Trace Context): 32 hex digits. Null if not sampled.",
     )
-    cancellation: Cancellation | None = Field(default=None, description="Of a job that was cancelled.")
+    cancellation: Cancellation | None = Field(default=None, description="Who cancelled the job, and why.")
     encrypted: Encrypted = None
 
     @property
@@ -320,7 +315,7 @@ class Choice(Event):
     """One of several answers to the same call."""
 
     index: Count
-    output: JsonValue = Field(description="As the execution's; null if it says nothing.")
+    output: JsonValue = Field(description="Same as the execution's; null if not reported.")
     finish_reason: FinishReason = None
 
 
@@ -330,13 +325,14 @@ class Result(Execution):
     job_id: FullId
     choices: tuple[Choice, ...] = Field(
         default=(),
-        description="All choices of a response that has several, as with `n` in the job's `params`, as the model "
-        "returned them. `output` is the first one that says something.",
+        description="All choices of a response with several, as with `n` in `params`, as the model "
+        "returned them. `output` is the first one that is not empty.",
     )
     response: dict[str, JsonValue] | None = Field(
         default=None,
-        description="The provider's own response, as JSON, where the job has `include_response`: with all choices, ids "
-        "and details of usage. Null if the answer comes from a program or a callable, or the response is over 3 MB.",
+        description="The provider's own response, as JSON, if the job has `include_response`: all "
+        "choices, ids and details of usage. Null if the answer comes from a process or a "
+        "callable, or is over 3 MB.",
     )
 
 
@@ -345,11 +341,13 @@ class AnswerChunks(Event):
 
     execution_id: FullId
     agent: Identifier
-    number: int = Field(ge=1, description="From 1, without gaps. After a gap, the whole answer is in the result.")
+    number: int = Field(
+        ge=1, description="From 1, without gaps. If one is missing, read the whole answer from the result."
+    )
     attempt: int = Field(ge=1, description="The attempt's number, from 1.")
     model: ModelId
     chunks: tuple[dict[str, JsonValue], ...] = Field(
-        description="`chat.completion.chunk` objects of OpenAI's form: the provider's own, or made of what it sent."
+        description="`chat.completion.chunk` objects in OpenAI's format: the provider's own, or converted."
     )
 
 
@@ -375,7 +373,7 @@ class Progress(Event):
     state: Literal[
         "queued", "dispatched", "in_progress", "retried", "waiting", "succeeded", "dead_lettered", "cancelled"
     ]
-    event: Notification | None = Field(default=None, description="What has just happened.")
+    event: Notification | None = Field(default=None, description="Step that has just happened.")
     at: Timestamp
     attempt: int | None = Field(default=None, description="The attempt's number, from 1.")
     model: ModelId | None = None
@@ -384,18 +382,20 @@ class Progress(Event):
     input_tokens: Count | None = None
     output_tokens: Count | None = None
     success: bool | None = None
-    error_type: str | None = Field(default=None, description="Such as `Unauthorized`.")
-    error_class: str | None = Field(default=None, description="Such as `UnauthorizedError`.")
+    error_type: str | None = Field(default=None, description="Code such as `Unauthorized`.")
+    error_class: str | None = Field(default=None, description="Class name such as `UnauthorizedError`.")
     error_message: str | None = None
     status_code: int | None = None
     retryable: bool | None = None
-    delay_ms: Count | None = Field(default=None, description="The wait before the next attempt.")
-    count: Count | None = Field(default=None, description="How many messages were dropped.")
+    delay_ms: Count | None = Field(default=None, description="Wait before the next attempt.")
+    count: Count | None = Field(default=None, description="Number of dropped messages.")
     detail: str | None = None
     scope: str | None = Field(
-        default=None, description="Of `agent.budget.exceeded`: the cap that refused, such as `agent:writer/daily`."
+        default=None, description="For `agent.budget.exceeded`: the cap that refused, such as `agent:writer/daily`."
     )
-    enforcement: Literal["hard"] | None = Field(default=None, description="Of the same: soft caps refuse nothing.")
+    enforcement: Literal["hard"] | None = Field(
+        default=None, description="For the same step. Soft caps refuse nothing."
+    )
 
 
 PageCursor = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -404,39 +404,38 @@ PageCursor = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 class ExecutionQuery(Message):
     """A filter of executions, and a page of them."""
 
-    agent: Identifier | None = Field(default=None, description="Only those of this agent.")
-    status: Status | None = Field(default=None, description="Only those that ended so.")
-    reason: Reason | None = Field(default=None, description="Only those that ended for this reason.")
+    agent: Identifier | None = Field(default=None, description="Filter by agent.")
+    status: Status | None = Field(default=None, description="Filter by status.")
+    reason: Reason | None = Field(default=None, description="Filter by reason.")
     model: ModelId | None = Field(
-        default=None, description="Only those that this model answered, or was asked for where none did."
+        default=None, description="Filter by model: the one that answered, or else the requested one."
     )
-    tenant: Identifier | None = Field(default=None, description="Only those of this tenant.")
-    task_id: FullId | None = Field(default=None, description="Only those of this task.")
-    plan_id: FullId | None = Field(default=None, description="Only those of this plan.")
-    error_kind: ErrorKind | None = Field(default=None, description="Only those that failed with an error of this kind.")
+    tenant: Identifier | None = Field(default=None, description="Filter by tenant.")
+    task_id: FullId | None = Field(default=None, description="Filter by task.")
+    plan_id: FullId | None = Field(default=None, description="Filter by plan.")
+    error_kind: ErrorKind | None = Field(default=None, description="Filter by kind of error.")
     text: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_CONTROLS)] | None = Field(
         default=None,
-        description="An id, or its beginning; or words of an error's message, an output or a prompt, in any case: "
-        "these are looked for in the newest 20,000 that the other parameters leave.",
+        description="An id or its beginning, or words in an error message, output or prompt "
+        "(case-insensitive). Texts are searched in the newest 20,000 executions that match "
+        "the other parameters.",
     )
-    min_cost: UsdAmount | None = Field(
-        default=None, description="Only those that cost at least so many dollars, such as `0.05`."
-    )
-    since: Moment | None = Field(default=None, description="Only those that ended from then on: a time in RFC 3339.")
-    until: Moment | None = Field(default=None, description="Only those that ended before: a time in RFC 3339.")
-    dry_runs: bool = Field(default=True, description="True if dry runs are listed, too.")
+    min_cost: UsdAmount | None = Field(default=None, description="Minimum cost in USD, such as `0.05`.")
+    since: Moment | None = Field(default=None, description="Earliest end (inclusive): a time in RFC 3339.")
+    until: Moment | None = Field(default=None, description="Latest end (exclusive): a time in RFC 3339.")
+    dry_runs: bool = Field(default=True, description="True to include dry runs.")
     after: PageCursor | None = Field(
-        default=None, description="`older` of a page, for the one that follows it; with the same other parameters."
+        default=None, description="`older` of a page, to get the next one. Keep the other parameters."
     )
     before: PageCursor | None = Field(
-        default=None, description="`newer` of a page, for the one in front of it; with the same other parameters."
+        default=None, description="`newer` of a page, to get the previous one. Keep the other parameters."
     )
-    limit: Annotated[int, Field(ge=1, le=1_000, description="The most on a page.")] = 100
+    limit: Annotated[int, Field(ge=1, le=1_000, description="Maximum number of results per page.")] = 100
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if self.after is not None and self.before is not None:
-            raise ValueError("a page comes after one place or before one: leave out `after` or `before`")
+            raise ValueError("`after` and `before` exclude each other; leave one out")
         return self
 
 
@@ -454,7 +453,7 @@ class ExecutionSummary(Event):
     chosen_model: ModelId | None = None
     attempts_count: Count
     total_tokens: Count
-    total_cost: Money | None = Field(default=None, description="Null when no part of it is known.")
+    total_cost: Money | None = Field(default=None, description="Null if no part of it is known.")
     wasted_cost: Money | None = None
     cost_basis: CostBasis
     duration_ms: Count
@@ -481,9 +480,7 @@ class ExecutionList(Event):
     """Some of the executions that match, the newest first."""
 
     executions: tuple[ExecutionSummary, ...]
-    older: str | None = Field(
-        description="For `after`: where the page of those that ended earlier begins. Null on the last page."
-    )
+    older: str | None = Field(description="Pass as `after` to get the page of older executions. Null on the last page.")
     newer: str | None = Field(
-        description="For `before`: where the page of those that ended later ends. Null on the first page."
+        description="Pass as `before` to get the page of newer executions. Null on the first page."
     )

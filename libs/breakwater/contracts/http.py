@@ -24,7 +24,7 @@ class ErrorDetails(Message):
     """An error, and what to do about it."""
 
     code: str = Field(description="Stable, for programs: `invalid_job`, `unknown_agent`, …")
-    message: str = Field(description="For people.")
+    message: str = Field(description="For people; may change.")
     details: tuple[FieldError, ...] = ()
 
 
@@ -44,7 +44,7 @@ def _in_utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise ValueError("must be a time of the years 1 to 9999 in UTC") from None
+        raise ValueError("must be a time in UTC, in the years 1 to 9999") from None
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
@@ -67,9 +67,9 @@ class EventQuery(Message):
         tuple[EventKind, ...],
         BeforeValidator(_split),
         WithJsonSchema({"type": "array", "items": {"type": "string", "enum": list(EVENT_KINDS)}}),
-    ] = Field(default=EVENT_KINDS, description="Only those of these kinds, separated by commas; by default all.")
+    ] = Field(default=EVENT_KINDS, description="Filter by kinds, separated by commas; default: all.")
     agent: Identifier | None = Field(
-        default=None, description="Only those that name this agent. Those of a breaker that agents share name none."
+        default=None, description="Filter by agent. Events of a shared breaker name no agent."
     )
 
 
@@ -77,44 +77,44 @@ class EventGap(Event):
     """Events between two places in a stream can't be sent: they were removed for their age, or the stream is new."""
 
     stream: Literal["EVENTS", "ALERTS"]
-    after: Count = Field(description="The sequence of the last event that is known to have been sent.")
-    next: Count = Field(description="The sequence with which the stream of events goes on.")
+    after: Count = Field(description="Sequence number of the last event before the gap.")
+    next: Count = Field(description="Sequence number at which the stream continues.")
 
 
 class OperatorRequest(Message):
     """An action of a person."""
 
     reason: ReasonText | None = Field(
-        default=None, description="For the record, and for people who are notified; redacted."
+        default=None, description="Reason for the record and for notifications; stored redacted."
     )
 
 
 ReadingService = Literal["breaker", "budget", "alerter", "sink"]
 
-_NO_QUEUE = "None where there is no such queue yet: `breakwater setup` makes it."
+_NO_QUEUE = "Null if the queue does not exist yet: `breakwater setup` creates it."
 
 
 class AgentQueue(Event):
     """The jobs of one agent."""
 
     agent: Identifier
-    waiting: Count | None = Field(description=f"Jobs that no worker has taken. {_NO_QUEUE}")
+    waiting: Count | None = Field(description=f"Jobs that no worker has taken yet. {_NO_QUEUE}")
     in_progress: Count | None = Field(
-        description="Jobs that a worker has taken, those between two attempts included. None as for `waiting`."
+        description="Jobs that a worker has taken, including those between two attempts. Null as for `waiting`."
     )
-    concurrency: Count = Field(description="The most that may be in progress, over all workers.")
+    concurrency: Count = Field(description="Maximum in progress, over all workers.")
 
 
 class ServiceQueue(Event):
     """The backlog of one service on one stream."""
 
     service: ReadingService
-    consumer: str = Field(description="Its name on the bus, such as `sink-events`.")
+    consumer: str = Field(description="Consumer name, such as `sink-events`.")
     stream: str
-    waiting: Count | None = Field(description=f"Messages that the service has not been given. {_NO_QUEUE}")
+    waiting: Count | None = Field(description=f"Messages not yet delivered to the service. {_NO_QUEUE}")
     in_progress: Count | None = Field(
-        description="Messages that it was given and has not acknowledged; what an alert channel holds back is among "
-        "them. None as for `waiting`."
+        description="Messages delivered and not acknowledged, including alerts that a channel delays. "
+        "Null as for `waiting`."
     )
 
 
@@ -122,8 +122,6 @@ class Queues(Event):
     """The queues at one moment."""
 
     agents: tuple[AgentQueue, ...] = Field(description="In the config's order.")
-    parked: Count | None = Field(
-        description=f"Jobs of all agents that sleep until their next attempt is due. {_NO_QUEUE}"
-    )
+    parked: Count | None = Field(description=f"Jobs of all agents that wait for their next attempt. {_NO_QUEUE}")
     services: tuple[ServiceQueue, ...]
-    at: Timestamp = Field(description="Time at which NATS was asked, at most about a second ago.")
+    at: Timestamp = Field(description="When NATS was asked, at most about a second ago.")

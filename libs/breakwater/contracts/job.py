@@ -54,15 +54,15 @@ class Job(Message):
     becomes the execution's id: the same id again is the same execution, answered from its record.
     """
 
-    agent: Identifier = Field(description="The configured agent to run; on NATS the subject's agent must be the same.")
+    agent: Identifier = Field(description="Configured agent to run; over NATS it must match the subject.")
     job_id: Identifier | None = Field(
-        default=None, description="Idempotency key. If absent, it is taken from the Nats-Msg-Id header, or generated."
+        default=None, description="Idempotency key; default: the Nats-Msg-Id header, or generated."
     )
-    prompt: str | None = Field(default=None, min_length=1, description="One user message.")
+    prompt: str | None = Field(default=None, min_length=1, description="A single user message.")
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(
-        default=None, description="A conversation in OpenAI's chat format, tools and tool calls included."
+        default=None, description="A conversation in OpenAI's chat format, including tools and tool calls."
     )
-    input: JsonValue = Field(default=None, description="Any JSON, for process and python agents.")
+    input: JsonValue = Field(default=None, description="Any JSON value, for process and python agents.")
     params: dict[str, JsonValue] = Field(
         default_factory=dict, description="Passed to the provider: temperature, max_tokens, tools, response_format, …"
     )
@@ -75,41 +75,39 @@ class Job(Message):
     tenant: Identifier | None = None
     task_id: Identifier | None = Field(
         default=None,
-        description="The run of which this call is one iteration. If absent, it is that of the parent; "
-        "without a parent the job is a task of its own.",
+        description="Task of which this job is one iteration; default: the parent's task, or without a "
+        "parent a new one.",
     )
-    parent_execution_id: Identifier | None = Field(
-        default=None, description="The execution that this job is a part of."
-    )
-    plan_id: Identifier | None = Field(default=None, description="The plan of which this job is a part.")
+    parent_execution_id: Identifier | None = Field(default=None, description="Execution that this job is part of.")
+    plan_id: Identifier | None = Field(default=None, description="Plan that this job is part of.")
     depends_on: tuple[Identifier, ...] = Field(
         default=(),
         max_length=MAX_DEPENDENCIES,
-        description="Ids of jobs that must have succeeded before this one starts. If one of them fails, is cancelled "
-        "or never comes, this one is dead-lettered (`dependency_failed`) without a call.",
+        description="Ids of jobs that must succeed before this one starts. If one fails, is cancelled or "
+        "never arrives, this job is dead-lettered (`dependency_failed`) and makes no call.",
     )
     total_timeout_s: TotalTimeout | None = Field(
         default=None,
-        description="Ceiling over all attempts and waits, counted from the first dispatch; with `depends_on`, from "
-        "when those jobs have succeeded.",
+        description="Time limit over all attempts and waits, from the first dispatch; with `depends_on`, "
+        "from the success of those jobs.",
     )
     breaker: OwnRules = None
     guard: OwnRules = None
     retry: OwnRules = None
     dry_run: bool = Field(
-        default=False, description="Return what would be called and its worst-case cost, without calling anything."
+        default=False, description="Return the call that would be made and its worst-case cost, and make none."
     )
     skip_cache: bool = False
     stream: bool = Field(
         default=False,
-        description="Publish the answer also in pieces while it is produced: on `bw.chunks.<agent>.<execution>` and to "
-        "`reply_to`.",
+        description="Also publish the answer in chunks as it is produced, on "
+        "`bw.chunks.<agent>.<execution>` and to `reply_to`.",
     )
     include_response: bool = Field(
         default=False, description="Return the provider's own response too, in the result's `response`."
     )
     reply_to: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s*>]+$")] | None = Field(
-        default=None, description="A NATS subject that receives the result too: an inbox, or one below bw.replies."
+        default=None, description="NATS subject that also receives the result: an inbox, or a subject below bw.replies."
     )
     metadata: dict[str, JsonValue] = Field(
         default_factory=dict, description="Your own data; stored with the execution."

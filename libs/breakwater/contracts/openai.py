@@ -37,7 +37,7 @@ class StreamOptions(Message):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    include_usage: bool | None = Field(default=None, description="True if the last chunk carries the usage.")
+    include_usage: bool | None = Field(default=None, description="True to send the usage in the last chunk.")
 
 
 class ChatCompletionRequest(Message):
@@ -47,13 +47,15 @@ class ChatCompletionRequest(Message):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=NO_CONTROLS)] = Field(
-        description="An agent, `agent/model`, or any model of the agent that the API key is bound to.",
+        description="An agent, `agent/model`, or any model if the API key is bound to an agent.",
         examples=["content-writer", "content-writer/gpt-4.1-mini"],
     )
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    stream: bool | None = Field(default=None, description="True if the answer comes as server-sent events.")
+    stream: bool | None = Field(default=None, description="True to stream the answer as server-sent events.")
     stream_options: StreamOptions | None = None
-    breakwater: CallOptions | None = Field(default=None, description="In the SDK: `extra_body`.")
+    breakwater: CallOptions | None = Field(
+        default=None, description="Breakwater's own options; in the SDK: `extra_body`."
+    )
 
 
 class ChatCompletion(Event):
@@ -74,7 +76,7 @@ class ModelName(Event):
 
     id: str
     object: Literal["model"] = "model"
-    created: int = Field(description="Time at which this process read the config; seconds since the epoch.")
+    created: int = Field(description="When this process read the config, in seconds since the epoch.")
     owned_by: Literal["breakwater"] = "breakwater"
 
 
@@ -90,7 +92,7 @@ class OpenAIErrorDetails(Event):
 
     message: str
     type: str = Field(description="`invalid_request_error`, `insufficient_quota`, `rate_limit_error`, `server_error`.")
-    param: str | None = Field(description="The field at fault, such as `messages[0].role`.")
+    param: str | None = Field(description="Field at fault, such as `messages[0].role`.")
     code: str = Field(description="Stable, for programs: `model_not_found`, `insufficient_quota`, …")
 
 

@@ -56,7 +56,7 @@ upper-case digits, so `gpt-4.1:mini` is the token `gpt-4%2E1%3Amini`.
 
 _STRING = {"type": "string"}
 _CLOUD_EVENT = {
-    Header.CE_ID: {**_STRING, "description": "Unique per event; the same if the event is published again."},
+    Header.CE_ID: {**_STRING, "description": "Unique per event, and unchanged if the event is published again."},
     Header.CE_TYPE: {**_STRING, "description": "`breakwater.` and the message's name."},
     Header.CE_SOURCE: {**_STRING, "description": "`breakwater/` and the service."},
     Header.CE_TIME: {**_STRING, "format": "date-time"},
@@ -66,8 +66,8 @@ _TRACEPARENT = {Header.TRACEPARENT: {**_STRING, "description": "W3C trace contex
 _MSG_ID = {
     Header.MSG_ID: {
         **_STRING,
-        "description": "The job's id if it has no other. JetStream stores each message; the worker makes a repeated id "
-        "one execution.",
+        "description": "The job's id if the body has none. JetStream stores each message; the worker runs a "
+        "repeated id only once.",
     }
 }
 

@@ -16,7 +16,8 @@ class SubmitQuery(Message):
     """The wait for the result of a job."""
 
     wait_s: Annotated[float, Field(gt=0, le=300)] | None = Field(
-        default=None, description="Seconds to wait for the result. If it comes in time, the response is 200 with it."
+        default=None,
+        description="Seconds to wait for the result. If it arrives in time, the response is 200 with the result.",
     )
 
 
@@ -24,11 +25,11 @@ class AcceptedJob(Event):
     """A job that is stored and will be decided, whatever crashes."""
 
     job_id: FullId
-    execution_id: FullId = Field(description="The same as `job_id`.")
+    execution_id: FullId = Field(description="Same as `job_id`.")
     status: Literal["accepted"] = "accepted"
     duplicate: bool = Field(
         default=False,
-        description="True if a job with this id was queued within the last ten minutes; this one was not queued again.",
+        description="True if a job with this id was already queued in the last ten minutes; it was not queued again.",
     )
 
 
@@ -36,31 +37,32 @@ class UndecidedJob(Event):
     """A job that was accepted and has not ended yet."""
 
     job_id: FullId
-    execution_id: FullId = Field(description="The same as `job_id`.")
+    execution_id: FullId = Field(description="Same as `job_id`.")
     status: Literal["accepted"] = "accepted"
-    attempts: tuple[Attempt, ...] = Field(description="Those that have ended, in order.")
+    attempts: tuple[Attempt, ...] = Field(description="Attempts that have ended, in order.")
 
 
 class CancelRequest(Message):
     """The reason for cancelling a job."""
 
-    reason: ReasonText | None = Field(default=None, description="For the record, redacted.")
+    reason: ReasonText | None = Field(default=None, description="Reason for the record; stored redacted.")
 
 
 class CancelledJob(Event):
     """The state of a job that was to be cancelled."""
 
     job_id: FullId
-    execution_id: FullId = Field(description="The same as `job_id`.")
+    execution_id: FullId = Field(description="Same as `job_id`.")
     status: Literal["cancelling"] | Status = Field(
-        description="`cancelling`: it will end `cancelled`, without another call, unless its answer is just being "
-        "stored. Otherwise how the job has ended; if not `cancelled`, it had ended before."
+        description="`cancelling`: it will end as `cancelled` and make no further call, unless its "
+        "answer is just being stored. Otherwise the job's final status; if that is not "
+        "`cancelled`, the job had ended before."
     )
     reason: Reason | None = None
     completed_at: Timestamp | None = None
     total_cost: Money | None = None
     cost_basis: CostBasis | None = None
-    cancellation: Cancellation | None = Field(default=None, description="The first canceller, and the reason.")
+    cancellation: Cancellation | None = Field(default=None, description="Who cancelled it first, and why.")
 
 
 PlanJobStatus = Literal["pending", "running"] | Status
@@ -74,11 +76,11 @@ MAX_PLANNED = 1_000
 class PlanRequest(Message):
     """A plan to submit: all of its jobs, or none yet."""
 
-    plan_id: Identifier | None = Field(default=None, description="The plan's id. If absent, it is generated.")
+    plan_id: Identifier | None = Field(default=None, description="Id of the plan; generated if absent.")
     jobs: Annotated[list[Job], Field(max_length=MAX_PLANNED)] = Field(
         default_factory=list[Job],
-        description="In any order. A job without `job_id` gets `<plan_id>.<its number, from 1>`. Without jobs, the "
-        "plan is a draft.",
+        description="Jobs in any order. A job without `job_id` gets `<plan_id>.<number>`, from 1. A plan "
+        "without jobs is a draft.",
     )
 
 
@@ -86,7 +88,7 @@ class AcceptedPlan(Event):
     """A plan that was accepted: all of its jobs, or none yet."""
 
     plan_id: FullId
-    job_ids: tuple[FullId, ...] = Field(description="In the order in which they were sent.")
+    job_ids: tuple[FullId, ...] = Field(description="In the order of the request.")
 
 
 class PlanQuery(Message):
@@ -102,7 +104,7 @@ class PlanJob(Event):
     agent: Identifier
     status: PlanJobStatus
     reason: Reason | None = None
-    total_cost: Money | None = Field(default=None, description="Null while it is unknown.")
+    total_cost: Money | None = Field(default=None, description="Null while unknown.")
     wasted_cost: Money | None = None
     cost_basis: CostBasis | None = None
     queued_at: Timestamp
@@ -114,24 +116,20 @@ class PlanStatus(Event):
 
     plan_id: FullId
     state: PlanState = Field(
-        description="`draft`: no job was accepted; `pending`: none has started; `running`: some have not ended; "
-        "`succeeded`: all did; `partial`: all have ended, and some succeeded; `failed`: none did, or the plan was "
-        "refused."
+        description="`draft`: no job accepted; `pending`: none started; `running`: some have not ended; "
+        "`succeeded`: all succeeded; `partial`: all ended, some succeeded; `failed`: none "
+        "succeeded, or the plan was refused."
     )
-    refusal: str | None = Field(
-        default=None, description="The reason why the plan was refused, if none of its jobs was accepted."
-    )
+    refusal: str | None = Field(default=None, description="Why the plan was refused, if none of its jobs was accepted.")
     jobs_by_status: dict[PlanJobStatus, Count]
     total_cost: Money | None = Field(
-        default=None, description="Of the jobs that have ended; null when no part of it is known."
+        default=None, description="Cost of the jobs that have ended; null if no part of it is known."
     )
-    wasted_cost: Money | None = Field(
-        default=None, description="The cost of all attempts that did not produce a result."
-    )
+    wasted_cost: Money | None = Field(default=None, description="Cost of all attempts that did not produce a result.")
     cost_basis: CostBasis
     first_queued_at: Timestamp | None = None
     last_completed_at: Timestamp | None = None
-    jobs: tuple[PlanJob, ...] = Field(default=(), description="In the order of their ids; left out in lists.")
+    jobs: tuple[PlanJob, ...] = Field(default=(), description="Ordered by id; absent in lists.")
 
 
 class PlanList(Event):

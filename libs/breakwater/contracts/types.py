@@ -51,7 +51,7 @@ def nano_from_usd(usd: str | Decimal) -> int:
     except (InvalidOperation, ValueError, OverflowError) as error:
         raise ValueError(f"{usd!r} is not an amount in USD; write it like '12.50'") from error
     if abs(whole) > MAX_NANO:
-        raise ValueError(f"{usd!r} is beyond what can be stored exactly (a billion dollars)")
+        raise ValueError(f"{usd!r} is more than a billion dollars, the largest amount that is stored exactly")
     if nano != whole:
         raise ValueError(f"{usd!r} is finer than a nano-dollar (nine decimal places)")
     return whole

@@ -66,7 +66,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {twice[:100]!r} is in one object twice")
+        raise ValueError(f"the key {twice[:100]!r} occurs twice in one object")
     return found
 
 
@@ -78,13 +78,13 @@ def _finite(number: str) -> float:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"it has the number {name}, which JSON does not")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def about_controls(detail: Any) -> str | None:
     """Words for a text that is refused for a control character; None for other mistakes."""
     if detail["type"] == "string_pattern_mismatch" and detail["ctx"]["pattern"] in {NO_CONTROLS, NO_CONTROLS_OR_EMPTY}:
-        return "must have no control characters, line breaks, or characters that turn the direction of writing"
+        return "must not contain control characters, line breaks or bidirectional control characters"
     return None
 
 

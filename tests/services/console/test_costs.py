@@ -263,7 +263,7 @@ async def test_this_month_is_forecast_and_an_empty_one_says_so(surfaces: Surface
         ("month=2026-13", "month: "),
         ("month=1999-01", "month: "),
         ("by=tag", "tag: is missing"),
-        ("by=agent&tag=team", "tag: is for by=tag only"),
+        ("by=agent&tag=team", "tag: is only allowed with by=tag"),
         ("by=colour", "by: "),
         ("limit=0", "limit: "),
     ],

@@ -530,9 +530,9 @@ async def test_only_those_that_are_meant_are_replayed(api: HttpApi) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({}, "say which ones: dead_letters, or a reason, an agent, or all"),
-        ({"why": "because"}, "say which ones"),
-        ({"dead_letters": [1], "reason": "error"}, "dead_letters says which ones are meant"),
+        ({}, "select dead letters by dead_letters, reason, agent, or all"),
+        ({"why": "because"}, "select dead letters by"),
+        ({"dead_letters": [1], "reason": "error"}, "dead_letters already selects by id"),
         ({"all": True, "after": 7}, "after needs up_to"),
         ({"dead_letters": []}, "dead_letters"),
         ({"dead_letters": [0]}, "dead_letters.0"),

@@ -84,7 +84,7 @@ async def test_a_job_that_readers_take_differently_is_refused(start_worker: Star
             await plane.publish(job, "plain")
         dead_letters = await plane.messages("DLQ", "bw.dlq.invalid.plain", at_least=len(jobs))
         assert [dead_letter["error"] for dead_letter in dead_letters] == [
-            "the job is not JSON: the key 'max_tokens' is in one object twice",
+            "the job is not JSON: the key 'max_tokens' occurs twice in one object",
             "the job is not JSON: the number 1e999 is too large",
         ]
         assert plane.sim.ledger.totals.calls == 0
