@@ -22,7 +22,7 @@ from services.console.tables import PageTable
 from services.console.visits import Visit, page, summed
 
 _REFUSING = ("open", "isolated")
-_WORST_FIRST = ("unhealthy", "degraded", "healthy", "unknown")
+_WORST_FIRST = ("unhealthy", "degraded", "healthy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,11 @@ COLUMNS: tuple[Column[AgentRow], ...] = (
     Column("agent", lambda row: row.name, name="name"),
     Column(
         "health",
-        lambda row: row.health and row.health.shown,
+        lambda row: row.health and row.health.health,
         "state",
-        order=lambda row: row.health and _WORST_FIRST.index(row.health.shown),
+        order=lambda row: row.health and _WORST_FIRST.index(row.health.health),
     ),
+    Column("health reason", lambda row: row.health and row.health.health_reason, page=False),
     Column("over time", None),
     _column("success", lambda totals: totals.success_rate, "percent", worst_first=True),
     _column("executions", lambda totals: totals.executions, "count"),

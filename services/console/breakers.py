@@ -62,7 +62,6 @@ CHANGES: tuple[Column[BreakerTransition], ...] = (
     Column("reason", lambda one: one.reason, below=True),
     Column("by", lambda one: one.by or one.rule, "words"),
     Column("failures in a row", lambda one: one.consecutive_failures, "count"),
-    Column("health then", lambda one: one.health, "state"),
 )
 
 

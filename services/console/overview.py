@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, get_args
 
@@ -10,8 +12,10 @@ from starlette.routing import Route
 from breakwater.analytics import figures
 from breakwater.analytics.figures import History, Spender, SpendLine
 from breakwater.bus import topology
+from breakwater.contracts.breakers import AgentHealth
 from breakwater.contracts.http import ServiceQueue
 from breakwater.contracts.subjects import decode_token
+from breakwater.policy.health import Verdict, combined
 from services.console import tiles
 from services.console.history import history_charts
 from services.console.overall_health import Live, behind, live, overall_health
@@ -73,11 +77,21 @@ def view(visit: Visit, live: Live, history: Fetched[History], **_: object) -> di
         "tabs": [(one, visit.address.link("spend", by=one), one == by) for one in _SPENDERS],
         "address": partial(_address, time_range, by),
         "behind": behind,
+        "provider_health": _provider_health(live.agents.value or ()),
         "late": [one for one in queues.services if behind(one)] if queues else [],
         "task_of": task_of,
         "causes": CAUSES,
         "shown": SHOWN,
     }
+
+
+def _provider_health(agents: Iterable[AgentHealth]) -> dict[tuple[str | None, str], Verdict]:
+    """The health of each provider's model, over all agents that call it."""
+    found: dict[tuple[str | None, str], dict[str, Verdict]] = defaultdict(dict)
+    for agent in agents:
+        for model in agent.models:
+            found[model.provider, model.model][agent.agent_id] = Verdict(model.health, model.health_reason)
+    return {key: combined(models) for key, models in found.items()}
 
 
 def _spender(visit: Visit) -> Spender:

@@ -173,7 +173,8 @@ class RequestService:
         breakers, deployments = Breakers(self._redis), Deployments(self._redis, config.retry_budget)
         availability, queue = AgentAvailability(config, breakers), JobQueue(publisher, self._quota, self._accepted)
         intake = JobIntake(config, queue, lookup, availability)
-        agents = AgentRoutes(config, breakers, Healths(self._redis), deployments)
+        healths = Healths(self._redis)
+        agents = AgentRoutes(config, breakers, healths, deployments)
         concurrency = {name: agent.concurrency for name, agent in config.agents.items()}
         queues = QueueRoutes(concurrency, tuple(config.alerts.channels), connection)
         counters, record = BudgetCounters(self._redis, zone), RecordedSpend(connection, self._analytics, zone)
@@ -195,7 +196,7 @@ class RequestService:
             ExecutionRoutes(self._analytics, self._cipher),
             EventRoutes(self._streams, self._event_log),
             agents,
-            BreakerRoutes(config, breakers, deployments, publisher, connection),
+            BreakerRoutes(config, breakers, healths, deployments, publisher, connection),
             GuardRoutes(Tasks(self._redis), publisher),
             BudgetRoutes(self._live.caps, counters, publisher, compared),
             CostRoutes(self._analytics, self._live.caps, zone, config.cost_tags),

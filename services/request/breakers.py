@@ -38,11 +38,11 @@ from breakwater.policy.breaker import (
     isolate,
     reset,
 )
-from breakwater.policy.health import health_of_agent, health_of_model, transition
+from breakwater.policy.health import CallHealth, Verdict, combined, health_of_agent, health_of_model, transition
 from breakwater.state.breakers import UNSAVED, Breakers, Loaded, Saving
 from breakwater.state.connection import StateUnavailableError
 from breakwater.state.deployments import Deployments
-from breakwater.state.health import CallHealth, Healths
+from breakwater.state.health import Healths
 from services.request.operations import PERHAPS_DONE, REDIS_UNAVAILABLE, ApiRequest, operation
 from services.request.parsing import suggestion
 from services.request.problems import RequestError, unavailable, unknown
@@ -150,6 +150,7 @@ class BreakerRoutes:
         self,
         config: Config,
         breakers: Breakers,
+        healths: Healths,
         deployments: Deployments,
         publisher: Publisher,
         connected: Callable[[], object],
@@ -157,6 +158,7 @@ class BreakerRoutes:
         self._config = config
         self._configured = breakers_of(config, of_allowed=True)
         self._breakers = breakers
+        self._healths = healths
         self._deployments = deployments
         self._publisher = publisher
         self._connected = connected
@@ -172,7 +174,7 @@ class BreakerRoutes:
     )
     async def list_breakers(self, _: ApiRequest[Message]) -> BreakerList:
         """All breakers."""
-        statuses = await breaker_statuses(self._config, self._breakers, self._deployments)
+        statuses = await breaker_statuses(self._config, self._breakers, self._healths, self._deployments)
         return BreakerList(breakers=tuple(statuses), alive=await self._breakers.alive())
 
     @operation(
@@ -224,7 +226,8 @@ class BreakerRoutes:
         loaded, event = await self._save(key, decide)
         request.log(what, agent=key.agent, model=key.model, changed=event is not None)
         if event is None:
-            return UnchangedBreaker.model_validate(breaker_status(key, loaded.breaker).model_dump())
+            [health] = await healths_on(self._config, self._healths, {key: loaded})
+            return UnchangedBreaker.model_validate(breaker_status(key, loaded.breaker, health).model_dump())
         try:
             await self._publish(key, dumped([event]))
         except BusError as error:
@@ -295,7 +298,7 @@ async def agents_health(
 ) -> list[AgentHealth]:
     """The health of every configured agent, in the config's order; in two round trips to Redis.
 
-    Those in `never_called` are unhealthy before any of their jobs has failed: their hard caps have no room for a call.
+    Those in `never_called` are unhealthy before any job of theirs has failed: their hard caps have no room for a call.
 
     A time in `circuit_open_until` is always still to come: once a cool-down is over, or the lease of a probe, a call
     may probe, and there is nothing to wait for although the breaker is not closed yet.
@@ -316,11 +319,12 @@ async def agents_health(
     lately = await healths.of(list(keys))
     return [
         _agent_health(
+            config,
             name,
             {model: key and loaded[key] for model, key in models.items()},
             calls,
             {model: held.get((name, model)) for model in models},
-            never=name in never_called,
+            affordable=name not in never_called,
         )
         for (name, models), calls in zip(keys.items(), lately, strict=True)
     ]
@@ -337,7 +341,9 @@ async def held_until(
     return {one: time_from_ms(held[name]) for one, name in names.items() if name in held}
 
 
-async def breaker_statuses(config: Config, breakers: Breakers, deployments: Deployments) -> list[BreakerStatus]:
+async def breaker_statuses(
+    config: Config, breakers: Breakers, healths: Healths, deployments: Deployments
+) -> list[BreakerStatus]:
     """Every breaker in Redis, and those of the agents' own models that were not, by agent and model.
 
     Raises:
@@ -347,25 +353,57 @@ async def breaker_statuses(config: Config, breakers: Breakers, deployments: Depl
     quiet = [key for key in breakers_of(config) if key not in known]
     if quiet:
         known |= zip(quiet, await breakers.load(quiet), strict=True)
-    by_name = sorted(known.items(), key=lambda one: (one[0].agent, one[0].model))
-    held = await held_until(config, deployments, ((key.agent, key.model) for key in known))
-    return [breaker_status(key, loaded.breaker, held.get((key.agent, key.model))) for key, loaded in by_name]
+    known = {key: known[key] for key in sorted(known, key=lambda one: (one.agent, one.model))}
+    held, verdicts = await asyncio.gather(
+        held_until(config, deployments, ((key.agent, key.model) for key in known)),
+        healths_on(config, healths, known),
+    )
+    return [
+        breaker_status(key, loaded.breaker, health, held.get((key.agent, key.model)))
+        for (key, loaded), health in zip(known.items(), verdicts, strict=True)
+    ]
 
 
-def breaker_status(key: BreakerKey, breaker: Breaker, held: datetime | None = None) -> BreakerStatus:
+async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKey, Loaded]) -> list[Verdict]:
+    """The health of each breaker's agent on its model; of a shared one, of all its agents. One round trip.
+
+    Raises:
+        StateUnavailableError: Redis does not answer.
+    """
+    users: dict[BreakerKey, set[tuple[str, str]]] = {
+        key: set() if key.agent == ALL else {(key.agent, key.model)} for key in loaded
+    }
+    for name, agent in config.agents.items():
+        for model in agent.chain:
+            if (key := breaker_of(config, name, model)) in users:
+                users[key].add((name, model))
+    names = sorted({name for its_users in users.values() for name, _ in its_users})
+    calls = dict(zip(names, await healths.of(names), strict=True))
+    verdicts = list[Verdict]()
+    for key, its_users in users.items():
+        state, until_ms = loaded[key].breaker.state, refused_until(loaded[key])
+        parts = {
+            f"{name} on {model}": health_of_model(state, calls[name].get(model, CallHealth()), until_ms)
+            for name, model in sorted(its_users)
+        }
+        verdicts.append(combined(parts) if parts else health_of_model(state, CallHealth(), until_ms))
+    return verdicts
+
+
+def breaker_status(key: BreakerKey, breaker: Breaker, health: Verdict, held: datetime | None = None) -> BreakerStatus:
     """A breaker in the contract's words."""
-    in_a_row = consecutive_failures(breaker)
     return BreakerStatus(
         agent=key.agent,
         model=key.model,
         state=breaker.state,
-        health=health_of_model(breaker.state, in_a_row),
+        health=health.health,
+        health_reason=health.health_reason,
         reason=breaker.reason or None,
         since=_time(breaker.changed_ms),
         open_until=_time(breaker.open_until_ms) if breaker.state == "open" else None,
         probe_until=_time(breaker.probe_until_ms) if breaker.state == "half_open" and breaker.probe else None,
         held_until=held,
-        consecutive_failures=in_a_row,
+        consecutive_failures=consecutive_failures(breaker),
         total_failures=breaker.total_failures,
         unique_errors=len(breaker.errors_seen),
         last_failure_at=_time(breaker.last_failure_ms),
@@ -402,25 +440,28 @@ def refused_until(loaded: Loaded, caller: str = "") -> int | None:
 
 
 def _agent_health(
+    config: Config,
     name: str,
     models: Mapping[str, Loaded | None],
     calls: Mapping[str, CallHealth],
     held: Mapping[str, datetime | None],
     *,
-    never: bool,
+    affordable: bool,
 ) -> AgentHealth:
     of_models = list[ModelHealth]()
+    verdicts: dict[str, Verdict] = {}
     waits = list[int | None]()
     for model, loaded in models.items():
         called = calls.get(model, CallHealth())
         state = None if loaded is None else loaded.breaker.state
-        health = health_of_model(state, called.consecutive_failures)
         waits.append(None if loaded is None else refused_until(loaded))
+        verdicts[model] = health_of_model(state, called, waits[-1])
         of_models.append(
             ModelHealth(
                 model=model,
-                health=health,
-                known=called.called or health != "healthy",
+                provider=config.provider_name(config.agents[name], model),
+                health=verdicts[model].health,
+                health_reason=verdicts[model].health_reason,
                 breaker=state,
                 consecutive_failures=called.consecutive_failures,
                 last_failure_at=_time(called.last_failure_ms),
@@ -432,11 +473,11 @@ def _agent_health(
     together = calls.get("", CallHealth())
     # The time of isolated ones is unknown; and if one may be called now, there is nothing to wait for.
     first = None if None in waits else min((until for until in waits if until), default=None)
-    health = health_of_agent([model.health for model in of_models], together.consecutive_failures)
+    verdict = health_of_agent(verdicts, together, affordable=affordable)
     return AgentHealth(
         agent_id=name,
-        health="unhealthy" if never else health,
-        known=never or together.called or health != "healthy",
+        health=verdict.health,
+        health_reason=verdict.health_reason,
         consecutive_failures=together.consecutive_failures,
         last_failure_at=_time(together.last_failure_ms),
         last_success_at=_time(together.last_success_ms),

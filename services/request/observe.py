@@ -18,7 +18,7 @@ from breakwater.bus.errors import BusError
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.topology import NEARLY_FULL, WHEN_FULL
 from breakwater.contracts import subjects
-from breakwater.contracts.events import LiveHealth
+from breakwater.contracts.events import Health
 from breakwater.contracts.http import AgentQueue, ServiceStatus
 from breakwater.contracts.subjects import Stream
 from breakwater.runtime.outage import Outage
@@ -154,7 +154,7 @@ class RequestGauges:
         """Of the agents. Raises StateUnavailableError."""
         healths: dict[tuple[str, ...], float] = {}
         for agent in await self._agents.read():
-            healths |= one_of(agent.shown, get_args(LiveHealth), agent.agent_id)
+            healths |= one_of(agent.health, get_args(Health), agent.agent_id)
         return {AGENT_HEALTH: healths}
 
     async def backlog(self) -> Readings:

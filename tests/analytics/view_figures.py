@@ -171,7 +171,8 @@ def provider_health(attempts: Iterable[Attempt]) -> Figures:
     return {
         key: {
             "calls": len(all_),
-            "availability": 1 - kinds(all_, "server", "timeout", "network") / len(all_),
+            "availability": any(one.outcome == "success" for one in all_)
+            and 1 - kinds(all_, "server", "timeout", "network") / len(all_),
             "rate_limited": kinds(all_, "rate_limit"),
             "server_errors": kinds(all_, "server"),
             "timeouts": kinds(all_, "timeout"),

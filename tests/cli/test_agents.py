@@ -24,13 +24,15 @@ FAILED, SUCCEEDED, LATER = NOW - timedelta(minutes=3), NOW - timedelta(seconds=5
 
 
 def health(model: str, health: str, breaker: str | None, fails: int = 0, **more: Any) -> dict[str, Any]:
-    return {"model": model, "health": health, "breaker": breaker, "consecutive_failures": fails, **more}
+    given = {"model": model, "health": health, "health_reason": f"it is {health}", "breaker": breaker}
+    return given | {"consecutive_failures": fails, **more}
 
 
 AGENTS: list[dict[str, Any]] = [
     {
         "agent_id": "writer",
         "health": "degraded",
+        "health_reason": "a/large: it is unhealthy",
         "consecutive_failures": 0,
         "last_failure_at": format_time(FAILED),
         "last_success_at": format_time(SUCCEEDED),
@@ -44,6 +46,7 @@ AGENTS: list[dict[str, Any]] = [
     {
         "agent_id": "tool",
         "health": "healthy",
+        "health_reason": "no calls yet",
         "consecutive_failures": 0,
         "models": [health("local/tool", "healthy", None), health("b/x", "unhealthy", "isolated")],
     },
@@ -65,15 +68,22 @@ async def test_every_agent_and_each_of_its_models_has_a_row(run: Run, stub: Stub
     ran = await in_thread(run, "agents")
     assert (ran.code, ran.err) == (ExitCode.OK, "")
     header, writer, large, small, tool, off, isolated = ran.out.splitlines()
-    titles = ["agent, models", "health", "breaker", "fails", "last failure", "last success", "open until"]
+    titles = ["agent, models", "health", "breaker", "fails", "last failure", "last success", "open until", "reason"]
     assert re.split(r"  +", header) == titles
-    assert writer.split() == ["writer", "degraded", "0", *clock(FAILED, NOW).split(), *clock(SUCCEEDED, NOW).split()]
+    assert writer.split() == [
+        "writer",
+        "degraded",
+        "0",
+        *clock(FAILED, NOW).split(),
+        *clock(SUCCEEDED, NOW).split(),
+        *["a/large:", "it", "is", "unhealthy"],
+    ]
     assert large.split()[:4] == ["a/large", "unhealthy", "open", "3"]
     assert clock(LATER, NOW) in large
     assert small.split()[:4] == ["a/small", "healthy", "closed", "0"]
-    assert tool.split() == ["tool", "healthy", "0"]
-    assert off.split() == ["local/tool", "healthy", "off", "0"]
-    assert isolated.split() == ["b/x", "unhealthy", "isolated", "0", "until", "reset"]
+    assert tool.split() == ["tool", "healthy", "0", "no", "calls", "yet"]
+    assert off.split() == ["local/tool", "healthy", "off", "0", "it", "is", "healthy"]
+    assert isolated.split() == ["b/x", "unhealthy", "isolated", "0", "until", "reset", "it", "is", "unhealthy"]
 
 
 async def test_json_is_the_interfaces_own_array(run: Run, stub: Stub) -> None:
@@ -97,8 +107,9 @@ async def test_a_narrow_terminal_shows_what_matters_in_colour(
     lines = screen.getvalue().splitlines()
     assert "last success" not in lines[0]
     assert "open until" in lines[0]
-    assert "\x1b[31munhealthy\x1b[0m  \x1b[31mopen" in lines[2]
-    assert clock(LATER, NOW) in lines[2]
+    assert "\x1b[31munhealthy\x1b[0m  \x1b[31mopen" in lines[3]
+    assert clock(LATER, NOW) in lines[3]
+    assert "it is unhealthy" in lines[4]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ SINCE, LATER = NOW - timedelta(minutes=3), NOW + timedelta(hours=2)
 def breaker(agent: str, model: str, state: str, **more: Any) -> dict[str, Any]:
     counts = {"consecutive_failures": 0, "total_failures": 0, "unique_errors": 0, "version": 1}
     health = "healthy" if state == "closed" else "unhealthy"
-    return {"agent": agent, "model": model, "state": state, "health": health, **counts, **more}
+    return {"agent": agent, "model": model, "state": state, "health": health, "health_reason": "why", **counts, **more}
 
 
 BREAKERS = [
@@ -68,11 +68,11 @@ async def test_breakers_that_are_not_closed_come_first(run: Run, stub: Stub, com
     ran = await in_thread(run, *command)
     assert (ran.code, ran.err) == (ExitCode.OK, "")
     _, shared, large, small = ran.out.splitlines()
-    assert shared.split()[:5] == ["*", "b/*", "isolated", "until", "reset"]
+    assert shared.split()[:5] == ["*", "b/*", "isolated", "unhealthy", "until"]
     assert large.split()[:3] == ["writer", "a/large", "open"]
-    for part in (clock(LATER, NOW), clock(SINCE, NOW), "3      12  3 consecutive failures (threshold: 3)"):
+    for part in (clock(LATER, NOW), clock(SINCE, NOW), "3        12  3 consecutive failures (threshold: 3)"):
         assert part in large
-    assert small.split() == ["a-writer", "a/small", "closed", "0", "2"]
+    assert small.split() == ["a-writer", "a/small", "closed", "healthy", "0", "2", "why"]
 
 
 @pytest.mark.parametrize("command", [["breakers", "--json"], ["breakers", "list", "--json"]], ids=" ".join)

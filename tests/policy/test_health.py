@@ -8,7 +8,15 @@ from breakwater.contracts.events import BreakerState, Health
 from breakwater.contracts.execution import Attempt, ErrorInfo, ErrorKind, Outcome
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.budget import NEVER_FITS
-from breakwater.policy.health import NONE_SUCCEEDS, failed, health_of_agent, health_of_model
+from breakwater.policy.health import (
+    NONE_SUCCEEDS,
+    UNCALLED,
+    CallHealth,
+    Verdict,
+    failed,
+    health_of_agent,
+    health_of_model,
+)
 
 MOMENT = time_from_ms(1_795_000_000_000)
 SAYS_NOTHING = {"logic", "context_overflow", "orphan_tool_calls", "rate_limit"}
@@ -53,42 +61,69 @@ def test_an_error_speaks_against_it_whether_a_breaker_counts_it_or_not_but_for_t
     assert failed(attempt("error", kind, counts=counts)) is (None if kind in SAYS_NOTHING else True)
 
 
+FEW, MANY = CallHealth(2, 2, 1, 4, 2), CallHealth(NONE_SUCCEEDS, 2, None, NONE_SUCCEEDS, NONE_SUCCEEDS)
+HEALTHY = Verdict("healthy", "20 of the last 20 calls succeeded")
+SOME, DOWN = Verdict("degraded", "the last call failed"), Verdict("unhealthy", "24 calls failed in a row")
+
+
 @pytest.mark.parametrize(
-    ("breaker", "in_a_row", "health"),
+    ("calls", "verdict"),
     [
-        (None, 0, "healthy"),
-        (None, 1, "degraded"),
-        (None, NONE_SUCCEEDS - 1, "degraded"),
-        (None, NONE_SUCCEEDS, "unhealthy"),
-        ("closed", 0, "healthy"),
-        ("closed", 2, "degraded"),
-        *((state, in_a_row, "unhealthy") for state in ("open", "half_open", "isolated") for in_a_row in (0, 3)),
+        (CallHealth(), UNCALLED),
+        (CallHealth(0, None, 1, 1, 0), ("healthy", "the last call succeeded")),
+        (CallHealth(0, None, 1, 20, 0), HEALTHY),
+        (CallHealth(0, None, 1, 20, 3), ("healthy", "17 of the last 20 calls succeeded")),
+        (CallHealth(0, None, 1, 20, 4), ("degraded", "4 of the last 20 calls failed")),
+        (CallHealth(0, None, 1, 2, 1), ("healthy", "1 of the last 2 calls succeeded")),
+        (CallHealth(0, None, 1, 3, 2), ("degraded", "2 of the last 3 calls failed")),
+        (CallHealth(1, 2, 1, 18, 11), ("degraded", "11 of the last 18 calls failed")),
+        (CallHealth(2, 2, 1, 20, 16), ("unhealthy", "16 of the last 20 calls failed")),
+        (CallHealth(1, 2, None, 1, 1), SOME),
+        (CallHealth(9, 2, None, 9, 9), ("degraded", "9 calls failed in a row")),
+        (CallHealth(24, 2, None, 20, 20), DOWN),
     ],
 )
-def test_a_model_is_unhealthy_while_its_breaker_holds_calls_back_or_none_succeeds_and_degraded_while_some_fail(
-    breaker: BreakerState | None, in_a_row: int, health: Health
+def test_a_models_health_follows_its_last_calls_where_no_breaker_refuses(
+    calls: CallHealth, verdict: tuple[Health, str]
 ) -> None:
-    assert health_of_model(breaker, in_a_row) == health
+    assert health_of_model(None, calls) == health_of_model("closed", calls) == verdict
+    assert health_of_agent({"m": Verdict(*verdict)}, calls) == verdict
 
 
 @pytest.mark.parametrize(
-    ("models", "in_a_row", "health"),
+    ("breaker", "until_ms", "reason"),
     [
-        ([], 0, "healthy"),
-        ([], 1, "degraded"),
-        (["healthy"], 0, "healthy"),
-        (["healthy", "healthy"], 2, "degraded"),
-        (["unhealthy"], 0, "unhealthy"),
-        (["unhealthy", "unhealthy"], 0, "unhealthy"),
-        (["unhealthy", "healthy"], 0, "degraded"),
-        (["unhealthy", "degraded"], 0, "degraded"),
-        # Its latest call went well, by another model than the one that failed before.
-        (["degraded", "healthy"], 0, "healthy"),
-        (["degraded"], 1, "degraded"),
-        (["degraded", "degraded"], NONE_SUCCEEDS, "unhealthy"),
+        ("open", 1_795_000_000_000, "breaker open until 11:06:40 UTC"),
+        ("open", None, "breaker open, and the next call probes it"),
+        ("half_open", None, "breaker half-open until a probe succeeds"),
+        ("isolated", 0, "breaker isolated until an operator resets it"),
+    ],
+)
+def test_a_model_is_unhealthy_while_its_breaker_is_not_closed(
+    breaker: BreakerState, until_ms: int | None, reason: str
+) -> None:
+    for calls in (CallHealth(), CallHealth(0, None, 1, 20, 0), MANY):
+        assert health_of_model(breaker, calls, until_ms) == ("unhealthy", reason)
+
+
+@pytest.mark.parametrize(
+    ("models", "calls", "verdict"),
+    [
+        ({}, CallHealth(), UNCALLED),
+        ({}, CallHealth(1, 2, None, 1, 1), SOME),
+        ({"m": UNCALLED, "n": HEALTHY}, CallHealth(0, None, 1, 20, 0), HEALTHY),
+        ({"m": DOWN, "n": DOWN}, FEW, ("unhealthy", "m: 24 calls failed in a row")),
+        ({"m": HEALTHY, "n": DOWN}, CallHealth(0, None, 1, 9, 0), ("degraded", "n: 24 calls failed in a row")),
+        ({"m": SOME, "n": HEALTHY}, CallHealth(0, None, 1, 9, 1), ("degraded", "m: the last call failed")),
+        ({"m": HEALTHY}, CallHealth(0, None, 1, 20, 17), ("degraded", "17 of the last 20 calls failed")),
+        ({"m": SOME, "n": SOME}, MANY, ("unhealthy", f"{NONE_SUCCEEDS} calls failed in a row")),
     ],
 )
 def test_an_agent_is_unhealthy_when_none_of_its_models_serves(
-    models: list[Health], in_a_row: int, health: Health
+    models: dict[str, Verdict], calls: CallHealth, verdict: tuple[Health, str]
 ) -> None:
-    assert health_of_agent(models, in_a_row) == health
+    assert health_of_agent(models, calls) == verdict
+    assert health_of_agent(models, calls, affordable=False) == (
+        "unhealthy",
+        "a hard cap has no room for a call",
+    )

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from breakwater.policy.health import LAST_CALLS, CallHealth
 from breakwater.state.connection import Redis, ScriptCall, StateUnavailableError
-from breakwater.state.health import KEEP_MS, CallHealth, EndedCall, Healths
+from breakwater.state.health import KEEP_MS, EndedCall, Healths
 
 AGENT, MODEL, OTHER = "support/triage {1}", "openai/gpt-4.1:mini", "org/model"
 
@@ -41,21 +42,24 @@ async def test_failures_since_the_latest_success_are_counted_by_model_and_togeth
     )
     await note(redis, {MODEL: first, OTHER: second})
     assert await lately(redis) == {
-        MODEL: CallHealth(2, 1_040, 1_020),
-        OTHER: CallHealth(0, None, 1_060),
-        "": CallHealth(0, None, 1_060),
+        MODEL: CallHealth(2, 1_040, 1_020, 4, 3),
+        OTHER: CallHealth(0, None, 1_060, 2, 1),
+        "": CallHealth(0, None, 1_060, 6, 4),
     }
     await note(redis, {MODEL: calls(True, first=7)})
     found = await lately(redis)
-    assert (found[MODEL], found[""]) == (CallHealth(3, 1_070, 1_020), CallHealth(1, 1_070, 1_060))
+    assert (found[MODEL], found[""]) == (
+        CallHealth(3, 1_070, 1_020, 5, 4),
+        CallHealth(1, 1_070, 1_060, 7, 5),
+    )
 
 
 async def test_what_never_happened_is_not_known(redis: Redis) -> None:
     await note(redis, {MODEL: calls(True), OTHER: calls(False, first=2)})
     assert await lately(redis) == {
-        MODEL: CallHealth(1, 1_010, None),
-        OTHER: CallHealth(0, None, 1_020),
-        "": CallHealth(0, None, 1_020),
+        MODEL: CallHealth(1, 1_010, None, 1, 1),
+        OTHER: CallHealth(0, None, 1_020, 1, 0),
+        "": CallHealth(0, None, 1_020, 2, 1),
     }
 
 
@@ -64,11 +68,11 @@ async def test_what_is_reported_again_changes_nothing(redis: Redis) -> None:
     for _ in range(3):
         await note(redis, reported)
     await note(redis, {MODEL: calls(False)})
-    assert (await lately(redis))[MODEL] == CallHealth(2, 1_040, 1_020)
+    assert (await lately(redis))[MODEL] == CallHealth(2, 1_040, 1_020, 4, 3)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(outcomes=st.lists(st.tuples(st.booleans(), st.sampled_from([MODEL, OTHER])), max_size=30), data=st.data())
+@given(outcomes=st.lists(st.tuples(st.booleans(), st.sampled_from([MODEL, OTHER])), max_size=60), data=st.data())
 async def test_however_calls_are_batched_and_shuffled_within_a_batch_the_figures_are_right(
     redis: Redis, outcomes: list[tuple[bool, str]], data: st.DataObject
 ) -> None:
@@ -92,6 +96,8 @@ async def test_however_calls_are_batched_and_shuffled_within_a_batch_the_figures
             sum(one.sequence > last for one in mine),
             max((one.at_ms for one in mine if one.failed and one.sequence > last), default=None),
             successes[-1].at_ms if successes else None,
+            len(mine[-LAST_CALLS:]),
+            sum(one.failed for one in mine[-LAST_CALLS:]),
         )
         assert found.get(name, CallHealth()) == expected
 
@@ -99,7 +105,7 @@ async def test_however_calls_are_batched_and_shuffled_within_a_batch_the_figures
 async def test_of_a_long_batch_only_what_leaves_a_trace_is_sent() -> None:
     call = Healths.note_call(AGENT, {MODEL: calls(*[True, False] * 500, True)})
     assert isinstance(call, ScriptCall)
-    assert len(call.arguments) == 1 + 2 * (2 + 3 * 2)
+    assert len(call.arguments) == 2 + 2 * (2 + 3 * LAST_CALLS)
 
 
 async def test_agents_are_distinguished_and_forgotten_by_name_or_when_nothing_was_heard_for_long(redis: Redis) -> None:
@@ -108,9 +114,9 @@ async def test_agents_are_distinguished_and_forgotten_by_name_or_when_nothing_wa
     for key in await redis.client.keys("*"):
         assert 0 < await redis.client.pttl(key) <= KEEP_MS
     assert await Healths(redis).of(["two", "three", "one"]) == [
-        {"": CallHealth(0, None, 1_010), MODEL: CallHealth(0, None, 1_010)},
+        dict.fromkeys(("", MODEL), CallHealth(0, None, 1_010, 1, 0)),
         {},
-        {"": CallHealth(1, 1_010, None), MODEL: CallHealth(1, 1_010, None)},
+        dict.fromkeys(("", MODEL), CallHealth(1, 1_010, None, 1, 1)),
     ]
     await Healths(redis).forget(["one", "three"])
     assert [bool(found) for found in await Healths(redis).of(["one", "two"])] == [False, True]

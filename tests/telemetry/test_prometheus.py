@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from breakwater.contracts.alerts import IncidentStatus
-from breakwater.contracts.events import BreakerState, Enforcement, LiveHealth, Scope
+from breakwater.contracts.events import BreakerState, Enforcement, Health, Scope
 from breakwater.contracts.execution import ErrorKind, Status
 from breakwater.contracts.subjects import Stream
 from services.__main__ import NAMES
@@ -34,7 +34,7 @@ VALUES: dict[str, set[str]] = {
     "job": {SCRAPED["job_name"]},
     "service": set(NAMES),
     "state": set(get_args(BreakerState)),
-    "health": set(get_args(LiveHealth)),
+    "health": set(get_args(Health)),
     "kind": set(get_args(ErrorKind)),
     "status": {*get_args(Status), *get_args(IncidentStatus)},
     "enforcement": set(get_args(Enforcement)),

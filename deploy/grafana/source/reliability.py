@@ -95,7 +95,7 @@ DASHBOARD = Dashboard(
                 "sum(availability * calls) / sum(calls) AS available",
                 title="Provider availability",
                 description="Calls without a failure on the provider's side (server errors, timeouts, lost "
-                "connections). All agents.",
+                "connections); 0 without a success. All agents.",
                 unit="percentunit",
                 by="provider",
                 most=1,
@@ -134,7 +134,8 @@ DASHBOARD = Dashboard(
                     provider,
                     model,
                     count() AS "calls",
-                    1 - countIf(error_kind IN ('server', 'timeout', 'network')) / "calls" AS "availability",
+                    if(countIf(outcome = 'success') = 0, 0,
+                        1 - countIf(error_kind IN ('server', 'timeout', 'network')) / "calls") AS "availability",
                     countIf(error_kind = 'rate_limit') AS "rate limited",
                     countIf(error_kind = 'server') AS "server errors",
                     countIf(error_kind = 'timeout') AS "timeouts",

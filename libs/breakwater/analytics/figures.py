@@ -161,8 +161,11 @@ class ProviderLine:
 
     @property
     def available_share(self) -> float:
-        """From 0 to 1, as in the view `provider_health`: calls that did not fail by the provider's own fault."""
-        return 1 - (self.server_errors + self.timeouts + self.lost_connections) / self.calls
+        """From 0 to 1, as in the view `provider_health`: calls that did not fail by the provider's own fault.
+
+        0 without a success: a provider that refuses all calls, such as those with a wrong key, is not available.
+        """
+        return self.succeeded and 1 - (self.server_errors + self.timeouts + self.lost_connections) / self.calls
 
     @property
     def others(self) -> int:

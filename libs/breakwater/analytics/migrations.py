@@ -53,7 +53,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
     """
     tables, views = (table.ddl(layout) for table in TABLES), (create_view(name, layout) for name in VIEWS)
     # The first release's. Those of development versions have lower numbers; from 16 on they lack what `missing` finds.
-    return (Migration(19, "tables and views", (*tables, *views)),)
+    return (Migration(20, "tables and views", (*tables, *views)),)
 
 
 MIGRATIONS = migrations(PLAIN)

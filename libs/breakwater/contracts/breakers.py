@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from breakwater.contracts.events import BreakerState, GuardRule, Health, LiveHealth
+from breakwater.contracts.events import BreakerState, GuardRule, Health
 from breakwater.contracts.http import OperatorRequest
 from breakwater.contracts.types import Count, Event, FullId, Identifier, ModelId, Timestamp
 
@@ -31,11 +31,9 @@ class ModelHealth(Event):
     """The health of an agent on one model."""
 
     model: ModelId
+    provider: Identifier | None = Field(default=None, description="None if the config names none for this model.")
     health: Health
-    known: bool = Field(
-        default=True,
-        description="False if no call has ended in the last 30 days and nothing is amiss: `healthy` is assumed then.",
-    )
+    health_reason: str = Field(description="The reason for the health, in a few words, such as `no calls yet`.")
     breaker: BreakerState | None = Field(description="Null if the agent has no breaker.")
     consecutive_failures: Count
     last_failure_at: Timestamp | None = Field(default=None, description="Null once a call has succeeded.")
@@ -47,21 +45,13 @@ class ModelHealth(Event):
         default=None, description="End of a pause that the provider's rate limit asked for; null without one."
     )
 
-    @property
-    def shown(self) -> LiveHealth:
-        """The health as people see it: `unknown` where it is assumed."""
-        return self.health if self.known else "unknown"
-
 
 class AgentHealth(Event):
-    """The health of an agent: `degraded` if anything is amiss, `unhealthy` if none of its models can be called."""
+    """The health of an agent: `degraded` if anything is wrong, `unhealthy` if none of its models can be called."""
 
     agent_id: Identifier
     health: Health
-    known: bool = Field(
-        default=True,
-        description="False if no call has ended in the last 30 days and nothing is amiss: `healthy` is assumed then.",
-    )
+    health_reason: str = Field(description="The reason for the health, in a few words, such as `no calls yet`.")
     consecutive_failures: Count = Field(description="Consecutive failed calls, over all models.")
     last_failure_at: Timestamp | None = Field(default=None, description="Null once a call has succeeded.")
     last_success_at: Timestamp | None = None
@@ -69,11 +59,6 @@ class AgentHealth(Event):
         default=None, description="When one of its models may be called again; set while none may."
     )
     models: tuple[ModelHealth, ...] = ()
-
-    @property
-    def shown(self) -> LiveHealth:
-        """The health as people see it: `unknown` where it is assumed."""
-        return self.health if self.known else "unknown"
 
 
 class BreakerStatus(Event):
@@ -84,7 +69,8 @@ class BreakerStatus(Event):
     state: BreakerState = Field(
         description="A breaker whose `open_until` has passed stays open until a call probes it."
     )
-    health: Health
+    health: Health = Field(description="Health of the agent on this model; of a shared one, of all its agents.")
+    health_reason: str = Field(description="The reason for the health, in a few words.")
     reason: str | None = Field(default=None, description="Reason for the state.")
     since: Timestamp | None = None
     open_until: Timestamp | None = None

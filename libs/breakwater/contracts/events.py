@@ -13,8 +13,6 @@ BreakerState = Literal["closed", "open", "half_open", "isolated"]
 BreakerRule = Literal["errors", "consecutive_failures", "same_error", "failure_rate", "probe_failed"]
 BreakerScope = Literal["agent_model", "model", "provider"]
 Health = Literal["healthy", "degraded", "unhealthy"]
-LiveHealth = Literal["healthy", "degraded", "unhealthy", "unknown"]
-"""`unknown`: no call has ended in the last 30 days."""
 GuardRule = Literal[
     "max_iterations", "max_tokens", "max_cost", "consecutive_failures", "same_error", "confidence_drift"
 ]

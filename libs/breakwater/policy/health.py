@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from breakwater.contracts.events import BreakerState, BreakerTransition, GuardRule, Health
 from breakwater.contracts.execution import Attempt, ErrorKind, FailureStatistics
@@ -23,7 +24,12 @@ _SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "o
 """Kinds that say nothing of health: a message was wrong and is mended or sent back, or the model was busy."""
 
 NONE_SUCCEEDS = 10
-"""Failures in a row that are no bad moment."""
+"""Failures in a row that make a model unhealthy."""
+
+LAST_CALLS = 20
+"""Calls whose outcome is remembered."""
+SOME_FAIL, NEARLY_ALL_FAIL = 0.2, 0.8
+"""Shares of failures: of the calls that are remembered, which make a model degraded, and of `LAST_CALLS`, unhealthy."""
 
 
 def failed(attempt: Attempt) -> bool | None:
@@ -41,18 +47,97 @@ def failed(attempt: Attempt) -> bool | None:
     return True
 
 
-def health_of_model(breaker: BreakerState | None, consecutive_failures: int) -> Health:
-    """Health of an agent on one model: `unhealthy` while its breaker lets no call pass, or one probe, or all fail."""
-    if breaker not in {None, "closed"} or consecutive_failures >= NONE_SUCCEEDS:
-        return "unhealthy"
-    return "degraded" if consecutive_failures else "healthy"
+class Verdict(NamedTuple):
+    """A health, and the reason for it in a few words."""
+
+    health: Health
+    health_reason: str
 
 
-def health_of_agent(models: Collection[Health], consecutive_failures: int) -> Health:
-    """Health of an agent over its models: `unhealthy` when none of them serves, `degraded` when anything is amiss."""
-    if consecutive_failures >= NONE_SUCCEEDS or (models and all(health == "unhealthy" for health in models)):
-        return "unhealthy"
-    return "degraded" if consecutive_failures or "unhealthy" in models else "healthy"
+UNCALLED = Verdict("healthy", "no calls yet")
+
+
+@dataclass(frozen=True, slots=True)
+class CallHealth:
+    """The latest calls of an agent, of one model or of all together. Times are in ms since the epoch.
+
+    A success clears the time of the latest failure, as it does the count.
+    """
+
+    consecutive_failures: int = 0
+    last_failure_ms: int | None = None
+    last_success_ms: int | None = None
+    last_calls: int = 0
+    """Calls whose outcome is remembered: `LAST_CALLS` at most."""
+    last_failures: int = 0
+    """Those of them that failed."""
+
+
+def health_of_model(breaker: BreakerState | None, calls: CallHealth, until_ms: int | None = None) -> Verdict:
+    """Health of an agent on one model: `unhealthy` while its breaker refuses calls, or nearly all calls fail.
+
+    Args:
+        breaker: state of the breaker; None without one.
+        calls: the latest calls of this model.
+        until_ms: end of the breaker's cool-down, in ms since the epoch; None if it is over.
+    """
+    match breaker:
+        case None | "closed":
+            return _of_calls(calls)
+        case "isolated":
+            return Verdict("unhealthy", "breaker isolated until an operator resets it")
+        case "open" if until_ms:
+            return Verdict("unhealthy", f"breaker open until {time_from_ms(until_ms):%H:%M:%S} UTC")
+        case "open":
+            return Verdict("unhealthy", "breaker open, and the next call probes it")
+        case "half_open":
+            return Verdict("unhealthy", "breaker half-open until a probe succeeds")
+
+
+def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, affordable: bool = True) -> Verdict:
+    """Health of an agent over its models: `unhealthy` if none of them serves, `degraded` if anything is wrong.
+
+    Args:
+        models: the health on each model.
+        calls: the latest calls of all models together.
+        affordable: False if a hard cap is too small for any call.
+    """
+    if not affordable:
+        return Verdict("unhealthy", "a hard cap has no room for a call")
+    of_models, of_calls = combined(models), _of_calls(calls)
+    if calls.consecutive_failures >= NONE_SUCCEEDS:
+        return of_calls
+    if of_models.health != "healthy":
+        return of_models
+    # The calls of a failing model and those of its successful fallback, together, are no worse than degraded.
+    return of_calls if of_calls.health == "healthy" else Verdict("degraded", of_calls.health_reason)
+
+
+def combined(parts: Mapping[str, Verdict]) -> Verdict:
+    """Health of several parts, by name: `unhealthy` if all are, `degraded` if any is not healthy."""
+    for health in ("unhealthy", "degraded"):
+        for name, part in parts.items():
+            if part.health == health:
+                is_down = all(one.health == "unhealthy" for one in parts.values())
+                reason = part.health_reason if len(parts) == 1 else f"{name}: {part.health_reason}"
+                return Verdict("unhealthy" if is_down else "degraded", reason)
+    return next((one for one in parts.values() if one != UNCALLED), UNCALLED)
+
+
+def _of_calls(calls: CallHealth) -> Verdict:
+    in_a_row, known, failures = calls.consecutive_failures, calls.last_calls, calls.last_failures
+    if in_a_row >= NONE_SUCCEEDS:
+        return Verdict("unhealthy", f"{in_a_row:,} calls failed in a row")
+    if failures > max(in_a_row, 1) and failures >= known * SOME_FAIL:
+        is_down = failures >= LAST_CALLS * NEARLY_ALL_FAIL
+        return Verdict("unhealthy" if is_down else "degraded", f"{failures} of the last {known} calls failed")
+    if in_a_row:
+        return Verdict("degraded", "the last call failed" if in_a_row == 1 else f"{in_a_row} calls failed in a row")
+    if calls.last_success_ms is None:
+        return UNCALLED
+    if known == 1:
+        return Verdict("healthy", "the last call succeeded")
+    return Verdict("healthy", f"{known - failures} of the last {known} calls succeeded")
 
 
 _WITHOUT_FIGURES: Mapping[GuardRule, str] = {
@@ -105,7 +190,7 @@ def transition(key: BreakerKey, change: BreakerChange, rules: BreakerRules, now_
         rule=change.rule,
         reason=change.reason,
         by=change.by,
-        health=health_of_model(after.state, consecutive_failures(after)),
+        health=health_of_model(after.state, CallHealth(consecutive_failures(after))).health,
         consecutive_failures=change.consecutive_failures,
         total_failures=figures.total_failures,
         unique_errors=len(figures.errors_seen),

@@ -6,25 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from breakwater.contracts.subjects import encode_token
+from breakwater.policy.health import LAST_CALLS, CallHealth
 from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes
 
 KEEP_MS = 30 * 24 * 3_600_000
 
 _NOTE = Script.of("""
--- Takes an agent's calls into account: the failures since the latest success, and the latest end of each kind.
+-- Takes an agent's calls into account: the failures since the latest success, the outcomes of the last calls (a 1 or
+-- 0 for each, the latest at the end: 1 is a failure), and the latest end of each kind.
 -- The figures of a model include the event log up to a sequence: an event that comes again changes nothing.
 -- KEYS: health of the agent
--- ARGV from the 2nd, for each model ('' for all together): model, n, and n times: sequence, at_ms, failed (0 or 1)
-local keep_ms, i = ARGV[1], 2
+-- ARGV from the 3rd, for each model ('' for all together): model, n, and n times: sequence, at_ms, failed (0 or 1)
+local keep_ms, last_calls, i = ARGV[1], tonumber(ARGV[2]), 3
 while i <= #ARGV do
   local model, n = ARGV[i], tonumber(ARGV[i + 1])
-  local known = redis.call('HMGET', KEYS[1], 'through:' .. model, 'in_a_row:' .. model)
-  local through, in_a_row = tonumber(known[1] or '0'), tonumber(known[2] or '0')
+  local known = redis.call('HMGET', KEYS[1], 'through:' .. model, 'in_a_row:' .. model, 'last:' .. model)
+  local through, in_a_row, last = tonumber(known[1] or '0'), tonumber(known[2] or '0'), known[3] or ''
   local changed = {}
   for k = i + 2, i + 2 + 3 * (n - 1), 3 do
     local sequence, at_ms, failed = tonumber(ARGV[k]), ARGV[k + 1], ARGV[k + 2]
     if sequence > through then
-      through = sequence
+      through, last = sequence, last .. failed
       if failed == '1' then
         in_a_row = in_a_row + 1
         changed['failure:' .. model] = at_ms
@@ -38,7 +40,8 @@ while i <= #ARGV do
     for field, value in pairs(changed) do
       redis.call('HSET', KEYS[1], field, value)
     end
-    redis.call('HSET', KEYS[1], 'through:' .. model, through, 'in_a_row:' .. model, in_a_row)
+    last = string.sub(last, -last_calls)
+    redis.call('HSET', KEYS[1], 'through:' .. model, through, 'in_a_row:' .. model, in_a_row, 'last:' .. model, last)
   end
   i = i + 2 + 3 * n
 end
@@ -56,23 +59,6 @@ class EndedCall:
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CallHealth:
-    """Failures since the latest success, and when the latest call of each kind ended (ms since the epoch).
-
-    A success clears the time of the latest failure, as it does the count.
-    """
-
-    consecutive_failures: int = 0
-    last_failure_ms: int | None = None
-    last_success_ms: int | None = None
-
-    @property
-    def called(self) -> bool:
-        """True if any call ended."""
-        return bool(self.last_failure_ms or self.last_success_ms)
-
-
 class Healths:
     """The health of all agents, as far as it can be seen from their calls."""
 
@@ -83,11 +69,12 @@ class Healths:
     def note_call(agent: str, by_model: Mapping[str, Sequence[EndedCall]]) -> ScriptCall:
         """Takes an agent's calls into account, each once."""
         together = [one for calls in by_model.values() for one in calls]
-        arguments: list[str | int] = [KEEP_MS]
+        arguments: list[str | int] = [KEEP_MS, LAST_CALLS]
         for model, calls in (("", together), *by_model.items()):
             in_order = sorted(calls, key=lambda one: one.sequence)
-            # From the latest success on: the rest leaves no trace.
-            counted = in_order[max((place for place, one in enumerate(in_order) if not one.failed), default=0) :]
+            # From the latest success on, and the last ones: the rest leaves no trace.
+            success = max((place for place, one in enumerate(in_order) if not one.failed), default=0)
+            counted = in_order[max(0, min(success, len(in_order) - LAST_CALLS)) :]
             arguments += [model, len(counted)]
             arguments += [part for one in counted for part in (one.sequence, one.at_ms, int(one.failed))]
         return ScriptCall(_NOTE, [_key(agent)], arguments)
@@ -123,5 +110,6 @@ def _by_model(fields: Mapping[str, str]) -> dict[str, CallHealth]:
     found: dict[str, CallHealth] = {}
     for model in models:
         in_a_row = number("in_a_row", model) or 0
-        found[model] = CallHealth(in_a_row, number("failure", model) if in_a_row else None, number("success", model))
+        failure, last = number("failure", model) if in_a_row else None, fields.get(f"last:{model}", "")
+        found[model] = CallHealth(in_a_row, failure, number("success", model), len(last), last.count("1"))
     return found

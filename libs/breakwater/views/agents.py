@@ -30,10 +30,11 @@ def _open_until(one: AgentHealth | ModelHealth) -> str:
 
 HEALTH: tuple[Column[AgentHealth | ModelHealth], ...] = (
     Column("agent, models", _name),
-    Column("health", lambda one: one.shown, "state"),
+    Column("health", lambda one: one.health, "state"),
     Column("breaker", _breaker),
     Column("fails", lambda one: one.consecutive_failures, "count", drop=1),
     Column("last failure", lambda one: one.last_failure_at, "time", drop=2),
     Column("last success", lambda one: one.last_success_at, "time", drop=3),
     Column("open until", _open_until),
+    Column("reason", lambda one: one.health_reason, below=True),
 )

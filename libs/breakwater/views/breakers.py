@@ -39,8 +39,9 @@ COLUMNS: tuple[Column[BreakerStatus], ...] = (
     Column("agent", lambda one: one.agent),
     Column("model", lambda one: one.model, page=False),
     Column("state", lambda one: one.state, "state", order=lambda one: ORDER[one.state]),
-    Column("reason", lambda one: one.reason, below=True),
-    Column("health", lambda one: one.health, "state", terminal=False),
+    Column("reason", lambda one: one.reason, below=True, words=lambda one: one.reason or one.health_reason),
+    Column("health", lambda one: one.health, "state"),
+    Column("health reason", lambda one: one.health_reason, terminal=False, page=False),
     Column(
         "open until",
         lambda one: one.open_until,
@@ -51,8 +52,8 @@ COLUMNS: tuple[Column[BreakerStatus], ...] = (
         drop=1,
     ),
     Column("since", lambda one: one.since, "ago", drop=3, page=False),
-    Column("fails", lambda one: one.consecutive_failures, "count", name="failures", drop=2),
-    Column("in all", lambda one: one.total_failures, "count", name="total_failures", drop=4, page=False),
+    Column("counted failures", lambda one: one.consecutive_failures, "count", name="failures", drop=2),
+    Column("in total", lambda one: one.total_failures, "count", name="total_failures", drop=4, page=False),
 )
 TASKS: tuple[Column[StoppedTask], ...] = (
     Column("task", lambda task: task.task_id, "id"),

@@ -13,8 +13,8 @@ AT = "2026-11-21T10:00:00.000Z"
 def health(agent: str, state: str = "healthy", *models: "dict[str, Any]") -> "dict[str, Any]":
     return {
         "agent_id": agent,
-        "health": "healthy" if state == "unknown" else state,
-        "known": state != "unknown",
+        "health": state,
+        "health_reason": f"it is {state}",
         "consecutive_failures": 0,
         "last_failure_at": None,
         "last_success_at": AT,
@@ -26,8 +26,9 @@ def health(agent: str, state: str = "healthy", *models: "dict[str, Any]") -> "di
 def model(name: str, breaker: "str | None" = "closed", state: str = "healthy") -> "dict[str, Any]":
     return {
         "model": name,
-        "health": "healthy" if state == "unknown" else state,
-        "known": state != "unknown",
+        "provider": "openai",
+        "health": state,
+        "health_reason": f"it is {state}",
         "breaker": breaker,
         "consecutive_failures": 0,
         "last_failure_at": None,
@@ -42,6 +43,7 @@ def breaker(agent: str, model: str, state: str = "closed", reason: "str | None" 
         "model": model,
         "state": state,
         "health": "unhealthy" if state == "open" else "healthy",
+        "health_reason": f"breaker {state}",
         "reason": reason,
         "since": AT,
         "open_until": None,

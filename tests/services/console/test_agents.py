@@ -61,8 +61,8 @@ async def test_every_agent_of_the_config_is_listed_and_each_that_ran(console: Co
     assert page.status == 200
     # The worst first; of one that is not configured, nobody knows its health.
     assert listed(page.text) == ["writer", "idle", "gone"]
-    assert "writer unhealthy 2 open breakers 50 % 2 3.0 s 1 $3.00 $1.00 7 / 2 1" in page.words
-    assert "idle healthy did not run – – – – – – 0 / 0 –" in page.words
+    assert "writer unhealthy it is unhealthy 2 open breakers 50 % 2 3.0 s 1 $3.00 $1.00 7 / 2 1" in page.words
+    assert "idle healthy it is healthy did not run – – – – – – 0 / 0 –" in page.words
     assert "gone not configured 100 % 1 1.0 s 0 unknown $0.00 – / – 0" in page.words
     assert 'aria-label="2 executions over time, 1 of them failed"' in page.text
 
@@ -73,7 +73,7 @@ async def test_a_success_rate_leaves_out_what_was_cancelled(console: Console):
     await store(console, *(ended(f"w{number}", 5, status=status) for number, status in enumerate(ends)))
     for path in ("/", "/agents/writer"):
         assert "Success rate 75 % 5 executions, 1 failed, 1 cancelled" in (await console.get(path)).words
-    assert "writer healthy 75 % 5" in (await console.get("/agents")).words
+    assert "writer healthy it is healthy 75 % 5" in (await console.get("/agents")).words
 
 
 async def test_pages_tell_when_their_window_really_begins(console: Console):
@@ -242,8 +242,8 @@ async def test_one_agent_is_reported_whole(console: Console):
         "Jobs waiting now 7 2 running, of 8 in parallel",
         "Spent budgets 1 of 1",
         "Retries 1 0 fallbacks",
-        "gpt-4.1 first choice unhealthy open 3 consecutive failures (threshold: 3) 0",
-        "free healthy off – 0",
+        "gpt-4.1 first choice unhealthy it is unhealthy open 3 consecutive failures (threshold: 3) 0",
+        "free healthy it is healthy off – 0",
         "Retrying helped: the one execution that was retried succeeded. The retries cost $2.00.",
         "gpt-4.1 1 0 300 ms 300 ms 38",
         "server the cable is cut 1 $1.00 gpt-4.1",
@@ -296,7 +296,7 @@ async def test_what_is_not_known_of_an_agent_is_not_reported_as_nothing(console:
     assert "the job failed $5.00 1 At least this much: 1 execution wasted an unknown amount." in page.words
     assert "server it is down 2 $5.00 at least gpt-4.1" in page.words
     agents = await console.get("/agents")
-    assert "writer healthy 0 % 2 1.0 s 0 $5.00 at least $5.00 at least" in agents.words
+    assert "writer healthy it is healthy 0 % 2 1.0 s 0 $5.00 at least $5.00 at least" in agents.words
 
 
 async def test_an_agent_of_any_name_has_its_page(console: Console):
@@ -352,7 +352,7 @@ async def test_what_can_not_be_had_is_reported_once_and_the_rest_is_shown(interf
         agents, page = await visitor.get("/agents"), await visitor.get("/agents/writer")
         interface.answers["GET queues"] = (503, problem("unavailable", "NATS is away"))
         without_both = await visitor.get("/agents/writer")
-    assert "writer degraded – – – – – – – 7 / 2" in agents.words
+    assert "writer degraded it is degraded – – – – – – – 7 / 2" in agents.words
     assert "Jobs waiting now 7" in page.words
     for one in (agents, page):
         assert one.status == 200

@@ -13,7 +13,14 @@ EVIL = "<script>alert(1)</script>"
 
 
 def breaker(agent: str = "writer", model: str = "gpt-4.1", **fields: Any) -> dict[str, Any]:
-    given = {"agent": agent, "model": model, "state": "closed", "health": "healthy", "version": 0}
+    given = {
+        "agent": agent,
+        "model": model,
+        "state": "closed",
+        "health": "healthy",
+        "health_reason": "why",
+        "version": 0,
+    }
     counts = {"consecutive_failures": 0, "total_failures": 0, "unique_errors": 0}
     return given | counts | fields
 

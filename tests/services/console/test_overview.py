@@ -32,6 +32,7 @@ async def test_a_plane_where_nothing_ran_says_so_and_what_would_appear(console: 
 async def test_the_five_questions_are_answered(console: Console):
     answer(
         console.interface,
+        agents=[health("writer")],
         breakers=[breaker("writer", "gpt-4.1", "open"), breaker("reader", "gpt-4.1")],
         budgets=[budget("global/daily", "5"), budget("agent:writer/daily", "1")],
         alerts=[incident(1), incident(2, "warning", "acknowledged")],
@@ -88,7 +89,7 @@ async def test_the_five_questions_are_answered(console: Console):
     assert "writer the budget agent:writer/daily 1" in page.words
     assert "no room" not in page.words
     assert "writer failed, then retried $1.00 1" in page.words
-    assert "gpt-4.1 openai 33.3 % 3 1 0 2 0 0" in page.words
+    assert "gpt-4.1 openai healthy it is healthy 33.3 % 3 1 0 2 0 0" in page.words
     assert "sink stores events behind 12,000 30" in page.words
     assert "alerter delivers alerts to the channel ops up to date 0 0" in page.words
     assert "alerter raises alerts on dead letters up to date 0 0" in page.words
@@ -103,8 +104,8 @@ async def test_a_provider_is_not_blamed_for_our_mistakes_and_its_columns_add_up(
     lost = tried("a2", 1, 5, model="down", outcome="error", error=broken("cut", "network"))
     await store(console, *failed, tried("a1", 5, 5), lost)
     page = await console.get("/")
-    assert "gpt-4.1 openai 100 % 5 1 1 0 0 3" in page.words
-    assert "down openai 0 % 1 0 0 0 1 0" in page.words
+    assert "gpt-4.1 openai – 100 % 5 1 1 0 0 3" in page.words
+    assert "down openai – 0 % 1 0 0 0 1 0" in page.words
     # Only the one that is down is red.
     assert page.text.count("bad-text") == 2, "in the table, and above it"
 
@@ -250,7 +251,11 @@ async def test_without_the_interface_what_is_recorded_is_still_shown(console: Co
 async def test_sums_of_a_long_time_range_follow_and_are_asked_for_by_the_script(console: Console):
     answer(console.interface, breakers=[breaker("writer", "m", "open")], agents=[health("writer")])
     await store(console, ended("w1", 5, tried("w1", 1, 5, cost=2_000_000_000)))
-    for path, known in (("/", "1 breaker is open"), ("/agents/writer", "gpt-4.1"), ("/agents", "writer healthy")):
+    for path, known in (
+        ("/", "1 breaker is open"),
+        ("/agents/writer", "gpt-4.1"),
+        ("/agents", "writer healthy it is healthy"),
+    ):
         first = await console.get(f"{path}?window=30d")
         assert "data-pending" in first.text, path
         assert known in first.words, path

@@ -21,16 +21,17 @@ async def test_every_agent_is_reported_with_its_health_in_a_bare_array(governed:
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     by_id = {agent["agent_id"]: agent for agent in answer.json}
     assert list(by_id) == ["writer", "reader", "patient", "unguarded", "by-model", "by-provider", "never"]
-    assert {name: agent["health"] for name, agent in by_id.items() if agent["known"]} == {
-        "writer": "degraded",
-        "reader": "unhealthy",
-        "never": "unhealthy",  # no call of it can ever be paid, which takes no failed job to be known
+    until = f"breaker open until {time_from_ms(now + 60_000):%H:%M:%S} UTC"
+    assert {name: (agent["health"], agent["health_reason"]) for name, agent in by_id.items()} == {
+        **dict.fromkeys(by_id, ("healthy", "no calls yet")),
+        "writer": ("degraded", "m: the last call failed"),
+        "reader": ("unhealthy", until),
+        "never": ("unhealthy", "a hard cap has no room for a call"),
     }
-    assert {agent["health"] for agent in by_id.values() if not agent["known"]} == {"healthy"}
     assert by_id["reader"] == {
         "agent_id": "reader",
         "health": "unhealthy",
-        "known": True,
+        "health_reason": until,
         "consecutive_failures": 0,
         "last_failure_at": None,
         "last_success_at": None,
@@ -38,8 +39,9 @@ async def test_every_agent_is_reported_with_its_health_in_a_bare_array(governed:
         "models": [
             {
                 "model": "m",
+                "provider": "local",
                 "health": "unhealthy",
-                "known": True,
+                "health_reason": until,
                 "breaker": "open",
                 "consecutive_failures": 0,
                 "last_failure_at": None,

@@ -10,6 +10,7 @@ from breakwater.config import Config, breakers_of, parse_config
 from breakwater.contracts.breakers import AgentHealth
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.breaker import Breaker, BreakerKey, CountedFailure
+from breakwater.policy.health import UNCALLED
 from breakwater.state.breakers import Breakers, Loaded, Saving
 from breakwater.state.connection import Redis
 from breakwater.state.deployments import Deployments
@@ -53,18 +54,14 @@ async def health_of_all(redis: Redis, config: Config = CONFIG) -> dict[str, Agen
     return {health.agent_id: health for health in healths}
 
 
-async def test_an_agent_that_nobody_has_called_is_healthy_with_a_flag_that_nothing_is_known(
-    redis: Redis,
-) -> None:
+async def test_an_agent_that_nobody_has_called_is_healthy(redis: Redis) -> None:
     healths = await health_of_all(redis)
     assert list(healths) == ["writer", "anything", "unguarded", "by-model", "by-provider"]
-    assert {(health.health, health.known, health.shown) for health in healths.values()} == {
-        ("healthy", False, "unknown")
-    }
+    assert {(health.health, health.health_reason) for health in healths.values()} == {UNCALLED}
     writer = healths["writer"]
-    assert [(model.model, model.breaker, model.health, model.known) for model in writer.models] == [
-        ("m", "closed", "healthy", False),
-        ("other/n", "closed", "healthy", False),
+    assert [(one.model, one.provider, one.breaker, one.health, one.health_reason) for one in writer.models] == [
+        ("m", "local", "closed", *UNCALLED),
+        ("other/n", "other", "closed", *UNCALLED),
     ]
     assert (writer.consecutive_failures, writer.last_failure_at, writer.last_success_at) == (0, None, None)
     assert [model.breaker for model in healths["unguarded"].models] == [None]
@@ -75,15 +72,15 @@ async def test_an_agent_whose_calls_fail_is_degraded_until_a_success_clears_last
     writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.consecutive_failures, writer.circuit_open_until) == ("degraded", 2, None)
     assert (writer.last_success_at, writer.last_failure_at) == (time_from_ms(NOW), time_from_ms(NOW + 9))
-    assert [(model.shown, model.consecutive_failures) for model in writer.models] == [("degraded", 2), ("unknown", 0)]
+    assert [(model.health, model.health_reason, model.consecutive_failures) for model in writer.models] == [
+        ("degraded", "2 calls failed in a row", 2),
+        (*UNCALLED, 0),
+    ]
     await note(redis, "writer", other_n=[EndedCall(4, NOW + 20, False)])
     writer = (await health_of_all(redis))["writer"]
-    assert (writer.health, writer.consecutive_failures, writer.last_success_at) == (
-        "healthy",
-        0,
-        time_from_ms(NOW + 20),
-    )
-    assert (writer.last_failure_at, writer.known) == (None, True)
+    assert (writer.health, writer.health_reason) == ("degraded", "m: 2 calls failed in a row")
+    assert (writer.consecutive_failures, writer.last_failure_at) == (0, None)
+    assert writer.last_success_at == time_from_ms(NOW + 20)
     assert [model.health for model in writer.models] == ["degraded", "healthy"]
 
 
@@ -92,9 +89,9 @@ async def test_one_open_breaker_of_two_is_degraded_and_has_no_time_for_the_agent
     await put(redis, "writer", "m", Breaker(state="open", open_until_ms=until))
     writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.circuit_open_until) == ("degraded", None)
-    assert [(one.breaker, one.shown, one.circuit_open_until) for one in writer.models] == [
+    assert [(one.breaker, one.health, one.circuit_open_until) for one in writer.models] == [
         ("open", "unhealthy", time_from_ms(until)),
-        ("closed", "unknown", None),
+        ("closed", "healthy", None),
     ]
 
 
@@ -168,7 +165,7 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
     )
     await put(redis, "writer", "m", opened)
     await put(redis, "gone", "old", replace(opened, state="half_open", probe="x:1", probe_until_ms=NOW + 90_000))
-    statuses = await breaker_statuses(CONFIG, Breakers(redis), Deployments(redis, None))
+    statuses = await breaker_statuses(CONFIG, Breakers(redis), Healths(redis), Deployments(redis, None))
     assert [(one.agent, one.model, one.state) for one in statuses] == [
         ("*", "local/*", "closed"),
         ("*", "m", "closed"),
@@ -180,6 +177,7 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
     of_writer = statuses[4]
     assert of_writer.model_dump(exclude={"agent", "model", "state"}) == {
         "health": "unhealthy",
+        "health_reason": "breaker open, and the next call probes it",
         "reason": "2 consecutive failures (threshold: 2)",
         "since": time_from_ms(NOW + 8),
         "open_until": time_from_ms(NOW + 60_000),
@@ -196,11 +194,30 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
     assert (statuses[5].reason, statuses[5].since, statuses[5].version) == (None, None, 0)
 
 
+async def test_a_breakers_health_is_that_of_its_agents_on_its_model(redis: Redis) -> None:
+    await note(redis, "writer", m=[EndedCall(number, NOW, True) for number in range(1, 25)])
+    await note(redis, "anything", m=[EndedCall(1, NOW, False)])
+    await note(redis, "by-model", m=[EndedCall(1, NOW, True)])
+    healths = await health_of_all(redis)
+    statuses = await breaker_statuses(CONFIG, Breakers(redis), Healths(redis), Deployments(redis, None))
+    of_breakers = {(one.agent, one.model): (one.health, one.health_reason) for one in statuses}
+    own = {(name, one.model): (one.health, one.health_reason) for name, of in healths.items() for one in of.models}
+    assert {key: own[key] for key in of_breakers if key in own} == {
+        ("anything", "m"): ("healthy", "the last call succeeded"),
+        ("writer", "m"): ("unhealthy", "24 calls failed in a row"),
+        ("writer", "other/n"): UNCALLED,
+    }
+    assert of_breakers == {key: own[key] for key in of_breakers if key in own} | {
+        ("*", "m"): ("degraded", "the last call failed"),
+        ("*", "local/*"): UNCALLED,
+    }
+
+
 async def test_a_held_model_is_shown_with_its_end_wherever_it_is_called_and_is_no_failure(redis: Redis) -> None:
     deployments = Deployments(redis, None)
     await redis.run([deployments.hold_call("local/m", 60)])
     ends = time_from_ms(await now_ms(redis) + 60_000)
-    statuses = await breaker_statuses(CONFIG, Breakers(redis), deployments)
+    statuses = await breaker_statuses(CONFIG, Breakers(redis), Healths(redis), deployments)
     held = {(one.agent, one.model): one.held_until for one in statuses if one.held_until is not None}
     assert set(held) == {("*", "m"), ("anything", "m"), ("writer", "m")}
     assert all(abs((until - ends).total_seconds()) < 30 for until in held.values())

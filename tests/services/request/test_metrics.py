@@ -1,11 +1,13 @@
 """What the API counts, and who may see it."""
 
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.contracts import subjects
+from breakwater.contracts.events import Health
 from breakwater.contracts.subjects import Header
 from breakwater.contracts.types import format_time
 from breakwater.security.api_keys import revoke_key
@@ -126,10 +128,9 @@ async def test_queues_and_agents_are_shown_with_how_old_the_oldest_job_is(
     assert found[key("breakwater_consumer_in_progress_messages", consumer="sink-events")] == 0
     assert found[key("breakwater_parked_jobs")] == 0
     healths = {
-        health: found[key("breakwater_agent_health", agent="writer", health=health)]
-        for health in ("unknown", "healthy")
+        health: found[key("breakwater_agent_health", agent="writer", health=health)] for health in get_args(Health)
     }
-    assert healths == {"unknown": 1, "healthy": 0}
+    assert healths == {"healthy": 1, "degraded": 0, "unhealthy": 0}
 
 
 async def test_without_nats_the_queues_are_missing_and_all_else_is_shown(
@@ -143,5 +144,5 @@ async def test_without_nats_the_queues_are_missing_and_all_else_is_shown(
 
     await until(missing)
     found = await samples(api)
-    assert key("breakwater_agent_health", agent="writer", health="unknown") in found
+    assert key("breakwater_agent_health", agent="writer", health="healthy") in found
     assert any(name == REQUESTS for name, _ in found)
