@@ -50,10 +50,11 @@ format: .venv/dev.stamp ## Format the code and mend what can be mended
 types: .venv/dev.stamp ## Check the types, strictly
 	@$(BIN)/basedpyright
 
-contract: .venv/dev.stamp ## Write what is generated: proto/, the NATS users of compose.yaml, the dashboards for Grafana
+contract: .venv/dev.stamp ## Write what is generated: proto/, NATS users and simulation of compose.yaml, the dashboards for Grafana
 	@$(BIN)/breakwater contract
 	@$(BIN)/python -m breakwater.bus.permissions > deploy/nats/users.conf
 	@$(BIN)/python -m deploy.grafana.source
+	@$(BIN)/python -m deploy.simulate
 
 site: .venv/dev.stamp ## Build the documentation as a site into site/, with a reference made from the code
 	@$(BIN)/python -m deploy.site
@@ -79,7 +80,10 @@ audit: .venv/dev.stamp ## Compare the pinned packages with the published vulnera
 env: ## Write .env for compose.yaml, with fresh passwords; an existing one is left alone
 	@test ! -e .env || { echo '.env exists already; it is left as it is.'; exit 1; }
 	@umask 077 && $(PYTHON) -c 'import re, secrets; print(re.sub(r"(?m)^(\w+_(?:PASSWORD|KEY))=$$", lambda m: m[1] + "=" + secrets.token_hex(24), open(".env.example").read()), end="")' > .env
-	@echo 'Wrote .env. Start with: docker compose up --build --detach'
+	@echo 'Wrote .env, for the example config on a simulated provider. Start with: docker compose up --build --detach'
+	@version=$$(docker compose version --short 2>/dev/null) || version=none; \
+	test "$$(printf '%s\n' 2.24.0 "$${version#v}" | sort -V | head -n 1)" = 2.24.0 && test "$$version" != none || \
+	echo "Needs Docker Compose 2.24 or newer; found here: $$version."
 
 clean: ## Remove .venv and the tools' caches; the local stack's data in .breakwater stays
 	@rm -rf .venv .ruff_cache .hypothesis .pytest_cache dist tests/sdks/.installed bench/peers/.installed

@@ -15,9 +15,9 @@ from testcontainers.core.container import DockerContainer
 from breakwater.embedded.ports import Probe, free_port, http_ready, nats_ready, redis_ready
 from tests.server_sources import PASSWORD, USER, RunningServer
 
-NATS_IMAGE = "nats:2.12-alpine"
+NATS_IMAGE = "nats:2.15-alpine"
 REDIS_IMAGE = "valkey/valkey:9.1"
-CLICKHOUSE_IMAGE = "clickhouse/clickhouse-server:25.8"
+CLICKHOUSE_IMAGE = "clickhouse/clickhouse-server:26.9"
 
 _MAX_PAYLOAD = 8 * 1024 * 1024
 

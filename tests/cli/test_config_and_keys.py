@@ -57,6 +57,17 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
     assert cells["plain"][7].startswith("max_iterations: 10, max_tokens: 200,000, ")
 
 
+def test_secrets_are_read_only_on_request(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_KEY", raising=False)
+    (tmp_path / "breakwater.yaml").write_text(GOOD.replace('/v1"', '/v1", api_key: {env: LOCAL_KEY}'))
+    assert run("config", "check").code == ExitCode.OK
+    ran = run("config", "check", "--secrets")
+    assert ran.code == ExitCode.FAILED
+    assert "providers.local.api_key: the environment variable LOCAL_KEY is not set" in ran.err
+    monkeypatch.setenv("LOCAL_KEY", "sk-test")
+    assert run("config", "check", "--secrets").code == ExitCode.OK
+
+
 def test_the_nats_users_of_programs_are_printed_as_nats_takes_them(run: Run, tmp_path: Path) -> None:
     (tmp_path / "breakwater.yaml").write_text(GOOD + "programs: {help-desk: {agents: [reader]}}\n")
     printed = run("config", "nats-users").out

@@ -51,6 +51,13 @@ async def test_it_serves_until_it_is_terminated(tmp_path: Path) -> None:
     assert report["totals"]["cost_nano"] == COST_NANO
 
 
+async def test_with_a_name_it_answers_to_that_too_and_to_no_other(tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as session, running(tmp_path, script(), "--name", "simulator") as (_, url):
+        for host, status in (("simulator:8090", 200), ("127.0.0.1", 200), ("evil.example", 421)):
+            async with session.get(url + "/models", headers={"Host": host}) as response:
+                assert response.status == status, host
+
+
 @pytest.mark.parametrize(
     ("text", "reported"),
     [

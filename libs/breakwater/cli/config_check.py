@@ -18,7 +18,7 @@ from breakwater.cli.connect import run
 from breakwater.cli.formats import counted
 from breakwater.cli.output import Column
 from breakwater.cli.plane import OWN_CONFIG, JsonOption, own_config
-from breakwater.cli.reload import apply_to_servers
+from breakwater.cli.reload import apply_to_servers, require_secrets
 from breakwater.config import Agent, Alerts, Config, load_config
 from breakwater.config.pricing import long_inputs_cost_more, unaffordable
 from breakwater.policy.addresses import IpNetwork, refusal
@@ -46,11 +46,16 @@ def nats_users(file: FileArgument = None) -> None:
 
 
 @app.command()
-def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
+def check(
+    file: FileArgument = None,
+    secrets: Annotated[
+        bool, typer.Option("--secrets", help="Also check that the secrets named in the file can be read here.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check a config file, and show the agents as they will run.
 
-    Lists all mistakes together, each with its path and what would be right, and ends with code 1. Reads no secrets:
-    `breakwater doctor` checks that those named in the file are there.
+    Lists all mistakes together, each with its path and what would be right, and ends with code 1.
 
     For example:
 
@@ -60,6 +65,8 @@ def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
     """
     path = own_config(file)
     config = load_config(path)
+    if secrets:
+        require_secrets(path, config)
     if as_json:
         output.json_document({"file": str(path), "ok": True, "agents": effective(config), "warnings": warnings(config)})
         return

@@ -51,10 +51,16 @@ CHECK_EVERY_S = 1.0
 
 def require_usable(path: Path, config: Config, *, simulate: bool = False) -> None:
     """Raises ConfigError: secrets are missing here, or programs can't be used."""
-    if not simulate and (missing := unreadable_secrets(config)):
-        raise ConfigError("\n".join([f"{path}: secrets that the config names are missing", *missing]))
+    if not simulate:
+        require_secrets(path, config)
     if wrong := unusable_programs(config):
         raise ConfigError("\n".join([f"{path}: programs that the config names can't be used", *wrong]))
+
+
+def require_secrets(path: Path, config: Config) -> None:
+    """Raises ConfigError: secrets are missing here."""
+    if missing := unreadable_secrets(config):
+        raise ConfigError("\n".join([f"{path}: secrets that the config names are missing", *missing]))
 
 
 async def announce(nats_url: str, before: Config, after: Config, by: str) -> None:

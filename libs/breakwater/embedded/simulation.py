@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -73,7 +74,18 @@ def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simu
         config_file: the user's config; prices are taken from it.
         port: of the provider; by default a free one.
     """
-    config, port = load_config(config_file), port or free_port()
+    port, script_file = port or free_port(), data.path / SCRIPT
+    script, document = simulate(config_file, f"http://{LOOPBACK}:{port}/v1")
+    write_private(script_file, json.dumps(script))
+    effective = data.path / "breakwater.simulated.yaml"
+    write_private(effective, yaml.safe_dump(document, sort_keys=False))
+    process = provider_process(data, port, script_file)
+    return Simulation(process, effective, f"http://{LOOPBACK}:{port}", config_file.absolute(), data, port)
+
+
+def simulate(config_file: Path, base_url: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the script of a simulated provider at `base_url`, and the config whose providers all are that one."""
+    config = load_config(config_file)
     prices: dict[str, dict[str, str]] = {}
     for agent in config.agents.values():
         for model in agent.chain:
@@ -84,13 +96,12 @@ def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simu
             amounts = {name: getattr(price, name, None) for name in AMOUNTS}
             given = {name: usd_from_nano(nano) for name, nano in amounts.items() if nano is not None}
             prices[model] = given or FALLBACK_PRICE
-    prices, script_file = dict(sorted(prices.items())), data.path / SCRIPT
+    prices = dict(sorted(prices.items()))
     script = {"models": {model: {"price": price, "latency_ms": LATENCY_MS} for model, price in prices.items()}}
-    write_private(script_file, json.dumps(script))
     document = yaml.safe_load(config_file.read_text(encoding="utf-8"))
     # Programs and callables stay what they are: they need no key, and send no bill of their own.
     document["providers"] = {
-        name: document["providers"][name] if settings.local else {"base_url": f"http://{LOOPBACK}:{port}/v1"}
+        name: document["providers"][name] if settings.local else {"base_url": base_url}
         for name, settings in config.providers.items()
     }
     # The plane must calculate with the prices that the simulated provider charges.
@@ -98,10 +109,7 @@ def simulated(data: DataDir, config_file: Path, port: int | None = None) -> Simu
     for model, price in prices.items():
         # By its whole id: two providers may have models of one name, and here they are one provider.
         models[model] = {**(models.get(model) or {}), "price": price, "name": model}
-    effective = data.path / "breakwater.simulated.yaml"
-    write_private(effective, yaml.safe_dump(document, sort_keys=False))
-    process = provider_process(data, port, script_file)
-    return Simulation(process, effective, f"http://{LOOPBACK}:{port}", config_file.absolute(), data, port)
+    return script, document
 
 
 def provider_process(data: DataDir, port: int, script_file: Path) -> ProcessSpec:

@@ -31,13 +31,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m breakwater.embedded.provider", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="0 takes a free one; the first log line names it")
     parser.add_argument("--script", type=Path, required=True, metavar="FILE", help="the behaviour, in JSON")
+    parser.add_argument("--name", help="of this host for others: listens on all addresses, not the loopback alone")
     arguments = parser.parse_args()
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     try:
-        uvloop.run(_serve(SimulatedProvider(arguments.script.read_bytes(), port=arguments.port)))
+        script, port, name = arguments.script.read_bytes(), arguments.port, arguments.name
+        uvloop.run(_serve(SimulatedProvider(script, port=port, name=name)))
     except (ScriptError, OSError) as error:
         structlog.get_logger().error("provider_can_not_start", script=str(arguments.script), error=str(error))
         return 2

@@ -41,7 +41,7 @@ _CLOSE_TIMEOUT_S = 60.0
 
 
 class SimulatedProvider:
-    """A model provider with scripted behaviour. It listens on the loopback alone, from `start` on.
+    """A model provider with scripted behaviour. It listens on the loopback alone, unless it has a name.
 
     ```python
     async with SimulatedProvider({"models": {"sim/fast": {"price": ...}}}) as provider:
@@ -52,13 +52,15 @@ class SimulatedProvider:
     Args:
         script: plain values or JSON.
         port: 0 takes a free one.
+        name: of this host for other containers: it then listens on all addresses, and answers to that name, too.
 
     Raises:
         ScriptError: the script has mistakes.
     """
 
-    def __init__(self, script: Mapping[str, object] | bytes, *, port: int = 0) -> None:
+    def __init__(self, script: Mapping[str, object] | bytes, *, port: int = 0, name: str | None = None) -> None:
         self.port = port
+        self._name = name
         self._stopping = False
         self._runner: web.ServerRunner | None = None
         self._apply(build_script(script))
@@ -114,7 +116,8 @@ class SimulatedProvider:
         # Calls in progress are dropped when it stops, as by a provider that goes down: nothing to wait for.
         self._runner = web.ServerRunner(server, shutdown_timeout=0.01)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, LOOPBACK, self.port, backlog=4096)
+        host = LOOPBACK if self._name is None else "0.0.0.0"  # noqa: S104  in a container, for others of its network
+        site = web.TCPSite(self._runner, host, self.port, backlog=4096)
         await site.start()
         self.port = self._runner.addresses[0][1]
 
@@ -135,7 +138,7 @@ class SimulatedProvider:
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         # A page in a browser, whose own name may resolve to the loopback, can't send another name.
-        if urlsplit(f"//{request.host}").hostname not in ("localhost", LOOPBACK, "::1"):
+        if urlsplit(f"//{request.host}").hostname not in ("localhost", LOOPBACK, "::1", self._name or LOOPBACK):
             return _refusal(421, "This simulator answers to localhost only.")
         match request.method, request.path:
             case "POST", "/v1/chat/completions":

@@ -1,0 +1,1 @@
+"""The example config on a simulated provider, for containers: `make contract` writes it."""
