@@ -3,7 +3,7 @@
 # server that is not ours (fakellm), init, up, a first answer; then the server is stopped, and the cause is looked for:
 # in the console, signed in with the key, by following two links, and on the command line.
 #
-# make dist && bench/first_minutes.sh dist/breakwater-*.whl      (installs into a temporary directory)
+# make dist && bench/first_minutes.sh dist/breakwater_plane-*.whl      (installs into a temporary directory)
 set -euo pipefail
 
 wheel=$(realpath "$1")

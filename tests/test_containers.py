@@ -26,6 +26,7 @@ from nats.aio.client import Client
 from nats.js.api import PubAck
 from nats.js.errors import APIError
 
+from breakwater import __version__
 from breakwater.bus.broker import ServiceApp, make_broker
 from breakwater.bus.core import unhealthy_servers
 from breakwater.bus.permissions import GRANTS, inbox_prefix
@@ -48,7 +49,7 @@ ONE_SHOT = {"check", "setup"}
 
 def test_every_service_runs_in_the_one_image() -> None:
     assert set(OURS) == {*NAMES, *ONE_SHOT, "simulator"}
-    assert {service["image"] for service in OURS.values()} == {"breakwater:" + _project()["version"]}
+    assert {service["image"] for service in OURS.values()} == {"breakwater:" + __version__}
     for name in NAMES:
         assert OURS[name]["command"] == ["python", "-m", "services", name]
         assert importlib.util.find_spec(f"services.{name}.app") is not None

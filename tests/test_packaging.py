@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from breakwater import __version__
+
 ROOT = Path(__file__).parent.parent
 PINNED = {file.stem: file for file in (ROOT / "requirements").glob("*.txt")}
 # In pieces, so that this file does not hold what it looks for.
@@ -130,6 +132,7 @@ def test_the_sdist_has_what_is_tracked_and_the_wheel_all_of_the_program(dist: Pa
         [about] = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA")]
     assert names == {name.removeprefix("libs/") for name in tracked if name.startswith(("libs/", "services/"))}
     assert "Provides-Extra: embedded" in about
+    assert f"Name: breakwater-plane\nVersion: {__version__}\n" in about
 
 
 def test_the_wheel_works_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:

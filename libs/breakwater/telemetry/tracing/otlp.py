@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 
 import structlog
 from opentelemetry.context import Context
@@ -25,6 +24,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import Span as SdkSpan
 
+from breakwater import __version__
 from breakwater.errors import ConfigError
 from breakwater.runtime.outage import Outage
 from breakwater.telemetry.tracing.spans import NOTHING, Attributes, LazyAttributes, Span, SpanRole, is_traceparent
@@ -67,7 +67,7 @@ class OtlpRecorder:
         except (ValueError, RuntimeError, ImportError, OSError) as error:
             self._complaints.leave()
             raise ConfigError(f"tracing can't be set up as the OTEL_* variables say: {error}") from error
-        self._tracer = self._provider.get_tracer("breakwater", version("breakwater"))
+        self._tracer = self._provider.get_tracer("breakwater", __version__)
 
     def begin(
         self, name: str, parent: str | None, kind: SpanRole, attributes: Attributes, start: datetime | None
@@ -178,7 +178,7 @@ def _context(parent: str | None) -> Context:
 
 def _resource(service: str) -> Resource:
     named = OTELResourceDetector().detect().attributes
-    ours = {SERVICE_NAME: f"breakwater-{service}", SERVICE_VERSION: version("breakwater")}
+    ours = {SERVICE_NAME: f"breakwater-{service}", SERVICE_VERSION: __version__}
     return Resource.create({name: value for name, value in ours.items() if name not in named})
 
 
