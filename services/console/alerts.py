@@ -33,6 +33,9 @@ MAX_SAVED = 10_000
 STATUSES: tuple[IncidentStatus, ...] = get_args(IncidentStatus)
 EVENTS: tuple[AlertEvent, ...] = get_args(AlertEvent)
 
+FILTERS = ("status", "event", "agent", "before")
+"""Parameters that another filter of the history replaces."""
+
 PAST: tuple[Column[Any], ...] = (
     *(one for one in INCIDENTS if one.key != "since"),
     Column("started", lambda one: one.opened_at, "time"),
@@ -100,7 +103,7 @@ def view(
         "open_table": PageTable(visit.address, "now", "Open incidents", INCIDENTS, is_open),
         "undelivered_table": PageTable(visit.address, "undelivered", "Undelivered alerts", UNDELIVERED, given_up),
         "not_replayed": any(not one.replayed for one in given_up),
-        "past_table": PageTable(visit.address, "history", "Incidents", PAST, history, most=PAGE),
+        "past_table": PageTable(visit.address, "history", "Incidents", PAST, history, most=PAGE, filters=FILTERS),
         "older": older,
         "chosen": _chosen(visit),
         "statuses": STATUSES,

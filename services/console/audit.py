@@ -68,7 +68,7 @@ def view(
     return {
         "window": window,
         "windows": window_links(visit.address, window),
-        "table": PageTable(visit.address, "log", "Actions", COLUMNS, found.value or ()),
+        "table": PageTable(visit.address, "log", "Actions", COLUMNS, found.value or (), filters=("by", "action")),
         "by": by,
         "action": action,
         "people": sorted({*people, by} - {""}),

@@ -59,6 +59,8 @@ GROUPS: tuple[Column[ErrorGroup], ...] = (
     Column("first", lambda one: one.first_at, "time"),
     Column("latest", lambda one: one.latest.at, "time"),
 )
+FILTERS = ("agent", "error", "after", "left")
+"""Parameters that another filter of the page replaces."""
 CHOICE: Column[ListedDeadLetter] = Column("", None, name="choice")
 """Checkboxes for those who may replay."""
 
@@ -91,8 +93,10 @@ def view(visit: Visit, known: Fetched[DeadLetterList]) -> dict[str, Any]:
     return {
         "error": error,
         "group": next((one for one in groups if one.hash == error), None),
-        "groups": PageTable(visit.address, "errors", "Errors", GROUPS, groups),
-        "table": PageTable(visit.address, "list", "Dead letters", columns, alike, most=PAGE, filterable=False),
+        "groups": PageTable(visit.address, "errors", "Errors", GROUPS, groups, filters=FILTERS, find_name="find"),
+        "table": PageTable(
+            visit.address, "list", "Dead letters", columns, alike, most=PAGE, filterable=False, find_name="find"
+        ),
         "window": window,
         "windows": window_links(visit.address, window),
         "since": _since(visit),
@@ -138,7 +142,7 @@ async def replay(request: Request) -> Response:
     if fields.get("from") == "one":
         page, query = f"/dead-letters/{fields.get('dead_letter_id')}", {}
     if not fields.get("all") and not _chosen(fields):
-        session.notify("Nothing was chosen: tick the dead letters to replay.", "bad")
+        session.notify("Nothing is selected: tick the dead letters to replay.", "bad")
         return back_to("/dead-letters", here)
     replays = await act(session, DeadLetterReplays, "dlq/replay", _body(fields))
     if replays is None:

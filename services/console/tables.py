@@ -61,6 +61,8 @@ class PageTable(Generic[Row]):
         prefix: of both parameters; `<id>.` by default.
         most: number of rows that are shown; a CSV has all.
         filterable: False for a table without a filter.
+        filters: parameters of the page that the form of the filter has fields for, or that it drops.
+        find_name: the parameter of the filter's text, where several tables have one; otherwise it is the table's own.
     """
 
     address: TableUrl
@@ -72,6 +74,8 @@ class PageTable(Generic[Row]):
     prefix: str | None = None
     most: int | None = None
     filterable: bool = True
+    filters: Sequence[str] = ()
+    find_name: str = ""
 
     @property
     def shown_columns(self) -> list[Column[Row]]:
@@ -94,14 +98,24 @@ class PageTable(Generic[Row]):
         return len(self.ordered) - len(self.rows)
 
     @property
+    def find_parameter(self) -> str:
+        """Name of the address's parameter that filters the rows."""
+        return self.find_name or self.parameter("find")
+
+    @property
     def find(self) -> str:
         """Text that every row has; empty without a filter."""
-        return self.address.query.get(self.parameter("find"), "").strip()
+        return self.address.query.get(self.find_parameter, "").strip()
+
+    @property
+    def is_filtered(self) -> bool:
+        """True if the address filters the table, or what the table is made of."""
+        return any(self.address.query.get(name) for name in (self.find_parameter, *self.filters))
 
     @property
     def has_filter(self) -> bool:
         """True if the page shows a filter."""
-        return self.filterable and (self.count > FEW or bool(self.find))
+        return self.filterable and (self.count > FEW or bool(self.find or self.filters))
 
     @property
     def is_used(self) -> bool:
@@ -111,7 +125,8 @@ class PageTable(Generic[Row]):
     @property
     def kept(self) -> dict[str, str]:
         """The rest of the address's parameters, for the form of the filter."""
-        return {name: value for name, value in self.address.query.items() if name != self.parameter("find")}
+        asked = {self.find_parameter, *self.filters}
+        return {name: value for name, value in self.address.query.items() if name not in asked}
 
     @property
     def csv_link(self) -> str:
@@ -121,7 +136,7 @@ class PageTable(Generic[Row]):
     @property
     def cleared_link(self) -> str:
         """The page without the filter."""
-        return self.address.link(self.id, **{self.parameter("find"): ""})
+        return self.address.link(self.id, **dict.fromkeys((self.find_parameter, *self.filters), ""))
 
     @property
     def by(self) -> Column[Row] | None:

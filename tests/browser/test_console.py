@@ -357,7 +357,7 @@ def test_without_javascript_nothing_pretends_to_be_live(chromium: Browser, plane
     page.get_by_label("API key").fill(plane.key)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="Dead letters", level=1)).to_be_visible()
-    expect(page.get_by_label("Choose all on this page")).not_to_be_visible()
+    expect(page.get_by_label("Select all")).not_to_be_visible()
     page.get_by_role("link", name="Overview", exact=True).click()
     expect(page.get_by_role("heading", name="Overview", level=1)).to_be_visible()
     expect(page.locator(".live")).not_to_be_visible()
@@ -533,13 +533,20 @@ def test_on_a_laptop_no_column_of_the_executions_is_cut_off(visitor: Visitor):
     assert visitor.page.locator("#list .scroll").evaluate("part => part.scrollWidth <= part.clientWidth")
 
 
-def test_on_a_phone_the_rows_of_tables_are_cards_with_their_headings(by_phone: Visitor):
-    by_phone.open("/executions?window=24h")
+def test_on_a_phone_a_row_is_two_lines_that_unfold_with_their_headings(by_phone: Visitor):
     page = by_phone.page
-    first = page.locator("#list tbody tr").first
-    cost = first.locator("td[data-label=Cost]")
-    expect(cost).to_be_visible()
-    assert cost.evaluate("cell => getComputedStyle(cell, '::before').content") == '"Cost"'
+    by_phone.open("/dead-letters?agent=wrong-key")
+    rows = page.locator("#list tbody tr")
+    first = rows.first
+    first.evaluate("row => { for (let n = 0; n < 50; n++) row.after(row.cloneNode(true)); }")
+    assert page.evaluate("document.documentElement.scrollHeight") <= 6_000
+    reason = first.locator("td[data-label=Reason]")
+    expect(first.get_by_role("rowheader")).to_be_visible()
+    expect(reason).not_to_be_visible()
+    first.get_by_label(re.compile("^Details of")).click()
+    expect(reason).to_be_visible()
+    assert reason.evaluate("cell => getComputedStyle(cell, '::before').content") == '"Reason"'
+    expect(rows.nth(1).locator("td[data-label=Reason]")).not_to_be_visible()
     # Nothing is cut off, and a screen reader still has a table.
     assert page.locator("#list .scroll").evaluate("part => part.scrollWidth <= part.clientWidth")
     expect(page.get_by_role("table").first).to_be_attached()

@@ -11,9 +11,9 @@ try {
 
 document.addEventListener("DOMContentLoaded", () => {
   themeButton();
+  refreshing();
   labelling(document);
   addEventListener("renewed", (event) => labelling(event.target));
-  refreshing();
   watching();
   replaying();
 });
@@ -29,10 +29,13 @@ function themeButton() {
   });
 }
 
-// On a phone the rows of a table are cards, whose values need their headings next to them. The roles stay those of a table.
+// On a phone a row is two lines that unfold, or a card, whose values need their headings next to them. The roles stay those
+// of a table.
 function labelling(part) {
   for (const table of part.querySelectorAll("table.cards")) {
-    const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.replace(/[▾▴]/g, "").trim());
+    const headings = [...table.tHead.rows[0].cells];
+    const names = headings.map((cell) => cell.textContent.replace(/[▾▴]/g, "").trim());
+    const places = headings.map((cell) => cell.dataset.brief);
     table.setAttribute("role", "table");
     for (const group of [table.tHead, ...table.tBodies]) group.setAttribute("role", "rowgroup");
     for (const row of table.rows) {
@@ -40,8 +43,16 @@ function labelling(part) {
       [...row.cells].forEach((cell, number) => {
         const heading = cell.scope === "col" ? "columnheader" : cell.scope === "row" ? "rowheader" : "cell";
         cell.setAttribute("role", heading);
-        if (cell.scope !== "col" && cell.colSpan === 1) cell.dataset.label = names[number] ?? "";
+        if (cell.scope === "col" || cell.colSpan > 1) return;
+        cell.dataset.label = names[number] ?? "";
+        if (places[number]) cell.classList.add("brief", `brief-${places[number]}`);
       });
+      if (row.querySelector(".brief")) {
+        row.classList.add("unfolds");
+        const named = row.querySelector(".brief-1").textContent.trim().slice(0, 80);
+        row.insertAdjacentHTML("beforeend", '<td class="unfold" role="cell"><details><summary></summary></details></td>');
+        row.querySelector(".unfold summary").setAttribute("aria-label", `Details of ${named}`);
+      }
     }
   }
 }
@@ -130,7 +141,7 @@ function replaying() {
   const button = form.querySelector("[data-replay-chosen]");
   const show = () => {
     const chosen = boxes.filter((box) => box.checked).length;
-    if (button) { button.disabled = chosen === 0; button.textContent = chosen ? `Replay ${chosen} chosen` : "Replay chosen"; }
+    if (button) { button.disabled = chosen === 0; button.textContent = chosen ? `Replay ${chosen} selected` : "Replay selected"; }
   };
   if (all) {
     all.closest("[data-all-label]").hidden = false;

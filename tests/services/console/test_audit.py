@@ -34,6 +34,7 @@ async def test_who_did_what_and_what_came_of_it_the_latest_first(console: Consol
     only = await console.get("/audit?by=ada&action=reset_task")
     assert "t2" in only.words
     assert "agent:writer/daily" not in only.words
+    assert only.text.count(">Filter</button>") == 1
     assert "No such actions" in (await console.get("/audit?by=nobody")).words
 
 

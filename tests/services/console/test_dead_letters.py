@@ -1,6 +1,7 @@
 """The pages of dead letters, and replaying them."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ async def test_counts_by_reason_filter_the_list(console: Console):
     assert EVIL not in page.text
     assert 'href="/executions/e%2F8~r"' in page.text
     assert "Of the latest 2" in page.words
-    assert 'value="8" aria-label="Choose dead letter 8" disabled' in page.text
+    assert 'value="8" aria-label="Select dead letter 8" disabled' in page.text
     filtered = await console.get("/dead-letters?reason=error&agent=unknown&window=24h")
     query = console.interface.queries[-1]
     assert (query["reason"], query["agent"], query["limit"]) == ("error", "unknown", "1000")
@@ -87,6 +88,22 @@ async def test_a_long_error_leaves_room_for_what_became_of_it(console: Console):
     assert letters.index(">Replay</a></th>") < letters.index(">Error</a></th>")
     assert 'class="two-lines" title="client 401 x x' in page.text
     assert EVIL not in page.text
+
+
+async def test_one_form_filters_both_tables(console: Console):
+    listing = [
+        dead_letter(number, error=f"error of kind {chr(97 + number)}", execution_id="e/7") for number in range(8)
+    ]
+    console.interface.answers["GET dlq"] = listed(*listing)
+    page = await console.get("/dead-letters?window=24h&reason=error&error=0badc0de&find=kind+c")
+    assert page.text.count(">Filter</button>") == 1
+    form = page.text[page.text.index('role="search"') : page.text.index(">Filter</button>")]
+    assert re.findall(r'name="([^"]+)"', form) == ["window", "reason", "agent", "find"]
+    found = await console.get("/dead-letters?find=kind+c")
+    assert re.findall(r'aria-label="Select dead letter (\d)"', found.text) == ["2"]
+    assert ("error of kind c" in found.words, "error of kind d" in found.words) == (True, False)
+    assert "Replay all" not in found.words, "that would replay others, too"
+    assert 'href="/dead-letters?#errors">Clear</a>' in found.text
 
 
 async def test_nothing_was_given_up(console: Console):
@@ -157,7 +174,7 @@ async def test_the_chosen_ones_without_a_script(console: Console):
     assert "reason=error" in page.url
     assert "window=7d" in page.url
     page = await console.submit("/dead-letters", "/dead-letters/replay", why="")
-    assert "Nothing was chosen" in page.words
+    assert "Nothing is selected" in page.words
 
 
 async def test_all_of_a_filter_without_a_script_goes_on_where_it_stopped(console: Console):
