@@ -18,9 +18,9 @@ install: .venv/dev.stamp ## Install everything for development into .venv
 
 # `breakwater`, where the signal that ends it, Ctrl-C (130) or SIGTERM (143), is no error for make to report. One process
 # and no shell around it: a second signal, which a shell would hand on, kills the stack in the middle of its stopping.
-UNTIL_ENDED := exec $(BIN)/python -c 'import sys; from breakwater.cli.main import main; code = main(); sys.exit(0 if code in (130, 143) else code)'
+UNTIL_ENDED := exec $(BIN)/python -c 'import sys; from breakwater.cli.__main__ import main; code = main(); sys.exit(0 if code in (130, 143) else code)'
 
-demo: .venv/run.stamp ## Show the whole plane at work: local servers, failing providers, retries, breakers, costs
+demo: .venv/run.stamp ## Show the whole plane at work, then the console on it, until Ctrl-C (ARGS=--exit: without the console)
 	@$(UNTIL_ENDED) demo $(ARGS)
 
 up: .venv/run.stamp ## Run the local stack until Ctrl-C: the example config on the simulated provider, or ARGS="--config FILE"

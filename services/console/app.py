@@ -40,7 +40,7 @@ from services.console import (
     overview,
     plans,
 )
-from services.console.auth import OPENID, RequireSignIn, SignIn, to_sign_in
+from services.console.auth import LINK, OPENID, RequireSignIn, SignIn, to_sign_in
 from services.console.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from services.console.operator_actions import FormError
 from services.console.pages import HEADERS, PageContext, PageRenderer
@@ -127,6 +127,7 @@ class ConsoleService:
             *(route for page in PAGES for route in page.routes(self._context)),
             Route("/sign-in", sign_in.show, methods=["GET"]),
             Route("/sign-in", sign_in.sign_in, methods=["POST"]),
+            Route(LINK, sign_in.follow_link, methods=["GET"]),
             Route(OPENID, sign_in.begin_openid, methods=["GET"]),
             Route(OPENID_CALLBACK, sign_in.complete_openid, methods=["GET"]),
             Route("/sign-out", sign_in.sign_out, methods=["POST"]),

@@ -47,6 +47,7 @@ FLOW = "breakwater_sign_in"
 FLOW_S = 600
 """The time that a sign-in there may take."""
 OPENID = "/sign-in/openid"
+LINK = "/sign-in/link"
 AT_ONCE = 3
 """Concurrent sign-ins of one address at the provider."""
 FAILURES_A_MINUTE = 10
@@ -57,7 +58,7 @@ CHECK_TIMEOUT_S = 3.0
 UNCHECKED_S = 300.0
 """The time for which sessions can go on reading records while the HTTP API is unavailable."""
 
-_OPEN = ("/sign-in", OPENID, OPENID_CALLBACK, "/healthz")
+_OPEN = ("/sign-in", LINK, OPENID, OPENID_CALLBACK, "/healthz")
 _BROUGHT = tuple(OpenIdCallback.model_fields.keys() - {"flow"})
 MAX_WANTED = 2_000
 """Bytes of the path of a page in a cookie."""
@@ -189,6 +190,18 @@ class SignIn:
         wanted = fields.get("next", "")
         try:
             session = await self._new_session(fields.get("key", "").strip())
+        except ApiError as error:
+            return self._page(request, wanted, error.message, error.status)
+        return await self._signed_in(request, session, wanted)
+
+    async def follow_link(self, request: Request) -> Response:
+        """GET of a sign-in link: 303 to the page that it names, with a cookie."""
+        wanted = request.query_params.get("next", "")
+        if request.method == "HEAD":  # it would use the link up
+            return self._page(request, wanted, None)
+        try:
+            link = {"secret": request.query_params.get("secret", "")}
+            session = await self._api.act(NewSession, "sessions/redeem", link)
         except ApiError as error:
             return self._page(request, wanted, error.message, error.status)
         return await self._signed_in(request, session, wanted)

@@ -8,6 +8,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +67,29 @@ def test_ctrl_c_ends_the_demo_and_whatever_it_has_started(tmp_path: Path) -> Non
         assert "Traceback" not in err
         _, alive = psutil.wait_procs(children, timeout=30)
         assert alive == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long(about_s=60)
+def test_the_demo_stays_with_a_link_to_the_console_until_ctrl_c(tmp_path: Path) -> None:
+    with demo(tmp_path, "--jobs", "100") as process:
+        assert process.stdout is not None
+        link = next(line.strip() for line in process.stdout if "/sign-in/link?" in line)
+        signed_in = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with signed_in.open(link) as page:
+            assert re.search(r"from=[^&]+Z&to=[^&]+Z$", page.url)
+            shown = page.read().decode()
+        assert "<h1>Overview</h1>" in shown
+        with pytest.raises(urllib.error.HTTPError, match="409"):
+            urllib.request.urlopen(link)
+        [data] = tmp_path.glob("breakwater-demo-*")
+        breakwater = [sys.executable, "-m", "breakwater.cli", "console", "--data", str(data)]
+        another = subprocess.run(breakwater, capture_output=True, text=True, check=True).stdout.strip()
+        with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(another) as page:
+            assert page.url.endswith("/")
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from breakwater.cli import output
+from breakwater.cli import interrupts, output
 from breakwater.cli.errors import CliError, ExitCode, unreachable
 
 if TYPE_CHECKING:
@@ -25,13 +25,12 @@ CONNECT_TIMEOUT_S = 3.0
 
 def run(work: Coroutine[Any, Any, T], *, waiting: str = "") -> T:
     """Runs the asynchronous part of a command; a terminal shows the text meanwhile."""
-    import asyncio  # a tenth of the time that `breakwater --help` may take
 
     async def shown() -> T:
         async with progress(lambda: waiting, lines_every_s=None):
             return await work
 
-    return asyncio.run(shown() if waiting else work)
+    return interrupts.run(shown() if waiting else work)
 
 
 @asynccontextmanager

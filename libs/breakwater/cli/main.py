@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from breakwater import __version__
-from breakwater.cli import errors
+from breakwater.cli import errors, interrupts
 from breakwater.cli.errors import EXIT_CODES, CliError, ExitCode
 
 COMMANDS = {
@@ -22,6 +22,7 @@ COMMANDS = {
             "demo.command",
             "Show the whole plane at work: failing providers, retries, breakers, budgets, alerts.",
         ),
+        "console": ("console", "Print a link that signs in to the console of a local stack."),
         "doctor": ("doctor", "Check the plane: config, servers, streams, schema, lags, clocks, providers."),
         "setup": ("setup", "Create and update the streams of NATS and the tables of ClickHouse, as the config asks."),
         "contract": ("contract", "Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, the config's schema."),
@@ -65,6 +66,7 @@ class CommandsOnDemand(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Imports the subcommand that is called."""
         self.load(args[0])
+        interrupts.begin()
         return super().resolve_command(ctx, args)
 
     def load(self, name: str) -> None:
@@ -117,7 +119,7 @@ def options(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point.
+    """Runs a command.
 
     Returns:
         The exit code; see `ExitCode`.

@@ -60,6 +60,11 @@ class PlaneLocation:
         self._endpoints: Endpoints | None = None
 
     @property
+    def endpoints(self) -> Endpoints:
+        """The addresses of the local stack of the data directory. Raises CliError: none runs."""
+        return self._running()
+
+    @property
     def nats_url(self) -> str:
         """NATS, user and password included. Raises CliError, as all of these."""
         return self._variable("BREAKWATER_NATS_URL") or self._running("BREAKWATER_NATS_URL").nats_url

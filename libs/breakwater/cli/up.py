@@ -17,6 +17,7 @@ import typer
 
 from breakwater.bus.core import unhealthy_servers
 from breakwater.cli import connect, formats, output
+from breakwater.cli.console import sign_in_link
 from breakwater.cli.errors import CliError, wrong_usage
 from breakwater.cli.init import simulated_config
 from breakwater.cli.plane import DEFAULT_DATA
@@ -125,7 +126,8 @@ async def _run(
         if events.as_json:
             output.json_line({"event": "up", **stack.endpoints.model_dump(mode="json"), "first_api_key": key})
         else:
-            _show_endpoints(stack, key, next(iter(load_config(stack.setup.config).agents)), simulate=simulate)
+            link = await sign_in_link(stack.endpoints)
+            _show_endpoints(stack, key, link, next(iter(load_config(stack.setup.config).agents)), simulate=simulate)
         follower = ConfigFollower(supervisor, data, stack, config_file, events, simulation)
         following.append(asyncio.create_task(follower.run()))
         following.append(asyncio.create_task(_mend_nats(supervisor, data, stack, events)))
@@ -210,7 +212,7 @@ async def _mend_nats(supervisor: Supervisor, data: DataDir, stack: Stack, events
                     await asyncio.sleep(LOOK_AT_DISK_EVERY_S)
 
 
-def _show_endpoints(stack: Stack, key: str | None, agent: str, *, simulate: bool) -> None:
+def _show_endpoints(stack: Stack, key: str | None, link: str, agent: str, *, simulate: bool) -> None:
     endpoints, metrics = stack.endpoints, list(stack.endpoints.metrics.values())
 
     def server(name: str, url: str) -> tuple[str, str]:
@@ -218,7 +220,8 @@ def _show_endpoints(stack: Stack, key: str | None, agent: str, *, simulate: bool
 
     output.styled(("Breakwater is up.", "bold green"))
     for name, value in (
-        ("console", f"{endpoints.console_url} (sign in with the API key)"),
+        ("console", endpoints.console_url),
+        ("  signs in once", link),
         ("API", endpoints.request_url + "/docs"),
         server("nats", endpoints.nats_url),
         server("redis", endpoints.redis_url),

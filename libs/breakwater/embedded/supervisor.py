@@ -340,9 +340,7 @@ class Supervisor:
             await self.stop()
             return ended.result()
         finally:
-            working.cancel()
-            for sig in handled:
-                loop.remove_signal_handler(sig)
+            working.cancel()  # the handlers stay: what follows takes a moment, and need not be interrupted
 
     def _on_signal(self, sig: Signals) -> None:
         if self._ended.done():

@@ -34,7 +34,9 @@ _APPROVALS = frozenset(
     {"/api/v1/alerts/ack", "/api/v1/alerts/resolve", "/api/v1/guards/reset", "/api/v1/budgets/raise"}
 )
 """Paths that decide on what a limit has stopped, or a person was called to."""
-OPEN_TO_ALL = frozenset({f"{_OPENID}/begin", f"{_OPENID}/complete", f"{_OPENID}/backchannel-logout"})
+OPEN_TO_ALL = frozenset(
+    {f"{_OPENID}/begin", f"{_OPENID}/complete", f"{_OPENID}/backchannel-logout", "/api/v1/sessions/redeem"}
+)
 """Paths that take no key, as neither a person who signs in nor the OpenID provider has one."""
 
 

@@ -21,6 +21,9 @@ LASTS_MS = 12 * 3600 * 1000
 MAX_OF_A_HOLDER = 20
 """Beyond these, the oldest session of the same holder ends."""
 
+LINK_S = 600
+"""Seconds for which a sign-in link can be used."""
+
 _SIGN_IN_KEY = "bw:openid:key"
 
 _BEGIN = Script.of("""
@@ -176,6 +179,16 @@ class SignIns:
             _, key = cast("tuple[object, str]", await pipe.execute())
         return bytes.fromhex(key)
 
+    async def offer(self, key_id: str) -> str:
+        """The secret of a new link, which signs in once with the rights of a key. Only its digest is stored."""
+        secret = secrets.token_urlsafe(16)
+        await self._redis.client.set(_link(secret), key_id, ex=LINK_S)
+        return secret
+
+    async def redeem(self, secret: str) -> str | None:
+        """The id of a link's key, once; None if the link was used before, or is too old."""
+        return cast("str | None", await self._redis.client.getdel(_link(secret)))
+
     async def is_used(self, token: str) -> bool:
         """True if a token was used before."""
         return bool(await self._redis.client.exists(_used(token)))
@@ -183,6 +196,10 @@ class SignIns:
     async def use(self, token: str, lasts_s: int) -> bool:
         """Marks a token as used, which may be used once; False where it was before. It is remembered for so long."""
         return bool(await self._redis.client.set(_used(token), "1", nx=True, ex=lasts_s))
+
+
+def _link(secret: str) -> str:
+    return f"bw:sign-in:link:{_digest(secret)}"
 
 
 def _used(token: str) -> str:

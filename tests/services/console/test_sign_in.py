@@ -377,6 +377,28 @@ async def test_what_is_no_session_opens_nothing(visited: Console, cookie: str):
     assert (await visited.get("/executions", follow=False, **headers)).status == 303
 
 
+async def test_a_sign_in_link_leads_to_its_page_and_a_used_one_says_so(visited: Console):
+    link = "/sign-in/link?secret=s3cret&next=/agents?from=2026-11-21T12:00:00Z%26to=2026-11-21T12:01:00Z"
+    async with visited.http.head(URL(visited.url + link, encoded=True)) as head:
+        assert ("Set-Cookie" in head.headers, visited.interface.redeemed) == (False, [])
+    page = await visited.get(link, follow=False)
+    assert page.status == 303
+    assert page.headers["Location"] == "/agents?from=2026-11-21T12:00:00Z&to=2026-11-21T12:01:00Z"
+    assert visited.interface.redeemed == ["s3cret"]
+    assert (await visited.get("/executions", follow=False)).status == 200
+    visited.http.cookie_jar.clear()
+    visited.interface.answers["POST sessions/redeem"] = (409, problem("link_used", "this link was used before"))
+    again = await visited.get(link, follow=False)
+    assert again.status == 409
+    assert "This link was used before" in again.words
+    assert (await visited.get("/executions", follow=False)).status == 303
+
+
+async def test_a_sign_in_link_leads_to_no_other_site(visited: Console):
+    page = await visited.get("/sign-in/link?secret=s3cret&next=//evil.example", follow=False)
+    assert page.headers["Location"] == "/"
+
+
 async def form_of(console: Console) -> Page:
     console.interface.answers["GET dlq"] = (200, LETTERS)
     return await console.get("/dead-letters")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from breakwater.cli import formats, output
+from breakwater.cli import formats, interrupts, output
 from breakwater.cli.connect import run
 from breakwater.cli.demo.report import DemoReport
 from breakwater.cli.demo.run import run_demo
@@ -29,6 +29,7 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the temporary data directory, and say where it is.")
     ] = False,
+    leave: Annotated[bool, typer.Option("--exit", help="Stop everything after the report, as --json does.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show the whole plane at work: failing providers, retries, breakers, budgets, alerts, ledgers that agree.
@@ -36,12 +37,16 @@ def demo(
     Starts a fresh stack of its own on free ports, with a simulated provider that goes down, limits its rate and hangs.
     Half of the jobs come over HTTP, half over NATS. In the end it compares the provider's ledger, Redis' counters and
     ClickHouse's sums. Exits with 1 when they differ, or when something did not happen that should. Nothing is called
-    outside of this machine, nothing is spent, and nothing is left behind, unless --keep or --data says so:
-    `breakwater up` then shows in the console what happened.
+    outside of this machine, and nothing is spent.
+
+    After the report the stack goes on running until Ctrl-C, and a link signs in to the console, which shows what
+    happened. Nothing is left behind, unless --keep or --data says so: `breakwater up` starts the stack again then.
 
     For example:
 
         breakwater demo
+
+        breakwater demo --exit
 
         breakwater demo --jobs 1000 --seed 7 --json | jq .reconciliation
     """
@@ -50,14 +55,15 @@ def demo(
     directory = Path(tempfile.mkdtemp(prefix="breakwater-demo-")) if data is None else data.absolute()
     kept = keep or data is not None
     try:
-        code = _run(directory, jobs, seed, as_json=as_json)
+        code = _run(directory, jobs, seed, as_json=as_json, stays=not (leave or as_json))
         kept = kept or code == ExitCode.FAILED
     except Exception:
         kept = True  # its error names a log there
         raise
     finally:
         if not kept:
-            shutil.rmtree(directory, ignore_errors=True)
+            with interrupts.ignored():
+                shutil.rmtree(directory, ignore_errors=True)
     if not as_json and kept:
         where = shlex.quote(str(directory))
         output.note(f"the data is kept in {directory}; to look at it in the console, at the address that this prints:")
@@ -67,11 +73,11 @@ def demo(
     return code
 
 
-def _run(directory: Path, jobs: int, seed: int, *, as_json: bool) -> int:
+def _run(directory: Path, jobs: int, seed: int, *, as_json: bool, stays: bool) -> int:
     data = DataDir(directory)
     data.create()
     with data.locked() as lock:
-        ended = run(run_demo(data, lock, jobs=jobs, seed=seed, as_json=as_json))
+        ended = run(run_demo(data, lock, jobs=jobs, seed=seed, as_json=as_json, stays=stays))
     if not isinstance(ended, DemoReport):
         return 128 + ended
     return ExitCode.OK if ended.ok else ExitCode.FAILED

@@ -6,11 +6,12 @@ import asyncio
 import base64
 import json
 import secrets
+import shlex
 import signal
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, nullcontext, suppress
-from datetime import UTC, datetime
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
@@ -22,7 +23,8 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from breakwater.bus.provision import survey
 from breakwater.bus.topology import Plan
-from breakwater.cli import connect, output
+from breakwater.cli import connect, formats, output
+from breakwater.cli.console import sign_in_link
 from breakwater.cli.demo import report, scenario
 from breakwater.cli.demo.reconciliation import ProviderCall, compare
 from breakwater.cli.demo.report import Delivered, DemoCheck, DemoReport, DemoRun
@@ -50,7 +52,9 @@ CHECK_EVERY_S = 0.25
 LINE_EVERY_S = 2.0
 
 
-async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: bool) -> DemoReport | signal.Signals:
+async def run_demo(
+    data: DataDir, lock: int, *, jobs: int, seed: int, as_json: bool, stays: bool
+) -> DemoReport | signal.Signals:
     """Runs the demo in a data directory, prints the report, and stops everything it started.
 
     Args:
@@ -59,16 +63,17 @@ async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: b
         jobs: how many there are.
         seed: the same seed gives the same jobs and the same answers.
         as_json: prints the report as JSON, and nothing else.
+        stays: keeps everything running after the report, until a signal.
 
     Returns:
-        The report, or the signal that ended the demo.
+        The report, or the signal that ended the demo before it.
 
     Raises:
         ProcessFailedError: a part of the stack did not come up.
         CliError: a part of it does not answer.
     """
     demo = DemoRun(scenario.plan_load(jobs, seed))
-    stopping = False
+    stopping, reported = False, list[DemoReport]()
 
     def on_event(event: ProcessEvent) -> None:
         nonlocal stopping
@@ -87,25 +92,46 @@ async def run_demo(data: DataDir, lock: int, *, jobs: int, seed: int, as_json: b
         return f"{demo.elapsed_s:4.0f} s  {demo.words()}"
 
     async def play() -> DemoReport:
-        async with nullcontext() if as_json else connect.progress(line, lines_every_s=LINE_EVERY_S):
-            found = await _play(data, supervisor, demo, seed)
-        # Printed before the stack is stopped, which takes a moment.
-        if as_json:
-            output.json_document(found.document())
-        else:
-            report.show(found)
+        async with AsyncExitStack() as running:
+            async with nullcontext() if as_json else connect.progress(line, lines_every_s=LINE_EVERY_S):
+                found, stack = await running.enter_async_context(_played(data, supervisor, demo, seed))
+            reported.append(found)
+            # Printed before the stack is stopped, which takes a moment.
+            if as_json:
+                output.json_document(found.document())
+            else:
+                report.show(found)
+            if stays:
+                await _show_console(demo, stack)
+                await asyncio.Event().wait()
         return found
 
     if not as_json:
         report.announce(jobs)
     try:
-        return await supervisor.run(play)
+        ended = await supervisor.run(play)
+        return reported[0] if reported else ended
     finally:
         data.remove_endpoints()
 
 
-async def _play(data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int) -> DemoReport:
-    """Everything from the first process to the report."""
+async def _show_console(demo: DemoRun, stack: Stack) -> None:
+    """Prints where to look at what happened, in the time in which it did."""
+    assert demo.load_began_at is not None
+    span = (f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in (demo.load_began_at, datetime.now(UTC) + timedelta(seconds=1)))
+    link = await sign_in_link(stack.endpoints, "/?from={}&to={}".format(*span))
+    where = shlex.quote(str(stack.endpoints.data_dir))
+    output.styled("\nThe stack goes on running. See in the console what happened; this link signs in once:")
+    output.styled(("  " + link, "bold"))
+    output.styled((f"  `{formats.program()} console --data {where}` prints another link.", "dim"))
+    output.styled(("  Ctrl-C stops everything.", "dim"))
+
+
+@asynccontextmanager
+async def _played(
+    data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int
+) -> AsyncGenerator[tuple[DemoReport, Stack]]:
+    """Everything from the first process to the report; the provider and the receiver of alerts run with the block."""
     port, jobs = free_port(), len(demo.planned)
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
     write_private(data.secret_file("webhook"), secret)
@@ -125,9 +151,10 @@ async def _play(data: DataDir, supervisor: Supervisor, demo: DemoRun, seed: int)
                 demo.phase, demo.load_began_at = "running", datetime.now(UTC)
             await _submit_all(demo, stack.endpoints)
             demo.phase = "settling"
-            return await _report(demo, stack, provider)
+            found = await _report(demo, stack, provider)
         except aiohttp.ClientError as error:
             raise unreachable(f"the simulated provider does not answer: {error}") from error
+        yield found, stack
 
 
 @asynccontextmanager
