@@ -134,7 +134,7 @@ def _config_loaded(config: Config, last_good: Path | None) -> None:
     try:
         write_private(last_good, config.text)
     except OSError as error:
-        effect = "started again while its config file is wrong, this service has an older config or none"
+        effect = "a service that restarts while its config file is invalid gets an older config, or none"
         structlog.get_logger().error(
             "last_good_config_not_saved", file=str(last_good), error=error.strerror, effect=effect
         )

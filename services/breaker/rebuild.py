@@ -87,7 +87,9 @@ class Rebuild:
         tasks = await self._recall_trips(guards)
         if breakers or tasks:
             # Not at the first start of a plane, when nothing can be lost.
-            logger.warning("breakers_lost", effect="calls were not held back", remedy="filling them from EVENTS")
+            logger.warning(
+                "breakers_lost", effect="calls were not blocked meanwhile", remedy="filling them from EVENTS"
+            )
         attempts = await self._replay()
         jobs = await self._recall_usage(guards)
         await self._breakers.mark_filled(log, filling)

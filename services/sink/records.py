@@ -56,7 +56,7 @@ def read(
     """
     kind = _KINDS.get(_token(subject, 1))
     if kind is None:
-        raise UnstorableError(f"no table keeps messages of {subject}")
+        raise UnstorableError(f"no table stores messages of {subject}")
     table, model, row = kind
     try:
         event = model.model_validate_json(data)

@@ -226,7 +226,7 @@ class Attempts:
             # A part of the answer is published: another try can only continue it.
             published = self._stream.text if self._stream is not None and self._stream.continues else None
             if published is None:
-                why = "the answer broke off after some of it was published"
+                why = "the answer was interrupted after a part of it was published"
                 await self._progress.failed("llm_retry_exhausted", attempt, detail=why)
                 return Stop("error")
             self._checkpoint = self._checkpoint.model_copy(update={"partial": published})
@@ -245,7 +245,7 @@ class Attempts:
         if isinstance(step, Retry):
             return await self._within_retry_budget(attempt, step, busy=busy)
         if step.exhausted or failure.kind == "logic":
-            await self._progress.failed("llm_retry_exhausted", attempt, detail="no tries are left on this model")
+            await self._progress.failed("llm_retry_exhausted", attempt, detail="no attempts are left on this model")
         elif not failure.retryable:
             await self._progress.failed("llm_request_failed", attempt)
         return step

@@ -201,7 +201,7 @@ def _unread(error: Exception, attempt_id: str) -> CallError:
     # The error's text may quote the answer.
     frames, name = "".join(format_tb(error.__traceback__)), type(error).__name__
     structlog.get_logger().error("answer_not_read", attempt_id=attempt_id, error=name, traceback=frames)
-    text = f"the answer could not be read: {name} in the worker, whose log has its place"
+    text = f"the answer could not be read: {name} in the worker; see its log"
     return CallError(BrokenAnswer(text), maybe_billed=True)
 
 
@@ -323,7 +323,7 @@ def _spent(
         worker.targets.log_other(target, name)
         spent = replace(spent, response_model=name)
         if other.pricing is None and cost is None:
-            doubt = f"{name} has answered, which no price is known for"
+            doubt = f"the model {name} answered, which has no price"
             basis: CostBasis = "estimated" if spent.cost_basis == "billed" else spent.cost_basis
             problem = "; ".join(filter(None, (spent.usage_problem, doubt)))
             spent = replace(spent, cost_basis=basis, usage_problem=problem)
@@ -350,7 +350,7 @@ def _priced(
         if found.nano <= MAX_COUNTED:
             problem = problem or found.doubt
             return CallCost(found.nano, "billed" if problem is None else "estimated", usage, problem)
-        problem = "more was reported than can be counted at the price of the model"
+        problem = "the reported usage exceeds what can be counted at the model's price"
     if cost is None:
         usage = part or usage
     if maybe_billed:
@@ -374,7 +374,7 @@ def _answered(
     unread = used.output_tokens is None
     if flight.input_tokens is not None:
         if used.output_tokens == 0 and answer.output:
-            problem = "0 output tokens were reported for an answer that says something"
+            problem = "0 output tokens were reported for an answer that is not empty"
             used = replace(used, output_tokens=None, problem="; ".join(filter(None, (used.problem, problem))))
         if None in (used.input_tokens, used.output_tokens):
             part = _with_estimates(flight, used, worker.targets.of(job.agent_name, flight.model), _said(answer))
@@ -399,7 +399,8 @@ def _answered(
         return refused("AnswerTooLargeError", text)
     if flight.max_tokens is not None and answer.finish_reason == "length":
         return refused(
-            "OutputCutOffError", f"the answer was cut off at {flight.max_tokens} tokens, held for it by budgets"
+            "OutputCutOffError",
+            f"the answer was truncated at {flight.max_tokens} tokens, the reservation of its budgets",
         )
     checked = Valid(output) if guard is None else guard.check(output)
     if isinstance(checked, Invalid):

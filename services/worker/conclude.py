@@ -118,7 +118,7 @@ def stopped(at: Checkpoint, reason: Reason) -> Finished:
 
 def without_answer(result: Result) -> Result:
     """The substitute of a result that is too large to be published. The cost of its calls is wasted. Pure."""
-    message = "the answer and the job's metadata are together too large for a result (8 MB)"
+    message = "the answer and the job's metadata together exceed the size limit of a result (8 MB)"
     error = ErrorInfo(kind="invalid", class_="ResultTooLargeError", message=message)
     sums = totals(result.attempts, answered=False)
     return result.model_copy(
@@ -199,7 +199,7 @@ async def finish(
             decided = await _decide(worker, received, shorter)
             await answer(worker, received, decided, held_claim, counted=counted)
             return decided
-    raise MessageTooLargeError(f"{result.execution_id}: not even the shortest result is taken")
+    raise MessageTooLargeError(f"{result.execution_id}: even the shortest result was refused")
 
 
 def _shortened(result: Result) -> Generator[Result]:

@@ -173,5 +173,5 @@ class ConfigVersions:
 
 
 def _log_unavailable(version: str, error: str) -> None:
-    effect = "what began under it goes on under the newest config"
+    effect = "jobs that began with it continue with the newest config"
     structlog.get_logger().warning("earlier_config_not_available", version=version, error=error, effect=effect)

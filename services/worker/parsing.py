@@ -172,7 +172,7 @@ def _parsed(config: Config, agent_name: str, delivery: Delivery, sender: str | N
     if program is not None:
         job = for_own_tenant(program, job)
         if (wrong := forbidden_field(program, job.agent, job.tenant)) is not None:
-            raise _InvalidJobError(f"{wrong[0]}: the NATS user {sender!r} submits {wrong[1]}", job)
+            raise _InvalidJobError(f"{wrong[0]}: the NATS user {sender!r} may only submit {wrong[1]}", job)
     elif sender is not None and sender.startswith(PROGRAM) and subjects.user_of_job(delivery.subject) is not None:
         # Over HTTP it is a key with such a name.
         raise _InvalidJobError(f"the config has no program {sender.removeprefix(PROGRAM)!r}")

@@ -115,6 +115,6 @@ async def test_catching_up_on_one_server_is_nothing(analytics: Analytics) -> Non
 
 
 async def test_tables_of_one_server_are_not_taken_for_those_of_a_cluster(analytics: Analytics) -> None:
-    with pytest.raises(SchemaMismatchError, match=r"clickhouse.cluster is 'main', and table alerts .* INSERT INTO"):
+    with pytest.raises(SchemaMismatchError, match=r"clickhouse.cluster is 'main', but table alerts .* INSERT INTO"):
         await migrate(analytics, CLUSTER)
     assert await migrate(analytics) == ()

@@ -67,8 +67,8 @@ async def test_changed_retention_is_applied_and_reported_once(analytics: Analyti
     await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.full_attempt(), 1)])
     shorter = Layout(retention_days={"attempts": 90, "alerts": 1})
     assert await migrate(analytics, shorter) == (
-        "ClickHouse keeps rows of attempts for 90 days now (it was 400 days)",
-        "ClickHouse keeps rows of alerts for 1 day now (it was 400 days)",
+        "ClickHouse now keeps rows of attempts for 90 days (before: 400 days)",
+        "ClickHouse now keeps rows of alerts for 1 day (before: 400 days)",
     )
     assert await migrate(analytics, shorter) == ()
     kept = await retention(analytics)
@@ -78,9 +78,9 @@ async def test_changed_retention_is_applied_and_reported_once(analytics: Analyti
     await analytics.execute("ALTER TABLE guard_events REMOVE TTL")
     assert (await retention(analytics))["guard_events"] is None
     assert await migrate(analytics) == (
-        "ClickHouse keeps rows of attempts for 400 days now (it was 90 days)",
-        "ClickHouse keeps rows of guard_events for 400 days now (it was something else)",
-        "ClickHouse keeps rows of alerts for 400 days now (it was 1 day)",
+        "ClickHouse now keeps rows of attempts for 400 days (before: 90 days)",
+        "ClickHouse now keeps rows of guard_events for 400 days (before: something else)",
+        "ClickHouse now keeps rows of alerts for 400 days (before: 1 day)",
     )
 
 
@@ -115,7 +115,7 @@ async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> No
     gone = ("column executions.cache_hit", "table attempts", "view executions_per_minute", "view incidents")
     assert tuple(one.what for one in await missing(analytics)) == gone
     done = await migrate(analytics)
-    assert done == tuple(f"created {what} again in ClickHouse: it was missing" for what in gone)
+    assert done == tuple(f"recreated {what} in ClickHouse: it was missing" for what in gone)
     assert await migrate(analytics) == ()
     found = await analytics.query(
         "SELECT name FROM system.columns WHERE database = {database:String} AND table = 'executions' ORDER BY position",

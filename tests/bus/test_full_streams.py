@@ -96,7 +96,7 @@ async def test_limits_that_nats_has_no_storage_for_are_smaller_and_leave_some_to
     for stream in Stream:
         await client.jetstream().delete_stream(stream.value)
     did = await provision(own_nats_server.url, endless)
-    assert "created stream EVENTS (with less max_bytes: NATS has no more storage)" in did
+    assert "created stream EVENTS (with a lower max_bytes: NATS has no more storage)" in did
     assert await provision(own_nats_server.url, endless) == ()
     found = [one for one in (await survey(client, endless)).streams if one.name in plan(1).max_bytes]
     assert {one.different for one in found} == {("max_bytes",)}

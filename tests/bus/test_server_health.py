@@ -62,7 +62,7 @@ async def test_a_server_that_could_not_write_is_named_until_it_is_started_again(
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (ROOM, resource.RLIM_INFINITY))
         with pytest.raises(BusUnavailableError) as caught:
             await publisher.raw("bw.attempts.writer.e1.2", b"x" * ROOM, {}, timeout_s=1)
-        said = "in time: breakwater says: JetStream stream 'plane > EVENTS' can't be written: file too large. Make"
+        said = "in time: breakwater says: JetStream stream 'plane > EVENTS' can't be written to: file too large. Free"
         assert said in str(caught.value)
         assert "/" not in str(caught.value)  # API clients read this, too
         # There is room again, which changes nothing yet.
@@ -72,7 +72,7 @@ async def test_a_server_that_could_not_write_is_named_until_it_is_started_again(
             assert (found.server, found.cannot_write) == ("breakwater", True)
         [failed] = [one async for one in nats_findings(plane, None) if one.verdict == "fail"]
         assert "breakwater can't write: JetStream stream 'plane > EVENTS' write error" in failed.text
-        assert "restart it" in failed.remedy
+        assert "restart the server" in failed.remedy
     await server.restart_async()
     async with AsyncExitStack() as stack:
         client = await connected(server, "worker", stack)

@@ -168,9 +168,9 @@ async def test_something_else_that_listens_there_is_distinguished_from_a_plane(
 async def test_a_service_that_is_down_is_reported_with_its_address_and_what_to_do(run: Run, stub: Stub) -> None:
     ran = await in_thread(run, "agents", "--url", "http://127.0.0.1:9")
     assert ran.code == ExitCode.UNREACHABLE
-    assert "nothing answers at http://127.0.0.1:9" in ran.err
+    assert "no server at http://127.0.0.1:9" in ran.err
     assert "breakwater doctor" in ran.err
     stub.answers["GET agents"] = (200, None)
     ran = await in_thread(run, "agents")
     assert ran.code == ExitCode.UNREACHABLE
-    assert "no response came" in ran.err
+    assert "no response from" in ran.err

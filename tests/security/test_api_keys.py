@@ -111,14 +111,14 @@ def test_a_broken_file_lets_nobody_in_who_was_not_in_before(path: Path) -> None:
     key = create_key(path, "ci")
     path.write_text("{")
     assert KeyRing(path).holder(key) is None
-    with pytest.raises(ApiKeysError, match=r"api_keys\.json: is not a file of API keys"):
+    with pytest.raises(ApiKeysError, match=r"api_keys\.json: is not a valid file of API keys"):
         list_keys(path)
 
 
 def test_a_broken_file_is_not_overwritten(path: Path) -> None:
     create_key(path, "ci")
     path.write_text("{")
-    with pytest.raises(ApiKeysError, match="is not a file of API keys"):
+    with pytest.raises(ApiKeysError, match="is not a valid file of API keys"):
         create_key(path, "second")
     assert path.read_text() == "{"
 
@@ -127,7 +127,7 @@ def test_revoking_an_unknown_key_names_the_known_ones(path: Path) -> None:
     ids = [create_key(path, name).split("_")[1] for name in ("ci", "laptop")]
     with pytest.raises(ApiKeysError) as refused:
         revoke_key(path, "nope")
-    assert str(refused.value) == f"there is no API key 'nope'; known are: {ids[0]} (ci), {ids[1]} (laptop)"
+    assert str(refused.value) == f"there is no API key 'nope'; existing keys: {ids[0]} (ci), {ids[1]} (laptop)"
 
 
 def test_a_key_is_revoked_by_a_name_that_no_other_has(path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_key_is_revoked_by_a_name_that_no_other_has(path: Path) -> None:
     assert revoke_key(path, "laptop").id == ids[1]
     with pytest.raises(ApiKeysError) as refused:
         revoke_key(path, "ci")
-    assert str(refused.value) == f"2 API keys are named 'ci'; say which by its id: {ids[0]} (ci), {ids[2]} (ci)"
+    assert str(refused.value) == f"2 API keys are named 'ci'; use one of the ids: {ids[0]} (ci), {ids[2]} (ci)"
     assert [key.id for key in list_keys(path)] == [ids[0], ids[2]]
 
 
@@ -148,7 +148,7 @@ def test_an_id_is_meant_before_a_name_that_reads_alike(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "n" * 129, "line\nbreak"])
 def test_a_name_that_can_name_nothing_is_refused(path: Path, name: str) -> None:
-    with pytest.raises(ApiKeysError, match="can't name a key"):
+    with pytest.raises(ApiKeysError, match="is not a valid name for a key"):
         create_key(path, name)
     assert list_keys(path) == ()
 
@@ -209,7 +209,7 @@ def test_scopes_that_are_broken_by_an_edit_open_nothing_more(path: Path, scopes:
     assert holder is not None
     assert holder.scopes == ("read",)
     assert KeyRing(path).holder(key) is None
-    with pytest.raises(ApiKeysError, match=r"is not a file of API keys: keys\.0\.scopes"):
+    with pytest.raises(ApiKeysError, match=r"is not a valid file of API keys: keys\.0\.scopes"):
         list_keys(path)
 
 

@@ -192,10 +192,10 @@ async def test_a_rediss_url_never_falls_back_to_plain_text(redis_server: Running
     ("files", "message"),
     [
         ({"CA": "missing"}, r"BREAKWATER_TLS_CA: .*missing: No such file or directory"),
-        ({"CA": "text"}, r"BREAKWATER_TLS_CA: .*text.pem: not a PEM file as it should be"),
-        ({"CERT": "ca"}, r"BREAKWATER_TLS_CERT: .*ca.pem: not a PEM file as it should be"),
+        ({"CA": "text"}, r"BREAKWATER_TLS_CA: .*text.pem: not a valid PEM file"),
+        ({"CERT": "ca"}, r"BREAKWATER_TLS_CERT: .*ca.pem: not a valid PEM file"),
         ({"KEY": "key"}, r"BREAKWATER_TLS_KEY is set without BREAKWATER_TLS_CERT"),
-        ({"CERT": "client", "KEY": "other_key"}, r"BREAKWATER_TLS_CERT and .*: the key is not that of the certificate"),
+        ({"CERT": "client", "KEY": "other_key"}, r"BREAKWATER_TLS_CERT and .*: the key does not match the certificate"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(

@@ -543,7 +543,7 @@ def test_a_service_whose_port_is_taken_works_without_metrics_and_serves_them_onc
     with socket.create_server(("127.0.0.1", free_port())) as taken:
         port = taken.getsockname()[1]
         with service("sink", environment_for(tmp_path, BREAKWATER_METRICS_PORT=str(port)), log) as process:
-            wait_until(lambda: "another program listens" in log.read_text() or process.poll() is not None)
+            wait_until(lambda: "another program already listens" in log.read_text() or process.poll() is not None)
             assert process.poll() is None
             assert "BREAKWATER_METRICS_PORT" in log.read_text()
             taken.close()

@@ -64,7 +64,7 @@ async def whole(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
     except ClientError as error:
         _complain(held)
         raise AnalyticsUnavailableError(
-            f"ClickHouse broke off in the middle of its answer: {str(error) or type(error).__name__}"
+            f"ClickHouse aborted in the middle of its response: {str(error) or type(error).__name__}"
         ) from error
     _complain(held)
     yield held
@@ -192,7 +192,7 @@ class Analytics:
         except QueryError as error:
             if error.code in _ABOUT_THE_ROWS:
                 raise RowsRejectedError(f"{table.name}: {error.message}") from error
-            raise AnalyticsUnavailableError(f"ClickHouse takes no rows for {table.name}: {error.message}") from error
+            raise AnalyticsUnavailableError(f"ClickHouse refuses rows for {table.name}: {error.message}") from error
 
     async def query(self, sql: str, parameters: Mapping[str, object] | None = None) -> ResultSet:
         """Runs a statement that gives rows.

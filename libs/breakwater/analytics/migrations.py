@@ -143,14 +143,14 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
             # What EVENTS has of it is stored again.
             await analytics.execute(f"TRUNCATE TABLE {LOG_COMPARISONS.name}{layout.on_cluster}")
         await analytics.execute(absent.statement)
-        done.append(f"created {absent.what} again in ClickHouse: it was missing")
+        done.append(f"recreated {absent.what} in ClickHouse: it was missing")
     kept = await retention(analytics)
     for table in TABLES:
         before, days = kept[table.name], table.days(layout)
         if before != days:
             await analytics.execute(table.modify_ttl(layout))
             was = "something else" if before is None else _days(before)
-            done.append(f"ClickHouse keeps rows of {table.name} for {_days(days)} now (it was {was})")
+            done.append(f"ClickHouse now keeps rows of {table.name} for {_days(days)} (before: {was})")
     return tuple(done)
 
 
@@ -166,9 +166,11 @@ async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
     found = (await analytics.query(single, {"database": analytics.database, "tables": tables})).rows
     if found:
         raise SchemaMismatchError(
-            f"clickhouse.cluster is {layout.cluster!r}, and table {found[0][0]} of database {analytics.database} is on "
-            "one server only. A table's engine can't be changed: name a new database in BREAKWATER_CLICKHOUSE_URL, and "
-            "copy the rows there with INSERT INTO … SELECT, or leave clickhouse.cluster out"
+            f"clickhouse.cluster is {layout.cluster!r}, but table {found[0][0]} of "
+            f"database {analytics.database} exists on one server only, "
+            "and a table's engine can't be changed. Either name a new database in "
+            "BREAKWATER_CLICKHOUSE_URL and copy the rows with INSERT INTO … SELECT, or remove "
+            "clickhouse.cluster"
         )
 
 

@@ -170,7 +170,7 @@ def _error_of(row: Mapping[str, Any]) -> ErrorInfo | None:
 def _money(nano: int) -> Decimal:
     # Neither the driver nor ClickHouse refuses more digits than the type has: they would be stored as something else.
     if abs(nano) >= 10**_MONEY_DIGITS:
-        raise UnstorableError(f"an amount of {nano} nano-dollars is beyond what a column of money holds")
+        raise UnstorableError(f"an amount of {nano} nano-dollars exceeds the range of a money column")
     return Decimal(nano).scaleb(-9)
 
 

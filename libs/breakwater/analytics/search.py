@@ -137,11 +137,11 @@ class Cursor:
         """The cursor of a text. Raises ValueError, which says what is wrong with the text."""
         time, dot, execution_id = text.partition(".")
         if not dot:
-            raise ValueError("a page's address must look like 1795255200000.<execution id>; this one has no dot")
+            raise ValueError("a page cursor must look like 1795255200000.<execution id>; this one has no dot")
         if not (time.isascii() and time.isdigit() and len(time) <= _MAX_DIGITS) or int(time) > _LAST_MS:
-            raise ValueError(f"a page's address begins with milliseconds since 1970, and not with {time[:40]!r}")
+            raise ValueError(f"a page cursor begins with milliseconds since 1970, not with {time[:40]!r}")
         if not is_identifier(execution_id):
-            raise ValueError("a page's address ends with the id of an execution, and its end can't be one")
+            raise ValueError("a page cursor ends with the id of an execution, and its end is not a valid id")
         return cls(time_from_ms(int(time)), execution_id)
 
 
@@ -190,7 +190,7 @@ async def search(
         ValueError: both cursors are given.
     """
     if after is not None and before is not None:
-        raise ValueError("a page comes after one place or before one, not both")
+        raise ValueError("a page comes either after or before a cursor, not both")
     if after is None and before is None and (keys := await _of_id(analytics, filters, limit)):
         return Page(await _lines(analytics, keys))
     keys = await _keys(analytics, filters, after or before, limit + 1, upwards=before is not None)

@@ -37,11 +37,14 @@ class TimeWindow:
 
     def __post_init__(self) -> None:
         if self.start.tzinfo is None or self.end.tzinfo is None:
-            raise ValueError("a window's times need an offset from UTC")
+            raise ValueError("the times of a time range need an offset from UTC")
         if self.step_s < 1 or self.end <= self.start:
-            raise ValueError(f"nothing is between {self.start.isoformat()} and {self.end.isoformat()}")
+            raise ValueError(
+                "the end of the time range must be after its start; got "
+                f"{self.start.isoformat()} to {self.end.isoformat()}"
+            )
         if (self.end_ms - self.start_ms) % (self.step_s * 1000):
-            raise ValueError(f"a window's length must be a multiple of its step, {self.step_s} s")
+            raise ValueError(f"the length of a time range must be a multiple of its step, {self.step_s} s")
 
     @classmethod
     def last(cls, span: timedelta, now: datetime) -> Self:

@@ -73,9 +73,9 @@ async def ask(connection: ClientGetter, subject: str, data: bytes, timeout_s: fl
     except nats.errors.NoRespondersError as error:
         raise NoRespondersError(f"no service listens on {subject}") from error
     except (TimeoutError, nats.errors.TimeoutError) as error:
-        raise BusUnavailableError(f"no answer came on {subject} within {timeout_s:g} s") from error
+        raise BusUnavailableError(f"no response on {subject} within {timeout_s:g} s") from error
     except (nats.errors.Error, OSError) as error:
-        raise unavailable(f"NATS did not take {subject}", error) from error
+        raise unavailable(f"NATS did not accept {subject}", error) from error
     return answer.data
 
 
@@ -187,7 +187,8 @@ HEALTH_TIMEOUT_S = 0.5
 
 _WRITE_ERROR = " write error: "
 
-RESTART = "Make space on its disk, then restart it: it takes nothing into that stream before."
+RESTART = "Free disk space, then restart the server: until then it accepts nothing for that "
+"stream."
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ class UnhealthyServer:
     def in_short(self) -> str:
         """The error without the path on its disk, which is for its operators alone."""
         what, _, why = self.error.partition(_WRITE_ERROR)
-        return f"{what} can't be written: {why.rpartition(': ')[2]}" if why else what
+        return f"{what} can't be written to: {why.rpartition(': ')[2]}" if why else what
 
 
 async def unhealthy_servers(client: Client) -> tuple[UnhealthyServer, ...]:

@@ -320,7 +320,7 @@ class DelayedQueue:
             # A cluster that is choosing the leader of JOBS answers the same; the config distinguishes the two.
             if is_removed and agent in self._agents:
                 raise
-            removed = f"the agent {agent!r} was taken out of the config while its job waited: {error}"
+            removed = f"the agent {agent!r} was removed from the config while its job waited: {error}"
             await dead_letter(
                 self._publisher,
                 delivery,

@@ -121,7 +121,7 @@ def answered(what: str) -> Generator[None]:
     try:
         yield
     except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-        raise unavailable(f"NATS did not answer for {what}", error) from error
+        raise unavailable(f"NATS did not respond about {what}", error) from error
 
 
 class Lookup:
@@ -188,7 +188,7 @@ class Lookup:
     async def progress(self, stream: Stream, durable: str) -> Backlog:
         """The state of a durable consumer that must be there."""
         if (found := await self.backlog(stream, durable)) is None:
-            raise BusUnavailableError(f"NATS did not answer for {durable}: consumer not found")
+            raise BusUnavailableError(f"NATS did not respond about {durable}: consumer not found")
         return found
 
     async def scan(
@@ -371,7 +371,7 @@ def _backlog(info: ConsumerInfo) -> Backlog:
 
 def _check_end(stream: Stream, last: int, up_to: int) -> None:
     if last < up_to:
-        raise BusUnavailableError(f"a replica of {stream} is behind: it ends at message {last} of {up_to}")
+        raise BusUnavailableError(f"a replica of {stream} lags: it has {last} of {up_to} messages")
 
 
 def _begin(start: datetime | int) -> dict[str, object]:
@@ -428,7 +428,7 @@ class _Inbox:
             case "404":
                 return [], 0
             case "413":
-                raise _TooManySubjectsError(f"too many subjects of {self._stream} match for one answer")
+                raise _TooManySubjectsError(f"too many subjects of {self._stream} match for one response")
             case "503":
                 raise _no_stream(self._stream)
             case status:

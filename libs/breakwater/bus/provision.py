@@ -103,7 +103,7 @@ async def _apply(what: str, wanted: Any, now: Callable[[], Any], put: Callable[[
         # Creating once more what is there already, as the answer was lost, changes nothing.
         stored = (await _answered(what, lambda: put(wanted, None))).config
         less = ", ".join(differences(wanted, stored))
-        return [f"created {what} (with less {less}: NATS has no more storage)" if less else f"created {what}"]
+        return [f"created {what} (with a lower {less}: NATS has no more storage)" if less else f"created {what}"]
     if not differences(wanted, existing):
         return []
     stored = (await _answered(what, lambda: put(wanted, existing))).config
@@ -143,13 +143,13 @@ async def _answered(what: str, request: Callable[[], Awaitable[Any]]) -> Any:
         except (nats.errors.TimeoutError, ServiceUnavailableError) as error:
             tries += 1
             if tries == TRIES:
-                raise BusError(f"{what}: NATS does not answer, after {TRIES} requests") from error
+                raise BusError(f"{what}: no response from NATS after {TRIES} requests") from error
             await asyncio.sleep(0.5)
         except APIError as error:
             if error.err_code == NO_PEERS and monotonic() - began < PEERS_S:
                 await asyncio.sleep(0.5)
                 continue
-            raise BusError(f"{what}: NATS refuses it: {error.description}") from error
+            raise BusError(f"{what}: refused by NATS: {error.description}") from error
 
 
 def differences(wanted: Any, existing: Any) -> list[str]:

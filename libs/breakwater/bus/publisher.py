@@ -132,7 +132,7 @@ class Publisher:
             raise BusUnavailableError(str(error)) from error
         except StreamFullError as error:
             raise EventStreamFullError(
-                f"{error}: it waits until the oldest go, or limits.*_max_bytes is raised"
+                f"{error}: it waits until the oldest messages expire, or limits.*_max_bytes is raised"
             ) from error
 
     async def job(
@@ -140,7 +140,7 @@ class Publisher:
     ) -> Stored:
         """Publishes a job as `raw` does, its texts encrypted where that is on."""
         if sum(len(name) + len(value.encode()) + 4 for name, value in headers.items()) > HEADERS_BYTES:
-            raise MessageTooLargeError(f"{subject}: the headers have over {HEADERS_BYTES} bytes")
+            raise MessageTooLargeError(f"{subject}: the headers exceed {HEADERS_BYTES} bytes")
         return await self.raw(subject, self._cipher.encrypt_document(payload), headers, timeout_s=timeout_s)
 
     async def raw(
@@ -168,7 +168,7 @@ class Publisher:
 
     def _check_size(self, subject: str, size: int) -> None:
         if size + HEADERS_BYTES > self._connection().max_payload:
-            raise MessageTooLargeError(f"{subject}: {size} bytes are over the server's message limit")
+            raise MessageTooLargeError(f"{subject}: {size} bytes exceed the server's message limit")
 
     async def acknowledge(self, ack_subject: str) -> bool:
         """Acknowledges the delivery with that subject as `Delivery.ack_sync` does, at less cost."""
@@ -203,7 +203,7 @@ class Publisher:
                 # Sent again it would be as large.
                 structlog.get_logger().warning("message_too_large", subject=subject, bytes=len(payload))
             except (nats.errors.Error, OSError) as error:
-                raise unavailable(f"NATS did not take {subject}", error) from error
+                raise unavailable(f"NATS did not accept {subject}", error) from error
 
 
 class Replies:

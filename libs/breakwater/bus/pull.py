@@ -109,7 +109,7 @@ class Pull:
                 await self._gather(most, linger_s, self._waiting[-1][1].metadata.num_pending or 0)
         except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
             await self.close()
-            raise unavailable(f"NATS has nothing of {self.durable}", error) from error
+            raise unavailable(f"NATS delivers nothing for {self.durable}", error) from error
         found = [Delivery(self._waiting.popleft()[1]) for _ in range(min(most, len(self._waiting)))]
         self._fetched, self._left = len(found), found[-1].waiting if found else 0
         return found

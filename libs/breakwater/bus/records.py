@@ -45,13 +45,13 @@ def problem_of(record: Attempt | Execution, subject: str, headers: Mapping[str, 
     if isinstance(record, Attempt):
         own = subjects.attempt(record.agent, record.execution_id, record.number)
         if record.attempt_id != f"{record.execution_id}:{record.number}":
-            return f"its attempt_id is not that of attempt {record.number} of its execution"
+            return f"its attempt_id does not belong to attempt {record.number} of its execution"
     else:
         own = subjects.execution(record.agent, record.execution_id)
     if subject != own:
         return f"it belongs on {own}"
     if headers.get(Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value) != "0":
-        return "it was published without the condition to be the first on its subject"
+        return "it was published without requiring to be the first message on its subject"
     return None
 
 
@@ -79,5 +79,5 @@ def is_result_of(data: bytes, job_id: str) -> bool:
         result = None
     if isinstance(result, dict) and result.get("execution_id") == job_id:
         return True
-    structlog.get_logger().warning("result_ignored", job_id=job_id, problem="it is of another execution")
+    structlog.get_logger().warning("result_ignored", job_id=job_id, problem="it belongs to another execution")
     return False

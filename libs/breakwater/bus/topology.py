@@ -49,13 +49,13 @@ NEARLY_FULL = 0.8
 
 WHEN_FULL = {
     Stream.JOBS: "new jobs are refused",
-    Stream.PARKED: "jobs that sleep keep their agents' slots",
-    Stream.EVENTS: "workers wait before they call, until the oldest events have expired",
-    Stream.RESULTS: "workers wait with what they have, until the oldest results have expired",
-    Stream.DLQ: "jobs that are to be dead-lettered wait, in their agents' slots",
-    Stream.ALERTS: "the oldest alerts go",
-    Stream.ADVISORIES: "the oldest advisories go",
-    Stream.AUDIT: "the oldest actions go",
+    Stream.PARKED: "parked jobs keep their agents' slots",
+    Stream.EVENTS: "workers make no calls until the oldest events have expired",
+    Stream.RESULTS: "workers keep their results until the oldest results have expired",
+    Stream.DLQ: "jobs to be dead-lettered wait and keep their agents' slots",
+    Stream.ALERTS: "the oldest alerts are dropped",
+    Stream.ADVISORIES: "the oldest advisories are dropped",
+    Stream.AUDIT: "the oldest actions are dropped",
 }
 """Effect of a full stream, of those that have a limit in bytes."""
 

@@ -301,7 +301,7 @@ class ApiClient:
                 yield response, limit
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-            what = "no response came from" if connected else "nothing answers at"
+            what = "no response from" if connected else "no server at"
             why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
             raise ApiUnavailableError(f"{what} {self.url}: {why}", connected=connected) from error
 
@@ -591,7 +591,7 @@ class JobStream(_Items[str]):
                 )
                 if piece[: len(known)] != known[: len(piece)]:
                     raise UnexpectedResponseError(
-                        200, f"job {self.job_id!r} has another answer than the one that began"
+                        200, f"job {self.job_id!r} has a different answer from the one that was being streamed"
                     )
                 piece, known = piece[len(known) :], known[len(piece) :]
                 if piece:
@@ -775,7 +775,7 @@ async def _within(timeout_s: float | None, job_id: str) -> AsyncGenerator[None]:
 
 
 def _too_late(job_id: str, timeout_s: float | None) -> TimeoutError:
-    return TimeoutError(f"job {job_id!r} has no answer within {timeout_s:g} s; it goes on")
+    return TimeoutError(f"job {job_id!r} has no answer after {timeout_s:g} s and keeps running")
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:
@@ -785,7 +785,7 @@ async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any
         async with asyncio.timeout(STREAM_SILENCE_S):
             data = await content.readany()
         if not data:
-            raise ApiUnavailableError("the stream broke off before its end", connected=True)
+            raise ApiUnavailableError("the stream ended early", connected=True)
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             if line == b"data: [DONE]":
@@ -819,4 +819,4 @@ def _error_of(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
 
 
 def _not_ours(status: int) -> str:
-    return f"the HTTP API's response ({status}) is none of Breakwater's; is it the right URL?"
+    return f"the response ({status}) does not come from Breakwater's HTTP API; check the URL"

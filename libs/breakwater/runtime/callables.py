@@ -26,5 +26,5 @@ def load_callable(name: str) -> Any:
     except AttributeError as error:
         raise ConfigError(f"the callable {name!r}: the module {module_name} has no {path}") from error
     if not callable(found):
-        raise ConfigError(f"the callable {name!r} is {type(found).__name__}, and can't be called")
+        raise ConfigError(f"{name!r} is {type(found).__name__}, which is not callable")
     return found

@@ -41,8 +41,8 @@ def listen(host: str, port: int, *, variables: str = "BREAKWATER_HTTP_HOST and B
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
-        reason = "another program listens there already" if in_use else os.strerror(error.errno or 0)
-        remedy = f"choose with {variables}, or end that program"
+        reason = "another program already listens there" if in_use else os.strerror(error.errno or 0)
+        remedy = f"choose another with {variables}, or stop that program"
         raise PortTakenError(f"can't listen on {host}:{port}: {reason}; {remedy}") from error
     # Connections inherit it. asyncio sets it only where a socket names its protocol, as this one does not.
     # Without it, each response on a connection that is kept waits 40 ms for the client's acknowledgement.

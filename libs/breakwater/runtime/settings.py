@@ -16,41 +16,48 @@ class Settings(BaseSettings):
     config: Path = Field(default=Path("breakwater.yaml"), description="The config file.")
     last_good_config: Path | None = Field(
         default=None,
-        description="A copy of the effective config, to start with if the config file is wrong. "
-        "One for each process, writable by it alone.",
+        description="Copy of the last good config, used at a start with a broken config file. One per "
+        "process, writable only by it.",
     )
-    nats_url: SecretStr = Field(default=SecretStr("nats://127.0.0.1:4222"), description="May hold user and password.")
-    redis_url: SecretStr = Field(default=SecretStr("redis://127.0.0.1:6379/0"), description="May hold the password.")
+    nats_url: SecretStr = Field(
+        default=SecretStr("nats://127.0.0.1:4222"), description="May contain user and password."
+    )
+    redis_url: SecretStr = Field(default=SecretStr("redis://127.0.0.1:6379/0"), description="May contain the password.")
     clickhouse_url: SecretStr = Field(
-        default=SecretStr("http://127.0.0.1:8123/breakwater"), description="May hold user, password and the database."
+        default=SecretStr("http://127.0.0.1:8123/breakwater"), description="May contain user, password and database."
     )
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8080, ge=1, le=65_535)
     console_host: str = "127.0.0.1"
-    console_port: int = Field(default=8081, ge=1, le=65_535, description="Where the console's pages are served.")
+    console_port: int = Field(default=8081, ge=1, le=65_535, description="URL of the console.")
     request_url: str = Field(
         default="http://127.0.0.1:8080",
-        description="The HTTP interface, as the console reaches it.",
+        description="URL of the HTTP API, as the console reaches it.",
     )
-    api_keys_file: Path = Field(default=Path("api_keys.json"), description="Hashes of the keys that may call the API.")
-    nats_replicas: int = Field(default=1, ge=1, le=5, description="Copies of every stream; 3 on a cluster of three.")
+    api_keys_file: Path = Field(default=Path("api_keys.json"), description="File with the hashes of the API keys.")
+    nats_replicas: int = Field(
+        default=1, ge=1, le=5, description="Copies of each stream; 3 on a cluster of three servers."
+    )
     log_level: str = "info"
-    log_json: bool | None = Field(default=None, description="JSON lines, or for people. None: JSON but on a terminal.")
+    log_json: bool | None = Field(
+        default=None, description="JSON lines, or text for people; default: text on a terminal, JSON otherwise."
+    )
     plane_key: SecretStr | None = Field(
         default=None,
         min_length=32,
-        description="Of the worker and `request` alike: what the texts of agents that keep none are encrypted with in "
-        "dead letters and results, where the config has no `encryption.keys`.",
+        description="Shared by the worker and `request`: encrypts texts in dead letters and results of "
+        "agents that keep no texts, if the config has no `encryption.keys`.",
     )
     alive_file: Path | None = Field(
-        default=None, description="Touched about every 5 s while the service is connected and its event loop turns."
+        default=None,
+        description="File that is touched about every 5 s while the service is connected and its event loop runs.",
     )
-    metrics_host: str = Field(default="127.0.0.1", description="The address that metrics are served on.")
+    metrics_host: str = Field(default="127.0.0.1", description="Address that metrics are served on.")
     metrics_port: int | None = Field(
-        default=None, ge=1, le=65_535, description="On which port; none are served by default."
+        default=None, ge=1, le=65_535, description="Port that metrics are served on; default: not served."
     )
     metrics_token: SecretStr | None = Field(
         default=None,
         min_length=16,
-        description="Token that scrapers send as `Authorization: Bearer`. None: scraping needs no token.",
+        description="Token that scrapers send as `Authorization: Bearer`; default: no token needed.",
     )

@@ -55,10 +55,12 @@ def create_key(
         )
     except ValidationError as error:
         if any(mistake["loc"][:1] == ("scopes",) for mistake in error.errors(include_url=False)):
-            raise ApiKeysError(f"a key takes one or more of the scopes {', '.join(KEY_SCOPES)}") from error
+            raise ApiKeysError(f"a key needs one or more of the scopes {', '.join(KEY_SCOPES)}") from error
         if any(not mistake["loc"] for mistake in error.errors(include_url=False)):
-            raise ApiKeysError("a key that is bound to tenants or agents takes the scope submit alone") from error
-        raise ApiKeysError(f"{name!r} can't name a key: 1 to 128 characters, no control characters") from error
+            raise ApiKeysError("a key that is bound to tenants or agents can only have the scope submit") from error
+        raise ApiKeysError(
+            f"{name!r} is not a valid name for a key: 1 to 128 characters, no control characters"
+        ) from error
     with _locked(path):
         _save(path, (*list_keys(path), kept))
     return key
@@ -79,7 +81,9 @@ def list_keys(path: Path) -> tuple[ApiKey, ...]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ApiKeysError(f"{path}: is not a file of API keys: {where}{': ' if where else ''}{first['msg']}") from None
+        raise ApiKeysError(
+            f"{path}: is not a valid file of API keys: {where}{(': ' if where else '')}{first['msg']}"
+        ) from None
 
 
 def revoke_key(path: Path, which: str) -> ApiKey:
@@ -100,9 +104,9 @@ def revoke_key(path: Path, which: str) -> ApiKey:
         # An id first: a key may be named like the id of another one.
         found = [key for key in keys if key.id == which] or [key for key in keys if key.name == which]
         if not found:
-            raise ApiKeysError(f"there is no API key {which!r}; known are: {_listed(keys) or 'none'}")
+            raise ApiKeysError(f"there is no API key {which!r}; existing keys: {_listed(keys) or 'none'}")
         if len(found) > 1:
-            raise ApiKeysError(f"{len(found)} API keys are named {which!r}; say which by its id: {_listed(found)}")
+            raise ApiKeysError(f"{len(found)} API keys are named {which!r}; use one of the ids: {_listed(found)}")
         _save(path, tuple(key for key in keys if key.id != found[0].id))
     return found[0]
 

@@ -44,7 +44,7 @@ _LINE = re.compile(_TOKEN.pattern + r"\n")
 COMPRESS_FROM = 32_768
 """A token is a third longer than what it holds, and NATS takes messages up to a limit: long texts are compressed."""
 
-LEFT_OUT = "left out: the worker had no key to encrypt the texts with; set BREAKWATER_PLANE_KEY"
+LEFT_OUT = "omitted: the worker had no key to encrypt the texts with; set BREAKWATER_PLANE_KEY"
 """Replaces the token if texts must not be stored in plain and there is no key."""
 
 _PLAIN, _COMPRESSED = b"0", b"z"
@@ -101,7 +101,7 @@ class Cipher:
         """The text of a token. Raises DecryptionError."""
         match = _TOKEN.fullmatch(token)
         if match is None:
-            raise DecryptionError("what is marked as encrypted is no token of Breakwater")
+            raise DecryptionError("the text is marked as encrypted, but is not in Breakwater's format")
         if match["key"] not in self._keys:
             known = [key for key in self._keys if self.on or key != self.own_id]
             has = f"encryption.keys has {', '.join(known) or 'none'}"
@@ -158,7 +158,7 @@ class Cipher:
             return document
         texts = _object(self.decrypt(token))
         if texts.get(_BOUND_TO) not in (None, fields.get(_BOUND_TO)):
-            raise DecryptionError(f"it was encrypted for another {_BOUND_TO}, and was copied here")
+            raise DecryptionError(f"it was encrypted for another {_BOUND_TO} and copied here")
         return to_json(fields | texts)
 
     def decrypt_record(self, record: Execution) -> Execution:

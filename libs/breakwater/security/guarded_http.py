@@ -51,7 +51,7 @@ class _Answer(aiohttp.ClientResponse):
             while part := await self.content.read(LONGEST_ANSWER):
                 found += part
                 if len(found) > LONGEST_ANSWER:
-                    raise aiohttp.ClientPayloadError("the answer is too long")
+                    raise aiohttp.ClientPayloadError("the response is too long")
             self._body = bytes(found)
         return self._body
 
@@ -88,7 +88,7 @@ def guard(allowed: Sequence[IpNetwork]) -> Callable[[AddrInfo], socket.socket]:
             address = ip_address(host)
         except ValueError:
             # Such as 0177.0.0.1: what we can't read, the system might.
-            raise AddressRefusedError(host, "no address as we know them") from None
+            raise AddressRefusedError(host, "neither an IPv4 nor an IPv6 address") from None
         why = refusal(address, allowed)
         if why is not None:
             raise AddressRefusedError(host, why)

@@ -16,9 +16,9 @@ class TlsSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="BREAKWATER_TLS_", frozen=True, extra="ignore")
 
-    ca: Path | None = Field(default=None, description="Authorities to trust in addition to the system's.")
-    cert: Path | None = Field(default=None, description="Our certificate, for servers that ask for one.")
-    key: Path | None = Field(default=None, description="Its private key, if that is in a file of its own.")
+    ca: Path | None = Field(default=None, description="File of CA certificates to trust in addition to the system's.")
+    cert: Path | None = Field(default=None, description="Client certificate, for servers that ask for one.")
+    key: Path | None = Field(default=None, description="Private key of the certificate, if it is in a separate file.")
 
 
 def tls_settings() -> TlsSettings:
@@ -51,7 +51,7 @@ def client_context(settings: TlsSettings) -> ssl.SSLContext:
 
 def _unusable(variables: str, file: Path, error: OSError) -> ConfigError:
     # SSLError is an OSError, too: its text names neither the file nor what it should be.
-    why = "not a PEM file as it should be" if isinstance(error, ssl.SSLError) else error.strerror or str(error)
+    why = "not a valid PEM file" if isinstance(error, ssl.SSLError) else error.strerror or str(error)
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-        why = "the key is not that of the certificate"
+        why = "the key does not match the certificate"
     return ConfigError(f"{variables}: {file}: {why}")

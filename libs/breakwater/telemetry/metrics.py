@@ -119,7 +119,7 @@ def _plain_gauge(registry: CollectorRegistry, name: str, what: str) -> Gauge:
 
 def dead_letters_refused(registry: CollectorRegistry = REGISTRY) -> _Children[Counter]:
     """Of messages of which DLQ took nothing, and which were ended all the same; by their stream."""
-    what = "Messages that were ended without a dead letter, as DLQ refused it."
+    what = "Messages dropped without a dead letter, because DLQ refused it."
     return _counter(registry, "dead_letters_refused_total", what, "stream")
 
 
@@ -138,29 +138,31 @@ class WorkerMetrics:
         dead_letters_refused(registry)
         counter, seconds = partial(_counter, registry), partial(_histogram, registry, LLM_BUCKETS_S)
         by_call = ("agent", "model", "kind")
-        self._jobs = counter("jobs_total", "Jobs that were decided.", "agent", "status", "reason")
-        self._job_seconds = seconds("job_duration_seconds", "From a job's acceptance to its decision.", "agent")
-        what = "Attempts that were recorded, refused ones among them."
+        self._jobs = counter("jobs_total", "Jobs that have ended.", "agent", "status", "reason")
+        self._job_seconds = seconds("job_duration_seconds", "Time from a job's acceptance to its end.", "agent")
+        what = "Recorded attempts, including refused ones."
         self._attempts = counter("attempts_total", what, "agent", "model", "outcome", "kind")
-        self._attempt_seconds = seconds("attempt_duration_seconds", "How long calls took.", "agent", "model")
-        what = "From the start of a call to the first content of its streamed answer."
+        self._attempt_seconds = seconds("attempt_duration_seconds", "Duration of calls.", "agent", "model")
+        what = "Time from the start of a call to the first content of its streamed answer."
         self._first_token_seconds = seconds("first_token_seconds", what, "agent", "model")
         rates = partial(_histogram, registry, TOKENS_PER_S_BUCKETS)
-        what = "How fast streamed answers came: output tokens after the first one by the time since then."
+        what = "Speed of streamed answers: output tokens after the first one, per second."
         self._tokens_per_s = rates("output_tokens_per_second", what, "agent", "model")
         self._tokens = counter("tokens_total", "Tokens that providers reported.", "agent", "model", "direction")
-        what = "Known costs of calls, estimated ones among them."
+        what = "Known costs of calls, including estimates."
         self._cost = counter("cost_usd_total", what, "agent", "model")
-        what = "Calls whose reported usage can't be true, or can't be priced, or is another model's."
+        what = "Calls whose reported usage is implausible, has no price, or belongs to another model."
         self._usage_problems = counter("usage_problems_total", what, "provider")
-        what = "Cost of calls that did not give the answer."
+        what = "Cost of calls that did not produce the answer."
         self._wasted_cost = counter("wasted_cost_usd_total", what, "agent", "cause")
-        self._retries = counter("retries_total", "Attempts that repeated a failed one, by its error.", *by_call)
-        what = "Jobs that this process works on now."
+        self._retries = counter("retries_total", "Retries, by the error of the failed attempt.", *by_call)
+        what = "Jobs in progress in this process."
         self._in_progress = _gauge(registry, "jobs_in_progress", what, "agent")
-        self._parked = counter("jobs_parked_total", "Times that a job was parked until its next attempt.", "agent")
-        self._cache_hits = counter("cache_hits_total", "Jobs that were answered from the cache.", "agent")
-        self._short_circuits = counter("short_circuits_total", "Calls that were refused and not made.", *by_call)
+        self._parked = counter(
+            "jobs_parked_total", "Number of times that jobs were parked until their next attempt.", "agent"
+        )
+        self._cache_hits = counter("cache_hits_total", "Jobs answered from the cache.", "agent")
+        self._short_circuits = counter("short_circuits_total", "Refused calls, which were not made.", *by_call)
 
     def attempt(self, attempt: Attempt, trace_id: str | None = None) -> None:
         """Counts an attempt that has been recorded; a trace that is recorded becomes the exemplar of its buckets."""
@@ -206,7 +208,7 @@ class WorkerMetrics:
 
     def breaker_service_alive(self, alive: bool) -> None:
         """Sets whether a breaker service is running; there is no series before the first call."""
-        what = "Whether a breaker service is at work (1), so that failing models are not called on and on."
+        what = "1 while a breaker service is running. Without one, failures open no breaker."
         _plain_gauge(self._registry, "breaker_service_alive", what).set(alive)
 
     def began(self, agent: str) -> None:
@@ -230,9 +232,9 @@ class HttpMetrics:
     """Counts the requests to a service that answers HTTP."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        what = "Requests that were answered."
+        what = "Answered requests."
         self._requests = _counter(registry, "http_requests_total", what, "route", "method", "status")
-        what = "How long answers took, waiting for results included."
+        what = "Duration of requests, including the wait for results."
         self._seconds = _histogram(registry, HTTP_BUCKETS_S, "http_request_duration_seconds", what, "route", "method")
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
@@ -252,7 +254,7 @@ class StreamMetrics:
     """Fill levels of streams."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        what = "Which part of a stream's limit in bytes is used."
+        what = "Used share of a stream's limit in bytes."
         self._used = _gauge(registry, "stream_used_ratio", what, "stream")
 
     def used(self, stream: str, ratio: float) -> None:
@@ -264,7 +266,7 @@ class BreakerMetrics:
     """Counts what breakers do."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        what = "Transitions that a breaker service has published."
+        what = "Transitions published by the breaker service."
         self._transitions = _counter(registry, "breaker_transitions_total", what, "agent", "model", "to")
 
     def transition(self, agent: str, model: str, to: BreakerState) -> None:
@@ -276,14 +278,14 @@ class BudgetMetrics:
     """Counts what is settled, and shows the state of the budgets' counters."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        what = "Calls whose cost was counted, again delivered ones among them."
+        what = "Calls whose cost was counted, including redelivered ones."
         self._settled = _plain_counter(registry, "budget_calls_settled_total", what)
-        what = "Thresholds of caps that were reached and announced."
+        what = "Thresholds of caps that were reached and published."
         self._thresholds = _counter(registry, "budget_thresholds_total", what, "scope", "window", "kind")
-        self._filled = _plain_gauge(registry, "budgets_filled", "1 while the budgets' counters are there.")
-        what = "Counters that differed from the record."
+        self._filled = _plain_gauge(registry, "budgets_filled", "1 while the budgets' counters are complete.")
+        what = "Counters that differed from the record and were repaired."
         self._repairs = _plain_counter(registry, "budget_repairs_total", what)
-        what = "When the counters were last compared with the record."
+        what = "Time of the last comparison of the counters with the record."
         self._compared = _plain_gauge(registry, "budgets_compared_timestamp_seconds", what)
 
     def settled(self, calls: int) -> None:
@@ -312,8 +314,8 @@ class AlerterMetrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         counter = partial(_counter, registry)
-        self._sent = counter("alert_messages_total", "Messages that arrived.", "channel")
-        self._failed = counter("alert_failures_total", "Tries to send a message that failed.", "channel")
+        self._sent = counter("alert_messages_total", "Messages delivered to the channel.", "channel")
+        self._failed = counter("alert_failures_total", "Failed tries to send a message.", "channel")
         self._given_up = counter("alert_dead_letters_total", "Messages that were given up.", "channel")
         self._held = _gauge(registry, "alerts_held", "Alerts that wait for a channel.", "channel")
 
@@ -355,22 +357,22 @@ class SinkMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         counter, gauge = partial(_counter, registry), partial(_gauge, registry)
         dead_letters_refused(registry)
-        self._rows = counter("sink_rows_total", "Rows that were stored, again delivered ones among them.", "table")
-        what = "How long inserts took that were done."
+        self._rows = counter("sink_rows_total", "Stored rows, including redelivered ones.", "table")
+        what = "Duration of successful inserts."
         self._insert_seconds = _histogram(registry, HTTP_BUCKETS_S, "sink_insert_duration_seconds", what, "table")
-        self._batches = counter("sink_batches_total", "Batches that were stored and acknowledged.", "stream")
-        what = "Messages that no table takes, and that became dead letters."
+        self._batches = counter("sink_batches_total", "Batches stored and acknowledged.", "stream")
+        what = "Messages that no table accepts and that became dead letters."
         self._dead_letters = counter("sink_dead_letters_total", what, "stream")
         for stream in (Stream.EVENTS, Stream.ALERTS, Stream.AUDIT):
             # From 0: a counter that begins with its first one shows no increase.
             self._dead_letters[(stream.value,)].inc(0)
-        what = "Events that were acknowledged as stored and that ClickHouse lacked; they were stored again."
+        what = "Acknowledged events that were missing in ClickHouse and were stored again."
         self._lost = _plain_counter(registry, "sink_lost_events_total", what)
-        what = "How old the oldest event is that is held, or was when it was stored."
+        what = "Age of the oldest event that is held, or its age when it was stored."
         self._lag = gauge("sink_lag_seconds", what, "stream")
-        what = "Messages that waited behind the newest batch as it arrived."
+        what = "Messages waiting behind the newest batch when it arrived."
         self._waiting = gauge("sink_waiting_messages", what, "stream")
-        self._unavailable = gauge("sink_unavailable", "1 while a server that is needed is unavailable.", "what")
+        self._unavailable = gauge("sink_unavailable", "1 while a required server is unavailable.", "what")
 
     def began(self, stream: str, waiting: int) -> None:
         """A batch came; so many messages of its stream wait behind it."""
@@ -415,24 +417,28 @@ class PlaneGauge:
 Readings = Mapping[PlaneGauge, Mapping[tuple[str, ...], float]]
 """Values by those of the labels. What is unknown is missing."""
 
-BREAKER_STATE = PlaneGauge("breaker_state", "1 for the state that a breaker is in.", ("agent", "model", "state"))
+BREAKER_STATE = PlaneGauge(
+    "breaker_state", "1 for the current state of a breaker, 0 for the others.", ("agent", "model", "state")
+)
 
-AGENT_HEALTH = PlaneGauge("agent_health", "1 for the health that an agent is in.", ("agent", "health"))
-JOBS_WAITING = PlaneGauge("jobs_waiting", "Jobs that no worker has taken.", ("agent",))
-PARKED_JOBS = PlaneGauge("parked_jobs", "Jobs that sleep until their next attempt is due.")
-OLDEST_JOB = PlaneGauge("oldest_job_age_seconds", "Since when the oldest job in the queue was accepted.", ("agent",))
+AGENT_HEALTH = PlaneGauge(
+    "agent_health", "1 for the current health of an agent, 0 for the others.", ("agent", "health")
+)
+JOBS_WAITING = PlaneGauge("jobs_waiting", "Jobs waiting for a worker.", ("agent",))
+PARKED_JOBS = PlaneGauge("parked_jobs", "Parked jobs, waiting for their next attempt.")
+OLDEST_JOB = PlaneGauge("oldest_job_age_seconds", "Time at which the oldest job in the queue was accepted.", ("agent",))
 CONSUMER_WAITING = PlaneGauge("consumer_waiting_messages", "Messages not yet delivered.", ("consumer",))
 CONSUMER_IN_PROGRESS = PlaneGauge(
-    "consumer_in_progress_messages", "Messages that were given and not acknowledged.", ("consumer",)
+    "consumer_in_progress_messages", "Messages delivered and not acknowledged.", ("consumer",)
 )
 
 _BUDGET = ("budget", "scope", "window", "enforcement")
 BUDGET_SPENT = PlaneGauge("budget_spent_usd", "Spent in the current period.", _BUDGET)
-BUDGET_RESERVED = PlaneGauge("budget_reserved_usd", "Held for calls under way.", _BUDGET)
+BUDGET_RESERVED = PlaneGauge("budget_reserved_usd", "Reserved by calls in flight.", _BUDGET)
 BUDGET_LIMIT = PlaneGauge("budget_limit_usd", "The effective cap.", _BUDGET)
-BUDGET_FORECAST = PlaneGauge("budget_forecast_usd", "What the period will have cost at its present pace.", _BUDGET)
+BUDGET_FORECAST = PlaneGauge("budget_forecast_usd", "Forecast of the spend at the end of the period.", _BUDGET)
 
-INCIDENTS = PlaneGauge("incidents", "Incidents that are not over.", ("event", "severity", "status"))
+INCIDENTS = PlaneGauge("incidents", "Unresolved incidents.", ("event", "severity", "status"))
 
 PLANE_GAUGES: Mapping[str, tuple[PlaneGauge, ...]] = {
     "breaker": (BREAKER_STATE,),
@@ -546,9 +552,7 @@ def _config_info(registry: CollectorRegistry) -> Info:
 def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused: bool = False) -> None:
     """Shows which version of the config this process works under, and whether its file is refused for another."""
     _config_info(registry).info({"version": version})
-    _plain_gauge(registry, "config_refused", "1 while the config file, as it was last read, can't be used.").set(
-        refused
-    )
+    _plain_gauge(registry, "config_refused", "1 while the config file is invalid.").set(refused)
 
 
 _MAX_CONNECTIONS = 50
@@ -576,7 +580,7 @@ def serve(host: str, port: int, token: str | None = None) -> None:
             reason = error.strerror or os.strerror(error.errno or 0)
             raise ConfigError(f"metrics: can't listen on {host}:{port}: {reason}; {choose}") from error
         outage = Outage("metrics")
-        outage.failed(f"another program listens on {host}:{port}; {choose}, or end that program")
+        outage.failed(f"another program already listens on {host}:{port}; {choose}, or stop that program")
         Thread(target=_serve_later, args=(host, port, token, outage), name="metrics", daemon=True).start()
 
 

@@ -31,8 +31,8 @@ PROBE_POLL_S = 0.1
 """The interval of the checks for that; random jitter at most doubles it."""
 
 MISSING = (
-    "no breaker service is at work, or it has not read the event log yet: models that fail are called all the same; "
-    "start one with `python -m services breaker`, or look at its log"
+    "no breaker service is running, or it has not read the event log yet: failing models "
+    "are still called; start one with `python -m services breaker`, or check its log"
 )
 
 

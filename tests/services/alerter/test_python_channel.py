@@ -155,7 +155,7 @@ async def test_its_payload_is_its_own(make: Make) -> None:
     ("code", "called", "words"),
     [
         ("", "notify", "has no notify"),
-        ("notify = 7", "notify", "is int, and can't be called"),
+        ("notify = 7", "notify", "is int, which is not callable"),
         ("class A: ...", "A.b", "has no A.b"),
         ("raise RuntimeError('not today')", "notify", "can't be imported: RuntimeError: not today"),
         ("def notify(:", "notify", "can't be imported: SyntaxError"),

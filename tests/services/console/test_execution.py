@@ -343,7 +343,7 @@ async def test_an_api_that_hangs_does_not_hang_the_page(console: Console, monkey
     async with progress_from(hanging, monkeypatch), asyncio.timeout(60):
         page = await console.get("/executions/none")
     assert page.status == 503
-    assert "no response came" in page.words
+    assert "no response from" in page.words
 
 
 async def test_those_who_watch_keep_nobody_from_an_answer(interface: Stub, monkeypatch: Any):

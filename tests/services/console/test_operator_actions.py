@@ -44,7 +44,7 @@ async def test_a_refusal_is_shown_on_the_page(console: Console, case: OperatorCa
 async def test_a_lost_response_is_no_success(console: Console, case: OperatorCase) -> None:
     console.interface.answers[f"POST {case.action}"] = 200, None
     page = await submit(console, case)
-    assert f"{failed(case)}no response came from {console.interface.url}" in page.words
+    assert f"{failed(case)}no response from {console.interface.url}" in page.words
 
 
 @each_action

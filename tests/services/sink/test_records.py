@@ -50,8 +50,8 @@ def test_a_field_from_a_later_version_is_no_mistake() -> None:
         ("bw.attempts.writer.e1.1", b"\x00not json", "is not a Attempt: Invalid JSON"),
         ("bw.attempts.writer.e1.1", b"{}", r"is not a Attempt at attempt_id: Field required \(and \d+ more\)"),
         ("bw.guards.writer", b"{}", r"is not a GuardEvent at event_id: Field required \(and \d+ more\)"),
-        ("bw.later.writer", b"{}", "no table keeps messages of bw.later.writer"),
-        ("bw", b"{}", "no table keeps"),
+        ("bw.later.writer", b"{}", "no table stores messages of bw.later.writer"),
+        ("bw", b"{}", "no table stores"),
     ],
 )
 def test_what_is_not_a_message_of_its_kind_says_so(subject: str, data: bytes, why: str) -> None:

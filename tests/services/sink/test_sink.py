@@ -241,7 +241,7 @@ async def test_a_forged_record_changes_no_row_and_is_a_dead_letter(plane: Plane)
     )
     reasons = sorted((dead_letter["subject"], dead_letter["error"]) for dead_letter in await plane.dead_letters())
     assert reasons == [
-        (own, "it was published without the condition to be the first on its subject"),
+        (own, "it was published without requiring to be the first message on its subject"),
         (elsewhere, f"it belongs on {own}"),
     ]
 

@@ -66,7 +66,7 @@ class OtlpRecorder:
             self._provider.add_span_processor(BatchSpanProcessor(_Exporter(service, self._complaints)))
         except (ValueError, RuntimeError, ImportError, OSError) as error:
             self._complaints.leave()
-            raise ConfigError(f"tracing can't be set up as the OTEL_* variables say: {error}") from error
+            raise ConfigError(f"invalid OTEL_* variables for tracing: {error}") from error
         self._tracer = self._provider.get_tracer("breakwater", __version__)
 
     def begin(
@@ -86,7 +86,7 @@ class OtlpRecorder:
         ending.join(FLUSH_S)
         if ending.is_alive():
             structlog.get_logger().warning(
-                "spans_lost", error=f"the collector did not take the last within {FLUSH_S} s"
+                "spans_lost", error=f"the collector did not accept the last spans within {FLUSH_S} s"
             )
         self._complaints.leave()
 
@@ -120,7 +120,7 @@ class _Complaints(logging.Handler):
         if well:
             self._outage.worked()
         else:
-            self._outage.failed(reasons[0] if reasons else "the collector did not take the spans")
+            self._outage.failed(reasons[0] if reasons else "the collector did not accept the spans")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Takes a line: a reason of the export under way, or logged as ours."""
@@ -186,5 +186,7 @@ def _check_protocol() -> None:
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         if protocol := os.environ.get(name):
             if protocol != PROTOCOL:
-                raise ConfigError(f"{name}: {protocol!r} can't be spoken here, only {PROTOCOL}; collectors take it too")
+                raise ConfigError(
+                    f"{name}: the protocol {protocol!r} is not supported; use {PROTOCOL}, which collectors support too"
+                )
             return
