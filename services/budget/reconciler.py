@@ -17,7 +17,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.subjects import Stream
 from breakwater.coordination.reconciliation import BudgetComparison, RecordedSpend, added, at_least, compare
 from breakwater.policy.budget import CapTable
-from breakwater.policy.formats import money_text
+from breakwater.policy.formats import money
 from breakwater.policy.ledger import AttemptSums, BudgetPlace
 from breakwater.runtime import background
 from breakwater.runtime.outage import Outage, Outages
@@ -231,4 +231,4 @@ class Reconciler:
 
 
 def _off(nano: int, what: str) -> str:
-    return f"{money_text(abs(nano))} too {'much' if nano > 0 else 'little'} was {what}"
+    return f"{money(abs(nano))} too {'much' if nano > 0 else 'little'} was {what}"

@@ -22,6 +22,7 @@ from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList
 from breakwater.contracts.http import AgentQueue, Queues
 from breakwater.contracts.types import is_identifier
+from breakwater.policy import formats
 from breakwater.policy.formats import counted
 from breakwater.views.executions import COLUMNS
 from services.console import tiles, words
@@ -155,7 +156,7 @@ def helped(tried: RetryFigures, when: str) -> tuple[str, ...]:
     sentences: list[str] = []
     if tried.retried:
         outcome = _outcome(tried.saved, tried.retried, "were retried", tried.rate)
-        cost = words.short_money(tried.cost)
+        cost = formats.money(tried.cost)
         sentences.append(f"{_verdict('Retrying', tried.rate)}: {outcome}. The retries cost {cost}.")
     if tried.fell_back:
         outcome = _outcome(tried.saved_by_fallback, tried.fell_back, "fell back", tried.fallback_rate)

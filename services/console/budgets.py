@@ -21,6 +21,7 @@ from breakwater.contracts.budgets import BudgetList, BudgetStatus
 from breakwater.contracts.events import Reconciliation, Window
 from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
+from breakwater.policy.formats import money
 from breakwater.views.budgets import COLUMNS as BUDGETS
 from breakwater.views.budgets import RECONCILIATION, tone, used
 from breakwater.views.columns import Column, lifted
@@ -29,7 +30,7 @@ from services.console.operator_actions import back_to, reason_of, submitted
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.tables import PageTable
 from services.console.visits import NotFound, ReadModels, Visit, page, shown
-from services.console.words import segment, short_money
+from services.console.words import segment
 
 CHARTS = 2
 """Budgets that are drawn on the page of all: those nearest to their caps."""
@@ -58,13 +59,13 @@ class BudgetRow:
 
     @property
     def title(self) -> str:
-        """`everything, daily`, `content-writer, monthly`, `tenant acme, daily`."""
+        """`Global, daily`, `content-writer, monthly`, `tenant acme, daily`."""
         return f"{self.whose}, {self.status.window}"
 
     @property
     def whose(self) -> str:
-        """`everything`, `content-writer`, `tenant acme`."""
-        names = {"global": "everything", "agent": self.status.agent, "tenant": f"tenant {self.status.tenant}"}
+        """`Global`, `content-writer`, `tenant acme`."""
+        names = {"global": "Global", "agent": self.status.agent, "tenant": f"tenant {self.status.tenant}"}
         return names[self.status.scope] or ""
 
     @property
@@ -74,7 +75,7 @@ class BudgetRow:
         if limit is None or self.used is None:
             return None
         colour = tone(self.status) or "good"
-        label = f"{short_money(spent)} spent and {short_money(reserved)} in flight of {short_money(limit)}"
+        label = f"{money(spent)} spent and {money(reserved)} in flight of {money(limit)}"
         parts = [(colour, float(spent)), ("second", float(reserved))] if limit else [(colour, 1.0)]
         return charts.share(parts, label, of=float(limit) or 1.0)
 
@@ -138,7 +139,7 @@ def routes(context: PageContext) -> list[Route]:
             raise
         except ApiError as error:
             return await one(request, RaiseRejected(given, reason, error.message))
-        limit = short_money(nano_from_usd(wanted))
+        limit = money(nano_from_usd(wanted))
         if "unchanged" in result:
             session.notify(f"The cap of {name} was {limit} already.")
         else:
@@ -262,15 +263,15 @@ def outlook(status: BudgetStatus, expected: Forecast | None, known: bool, now_ms
     """A forecast in words. `known`: True if recent spend is known."""
     length, limit = _LENGTH[status.window], status.limit
     if limit is not None and status.reached:
-        return "the cap is reached" if limit else "the cap is zero"
+        return "Cap reached" if limit else "Cap is zero"
     if not status.spent:
-        return "nothing spent yet"
+        return "Nothing spent yet"
     if expected is None:
-        return f"too early in the {length} to forecast" if known else "unknown: ClickHouse is unavailable"
+        return f"Too early in the {length} to forecast" if known else "Unknown: ClickHouse is unavailable"
     if expected.reaches_ms is not None:
-        return f"at this pace the cap is reached {_in_about(expected.reaches_ms - now_ms)}"
-    of = "" if limit is None else f" of {short_money(limit)}"
-    return f"at this pace the {length} ends at {short_money(expected.total)}{of}"
+        return f"Forecast: cap reached {_in_about(expected.reaches_ms - now_ms)}"
+    of = "" if limit is None else f" of {money(limit)}"
+    return f"Forecast: {money(expected.total)}{of}"
 
 
 def _in_about(wait_ms: int) -> str:
@@ -296,7 +297,7 @@ def _rejected(
         return RaiseRejected(given, reason, f"the present cap is unknown: {problem}")
     present = status.limit if status else None
     if present is not None and limit > present * CONFIRM_FROM and confirmed != str(limit):
-        confirm = f"raise it to {short_money(limit)}, more than ten times the cap of {short_money(present)}"
+        confirm = f"raise it to {money(limit)}, more than ten times the cap of {money(present)}"
         asks = "this is more than ten times the cap; confirm it below"
         return RaiseRejected(given, reason, asks, confirm, str(limit))
     return None
@@ -336,7 +337,7 @@ def _picture(row: BudgetRow, period: Period, burnt: Burn, now: datetime) -> Mark
         # Redis' counters are a little ahead of what is stored.
         points[-1] = (points[-1][0], max(points[-1][1], status.spent))
     return charts.burn(
-        f"Spend of {row.title}, {status.period}",
+        f"Spend: {row.title}, {status.period}",
         points,
         start=time_from_ms(period.start_ms),
         end=time_from_ms(period.end_ms),

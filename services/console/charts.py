@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from breakwater.contracts.types import ms_from_time
+from breakwater.policy import formats
 from services.console import words
 from services.console.time_range import between
 from services.console.waterfall import WIDTH, WaterfallRow
@@ -46,7 +47,7 @@ class Unit:
 
 
 COUNT = Unit("count", lambda number: f"{number:,g}")
-MONEY = Unit("money", lambda nano: words.short_money(round(nano)))
+MONEY = Unit("money", lambda nano: formats.money(round(nano)))
 DURATION = Unit("duration", words.duration)
 """Milliseconds."""
 

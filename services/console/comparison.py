@@ -15,8 +15,8 @@ from breakwater.contracts.execution import Attempt, Execution
 from breakwater.policy import formats
 from breakwater.policy.chat_messages import FILES
 from breakwater.policy.formats import counted
-from breakwater.views.columns import Column
-from breakwater.views.executions import FACTS
+from breakwater.views.columns import Column, with_words
+from breakwater.views.executions import FACTS, cost
 from services.console import words
 from services.console.messages import media_part
 
@@ -78,9 +78,10 @@ class Comparison:
 
 def compare(left: Execution, right: Execution) -> Comparison:
     """Compares two records. It may take seconds: to be called in a thread."""
+    facts = with_words(FACTS, ["cost"], lambda one: cost(one, formats.exact_money))
     return Comparison(
         (
-            *(Fact(one.heading, *(_text(one, side) for side in (left, right))) for one in FACTS if one.page),
+            *(Fact(one.heading, *(_text(one, side) for side in (left, right))) for one in facts if one.page),
             Fact("Metadata", *(words.json_text(side.metadata) if side.metadata else "–" for side in (left, right))),
         ),
         tuple(_merged(left.params or {}, right.params or {})),

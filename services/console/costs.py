@@ -17,7 +17,7 @@ from starlette.routing import Route
 from breakwater.contracts.budgets import CostLine, Costs
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before
-from breakwater.policy.formats import counted
+from breakwater.policy.formats import counted, money
 from breakwater.views.columns import Column, lifted
 from breakwater.views.costs import BY, columns, tone
 from services.console import charts, tiles, words
@@ -28,7 +28,7 @@ from services.console.tables import csv_headers
 from services.console.tiles import Colour, Tile
 from services.console.time_range import between
 from services.console.visits import ReadModels, Visit, page, visit_of
-from services.console.words import segment, short_money
+from services.console.words import segment
 
 MOST = 200
 """Lines on the page; the CSV has all."""
@@ -131,10 +131,10 @@ def tiles_of(costs: Costs, now: datetime) -> list[Tile]:
     of_spend = "nothing was spent" if total.spend == 0 else f"{words.percent(share)} of spend"
     much: Colour = "warn" if share is not None and share >= MUCH_WASTED else ""
     return [
-        Tile("Spend", short_money(total.spend), calls, budget),
+        Tile("Spend", words.money(total.spend), calls, budget),
         _expected(costs, now, budget),
-        Tile("On failed calls", short_money(total.wasted), of_spend, waste, much),
-        Tile(costs.previous_month, short_money(total.previous), _compared(total), budget),
+        Tile("On failed calls", words.money(total.wasted), of_spend, waste, much),
+        Tile(costs.previous_month, words.money(total.previous), _compared(total), budget),
     ]
 
 
@@ -156,13 +156,13 @@ def _compared(total: CostLine) -> str:
 
 def _expected(costs: Costs, now: datetime, href: str) -> Tile:
     total = costs.total
-    cap = "no cap" if total.cap is None else f"of a cap of {short_money(total.cap)}"
+    cap = "no cap" if total.cap is None else f"of a cap of {money(total.cap)}"
     if costs.ends_at <= now:
         used = "–" if not total.cap else words.percent((total.spend or 0) / total.cap)
         return Tile("Cap used", used, cap, href, tone(total))
     if total.forecast is None:
         return Tile("Forecast", "–", "too early in the month", href)
-    return Tile("Forecast", short_money(total.forecast), cap, href, tone(total))
+    return Tile("Forecast", words.money(total.forecast), cap, href, tone(total))
 
 
 def _rows(costs: Costs) -> list[CostRow]:

@@ -31,6 +31,7 @@ class Tile:
 
     label: str
     value: str
+    """Text, or an amount as `words.money` writes it."""
     note: str
     href: str
     colour: Colour = ""
@@ -63,10 +64,10 @@ def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | 
             "" if failed is None or failed < SOME_FAIL else "warn" if failed < MANY_FAIL else "bad",
             "Of executions that succeeded or failed. Dry runs are left out.",
         ),
-        Tile("Spend", words.short_money(totals.spend), _calls(totals), "/budgets"),
+        Tile("Spend", words.money(totals.spend), _calls(totals), "/budgets"),
         Tile(
             "Wasted",
-            words.short_money(totals.wasted),
+            words.money(totals.wasted),
             _waste(totals, wasted),
             "#waste",
             "warn" if wasted is not None and wasted >= MUCH_WASTED else "",
@@ -74,14 +75,14 @@ def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | 
         Tile(
             "p95 latency",
             words.duration(totals.p95_ms),
-            f"half took under {words.duration(totals.p50_ms)}" if totals.executions else "nothing ran",
+            f"Median {words.duration(totals.p50_ms)}" if totals.executions else "nothing ran",
             "#latency",
         ),
     ]
 
 
 def of_now(live: Live) -> list[Tile]:
-    """Waiting jobs, open breakers, spent budgets and unresolved incidents."""
+    """Waiting jobs, open breakers, exhausted budgets and unresolved incidents."""
     return [_jobs(live), _breakers(live), _budgets(live), incidents(live.incidents.value)]
 
 
@@ -108,7 +109,7 @@ def spent_budgets(budgets: Iterable[BudgetStatus], href: str, without: str) -> T
     reached = [one for one in capped if spent(one)]
     refuses = any(one.enforcement == "hard" for one in reached)
     note = f"of {len(capped):,}" if capped else without
-    return Tile("Spent budgets", f"{len(reached):,}", note, href, "bad" if refuses else "warn" if reached else "")
+    return Tile("Exhausted budgets", f"{len(reached):,}", note, href, "bad" if refuses else "warn" if reached else "")
 
 
 def _jobs(live: Live) -> Tile:
@@ -134,9 +135,9 @@ def _breakers(live: Live) -> Tile:
 def _budgets(live: Live) -> Tile:
     known = live.budgets.value
     if known is None:
-        return unknown("Spent budgets", "/budgets")
+        return unknown("Exhausted budgets", "/budgets")
     if not known.filled:
-        return Tile("Spent budgets", "–", "being rebuilt from the records", "/budgets", "bad")
+        return Tile("Exhausted budgets", "–", "being rebuilt from the records", "/budgets", "bad")
     return spent_budgets(known.budgets, "/budgets", "of 0")
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
 
@@ -13,46 +12,16 @@ import orjson
 from markupsafe import Markup, escape
 
 from breakwater.analytics.figures import RefusalLine
-from breakwater.contracts.types import NANO_PER_USD, format_time
+from breakwater.contracts.types import format_time
 from breakwater.policy import formats
-from breakwater.policy.formats import counted, failures_in_words
+from breakwater.policy.formats import counted, failures_in_words, percent
 from breakwater.views.columns import humanized as humanize
-from breakwater.views.columns import percent, rough_duration, tone_of
+from breakwater.views.columns import rough_duration, tone_of
 
 
-def short_money(nano: int | None) -> str:
-    """With as many digits as help: `$1,204.20`, `$0.0131`, `<$0.0001`. Nano-dollars; None is `unknown`."""
-    if nano is None:
-        return "unknown"
-    usd = Decimal(nano) / NANO_PER_USD
-    if usd == 0:
-        return "$0"
-    if abs(usd) >= 1:
-        return f"${usd:,.2f}" if usd > 0 else f"-${-usd:,.2f}"
-    if abs(usd) < Decimal("0.0001"):
-        return "<$0.0001"
-    return formats.dollars(f"{usd:.4f}")
-
-
-def money(nano: int | None, places: int | None = None) -> Markup:
-    """The short form, with the exact amount as a tooltip. `places`: those of its column, see there."""
-    text = short_money(nano) if places is None or nano is None else _fixed_money(nano, places)
-    return Markup('<span class="money" title="{}">{}</span>').format(formats.money(nano), text)
-
-
-def places(column: Iterable[int | None]) -> int:
-    """Decimal places that all amounts of a column have, so that they can be compared at a glance."""
-    amounts = [abs(nano) for nano in column if nano]
-    cents = all(nano % 10_000_000 == 0 for nano in amounts)
-    return 2 if cents or max(amounts, default=0) >= 100 * NANO_PER_USD else 4
-
-
-def _fixed_money(nano: int, places: int) -> str:
-    usd = Decimal(nano) / NANO_PER_USD
-    least = Decimal(1).scaleb(-places)
-    if 0 < abs(usd) < least:
-        return f"<${least}"
-    return f"{'-' if usd < 0 else ''}${abs(usd):,.{places}f}"
+def money(nano: int | None) -> Markup:
+    """An amount, with its exact figure as a tooltip."""
+    return Markup('<span class="money" title="{}">{}</span>').format(formats.exact_money(nano), formats.money(nano))
 
 
 def count(number: int | None) -> str:
@@ -208,11 +177,11 @@ def refused_by(line: RefusalLine) -> str:
 
 _NAMED = (
     ago, clock, code, cost_basis, count, counted, duration, failures_in_words, finish_reason, local, money,
-    outcome_colour, percent, places, pretty, refused_by, rough_duration, segment, short_money, utc,
+    outcome_colour, percent, pretty, refused_by, rough_duration, segment, utc,
     waste_cause,
 )  # fmt: skip
 FILTERS: Mapping[str, Callable[..., object]] = {
-    "exact": formats.money,
+    "exact": formats.exact_money,
     "humanize": humanize,
     "tone": tone_of,
     **{one.__name__: one for one in _NAMED},

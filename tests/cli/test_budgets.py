@@ -135,7 +135,7 @@ async def test_budgets_are_listed_with_what_is_left_of_them(run: Run, stub: Stub
     assert titles.split() == ["budget", "cap", "spent", "in", "flight", "free", "resets", "mode", "est."]
     assert day.split() == ["global/daily", "$1,000.00", "$800.00", "$0.00", "$200.00", "in", "10", "h", "none"]
     assert month.split() == ["global/monthly", "$1,234.56+", "$0.00", "in", "13", "d"]
-    assert writer.split()[:5] == ["agent:writer/daily", "$50.00", "$8.41", "$0.0012", "$41.58"]
+    assert writer.split()[:5] == ["agent:writer/daily", "$50.00", "$8.41", "$0.00123", "$41.59"]
     assert writer.split()[5:] == ["in", "10", "h", "hard", "21", "%"]
     until = clock(TONIGHT, NOW)
     assert ran.err == f"agent:writer/daily is raised to $50.00 until {until}, by ops: launch day\n"

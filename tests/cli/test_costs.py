@@ -26,9 +26,9 @@ async def test_a_month_by_tenant_with_its_forecast_and_the_total(stub: Stub, run
     heading, *lines = [line.split() for line in ran.out.splitlines()]
     assert heading == ["tenant", "spend", "at", "month's", "end", "failed", "calls", "2026-10", "cap", "calls"]
     assert lines == [
-        ["acme", "$40.4123+", "$50.00", "$2.18", "$50.00", "$50.00", "8,000"],
-        ["none", "$8.00", "$11.4285", "$0.00", "$11.9021", "1,204"],
-        ["all", "$48.4123+", "$69.1604", "$2.18", "$61.9021", "$300.00", "9,204"],
+        ["acme", "$40.41+", "$50.00", "$2.18", "$50.00", "$50.00", "8,000"],
+        ["none", "$8.00", "$11.43", "$0.00", "$11.90", "1,204"],
+        ["all", "$48.41+", "$69.16", "$2.18", "$61.90", "$300.00", "9,204"],
     ]
     assert "the others spent $0.000000007" in ran.err
     assert "2026-11 in Europe/Berlin" in ran.err

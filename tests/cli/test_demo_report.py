@@ -182,7 +182,7 @@ def test_the_screen_fits_the_terminal_and_shows_every_figure(drawn: Drawn, width
     [agent] = [row.split() for row in text.splitlines() if row.startswith("content-writer  ")]
     figures = ["content-writer", "1", "100%", "2", "1", "1", "1"]
     assert agent[: len(figures)] == figures
-    assert agent[-2:] == ["$0.3441", "$0.0166"]
+    assert agent[-2:] == ["$0.344", "$0.0167"]
     assert "…" not in text
     assert "agree to the nano-dollar and the call" in text
 

@@ -24,26 +24,6 @@ NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("nano", "text"),
-    [
-        (None, "unknown"),
-        (0, "$0.00"),
-        (1, "$0.000000001"),
-        (42_000, "$0.000042"),
-        (12_500_000_000, "$12.50"),
-        (1_234_567_000_000_000, "$1,234,567.00"),
-        (-5_000_000, "-$0.005"),
-    ],
-)
-def test_money_is_exact_and_short(nano: int | None, text: str) -> None:
-    assert formats.money(nano) == text
-
-
-def test_an_amount_of_the_wire_looks_the_same() -> None:
-    assert formats.dollars("0.000042000") == formats.dollars(Decimal("0.000042")) == "$0.000042"
-
-
-@pytest.mark.parametrize(
     ("ms", "text"),
     [
         (None, ""),

@@ -13,8 +13,8 @@ from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.errors import ExitCode
 from breakwater.contracts.budgets import BudgetList, BudgetStatus, UnchangedBudget
 from breakwater.contracts.events import BudgetEvent, Reconciliation
-from breakwater.policy.formats import counted, money
-from breakwater.views.budgets import COLUMNS, RECONCILIATION, differs, short
+from breakwater.policy.formats import counted, exact_money, money, typed_money
+from breakwater.views.budgets import COLUMNS, RECONCILIATION, differs
 from breakwater.views.columns import clock, with_words
 
 NOT_FILLED = "the counters are being rebuilt: the figures mean nothing yet, and hard caps refuse calls until it is done"
@@ -93,7 +93,7 @@ def raise_(
             _show_raised(result, budget)
             return
         by = "" if result.raised is None else f", by {result.raised.by}: {result.raised.reason}"
-        output.write(f"the cap of {result.budget} is {short(result.limit)} already{by}")
+        output.write(f"the cap of {result.budget} is {money(result.limit)} already{by}")
 
     body = {"budget": budget, "limit_usd": limit, "reason": reason}
     api.answer(api.act((BudgetEvent, UnchangedBudget), "budgets/raise", body, see="breakwater budgets"), show)
@@ -109,7 +109,7 @@ def _show(listed: BudgetList) -> None:
         if (raised := one.raised) is not None:
             until = clock(one.resets_at)
             output.note(
-                f"{one.budget} is raised to {short(raised.limit)} until {until}, by {raised.by}: {raised.reason}"
+                f"{one.budget} is raised to {money(raised.limit)} until {until}, by {raised.by}: {raised.reason}"
             )
     _note_exceeded(listed.budgets)
 
@@ -141,24 +141,19 @@ def _show_raised(event: BudgetEvent, budget: str) -> None:
     """Says what a cap was raised to, and how to undo it."""
     if event.kind == "raise_ended":
         output.write(
-            f"the config's own cap of {budget}, {short(event.limit)}, holds again; it was {short(event.previous)}"
+            f"the config's own cap of {budget}, {money(event.limit)}, holds again; it was {money(event.previous)}"
         )
         return
     until = "" if event.resets_at is None else f" until {clock(event.resets_at)}"
-    change = f"was {short(event.previous)}, is now {short(event.limit)}{until}"
+    change = f"was {money(event.previous)}, is now {money(event.limit)}{until}"
     output.write(f"the cap of {budget} {change}, by {event.by}: {event.reason}")
-    undo = f"breakwater budgets raise {shlex.quote(budget)} {_plain(event.configured)} --reason TEXT"
-    output.note(f"{short(event.total)} of it is spent; `{undo}` sets it back to the config's")
+    undo = f"breakwater budgets raise {shlex.quote(budget)} {typed_money(event.configured or 0)} --reason TEXT"
+    output.note(f"{money(event.total)} of it is spent; `{undo}` sets it back to the config's")
 
 
 def _what_differs(reconciliation: Reconciliation) -> str:
     wrong = [f"{budget.budget} of {budget.period}" for budget in reconciliation.budgets if differs(budget)]
     if reconciliation.reserved != reconciliation.held:
-        reserved, held = money(reconciliation.reserved), money(reconciliation.held)
+        reserved, held = exact_money(reconciliation.reserved), exact_money(reconciliation.held)
         wrong.append(f"{reserved} reserved for calls that hold {held}")
     return ", ".join(wrong) or "not in what is spent, but in what is held for calls, or in estimates"
-
-
-def _plain(nano: int | None) -> str:
-    """An amount as it can be typed."""
-    return money(nano).lstrip("$").replace(",", "")

@@ -233,12 +233,12 @@ def _rate_limits(config: Config, agent: Agent) -> str:
 
 def _budget(agent: Agent) -> str:
     text = _caps(agent.budget)
-    return text if agent.max_cost_usd is None else f"{text}; {formats.money(agent.max_cost_usd)} a job"
+    return text if agent.max_cost_usd is None else f"{text}; {formats.exact_money(agent.max_cost_usd)} a job"
 
 
 def _caps(caps: Caps) -> str:
     windows = [
-        f"{formats.money(limit)}/{unit}"
+        f"{formats.exact_money(limit)}/{unit}"
         for limit, unit in ((caps.daily_usd, "day"), (caps.monthly_usd, "month"))
         if limit is not None
     ]
@@ -257,7 +257,7 @@ def _named(settings: dict[str, Any]) -> str:
         if isinstance(value, dict):
             return f"{{{_named(cast(dict[str, Any], value))}}}"
         if name.endswith("_usd"):
-            return formats.dollars(value)
+            return formats.exact_money(value)
         return f"{value:g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value).lower()
 
     return ", ".join(f"{name}: {text(name, value)}" for name, value in settings.items() if value not in ([], {}))

@@ -13,15 +13,15 @@ import typer
 
 from breakwater.cli.errors import wrong_usage
 from breakwater.cli.output import clock
-from breakwater.policy.formats import counted, dollars, duration, failures_in_words, money
+from breakwater.policy.formats import at_least, counted, duration, exact_money, failures_in_words, money, typed_money
 
 __all__ = [
     "at_least",
     "clock",
     "counted",
-    "dollars",
     "duration",
     "exact",
+    "exact_money",
     "failures_in_words",
     "money",
     "program",
@@ -42,11 +42,6 @@ def program() -> str:
     return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
 
 
-def at_least(nano: int | None, unknown: int) -> str:
-    """An amount, with a `+` behind it where it lacks calls of unknown cost."""
-    return money(nano) + ("+" if unknown and nano is not None else "")
-
-
 def exact(nano: int | None) -> str | None:
     """An amount as programs get it: a decimal string; None where it is not known."""
     from breakwater.contracts.types import usd_from_nano
@@ -64,7 +59,7 @@ def usd(given: str) -> str:
         raise typer.BadParameter(str(error)) from error
     if nano <= 0:
         raise typer.BadParameter(f"{given} is no amount above 0")
-    text = money(nano).removeprefix("$").replace(",", "")
+    text = typed_money(nano)
     return text if nano_from_usd(str(float(text))) == nano else f'"{text}"'
 
 

@@ -288,7 +288,7 @@ def _cost_summary(result: dict[str, Any]) -> str:
         first = next((one for one in result["output"]["models"] if one["admission"] != "refused"), None)
         return "nothing would be called" if first is None else f"worst case {_planned_cost(first['worst_case_cost'])}"
     cost = result["total_cost"]
-    return "cost unknown" if cost is None else formats.dollars(cost)
+    return "cost unknown" if cost is None else formats.money(cost)
 
 
 def _answer(result: dict[str, Any]) -> None:
@@ -318,7 +318,7 @@ def _planned_refusal(model: dict[str, Any]) -> str:
 
 
 def _planned_cost(cost: str | None) -> str:
-    return "unknown" if cost is None else formats.dollars(cost)
+    return "unknown" if cost is None else formats.money(cost)
 
 
 def _failure(result: dict[str, Any]) -> None:

@@ -262,9 +262,9 @@ def _budget(event: Mapping[str, Any]) -> _Parts:
     when = f"{whose}/{event['window']} {event['period']}"
     if kind in {"raised", "raise_ended", "repaired"}:
         was, now = event.get("previous"), event["total"] if kind == "repaired" else limit
-        change = f"{formats.dollars(was)} is now {formats.dollars(now)}" if was is not None and now is not None else ""
+        change = f"{formats.money(was)} is now {formats.money(now)}" if was is not None and now is not None else ""
         return (kind, kind), [when, change, str(event.get("reason") or "")]
-    spent = formats.dollars(event["total"]) + (f" of {formats.dollars(limit)}" if limit is not None else "")
+    spent = formats.money(event["total"]) + (f" of {formats.money(limit)}" if limit is not None else "")
     refuses = kind == "hard_cap" and event["enforcement"] == "hard"
     # A hard cap refuses what does not fit before it is spent.
     percent = event["threshold_percent"]
@@ -318,7 +318,7 @@ def _cost(cost: str | None, event: Mapping[str, Any]) -> str:
     if cost is None:
         # A call that was never made has no cost to be unknown.
         return "" if event.get("short_circuited") else "cost unknown"
-    return formats.dollars(cost)
+    return formats.money(cost)
 
 
 def _error(event: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from breakwater.config import Config, ModelSettings
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.policy.formats import money_text
+from breakwater.policy.formats import moneys
 from breakwater.policy.price import Cost, InputSize, Rates, Tariff, max_output_of
 from breakwater.policy.usage import Usage
 from breakwater.providers.base import LocalSettings
@@ -67,9 +67,10 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
         if least is None:
             why.append(f"{model} has no price (set models.{model}.price)")
         elif least > cap:
+            cost, most = moneys(least, cap)
             why.append(
-                f"the output of a call to {model} alone may cost {money_text(least)}, and {setting} is "
-                f"{money_text(cap)} (raise it, or lower max_tokens)"
+                f"the output of a call to {model} alone may cost {cost}, and {setting} is {most} "
+                "(raise it, or lower max_tokens)"
             )
         else:
             return None

@@ -42,7 +42,7 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from breakwater.contracts.subjects import encode_token
 from breakwater.contracts.types import format_time, time_from_ms, usd_from_nano
 from breakwater.policy.alert_rules import AnomalyRules
-from breakwater.policy.formats import counted, moment, money_text
+from breakwater.policy.formats import counted, moment, money
 from breakwater.policy.signals import Firing, Resolved, Signal, command, key_of
 
 Measure = Literal["error_rate", "spend_rate", "latency", "first_token"]
@@ -414,7 +414,7 @@ _WORDS: Mapping[Measure, _Words] = {
         "usd_per_minute",
         "{agent} spent {shown} on {calls}",
         "lists what it spent money on",
-        lambda value: money_text(round(value)),
+        lambda value: money(round(value)),
         lambda value: usd_from_nano(round(value)),
     ),
     "latency": _Words(

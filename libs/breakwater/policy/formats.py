@@ -7,37 +7,63 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from decimal import ROUND_DOWN, Decimal
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from breakwater.contracts.execution import FailureStatistics
 
-_NANO_PLACES = 9
 
+def money(amount: int | str | None) -> str:
+    """An amount for people: from one dollar up to the cent, below it to three significant digits, half to even.
 
-def money(nano: int | None) -> str:
-    """Nano-dollars, with no digit lost and none too many: `$0.000042`, `$12.50`; `unknown` for None."""
-    return "unknown" if nano is None else dollars(Decimal(nano).scaleb(-_NANO_PLACES))
-
-
-def dollars(usd: Decimal | str) -> str:
-    """The same for a decimal amount in USD, as it is on the wire."""
-    whole, _, places = f"{Decimal(usd):.{_NANO_PLACES}f}".partition(".")
-    sign = "-" if whole.startswith("-") else ""
-    return f"{sign}${int(whole.lstrip('-')):,}.{places.rstrip('0').ljust(2, '0')}"
-
-
-def money_text(nano: int) -> str:
-    """Nano-dollars for people: cents from one dollar up, below it two figures that count: `$4.00`, `$0.0015`.
-
-    Cut off, not rounded: a text never shows more than was spent.
+    `$1,204.20`, `$0.00475`, `$0.00`; `unknown` for None. Nano-dollars, or USD as it is on the wire.
     """
-    amount = Decimal(nano).scaleb(-_NANO_PLACES)
-    places = 2 if nano == 0 or abs(amount) >= 1 else min(9, max(2, 1 - amount.adjusted()))
-    shown = f"{abs(amount).quantize(Decimal(1).scaleb(-places), ROUND_DOWN):,f}"
-    whole, _, decimals = shown.partition(".")
-    return f"{'-' if nano < 0 else ''}${whole}.{decimals.rstrip('0').ljust(2, '0')}"
+    if amount is None:
+        return "unknown"
+    usd = _usd(amount)
+    return _written(round(usd, 2 if not usd or abs(usd) >= 1 else 2 - usd.adjusted()))
+
+
+def exact_money(amount: int | str | None) -> str:
+    """The same with no digit lost: `$1,204.204999`."""
+    return "unknown" if amount is None else _written(_usd(amount))
+
+
+def moneys(*amounts: int) -> tuple[str, ...]:
+    """Amounts that a text compares: rounded, or exact where different ones would look equal."""
+    shown = tuple(map(money, amounts))
+    return shown if len(set(shown)) == len(set(amounts)) else tuple(map(exact_money, amounts))
+
+
+def typed_money(nano: int) -> str:
+    """An amount as it can be typed, in a command or a config: `1204.204999`."""
+    return exact_money(nano).replace("$", "").replace(",", "")
+
+
+def at_least(nano: int | None, unknown: int) -> str:
+    """An amount, with a `+` behind it where it lacks calls of unknown cost."""
+    return money(nano) + ("+" if unknown and nano is not None else "")
+
+
+def _usd(amount: int | str) -> Decimal:
+    return Decimal(amount) if isinstance(amount, str) else Decimal(amount).scaleb(-9)
+
+
+def _written(usd: Decimal) -> str:
+    whole, _, places = f"{abs(usd):,f}".partition(".")
+    return f"{'-' if usd < 0 else ''}${whole}.{places.rstrip('0').ljust(2, '0')}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 0 to 1: `98.2 %`; `–` for None."""
+    if share is None:
+        return "–"
+    text = f"{share * 100:.1f}"
+    # Less than all must not look like all.
+    if text == "100.0" and share < 1:
+        return "99.9 %"
+    return f"{text.removesuffix('.0')} %"
 
 
 def moment(at: datetime) -> str:

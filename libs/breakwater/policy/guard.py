@@ -20,7 +20,7 @@ from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import Message, Off, UsdAmount
 from breakwater.policy.breaker import Preset, take_preset
 from breakwater.policy.budget import fits
-from breakwater.policy.formats import counted, money_text
+from breakwater.policy.formats import counted, money
 from breakwater.policy.json_values import NoJsonError, find_json
 
 
@@ -210,11 +210,11 @@ def before_call(
     if limit is None:
         return None
     if spent >= limit:
-        return Trip("max_cost", f"{money_text(spent)} spent (limit: {money_text(limit)})")
+        return Trip("max_cost", f"{money(spent)} spent (limit: {money(limit)})")
     most = worst_case or 0
     if not fits(most, limit=limit, spent=spent):
-        next_call = f"the next call may cost up to {money_text(most)}"
-        return Trip("max_cost", f"{money_text(spent)} spent, and {next_call} (limit: {money_text(limit)})")
+        next_call = f"the next call may cost up to {money(most)}"
+        return Trip("max_cost", f"{money(spent)} spent, and {next_call} (limit: {money(limit)})")
     return None if fits(most, limit=limit, spent=spent, reserved=held) else TaskBudgetHeld(held)
 
 

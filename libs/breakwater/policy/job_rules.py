@@ -15,7 +15,7 @@ from pydantic import JsonValue, ValidationError
 from breakwater.contracts.job import RulesPart
 from breakwater.contracts.validation import FieldError, explain, problems
 from breakwater.policy.breaker import BreakerRules, with_preset
-from breakwater.policy.formats import money_text
+from breakwater.policy.formats import money
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.retry import RetryPolicy
 
@@ -161,7 +161,7 @@ def _field(path: str) -> str:
 
 def _in_words(path: str, limit: Any) -> str:
     if path == "guard.max_cost_usd":
-        return money_text(limit)
+        return money(limit)
     if isinstance(limit, tuple):
         return ", ".join(map(str, cast(tuple[Any, ...], limit))) or "none"
     return f"{limit:g}" if isinstance(limit, float) else str(limit)

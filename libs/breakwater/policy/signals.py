@@ -25,7 +25,7 @@ from breakwater.contracts.subjects import Header, encode_token
 from breakwater.contracts.types import format_time, is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
 from breakwater.policy.budget import NEVER_FITS, scope_key
-from breakwater.policy.formats import counted, moment, money_text, sentence
+from breakwater.policy.formats import counted, moment, money, moneys, percent, sentence
 from breakwater.policy.rate_limit import HELD
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
@@ -188,7 +188,7 @@ def _stopped(event: GuardEvent) -> str:
         to_do = f"raise `{guard}`, or make the job smaller, and replay its dead letter; `{reset}` resolves this"
     return (
         f"{sentence(event.reason)} Since {moment(event.at)} task {event.task_id}{tenant} makes no calls, "
-        f"and its jobs fail; so far {iterations}, {event.tokens:,} tokens, {money_text(event.cost)}. "
+        f"and its jobs fail; so far {iterations}, {event.tokens:,} tokens, {money(event.cost)}. "
         f"To do: {to_do}."
     )
 
@@ -210,8 +210,8 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     origin = (event.event_id, event.at, figures)
     if event.kind == "raised" and event.limit:
         title = f"Cap raised: {who}, {event.window}"
-        spent = f"{money_text(event.total)} of {money_text(event.limit)} are spent"
-        text = f"{sentence(event.reason or 'raised')} {spent}. Nothing to do."
+        spent, limit = moneys(event.total, event.limit)
+        text = f"{sentence(event.reason or 'raised')} {spent} of {limit} is spent. Nothing to do."
         above = event.total * 100 // event.limit
         kinds: tuple[AlertEvent, ...] = ("budget_hard_cap", "budget_soft_cap")
         return tuple(
@@ -231,7 +231,8 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
 
 
 def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
-    share = f" ({event.total * 100 // limit} %)" if limit else ""
+    share = f" ({percent(event.total / limit)})" if limit else ""
+    spent, cap = moneys(event.total, limit)
     consequence = _CONSEQUENCE.get((kind, event.enforcement), _NOT_ENFORCED)
     advice = "check whether this is expected"
     if kind == "budget_hard_cap":
@@ -239,11 +240,11 @@ def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
         advice = f"find what spends, or raise the cap: `breakwater budgets raise {budget} USD --reason WHY`"
     held = ""
     if event.reserved is not None:
-        free = money_text(max(0, limit - event.total - event.reserved))
-        held = f" {money_text(event.reserved)} is held by calls in flight, and {free} is free."
+        free = money(max(0, limit - event.total - event.reserved))
+        held = f" {money(event.reserved)} is held by calls in flight, and {free} is free."
     last = "" if event.agent is None or event.scope == "agent" else f", last by agent {event.agent}"
     return (
-        f"{money_text(event.total)} of {money_text(limit)}{share} spent by {who} in {event.period}{last}, "
+        f"{spent} of {cap}{share} spent by {who} in {event.period}{last}, "
         f"as of {moment(event.at)}.{held} {consequence} To do: {advice}."
     )
 
@@ -317,8 +318,8 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
     if execution.status == "dead_lettered" and not spent and (news or execution.reason not in _ALERTED_BY_OTHERS):
         found.append(_failed(execution))
     if costly is not None and (execution.total_cost or 0) > costly:
-        cost = money_text(execution.total_cost or 0)
-        found.append(_unusual(execution, "execution_cost", f" cost {cost}, more than {money_text(costly)}"))
+        cost, most = moneys(execution.total_cost or 0, costly)
+        found.append(_unusual(execution, "execution_cost", f" cost {cost}, more than {most}"))
     if long_ms is not None and execution.duration_ms > long_ms:
         took = f" took {execution.duration_ms / 1000:,.1f} s, more than {long_ms / 1000:,.1f} s"
         found.append(_unusual(execution, "execution_duration", took))
@@ -349,7 +350,7 @@ def _failed(execution: Execution) -> Firing:
         if error is not None and error.class_ in NEVER_FITS:
             what = f": {error.message}."
         return _of_job(execution, "job_dead_lettered", reason, "Jobs fail", what, "was tried", figures)
-    cost = "" if execution.total_cost is None else f" They cost {money_text(execution.total_cost)}."
+    cost = "" if execution.total_cost is None else f" They cost {money(execution.total_cost)}."
     what = f": no answer after {execution.attempts_count} attempts{kind}.{cost}"
     return _of_job(execution, "retries_exhausted", reason, "Retries exhausted", what, "was tried", figures)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from breakwater.contracts.budgets import BudgetStatus
 from breakwater.contracts.events import BudgetReconciliation
-from breakwater.policy.formats import money, money_text
+from breakwater.policy.formats import at_least, exact_money, money, percent
 from breakwater.views.columns import Cell, Column, ahead
 
 WARN_PERCENT = 80
@@ -28,32 +30,28 @@ def tone(budget: BudgetStatus) -> str:
     return "warn" if taken * 100 > budget.limit * WARN_PERCENT else ""
 
 
-def short(nano: int | None) -> str:
-    """An amount with the figures that count; empty for None."""
-    return "" if nano is None else money_text(nano)
-
-
 def _spent(budget: BudgetStatus) -> Cell:
-    return short(budget.spent) + ("+" if budget.calls_of_unknown_cost else ""), tone(budget)
+    return at_least(budget.spent, budget.calls_of_unknown_cost), tone(budget)
 
 
 def _free(budget: BudgetStatus) -> Cell:
+    left = "" if budget.remaining is None else money(budget.remaining)
     # What is left may be more than nothing, and less than a call.
-    return short(budget.remaining) + (", reached" if budget.reached and budget.remaining else ""), tone(budget)
+    return left + (", reached" if budget.reached and budget.remaining else ""), tone(budget)
 
 
 def _estimate(budget: BudgetStatus) -> Cell:
     estimate = budget.estimate
     if estimate is None or estimate.percent is None:
         return ""
-    return f"{estimate.percent:.0f} %", "bad" if estimate.exceeded else ""
+    return percent(estimate.percent / 100), "bad" if estimate.exceeded else ""
 
 
 COLUMNS: tuple[Column[BudgetStatus], ...] = (
     Column("budget", lambda one: one.budget),
-    Column("cap", lambda one: one.limit, "usd", lambda one: short(one.limit)),
+    Column("cap", lambda one: "" if one.limit is None else one.limit, "usd"),
     Column("spent", lambda one: one.spent, "usd", _spent),
-    Column("in flight", lambda one: one.reserved, "usd", lambda one: short(one.reserved), name="reserved", drop=4),
+    Column("in flight", lambda one: one.reserved, "usd", name="reserved", drop=4),
     Column("free", lambda one: one.remaining, "usd", _free, smallest_first=True),
     Column("used", used, "percent", terminal=False),
     Column("resets", lambda one: one.resets_at, "ago", lambda one: ahead(one.resets_at), smallest_first=True, drop=2),
@@ -75,14 +73,22 @@ def _calls(budget: BudgetReconciliation) -> Cell:
     return f"{budget.counted_calls:,} counted, {budget.recorded_calls:,} recorded", "warn"
 
 
-# Amounts are shown to the nano-dollar, as they are compared.
+def _compared(get: Callable[[BudgetReconciliation], int], title: str, drop: int) -> Column[BudgetReconciliation]:
+    # Amounts are shown to the nano-dollar, as they are compared.
+    return Column(title, get, "usd", lambda one: exact_money(get(one)), drop=drop)
+
+
+def _difference(budget: BudgetReconciliation) -> Cell:
+    return exact_money(budget.difference), "bad" if differs(budget) else ""
+
+
 RECONCILIATION: tuple[Column[BudgetReconciliation], ...] = (
     Column("budget", lambda one: one.budget),
     Column("period", lambda one: one.period),
-    Column("Redis", lambda one: one.counted, "usd"),
-    Column("ClickHouse", lambda one: one.stored, "usd", drop=1),
-    Column("EVENTS", lambda one: one.logged, "usd", drop=2),
-    Column("unrecorded", lambda one: one.unrecorded, "usd", drop=3),
-    Column("difference", lambda one: one.difference, "usd", lambda one: (money(one.difference), "bad" * differs(one))),
+    _compared(lambda one: one.counted, "Redis", 0),
+    _compared(lambda one: one.stored, "ClickHouse", 1),
+    _compared(lambda one: one.logged, "EVENTS", 2),
+    _compared(lambda one: one.unrecorded, "unrecorded", 3),
+    Column("difference", lambda one: one.difference, "usd", _difference),
     Column("calls", lambda one: one.counted_calls, "count", _calls, terminal=False),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, TypeVar, cast
 
-from breakwater.policy.formats import duration, money
+from breakwater.policy.formats import duration, money, percent
 
 Row = TypeVar("Row")
 Part = TypeVar("Part")
@@ -169,14 +169,3 @@ def with_words(columns: Iterable[Column[Row]], names: Iterable[str], words: Call
 def humanized(word: str | None) -> str:
     """A value of the wire contract in plain English: `dead_lettered` as `dead lettered`; empty for None."""
     return "" if word is None else word.replace("_", " ")
-
-
-def percent(share: float | None) -> str:
-    """A share of 0 to 1: `98.2 %`; `–` for None."""
-    if share is None:
-        return "–"
-    text = f"{share * 100:.1f}"
-    # Less than all must not look like all.
-    if text == "100.0" and share < 1:
-        return "99.9 %"
-    return f"{text.removesuffix('.0')} %"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from breakwater.contracts.budgets import CostLine, Costs
-from breakwater.policy.formats import money
+from breakwater.policy.formats import at_least, money
 from breakwater.views.columns import Cell, Column
 
 BY = {"agent": "agent", "tenant": "tenant", "model": "model", "provider": "provider", "key": "API key"}
@@ -34,8 +34,7 @@ def columns(costs: Costs) -> Sequence[Column[CostLine]]:
         return line.name or ("all" if line is costs.total else "none")
 
     def spend(line: CostLine) -> Cell:
-        unknown = "+" if line.calls_of_unknown_cost else ""
-        return money(line.spend) + unknown, "bad" if tone(line) == "bad" else ""
+        return at_least(line.spend, line.calls_of_unknown_cost), "bad" if tone(line) == "bad" else ""
 
     def forecast(line: CostLine) -> Cell:
         return "" if line.forecast is None else (money(line.forecast), tone(line))

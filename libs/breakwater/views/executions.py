@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
 from breakwater.policy.formats import failures_in_words, money
 from breakwater.views.columns import Column, humanized
@@ -77,8 +79,9 @@ def answering(execution: Execution) -> Attempt | None:
     return next((one for one in reversed(execution.attempts) if succeeded and one.outcome == "success"), None)
 
 
-def _cost(one: Execution) -> str:
-    return "unknown" if one.total_cost is None else money(one.total_cost) + basis(one.cost_basis)
+def cost(one: Execution, written: Callable[[int | None], str] = money) -> str:
+    """Its cost, and the remark behind it. `written`: the form of the amount."""
+    return written(one.total_cost) + ("" if one.total_cost is None else basis(one.cost_basis))
 
 
 def _wasted(one: Execution) -> str:
@@ -125,7 +128,7 @@ FACTS: tuple[Column[Execution], ...] = (
     Column("input tokens", lambda one: one.input_tokens or None, "count"),
     Column("output tokens", lambda one: one.output_tokens or None, "count"),
     Column("cached tokens", lambda one: one.cached_tokens or None, "count"),
-    Column("cost", _cost),
+    Column("cost", cost),
     Column("wasted", _wasted),
     Column("cache", _cache),
     Column("left out", _left_out, page=False),

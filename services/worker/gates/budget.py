@@ -17,7 +17,7 @@ from typing import Any
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import format_time, time_from_ms
 from breakwater.policy.budget import MAX_TENANTS, OWN_CAP, Counter, fits, spent_by
-from breakwater.policy.formats import money_text
+from breakwater.policy.formats import money
 from breakwater.policy.ledger import figures_of
 from breakwater.runtime import background
 from breakwater.runtime.outage import Outage
@@ -163,12 +163,12 @@ class BudgetGate(Gate):
         if fits(worst_case, limit=cap, spent=spent):
             return None
         never = not fits(worst_case, limit=cap, spent=0)
-        next_call = f"a call to {model} may cost up to {money_text(worst_case)}"
+        next_call = f"a call to {model} may cost up to {money(worst_case)}"
         return Refused.of(
             "budget_exceeded",
             "CallOverCapError" if never else "BudgetExceededError",
             message=f"a call to {model} does not fit under the job's own cap (max_cost_usd)",
-            figures=f"the job has cost {money_text(spent)}, and {next_call}; max_cost_usd is {money_text(cap)}",
+            figures=f"the job has cost {money(spent)}, and {next_call}; max_cost_usd is {money(cap)}",
             user_message="This request would cost too much for a single one. Please make it shorter or simpler.",
             refused_by=OWN_CAP,
         )
@@ -189,7 +189,7 @@ class BudgetGate(Gate):
     def _held(self, over: OverBudget) -> Refused:
         """Refuses a call that has no time to wait for calls in flight."""
         what, worst = self._what_and_worst(over)
-        spent = f"it has {money_text(over.limit - over.spent)} of {money_text(over.limit)} left"
+        spent = f"it has {money(over.limit - over.spent)} of {money(over.limit)} left"
         why = "calls in flight hold what is left of it"
         if over.by_share:
             why = "a caller holds at most half of what is left of it while others use it"
@@ -197,7 +197,7 @@ class BudgetGate(Gate):
             "budget_exceeded",
             "BudgetHeldError",
             message=f"{what} is not spent, but {why}; no call was made",
-            figures=f"{spent}, {money_text(over.reserved)} of it held by calls in flight, and {worst}",
+            figures=f"{spent}, {money(over.reserved)} of it held by calls in flight, and {worst}",
             retry_after_s=RETRY_HELD_S,
             user_message="This agent's budget is held by requests that are still running. Please try again soon.",
             refused_by=over.counter.name,
@@ -206,7 +206,7 @@ class BudgetGate(Gate):
     def _what_and_worst(self, over: OverBudget) -> tuple[str, str]:
         counter = over.counter
         who = "all agents" if counter.of is None else f"{counter.scope} {counter.of}"
-        worst = f"a call to {self.request.flight.model} may cost up to {money_text(over.amount)}"
+        worst = f"a call to {self.request.flight.model} may cost up to {money(over.amount)}"
         return f"the {counter.window} budget of {who}", worst
 
     def _over_budget(self, over: OverBudget) -> Refused:
@@ -215,20 +215,20 @@ class BudgetGate(Gate):
         left = max(0, over.limit - over.spent - over.reserved)
         # A tenant's cap may be meant for other agents.
         never = over.amount > over.limit > 0 and counter.scope != "tenant"
-        held = f" ({money_text(over.reserved)} of it is reserved by calls in flight)" if over.reserved else ""
+        held = f" ({money(over.reserved)} of it is reserved by calls in flight)" if over.reserved else ""
         if over.limit == 0:
             message, figures = f"no call that costs anything is made under {what}", f"{what} is $0.00"
             user_message, wait_s = "This agent may not spend anything at present. Please contact its owner.", None
         elif over.amount > over.limit:
             message = f"a call to {self.request.flight.model} may cost more than {what} in all; no such call ever fits"
-            figures = f"{worst}, and {what} is {money_text(over.limit)}"
+            figures = f"{worst}, and {what} is {money(over.limit)}"
             user_message, wait_s = (
                 "This request would cost more than this agent may spend. Please make it shorter.",
                 None,
             )
         else:
             message = f"{what} has no room for a call to {self.request.flight.model}; it resets at {resets}"
-            figures = f"it has {money_text(left)} of {money_text(over.limit)} left{held}, and {worst}"
+            figures = f"it has {money(left)} of {money(over.limit)} left{held}, and {worst}"
             user_message = f"This agent has used up its budget for now. It can be used again after {resets}."
             wait_s = max(0.0, over.resets_at_ms / 1000 - self.worker.now().timestamp())
         return Refused.of(

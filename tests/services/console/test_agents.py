@@ -240,7 +240,7 @@ async def test_one_agent_is_reported_whole(console: Console):
         "Spend $3.00 2 calls",
         "Wasted $1.00 33.3 % of spend",
         "Jobs waiting now 7 2 running, of 8 in parallel",
-        "Spent budgets 1 of 1",
+        "Exhausted budgets 1 of 1",
         "Retries 1 0 fallbacks",
         "gpt-4.1 first choice unhealthy it is unhealthy open 3 consecutive failures (threshold: 3) 0",
         "free healthy it is healthy off – 0",
@@ -382,7 +382,7 @@ NOTHING = RetryFigures(retried=0, saved=0, cost=0, fell_back=0, saved_by_fallbac
         (
             RetryFigures(4, 0, 0, 2, 1),
             [
-                "Retrying did not help: 0 of 4 executions that were retried succeeded (0 %). The retries cost $0.",
+                "Retrying did not help: 0 of 4 executions that were retried succeeded (0 %). The retries cost $0.00.",
                 "Falling back to another model helped: 1 of 2 executions that fell back succeeded (50 %).",
             ],
         ),

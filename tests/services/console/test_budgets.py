@@ -61,20 +61,20 @@ HOUR_MS = 3_600_000
 @pytest.mark.parametrize(
     ("of", "reported", "expected"),
     [
-        (status(), Forecast(2 * USD, None), "at this pace the day ends at $2.00 of $10.00"),
-        (status(limit=None), Forecast(2 * USD, None), "at this pace the day ends at $2.00"),
-        (status(), Forecast(20 * USD, NOON_MS + 1), "at this pace the cap is reached within an hour"),
-        (status(), Forecast(20 * USD, NOON_MS + HOUR_MS), "at this pace the cap is reached in about 1 hour"),
-        (status(), Forecast(20 * USD, NOON_MS + 26 * HOUR_MS), "at this pace the cap is reached in about 26 hours"),
+        (status(), Forecast(2 * USD, None), "Forecast: $2.00 of $10.00"),
+        (status(limit=None), Forecast(2 * USD, None), "Forecast: $2.00"),
+        (status(), Forecast(20 * USD, NOON_MS + 1), "Forecast: cap reached within an hour"),
+        (status(), Forecast(20 * USD, NOON_MS + HOUR_MS), "Forecast: cap reached in about 1 hour"),
+        (status(), Forecast(20 * USD, NOON_MS + 26 * HOUR_MS), "Forecast: cap reached in about 26 hours"),
         (
             status("global/monthly"),
             Forecast(20 * USD, NOON_MS + 80 * HOUR_MS),
-            "at this pace the cap is reached in about 3 days",
+            "Forecast: cap reached in about 3 days",
         ),
-        (status(spent="10"), Forecast(20 * USD, None), "the cap is reached"),
-        (status(spent="9.99", reached=True), None, "the cap is reached"),
-        (status(spent="0"), None, "nothing spent yet"),
-        (status(), None, "too early in the day to forecast"),
+        (status(spent="10"), Forecast(20 * USD, None), "Cap reached"),
+        (status(spent="9.99", reached=True), None, "Cap reached"),
+        (status(spent="0"), None, "Nothing spent yet"),
+        (status(), None, "Too early in the day to forecast"),
     ],
 )
 def test_an_outlook_in_words(of: BudgetStatus, reported: Forecast | None, expected: str):
@@ -101,7 +101,7 @@ def test_a_hard_cap_is_never_passed_and_one_that_refuses_calls_is_reached():
     rows = [budget_row(status(limit="1.2", enforcement=one), day, 0, MONDAY_NOON) for one in ("hard", "soft")]
     assert [row.forecast and row.forecast.total for row in rows] == [1_200_000_000, 1_500_000_000]
     refusing = budget_row(status(limit="1.001", reached=True), day, NANO_PER_USD, MONDAY_NOON)
-    assert (refusing.forecast, refusing.outlook, refusing.tone) == (None, "the cap is reached", "bad")
+    assert (refusing.forecast, refusing.outlook, refusing.tone) == (None, "Cap reached", "bad")
 
 
 async def test_all_budgets_with_what_is_spent_and_how_much_of_the_cap(console: Console):
@@ -116,9 +116,9 @@ async def test_all_budgets_with_what_is_spent_and_how_much_of_the_cap(console: C
     assert "$2.50" in page.words
     assert "30 %" in page.words
     assert "raised by zoë" in page.words
-    assert "nothing spent yet" in page.words
+    assert "Nothing spent yet" in page.words
     assert page.text.count('<figure class="chart"') == 2, "those nearest to their caps"
-    assert page.words.index("Spend of tenant acme, daily") < page.words.index("Spend of everything, daily")
+    assert page.words.index("Spend: tenant acme, daily") < page.words.index("Spend: Global, daily")
     assert 'href="/budgets/agent%3Awri%2Fter%2Fmonthly"' in page.text
 
 
@@ -143,7 +143,7 @@ async def test_a_budget_that_burns_down(console: Console):
     console.interface.answers["GET budgets"] = listed(budget("agent:wri/ter/monthly", spent="2", limit="1000"))
     page = await console.get("/budgets/agent%3Awri%2Fter%2Fmonthly")
     assert page.status == 200
-    assert "Spend of wri/ter, monthly" in page.words
+    assert "Spend: wri/ter, monthly" in page.words
     assert "cap $1,000.00" in page.words
     assert "$2.00" in page.words
     assert "calls that might exceed it are refused" in page.words
@@ -175,7 +175,7 @@ async def test_a_cap_is_raised_with_a_reason(console: Console):
     page = await console.submit(HERE, HERE, limit_usd=" $1250.50 ", reason="launch day")
     assert raises(console) == [{"budget": "agent:writer/daily", "limit_usd": "1250.50", "reason": "launch day"}]
     assert "The cap of agent:writer/daily is $1,250.50 until its period ends." in page.words
-    assert "Budget of writer, daily" in page.words
+    assert "Budget: writer, daily" in page.words
     assert "This was not done" not in page.words
 
 

@@ -70,9 +70,9 @@ def test_a_chart_is_the_table_of_its_values():
         NOON_MS + 1_800_000,
         "/executions?agent=wri%2Fter&from=2026-11-21T12%3A00%3A00Z&to=2026-11-21T13%3A00%3A00Z",
         ["3000000000", "1"],
-        ["$3.00", "<$0.0001"],
+        ["$3.00", "$0.000000001"],
     )
-    assert (zero[2][0], zero[3][0]) == ("0", "$0")
+    assert (zero[2][0], zero[3][0]) == ("0", "$0.00")
     assert (gap[2][0], gap[3][0]) == (None, None), "a gap is no zero"
 
 

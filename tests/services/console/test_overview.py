@@ -77,7 +77,7 @@ async def test_the_five_questions_are_answered(console: Console):
     assert "p95 latency 4.0 s" in page.words
     assert "Jobs waiting now 7 3 running, 4 parked" in page.words
     assert "Open breakers 1 of 2" in page.words
-    assert "Spent budgets 1 of 2" in page.words
+    assert "Exhausted budgets 1 of 2" in page.words
     assert "Open incidents 2 1 critical" in page.words
     remarks = (
         "1 breaker is open , 1 budget is spent , sink is behind by 12,000 messages , "
@@ -175,9 +175,9 @@ async def test_what_is_not_known_is_reported_neither_as_nothing_nor_as_all(conso
 @pytest.mark.parametrize(
     ("cost", "wasted", "said"),
     [
-        (0, 0, "Wasted $0 nothing was spent"),
-        (None, 0, "Wasted $0 spend is unknown"),
-        (2_000_000_000, 0, "Wasted $0 0 % of spend"),
+        (0, 0, "Wasted $0.00 nothing was spent"),
+        (None, 0, "Wasted $0.00 spend is unknown"),
+        (2_000_000_000, 0, "Wasted $0.00 0 % of spend"),
         (2_000_000_000, 500_000_000, "Wasted $0.50 25 % of spend"),
     ],
 )

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
-from breakwater.cli.formats import money
+from breakwater.cli.formats import exact_money
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import usd_from_nano
 from breakwater.policy.ledger import AttemptSums, BudgetPlace, Ledger, ledger
@@ -104,8 +104,8 @@ def _of_calls(provider: Sequence[ProviderCall], calls: Mapping[str, Attempt]) ->
         elif ours.cost is not None:
             at_most = ours.cost_basis == "estimated"
             if theirs.cost > ours.cost or (theirs.cost < ours.cost and not at_most):
-                says = f"{money(ours.cost)}{' at most' if at_most else ''}"
-                yield f"{ours.attempt_id}: the provider billed {money(theirs.cost)}, ClickHouse says {says}"
+                says = f"{exact_money(ours.cost)}{' at most' if at_most else ''}"
+                yield f"{ours.attempt_id}: the provider billed {exact_money(theirs.cost)}, ClickHouse says {says}"
 
 
 def _of_scopes(counted: Ledger, reserved: Mapping[BudgetPlace, int], recorded: Ledger) -> Iterable[str]:
@@ -115,8 +115,8 @@ def _of_scopes(counted: Ledger, reserved: Mapping[BudgetPlace, int], recorded: L
         redis, clickhouse = counted.get(place, AttemptSums()), recorded.get(place, AttemptSums())
         if (redis.calls, redis.spent) != (clickhouse.calls, clickhouse.spent):
             yield (
-                f"{place[1]}: {redis.calls} calls and {money(redis.spent)} in Redis, "
-                f"{clickhouse.calls} and {money(clickhouse.spent)} in ClickHouse"
+                f"{place[1]}: {redis.calls} calls and {exact_money(redis.spent)} in Redis, "
+                f"{clickhouse.calls} and {exact_money(clickhouse.spent)} in ClickHouse"
             )
         if reserved.get(place):
-            yield f"{place[1]}: Redis still holds {money(reserved[place])} for calls that have ended"
+            yield f"{place[1]}: Redis still holds {exact_money(reserved[place])} for calls that have ended"

@@ -19,7 +19,6 @@ from breakwater.cli.output import Cell, Column
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.job import Job
-from breakwater.contracts.types import usd_from_nano
 
 BreakerRecord = Mapping[str, Any]
 """A row of `BREAKERS`: the changes of a breaker, its state now, and why it opened first."""
@@ -264,8 +263,8 @@ AGENTS: tuple[Column[AgentSummary], ...] = (
     Column("short", lambda one: one.short_circuits or _NONE, right=True),
     Column("p50", lambda one: duration(one.p50_ms), right=True),
     Column("p95", lambda one: duration(one.p95_ms), right=True),
-    Column("spend", lambda one: _dollars(one.spend), right=True),
-    Column("wasted", lambda one: _dollars(one.wasted), right=True),
+    Column("spend", lambda one: money(one.spend), right=True),
+    Column("wasted", lambda one: money(one.wasted), right=True),
 )
 CHECKS: tuple[Column[DemoCheck], ...] = (
     Column("", lambda check: ("ok", "green") if check.ok else ("FAILED", "bold red")),
@@ -317,13 +316,6 @@ def _heading(title: str, note: str = "") -> None:
 def _success(agent: AgentSummary) -> Cell:
     rate = agent.success_rate or 0
     return (f"{rate:.0%}", "green" if rate >= 0.99 else "yellow" if rate >= 0.5 else "red")
-
-
-def _dollars(nano: int | None) -> str:
-    """To a hundredth of a cent."""
-    if nano is None or 0 < nano < 100_000:
-        return "unknown" if nano is None else "<$0.0001"
-    return f"${usd_from_nano(nano)[:-5]}"
 
 
 def _amount(value: int | str | None) -> Cell:
