@@ -63,6 +63,18 @@ async def test_a_later_step_reaches_a_database_that_exists_and_keeps_its_rows(
     assert (await analytics.query("SELECT region, count() FROM executions GROUP BY region")).rows == (("", 2),)
 
 
+async def test_a_view_of_a_later_step_may_need_a_column_that_an_earlier_version_lacks(analytics: Analytics) -> None:
+    await analytics.execute("DROP VIEW plans")
+    await analytics.execute("ALTER TABLE executions DROP INDEX by_plan_id, DROP COLUMN plan_id")
+    await analytics.execute("TRUNCATE TABLE schema_migrations")
+    await analytics.execute("INSERT INTO schema_migrations (version, name) SELECT 16, 'of an earlier version'")
+    assert await migrate(analytics) == (
+        "created column executions.plan_id in ClickHouse: it was missing",
+        *(f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS),
+    )
+    assert await migrate(analytics) == ()
+
+
 async def test_changed_retention_is_applied_and_reported_once(analytics: Analytics) -> None:
     await analytics.insert(schema.ATTEMPTS, [samples.attempt_row(samples.full_attempt(), 1)])
     shorter = Layout(retention_days={"attempts": 90, "alerts": 1})
@@ -115,7 +127,7 @@ async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> No
     gone = ("column executions.cache_hit", "table attempts", "view executions_per_minute", "view incidents")
     assert tuple(one.what for one in await missing(analytics)) == gone
     done = await migrate(analytics)
-    assert done == tuple(f"recreated {what} in ClickHouse: it was missing" for what in gone)
+    assert done == tuple(f"created {what} in ClickHouse: it was missing" for what in gone)
     assert await migrate(analytics) == ()
     found = await analytics.query(
         "SELECT name FROM system.columns WHERE database = {database:String} AND table = 'executions' ORDER BY position",

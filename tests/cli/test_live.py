@@ -471,7 +471,7 @@ async def test_a_table_that_is_gone_is_found_and_made_again(run: Run, plane: Pla
     assert "table attempts is missing" in texts
 
     done = (await in_thread(run, "setup", "--json")).json["done"]
-    assert done == [f"recreated table {name} in ClickHouse: it was missing" for name in ("attempts", "alerts")]
+    assert done == [f"created table {name} in ClickHouse: it was missing" for name in ("attempts", "alerts")]
 
     async def stored() -> Any:
         ran = await in_thread(run, "executions", "held", "--json")

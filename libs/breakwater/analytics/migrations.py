@@ -131,6 +131,9 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
     await analytics.execute(_record(layout))
     await analytics.execute(LOG_COMPARISONS.ddl(layout))
     applied = {row[0] for row in (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows}
+    if applied:
+        # Before the steps: a view of theirs may need a column that the table of an earlier version lacks.
+        done += await _create_missing(analytics, layout, "column ")
     for step in migrations(layout):
         if step.version in applied:
             continue
@@ -138,12 +141,7 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
             await analytics.execute(statement)
         await analytics.execute(_applied(step))
         done.append(f"applied ClickHouse migration {step.version} ({step.name})")
-    for absent in await missing(analytics, layout):
-        if absent.what.startswith("table "):
-            # What EVENTS has of it is stored again.
-            await analytics.execute(f"TRUNCATE TABLE {LOG_COMPARISONS.name}{layout.on_cluster}")
-        await analytics.execute(absent.statement)
-        done.append(f"recreated {absent.what} in ClickHouse: it was missing")
+    done += await _create_missing(analytics, layout)
     kept = await retention(analytics)
     for table in TABLES:
         before, days = kept[table.name], table.days(layout)
@@ -152,6 +150,20 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
             was = "something else" if before is None else _days(before)
             done.append(f"ClickHouse now keeps rows of {table.name} for {_days(days)} (before: {was})")
     return tuple(done)
+
+
+async def _create_missing(analytics: Analytics, layout: Layout, kind: str = "") -> list[str]:
+    """Creates what the database lacks, all of it or of one kind. Returns the changes."""
+    done: list[str] = []
+    for absent in await missing(analytics, layout):
+        if not absent.what.startswith(kind):
+            continue
+        if absent.what.startswith("table "):
+            # What EVENTS has of it is stored again.
+            await analytics.execute(f"TRUNCATE TABLE {LOG_COMPARISONS.name}{layout.on_cluster}")
+        await analytics.execute(absent.statement)
+        done.append(f"created {absent.what} in ClickHouse: it was missing")
+    return done
 
 
 async def _refuse_single(analytics: Analytics, layout: Layout) -> None:
