@@ -19,6 +19,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.budget import CapTable, Counter, Period, effective_limit, periods_at, reached, threshold
 from breakwater.policy.ledger import charged_at
+from breakwater.policy.refusals import for_operators
 from breakwater.runtime.outage import Outages
 from breakwater.state.budget_counters import BudgetCounters
 from breakwater.state.budgets import Budgets, NotFilledError, Settlement, Totals
@@ -121,9 +122,9 @@ class BudgetHandler:
                     period = periods_at(charged_at(attempt), self._counters.zone).of(counter.window)
                     spent, raised = await self._counters.spent(period, counter.key)
                     total = Totals(period, counter.key, spent, raised, attempt.agent)
-                    await self._announce(total, refused_cap=attempt.refused_cap)
+                    await self._announce(total, refused=attempt)
 
-    async def _announce(self, total: Totals, *, refused_cap: int | None = None) -> None:
+    async def _announce(self, total: Totals, *, refused: Attempt | None = None) -> None:
         """Publishes the thresholds that a total has reached and that have not been announced in this period.
 
         A cap that has refused a call is reached, unless it has been raised since.
@@ -133,7 +134,7 @@ class BudgetHandler:
         limit = effective_limit(counter.limit, total.raised)
         if limit is None:
             return
-        percents = reached(counter, limit, total.spent, refused=refused_cap == limit)
+        percents = reached(counter, limit, total.spent, refused=refused is not None and refused.refused_cap == limit)
         if not percents:
             return
         thresholds = [threshold(total.key, limit, percent) for percent in percents]
@@ -152,6 +153,7 @@ class BudgetHandler:
                 limit=limit,
                 total=total.spent,
                 reserved=held,
+                refusal=for_operators(refused.error) if hard and refused is not None and refused.error else None,
                 at=datetime.now(UTC),
             )
             subject = subjects.budget(counter.scope, counter.window)

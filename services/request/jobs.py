@@ -81,6 +81,8 @@ class JobRoutes:
             else:
                 async with self.intake.follow(request, sent, trace.traceparent, wait_s) as followed:
                     result = await followed.deciding
+                    if result is not None:
+                        result = await self.lookup.explained(caller, result)
                 response = (
                     accepted_response(sent, duplicate=followed.duplicate)
                     if result is None
@@ -119,6 +121,7 @@ class JobRoutes:
             if decided is None and wait_s is not None:
                 decided = await self._awaited(request, caller, job_id, time.monotonic() + wait_s)
             if decided is not None:
+                decided = await self.lookup.explained(caller, decided)
                 return Response(shown_result(caller, decided), media_type=_JSON)
             attempts = tuple(map(without_figures, await self.lookup.results.attempts(job_id)))
         except (BusError, StateUnavailableError) as error:

@@ -29,6 +29,8 @@ from services.request.parsing import with_field
 CHECK_S = 2.0
 """Interval at which a waiting request looks for a lost connection, which may have lost the result."""
 
+_REFUSED = b'"short_circuited":true'
+
 MIN_POLL_S = 2.0
 MAX_POLL_S = 30.0
 
@@ -190,6 +192,22 @@ class JobLookup:
                 if job_is_of(caller, status):
                     return name, decided
         return None
+
+    async def explained(self, caller: Caller, document: bytes) -> bytes:
+        """A result or record, for operators with the figures of a refusal, which only the attempt in EVENTS has.
+
+        Raises BusError.
+        """
+        if _REFUSED not in document or not caller.may(("operate",)):
+            return document
+        result = orjson.loads(document)
+        if (error := result["error"]) is None:
+            return document
+        for attempt in reversed(await self.results.attempts(result["execution_id"])):
+            if attempt.short_circuited and attempt.error is not None and attempt.error.message == error["message"]:
+                error["figures"] = attempt.error.figures
+                return orjson.dumps(result)
+        return document
 
     async def status(self, job_id: str, *, just_now: bool = False) -> tuple[bytes | None, JobStatus | None]:
         """The result or record of a job, and its status; (None, None) for an unknown job.

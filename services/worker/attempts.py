@@ -16,6 +16,7 @@ from breakwater.contracts.types import usd_from_nano
 from breakwater.policy.breaker import caller_of
 from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.price import estimate_input_tokens, observed_limit, size_of_messages
+from breakwater.policy.refusals import for_operators, retry_budget_spent
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
 from breakwater.state.executions import ClaimLostError
 from breakwater.telemetry import tracing
@@ -24,7 +25,6 @@ from services.worker.call import Ended, attempt_of, call, record
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
 from services.worker.gates import ALL_GATES, GATES, Admitted, Gates, admit, check
-from services.worker.gates.deployment import retry_budget_spent
 from services.worker.gates.gate import (
     LEASE_MARGIN_S,
     POLL_S,
@@ -302,7 +302,7 @@ class Attempts:
         why = "the fleet's retry budget for this model is spent"
         await self._progress.failed("llm_retry_exhausted", attempt, detail=why)
         request = request_for(worker, self._job, self._checkpoint, 0.0, attempt.dropped_messages)
-        return await self._refused(request.flight, retry_budget_spent(attempt.model))
+        return await self._refused(request.flight, Refused("error", retry_budget_spent(attempt.model)))
 
     # Between attempts
 
@@ -456,12 +456,15 @@ async def _planned(worker: WorkerContext, request: AdmissionRequest, *, coarse: 
         "max_attempts": agent.retry.max_attempts,
         "max_corrections": 0 if agent.output is None else agent.output.max_corrections,
         "worst_case_cost": None if worst is None else usd_from_nano(worst),
-        **_admission(verdict),
+        **_admission(verdict, coarse=coarse),
     }
 
 
-def _admission(verdict: Refused | WaitForCapacity | None) -> dict[str, Any]:
-    """Describes the verdict of the gates: `admitted`, `refused` or `wait`, and the reason of the latter two."""
+def _admission(verdict: Refused | WaitForCapacity | None, *, coarse: bool) -> dict[str, Any]:
+    """Describes the verdict of the gates: `admitted`, `refused` or `wait`, and the reason of the latter two.
+
+    `coarse`: without figures.
+    """
     if verdict is None:
         return {"admission": "admitted", "refusal": None}
     waits = isinstance(verdict, WaitForCapacity)
@@ -471,7 +474,7 @@ def _admission(verdict: Refused | WaitForCapacity | None) -> dict[str, Any]:
         "refusal": {
             "reason": refused.reason,
             "refused_by": refused.refused_by,
-            "message": refused.error.message,
+            "message": refused.error.message if coarse else for_operators(refused.error),
             "retry_after_s": verdict.delay_s if waits else refused.error.retry_after_s,
         },
     }

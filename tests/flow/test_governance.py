@@ -147,7 +147,8 @@ async def test_where_a_cap_has_no_room_the_next_model_is_tried_or_the_job_ends_a
         assert [text for text in seen if "$" in text or "0.003" in text or '"refused_cap": "' in text] == []
         assert "no such call ever fits" in steps
         [refusal] = await plane.messages("EVENTS", "bw.attempts.strict.>")
-        assert "the daily budget of agent strict is $0.003" in refusal["error"]["figures"]
+        to_do = "the cap is $0.003. To do: lower `max_tokens`, or raise agents.strict.budget.daily_usd."
+        assert to_do in refusal["error"]["figures"]
         assert (strict["status"], strict["reason"]) == ("dead_lettered", "budget_exceeded")
         assert [attempt["model"] for attempt in strict["attempts"]] == ["sim/dear"]
         assert strict["error"]["retry_after_s"] is None

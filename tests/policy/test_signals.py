@@ -240,10 +240,11 @@ def test_an_open_breaker_is_reported_with_what_where_since_when_and_what_to_do()
     assert alert is not None
     assert alert.title == "Breaker open: writer on gpt-4.1:mini"
     assert alert.text == (
-        "3 consecutive failures (threshold: 3). Since 2026-11-21 10:00:00 UTC no call of writer goes to gpt-4.1:mini; "
-        "its jobs use the fallback models, or fail if there are none. "
-        "One probe call is admitted after 2026-11-21 10:01:00 UTC. "
-        "To do: look at the agent's latest failed attempts and at the provider's status page."
+        "The breaker of agent writer for gpt-4.1:mini is open until 2026-11-21 10:01:00 UTC. "
+        "3 consecutive failures (threshold: 3). To do: look at `breakwater executions --agent=writer --since=1h` and "
+        "at the provider's status page; `breakwater breakers reset writer gpt-4.1:mini` admits calls now. "
+        "Since 2026-11-21 10:00:00 UTC its jobs use the fallback models, or fail if there are none. "
+        "One probe call is admitted then."
     )
 
 
@@ -259,9 +260,10 @@ def test_a_breaker_forced_open_says_by_whom_and_how_it_ends_and_promises_no_prob
     assert alert is not None
     assert alert.title == "Breaker open: writer on gpt-4.1:mini"
     assert alert.text == (
-        "Isolated by ann: garbled answers. Since 2026-11-21 10:00:00 UTC no call of writer goes to gpt-4.1:mini; "
-        "its jobs use the fallback models, or fail if there are none. It stays open until it is reset. "
-        "To do: `breakwater breakers reset writer gpt-4.1:mini` once calls may resume."
+        "The breaker of agent writer for gpt-4.1:mini is isolated until an operator resets it. "
+        "Isolated by ann: garbled answers. "
+        "To do: `breakwater breakers reset writer gpt-4.1:mini` once calls may resume. "
+        "Since 2026-11-21 10:00:00 UTC its jobs use the fallback models, or fail if there are none."
     )
     assert (alert.payload["by"], alert.payload["reason"]) == ("ann", "isolated by ann: garbled answers")
 
@@ -278,6 +280,7 @@ def test_a_breaker_that_was_reset_says_by_whom() -> None:
     ("scope", "model", "named"), [("model", "gpt-4", "gpt-4"), ("provider", "openai/*", "provider openai")]
 )
 def test_a_breaker_that_agents_share_is_reported_as_theirs(scope: str, model: str, named: str) -> None:
+    quoted = model if scope == "model" else f"'{model}'"
     shared: dict[str, Any] = {"scope": scope, "agent": "*", "model": model}
     opened = signal_of(transition(**shared))
     forced = signal_of(isolated(**shared))
@@ -287,12 +290,11 @@ def test_a_breaker_that_agents_share_is_reported_as_theirs(scope: str, model: st
     assert closed is not None
     assert opened.title == f"Breaker open: all agents on {named}"
     assert opened.text == (
-        "3 consecutive failures (threshold: 3). Since 2026-11-21 10:00:00 UTC no call of the agents that share this "
-        f"breaker goes to {named}; their jobs use the fallback models, or fail if there are none. "
-        "One probe call is admitted after 2026-11-21 10:01:00 UTC. "
-        "To do: look at the agents' latest failed attempts and at the provider's status page."
+        f"The breaker of the agents that share it for {named} is open until 2026-11-21 10:01:00 UTC. "
+        "3 consecutive failures (threshold: 3). To do: look at `breakwater executions --since=1h` and at the "
+        f"provider's status page; `breakwater breakers reset '*' {quoted}` admits calls now. Since 2026-11-21 10:00:00 "
+        "UTC their jobs use the fallback models, or fail if there are none. One probe call is admitted then."
     )
-    quoted = model if scope == "model" else f"'{model}'"
     assert f"`breakwater breakers reset '*' {quoted}`" in forced.text
     assert closed.title == f"Breaker closed: all agents on {named}"
     assert f"calls of the agents that share this breaker go to {named} again" in closed.text
@@ -313,19 +315,21 @@ def test_a_stopped_task_is_reported_with_what_where_since_when_why_and_what_to_d
     assert alert.source_id == "acme/nightly-review-17@1795255200000"
     assert alert.title == "Task stopped: nightly-review-17 of writer"
     assert alert.text == (
-        "10 iterations (limit: 10). Since 2026-11-21 10:00:00 UTC task nightly-review-17 of tenant acme makes no "
-        "calls, and its jobs fail; so far 10 iterations, 52,311 tokens, $4.21. To do: look at the task's last "
-        "executions; `breakwater guards reset --tenant=acme nightly-review-17` resumes it."
+        "Task nightly-review-17 of tenant acme is stopped by the guard of agent writer (max_iterations: it has run as "
+        "often as it may) until an operator resets it; other work needs another task_id. 10 iterations (limit: 10). "
+        "To do: look at its last executions; `breakwater guards reset --tenant=acme nightly-review-17` resumes it, and "
+        "agents.writer.guard.max_iterations sets the limit (`preset: agent-run` allows 100). "
+        "Stopped at 2026-11-21 10:00:00 UTC after 10 iterations, 52,311 tokens, $4.21."
     )
 
 
 def test_an_alert_of_a_job_that_was_given_no_task_says_what_helps_that_job() -> None:
     alert = signal_of(stopped(task_id="e11", tenant=None))
     assert alert is not None
-    assert alert.text.endswith(
-        "To do: raise `agents.writer.guard`, or make the job smaller, and replay its dead letter; "
-        "`breakwater guards reset e11` resolves this."
-    )
+    assert (
+        "To do: make the job smaller, or raise agents.writer.guard.max_iterations, and replay its dead letter; "
+        "`breakwater guards reset e11` resolves the alert."
+    ) in alert.text
 
 
 def test_a_guard_alert_carries_the_figures() -> None:
@@ -349,7 +353,7 @@ def test_a_task_without_a_tenant_names_none() -> None:
     alert = signal_of(stopped(tenant=None, iterations=1))
     assert alert is not None
     assert "tenant" not in alert.text
-    assert "so far 1 iteration, " in alert.text
+    assert " after 1 iteration, " in alert.text
     assert "`breakwater guards reset nightly-review-17`" in alert.text
     assert alert.payload["tenant"] is None
 
@@ -367,7 +371,7 @@ def test_a_task_that_may_go_on_ends_its_incident_whoever_tripped_it() -> None:
 def test_the_command_of_an_alert_resets_that_task_whatever_it_is_called(task_id: str, tenant: str) -> None:
     alert = signal_of(stopped(task_id=task_id, tenant=tenant))
     assert alert is not None
-    shown = alert.text.partition("executions; `")[2].removesuffix("` resumes it.")
+    shown = alert.text.partition("executions; `")[2].partition("` resumes it")[0]
     end = ["--"] if task_id.startswith("-") else []
     assert shlex.split(shown) == ["breakwater", "guards", "reset", f"--tenant={tenant}", *end, task_id]
 

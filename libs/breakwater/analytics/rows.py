@@ -34,6 +34,7 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.policy.alert_rules import began_with, highest_severity
+from breakwater.policy.refusals import for_operators
 
 StoredRow = tuple[object, ...]
 
@@ -107,7 +108,11 @@ def audit_row(event: AuditEvent, sequence: int) -> StoredRow:
 def execution_of(*, attempts: Iterable[Attempt] = (), **row: Any) -> Execution:
     """The terminal record that a row of `executions` was made from, with the attempts given."""
     texts = {name: None if row[name] is None else from_json(row[name]) for name in JSON_COLUMNS}
-    return Execution.model_validate({**row, **texts, "error": _error_of(row), "attempts": tuple(attempts)})
+    error, known = _error_of(row), tuple(attempts)
+    for refused in (one.error for one in known if one.short_circuited and one.error is not None):
+        if error is not None and error.class_ == refused.class_ and refused.message.startswith(error.message):
+            error = refused  # with its figures
+    return Execution.model_validate({**row, **texts, "error": error, "attempts": known})
 
 
 def attempt_of(**row: Any) -> Attempt:
@@ -157,7 +162,7 @@ def _by_cause(attempts: Iterable[Attempt]) -> tuple[Mapping[str, int], Mapping[s
 
 def _error(error: ErrorInfo | None) -> dict[str, object]:
     if error is not None and error.figures is not None:
-        error = error.model_copy(update={"message": f"{error.message}: {error.figures}"})
+        error = error.model_copy(update={"message": for_operators(error)})
     return {column: None if error is None else getattr(error, field) for column, field in _ERROR_FIELDS.items()}
 
 

@@ -22,6 +22,7 @@ from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiClient
 from breakwater.contracts.execution import FailureStatistics
 from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
+from breakwater.policy.refusals import joined
 
 DEFAULT_WAIT_S = 30.0
 LONGEST_WAIT_S = 300.0
@@ -326,7 +327,7 @@ def _failure(result: dict[str, Any]) -> None:
         output.write(result["output"])  # of an agent with `on_error: message`
     error = result["error"] or {}
     reason = result["reason"] or "error"
-    said = error.get("message") or "no reason was given"
+    said = joined(str(error.get("message") or "no reason was given"), cast(str | None, error.get("figures")))
     output.write(f"{result['status'].replace('_', '-')}: {reason}: {said}", stderr=True)
     for attempt in result["attempts"]:
         problem = attempt["error"] or {}

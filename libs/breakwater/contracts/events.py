@@ -96,6 +96,9 @@ class BudgetEvent(Event):
     reserved: Money | None = Field(
         default=None, description="Reserved by calls in flight at that time. For `soft_cap` and `hard_cap`."
     )
+    refusal: str | None = Field(
+        default=None, description="Of a cap that refused a call: why, with the figures, and what to do."
+    )
     previous: Money | None = Field(default=None, description="The cap before the raise, or `total` before the repair.")
     configured: Money | None = Field(
         default=None, description="For a raise, the config's cap. If the config's cap changes, the raise ends."

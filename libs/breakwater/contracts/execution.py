@@ -101,8 +101,8 @@ class ErrorInfo(Event):
     message: str
     figures: str | None = Field(
         default=None,
-        description="For operators: the cap and what is left of it. Only in attempts on EVENTS and in "
-        "ClickHouse, never in results, records and progress.",
+        description="For operators: what was needed, what is left of which cap, and what to do. In attempts on EVENTS, "
+        "in ClickHouse, and in results that the HTTP API shows to operators; never in what NATS users read.",
     )
     status_code: int | None = None
     retryable: bool = False

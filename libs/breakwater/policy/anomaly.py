@@ -43,7 +43,8 @@ from breakwater.contracts.subjects import encode_token
 from breakwater.contracts.types import format_time, time_from_ms, usd_from_nano
 from breakwater.policy.alert_rules import AnomalyRules
 from breakwater.policy.formats import counted, moment, money
-from breakwater.policy.signals import Firing, Resolved, Signal, command, key_of
+from breakwater.policy.refusals import command
+from breakwater.policy.signals import Firing, Resolved, Signal, key_of
 
 Measure = Literal["error_rate", "spend_rate", "latency", "first_token"]
 """A share of calls; nano-dollars per minute; milliseconds, twice."""

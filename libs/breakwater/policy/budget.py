@@ -291,6 +291,25 @@ def spent_by(attempts: Iterable[Attempt]) -> int:
     return sum((attempt.reserved or 0) if attempt.cost is None else attempt.cost for attempt in attempts)
 
 
+@dataclass(frozen=True, slots=True)
+class OverBudget:
+    """The reservation was refused: by which budget, and when its period ends (ms since the epoch)."""
+
+    counter: Counter
+    resets_at_ms: int
+    limit: int
+    spent: int
+    reserved: int
+    amount: int
+    by_share: bool = False
+    """It has room, but not for as much of one caller or tenant while others use it."""
+
+    @property
+    def by_reservations(self) -> bool:
+        """True if only calls in flight leave it no room: they mostly cost less than they hold."""
+        return fits(self.amount, limit=self.limit, spent=self.spent)
+
+
 RECENT_PARTS = 8
 """The last part is an eighth of the period: three hours of a day, nearly four days of a month."""
 

@@ -14,6 +14,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.openai import CallOptions, ChatCompletionRequest
 from breakwater.policy.chat_messages import is_end, normalized, objects
 from breakwater.policy.ownership import shown
+from breakwater.policy.refusals import joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
     """
     error = cast(Mapping[str, Any], result.get("error") or {})
     reason, kind = str(result.get("reason") or result["status"]), str(error.get("kind"))
-    message = str(error.get("message") or f"the job ended {reason}")
+    message = joined(str(error.get("message") or f"the job ended {reason}"), error.get("figures"))
     wait = error.get("retry_after_s")
     retry_after_s = None if wait is None else max(1, math.ceil(wait))
     status_code = error.get("status_code")

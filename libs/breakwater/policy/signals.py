@@ -11,7 +11,6 @@ and no answer.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -24,9 +23,11 @@ from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.contracts.subjects import Header, encode_token
 from breakwater.contracts.types import format_time, is_identifier
 from breakwater.policy.alert_rules import UNDELIVERABLE
+from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.budget import NEVER_FITS, scope_key
 from breakwater.policy.formats import counted, moment, money, moneys, percent, sentence
 from breakwater.policy.rate_limit import HELD
+from breakwater.policy.refusals import ISOLATED, breaker_open, command, for_operators, raise_command, task_stopped
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",
@@ -134,18 +135,13 @@ def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
 
 
 def _opened(event: BreakerTransition) -> str:
-    shared = event.scope != "agent_model"
-    if event.to_state == "isolated":
-        reset = command("breakers", "reset", event.agent, event.model)
-        until, advice = " It stays open until it is reset.", f"`{reset}` once calls may resume"
-    else:
-        until = "" if event.open_until is None else f" One probe call is admitted after {moment(event.open_until)}."
-        failed = "the agents' latest failed attempts" if shared else "the agent's latest failed attempts"
-        advice = f"look at {failed} and at the provider's status page"
+    shared, state, until = event.scope != "agent_model", ISOLATED, ""
+    if event.open_until is not None and event.to_state == "open":
+        state, until = f"open until {moment(event.open_until)}", " One probe call is admitted then."
+    refused = breaker_open(BreakerKey(event.agent, event.model), event.reason, state=state)
     return (
-        f"{sentence(event.reason)} Since {moment(event.at)} no call of {_callers(event)} goes to {_models(event)}; "
-        f"{'their' if shared else 'its'} jobs use the fallback models, or fail if there are none.{until} "
-        f"To do: {advice}."
+        f"{_opening(for_operators(refused))} Since {moment(event.at)} {'their' if shared else 'its'} jobs use the "
+        f"fallback models, or fail if there are none.{until}"
     )
 
 
@@ -179,26 +175,17 @@ def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
 
 
 def _stopped(event: GuardEvent) -> str:
-    tenant = "" if event.tenant is None else f" of tenant {event.tenant}"
-    reset = command("guards", "reset", event.task_id, tenant=event.tenant)
-    iterations = counted(event.iterations, "iteration")
-    to_do = f"look at the task's last executions; `{reset}` resumes it"
-    if event.task_id == event.execution_id:  # it was given no task
-        guard = f"agents.{event.agent}.guard"
-        to_do = f"raise `{guard}`, or make the job smaller, and replay its dead letter; `{reset}` resolves this"
-    return (
-        f"{sentence(event.reason)} Since {moment(event.at)} task {event.task_id}{tenant} makes no calls, "
-        f"and its jobs fail; so far {iterations}, {event.tokens:,} tokens, {money(event.cost)}. "
-        f"To do: {to_do}."
+    assert event.rule is not None
+    refused = task_stopped(
+        event.rule,
+        event.reason,
+        agent=event.agent,
+        task_id=event.task_id,
+        tenant=event.tenant,
+        execution_id=event.execution_id,
     )
-
-
-def command(group: str, action: str | None, *names: str, **options: str | None) -> str:
-    """A command of ours, for a text. `action` is None where the group itself is the command."""
-    # People paste it into a shell, and programs choose names: each is quoted, and none is read as an option.
-    given = [f"--{option}={value}" for option, value in options.items() if value is not None]
-    end = ["--"] if any(name.startswith("-") for name in names) else []
-    return shlex.join(["breakwater", group, *([] if action is None else [action]), *given, *end, *names])
+    used = f"{counted(event.iterations, 'iteration')}, {event.tokens:,} tokens, {money(event.cost)}"
+    return f"{_opening(for_operators(refused))} Stopped at {moment(event.at)} after {used}."
 
 
 def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
@@ -236,17 +223,20 @@ def _spent(event: BudgetEvent, kind: AlertEvent, who: str, limit: int) -> str:
     consequence = _CONSEQUENCE.get((kind, event.enforcement), _NOT_ENFORCED)
     advice = "check whether this is expected"
     if kind == "budget_hard_cap":
-        budget = shlex.quote(f"{scope_key(event)}/{event.window}")
-        advice = f"find what spends, or raise the cap: `breakwater budgets raise {budget} USD --reason WHY`"
+        advice = f"find what spends, or raise the cap: `{raise_command(f'{scope_key(event)}/{event.window}')}`"
     held = ""
     if event.reserved is not None:
         free = money(max(0, limit - event.total - event.reserved))
         held = f" {money(event.reserved)} is held by calls in flight, and {free} is free."
     last = "" if event.agent is None or event.scope == "agent" else f", last by agent {event.agent}"
-    return (
-        f"{spent} of {cap}{share} spent by {who} in {event.period}{last}, "
-        f"as of {moment(event.at)}.{held} {consequence} To do: {advice}."
-    )
+    total = f"{spent} of {cap}{share} spent by {who} in {event.period}{last}, as of {moment(event.at)}.{held}"
+    if event.refusal is not None:
+        return f"{_opening(event.refusal)} {total}"
+    return f"{total} {consequence} To do: {advice}."
+
+
+def _opening(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def of_quotas(execution: Execution, newest: Callable[[str], Alert | None]) -> tuple[Signal, ...]:

@@ -63,6 +63,8 @@ class BreakerRefused:
     """Another attempt holds the probe: its lease ends then, and its call mostly long before."""
     statistics: FailureStatistics
     """Reason and figures of its opening."""
+    reason: str
+    """The reason with thresholds and names, for operators."""
     gives_way: bool = False
     """Failures of another caller alone opened it: `policy.breaker.give_way` closes it, and the call may ask again."""
 
@@ -116,7 +118,7 @@ class Breakers:
                 unique_errors=len(errors.split(",")) if errors else 0,
             )
             waits = int(cast(int, until_ms)), int(cast(int, wait_ms))
-            return BreakerRefused(*waits, verdict == "probing", statistics, verdict == "gives_way")
+            return BreakerRefused(*waits, verdict == "probing", statistics, reason, verdict == "gives_way")
         return BreakerAdmitted(verdict == "probe", int(cast(int, version)), bool(changed))
 
     @staticmethod

@@ -20,7 +20,7 @@ from breakwater.contracts.events import Window
 from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time, time_from_ms
 from breakwater.errors import BreakwaterError
-from breakwater.policy.budget import WINDOWS, Counter, Period, Periods, fits, period, periods_at, scope_keys
+from breakwater.policy.budget import WINDOWS, Counter, OverBudget, Period, Periods, period, periods_at, scope_keys
 from breakwater.policy.ledger import AttemptSums, charged_at, figures_of
 from breakwater.state.connection import Argument, Redis, ScriptCall, scripts_of
 
@@ -61,25 +61,6 @@ class Reserved:
     """The reservation was granted, or had been, at this moment of Redis' clock."""
 
     at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class OverBudget:
-    """The reservation was refused: by which budget, and when its period ends (ms since the epoch)."""
-
-    counter: Counter
-    resets_at_ms: int
-    limit: int
-    spent: int
-    reserved: int
-    amount: int
-    by_share: bool = False
-    """It has room, but not for as much of one caller or tenant while others use it."""
-
-    @property
-    def by_reservations(self) -> bool:
-        """True if only calls in flight leave it no room: they mostly cost less than they hold."""
-        return fits(self.amount, limit=self.limit, spent=self.spent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,6 +214,7 @@ class OpenAIRoutes:
             await self._leave(call, cancels=False)
         if result is None:
             raise _stopping(sent.shown_id)
+        result = await self._cancels.lookup.explained(caller_of(request), result)
         response = self._response(sent, orjson.loads(result))
         if call.question is not None and not has_left:
             response.background = BackgroundTask(self._answered, call)
@@ -263,7 +264,7 @@ class OpenAIRoutes:
             await ended(False)
             raise _stopping(sent.shown_id)
         else:
-            result: dict[str, Any] = orjson.loads(found)
+            result: dict[str, Any] = orjson.loads(await self._cancels.lookup.explained(caller_of(request), found))
             if result["status"] != "succeeded":
                 await ended(True)
                 if call.repeats and (result.get("cancellation") or {}).get("by") == CLIENT_LEFT:

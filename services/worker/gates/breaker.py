@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 
 from breakwater.config import Agent
 from breakwater.contracts import subjects
-from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.contracts.types import time_from_ms
 from breakwater.coordination.breaker_events import saving
 from breakwater.policy.breaker import BreakerKey, BreakerRules, caller_of, give_way
+from breakwater.policy.formats import moment
 from breakwater.policy.health import half_opened, transition
+from breakwater.policy.refusals import ISOLATED, breaker_open
 from breakwater.runtime import background
 from breakwater.runtime.outage import Outage
 from breakwater.state.breakers import ALIVE_MS, BreakerAdmitted, BreakerRefused, Breakers
@@ -40,7 +42,6 @@ MISSING = (
 class BreakerGate(Gate):
     """Asks the breaker of the agent and the model."""
 
-    breaker: ClassVar[str] = "breaker"
     whose: ClassVar[str] = "agent"
 
     _key: BreakerKey | None = None
@@ -127,32 +128,26 @@ class BreakerGate(Gate):
         )
 
     def _open(self, refused: BreakerRefused) -> Refused:
-        user_message, rules = "This agent is paused for now. Please try again later.", self._rules()
-        if refused.until_ms == 0:
-            state, wait_s = "isolated until an operator resets it", None
-        else:
-            wait_s, moment = refused.wait_ms / 1000, format_time(time_from_ms(refused.until_ms))
+        user_message, rules, wait_s = "This agent is paused for now. Please try again later.", self._rules(), None
+        state = ISOLATED
+        if refused.until_ms:
+            wait_s, until = refused.wait_ms / 1000, moment(time_from_ms(refused.until_ms))
             if refused.probing and rules is not None and rules.cooldown_s < wait_s:
                 # A probe ends long before its lease: then calls are admitted, or another cool-down begins.
                 wait_s = rules.cooldown_s
-                moment = format_time(self.worker.now() + timedelta(seconds=wait_s))
-            state = "half-open, and its probe is in flight" if refused.probing else f"open until {moment}"
+                until = moment(self.worker.now() + timedelta(seconds=wait_s))
+            state = "half-open, and its probe is in flight" if refused.probing else f"open until {until}"
             why = "temporarily unavailable because of recent failures"
-            user_message = f"This {self.whose} is {why}. Please try again after {moment}."
-        return Refused.of(
-            "breaker_open",
-            "CircuitBreakerOpenError",
-            message=f"the {self.breaker} for {self.request.flight.model} is {state}; no call was made",
-            retry_after_s=wait_s,
-            user_message=user_message,
-            statistics=refused.statistics,
-        )
+            user_message = f"This {self.whose} is {why}. Please try again after {until}."
+        assert self._key is not None
+        error = breaker_open(self._key, refused.reason, state=state, retry_after_s=wait_s, user_message=user_message)
+        return Refused("breaker_open", error, statistics=refused.statistics)
 
 
 class TaskBreakerGate(BreakerGate):
     """Asks the breaker of the task and the model, if the job sets one. The agent's own breaker applies too."""
 
-    breaker, whose = "task's breaker", "task"
+    whose = "task"
 
     def ask(self) -> ScriptCall | None:
         """Returns None if the job sets no breaker."""

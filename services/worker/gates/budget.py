@@ -15,16 +15,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from breakwater.contracts.execution import Attempt
-from breakwater.contracts.types import format_time, time_from_ms
-from breakwater.policy.budget import MAX_TENANTS, OWN_CAP, Counter, fits, spent_by
-from breakwater.policy.formats import money
+from breakwater.policy import refusals
+from breakwater.policy.budget import MAX_TENANTS, OWN_CAP, Counter, OverBudget, fits, spent_by
 from breakwater.policy.ledger import figures_of
 from breakwater.runtime import background
 from breakwater.runtime.outage import Outage
 from breakwater.state.budgets import (
     CountersLost,
     LiveReservation,
-    OverBudget,
     PeriodChanged,
     Reserved,
     TooManyTenants,
@@ -42,24 +40,7 @@ REBUILDING_POLL_S = 0.5
 FIRST_POLL_S = 0.02
 """The first wait of a call for other reservations to end."""
 
-RETRY_HELD_S = 5.0
-"""The advised wait for calls in flight to end."""
-
-REBUILDING = Refused.of(
-    "budget_exceeded",
-    "BudgetsRebuildingError",
-    message="the budgets' counters were lost and are being rebuilt; until then no call is made under a hard cap",
-    user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
-)
-
-TOO_MANY_TENANTS = Refused.of(
-    "budget_exceeded",
-    "TooManyTenantsError",
-    message="the sender of this job has named too many tenants this month; no call was made for one more",
-    figures=f"budgets are kept of {MAX_TENANTS:,} tenants of each sender, and of all in budgets.tenants",
-    user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
-    ends_chain=True,
-)
+REBUILDING = Refused("budget_exceeded", refusals.REBUILDING)
 
 
 @dataclass(slots=True)
@@ -112,11 +93,13 @@ class BudgetGate(Gate):
                 # A call that has just ended on another worker may be charged a moment later.
                 waited_s = self.request.waited.get("budget_exceeded", 0.0)
                 delay_s = min(POLL_S, max(FIRST_POLL_S, waited_s))
-                return WaitForCapacity(delay_s * (1 + self.worker.jitter()), self._held(over))
+                held = refusals.budget_held(over, self.request.flight.model)
+                refused = Refused("budget_exceeded", held, refused_by=over.counter.name)
+                return WaitForCapacity(delay_s * (1 + self.worker.jitter()), refused)
             case OverBudget() as over:
                 return self._over_budget(over)
             case TooManyTenants():
-                return TOO_MANY_TENANTS
+                return Refused("budget_exceeded", refusals.TOO_MANY_TENANTS, ends_chain=True)
             case CountersLost():
                 return WaitForCapacity(REBUILDING_POLL_S * (1 + self.worker.jitter()), REBUILDING)
             case PeriodChanged():
@@ -162,85 +145,25 @@ class BudgetGate(Gate):
         spent = spent_by(self.request.checkpoint.attempts)
         if fits(worst_case, limit=cap, spent=spent):
             return None
-        never = not fits(worst_case, limit=cap, spent=0)
-        next_call = f"a call to {model} may cost up to {money(worst_case)}"
-        return Refused.of(
-            "budget_exceeded",
-            "CallOverCapError" if never else "BudgetExceededError",
-            message=f"a call to {model} does not fit under the job's own cap (max_cost_usd)",
-            figures=f"the job has cost {money(spent)}, and {next_call}; max_cost_usd is {money(cap)}",
-            user_message="This request would cost too much for a single one. Please make it shorter or simpler.",
-            refused_by=OWN_CAP,
-        )
+        agent = self.request.job.agent_name
+        error = refusals.over_own_cap(agent, model, worst_case, spent, cap)
+        return Refused("budget_exceeded", error, refused_by=OWN_CAP)
 
     def _unpriced(self, cap: str, refused_by: str | None = None) -> Refused:
         """Refuses a model without a price under a cap, as it may not be free."""
         config, flight = self.worker.config, self.request.flight
         local = config.is_local(flight.provider)
         setting = f"providers.{flight.provider}.cost_per_call_usd" if local else f"models.{flight.model}.price"
-        return Refused.of(
-            "budget_exceeded",
-            "UnpricedModelError",
-            message=f"{flight.model} has no price, so {cap} cannot be enforced; set {setting}",
-            user_message="This agent's budget can't be enforced, as its model has no price. Please ask its owner.",
-            refused_by=refused_by,
-        )
-
-    def _held(self, over: OverBudget) -> Refused:
-        """Refuses a call that has no time to wait for calls in flight."""
-        what, worst = self._what_and_worst(over)
-        spent = f"it has {money(over.limit - over.spent)} of {money(over.limit)} left"
-        why = "calls in flight hold what is left of it"
-        if over.by_share:
-            why = "a caller holds at most half of what is left of it while others use it"
-        return Refused.of(
-            "budget_exceeded",
-            "BudgetHeldError",
-            message=f"{what} is not spent, but {why}; no call was made",
-            figures=f"{spent}, {money(over.reserved)} of it held by calls in flight, and {worst}",
-            retry_after_s=RETRY_HELD_S,
-            user_message="This agent's budget is held by requests that are still running. Please try again soon.",
-            refused_by=over.counter.name,
-        )
-
-    def _what_and_worst(self, over: OverBudget) -> tuple[str, str]:
-        counter = over.counter
-        who = "all agents" if counter.of is None else f"{counter.scope} {counter.of}"
-        worst = f"a call to {self.request.flight.model} may cost up to {money(over.amount)}"
-        return f"the {counter.window} budget of {who}", worst
+        return Refused("budget_exceeded", refusals.unpriced(flight.model, cap, setting), refused_by=refused_by)
 
     def _over_budget(self, over: OverBudget) -> Refused:
-        counter, resets = over.counter, format_time(time_from_ms(over.resets_at_ms))
-        what, worst = self._what_and_worst(over)
-        left = max(0, over.limit - over.spent - over.reserved)
-        # A tenant's cap may be meant for other agents.
-        never = over.amount > over.limit > 0 and counter.scope != "tenant"
-        held = f" ({money(over.reserved)} of it is reserved by calls in flight)" if over.reserved else ""
-        if over.limit == 0:
-            message, figures = f"no call that costs anything is made under {what}", f"{what} is $0.00"
-            user_message, wait_s = "This agent may not spend anything at present. Please contact its owner.", None
-        elif over.amount > over.limit:
-            message = f"a call to {self.request.flight.model} may cost more than {what} in all; no such call ever fits"
-            figures = f"{worst}, and {what} is {money(over.limit)}"
-            user_message, wait_s = (
-                "This request would cost more than this agent may spend. Please make it shorter.",
-                None,
-            )
-        else:
-            message = f"{what} has no room for a call to {self.request.flight.model}; it resets at {resets}"
-            figures = f"it has {money(left)} of {money(over.limit)} left{held}, and {worst}"
-            user_message = f"This agent has used up its budget for now. It can be used again after {resets}."
-            wait_s = max(0.0, over.resets_at_ms / 1000 - self.worker.now().timestamp())
-        return Refused.of(
+        wait_s = max(0.0, over.resets_at_ms / 1000 - self.worker.now().timestamp())
+        return Refused(
             "budget_exceeded",
-            "CallOverCapError" if never else "BudgetExceededError",
-            message=message,
-            figures=figures,
-            retry_after_s=wait_s,
-            user_message=user_message,
-            refused_by=counter.name,
+            refusals.over_budget(over, self.request.flight.model, wait_s),
+            refused_by=over.counter.name,
             refused_cap=over.limit if over.amount <= over.limit or not over.limit else None,
-            ends_chain=counter.caps.on_exceeded == "fail",
+            ends_chain=over.counter.caps.on_exceeded == "fail",
         )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from breakwater.policy.refusals import task_budget_held
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import Checkpoint
-from services.worker.gates.gate import Gate, WaitForCapacity
-from services.worker.gates.task import TASK_BUDGET_HELD
+from services.worker.gates.gate import Gate, Refused, WaitForCapacity
 from services.worker.leases import JobCancelledError
 
 
@@ -35,7 +35,7 @@ class ClaimGate(Gate):
         if not kept.has_children or (held := self.worker.leases.claims[job.claim]).has_children:
             return None
         held.has_children = True
-        return WaitForCapacity(0.0, TASK_BUDGET_HELD)
+        return WaitForCapacity(0.0, Refused("budget_exceeded", task_budget_held(job.agent_name), refused_by="task"))
 
     def release(self) -> ScriptCall | None:
         """Restores the checkpoint: after a crash, the call must not count as made."""

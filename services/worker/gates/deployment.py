@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from breakwater.contracts.execution import Attempt
-from breakwater.policy.rate_limit import HELD, after_hold_s, waits_for_hold
+from breakwater.policy.rate_limit import after_hold_s, waits_for_hold
+from breakwater.policy.refusals import model_held
 from breakwater.policy.retry import failures_on, hold_s
 from breakwater.state.connection import ScriptCall
-from services.worker.gates.gate import TOO_MANY, Gate, Refused, WaitForCapacity
+from services.worker.gates.gate import Gate, Refused, WaitForCapacity
 
 
 @dataclass(slots=True)
@@ -34,15 +35,8 @@ class DeploymentGate(Gate):
             return None
         self._counted = False
         request, rest_s = self.request, answer / 1000
-        refused = Refused.of(
-            "rate_limited",
-            HELD,
-            kind="rate_limit",
-            message=f"{request.target.model} is held until its provider's rate limit is over; no call was made",
-            retry_after_s=rest_s,
-            user_message=TOO_MANY,
-            refused_by=f"provider:{request.target.provider}",
-        )
+        error = model_held(request.job.agent_name, request.target.model, rest_s)
+        refused = Refused("rate_limited", error, refused_by=f"provider:{request.target.provider}")
         waited_s = request.waited.get(refused.reason, 0.0)
         is_last = request.checkpoint.is_last_of(request.job.chain)
         if not is_last and not waits_for_hold(waited_s + rest_s):
@@ -61,14 +55,3 @@ class DeploymentGate(Gate):
         failures = failures_on(attempt.model, (*self.request.checkpoint.attempts, attempt))
         wait_s = hold_s(error.retry_after_s, self.request.job.agent.retry, failures)
         return self.worker.deployments.hold_call(self.request.target.deployment, wait_s) if wait_s > 0 else None
-
-
-def retry_budget_spent(model: str) -> Refused:
-    """Builds the refusal of a retry after too many retries of the fleet."""
-    return Refused.of(
-        "error",
-        "RetryBudgetExceededError",
-        kind="retry_budget",
-        message=f"too many calls to {model} are retries already; this one was not made",
-        user_message="This agent is temporarily unavailable because of recent failures. Please try again later.",
-    )

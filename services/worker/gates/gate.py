@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar
 
 from breakwater.config import Agent
-from breakwater.contracts.execution import Attempt, ErrorInfo, ErrorKind, FailureStatistics, Reason
+from breakwater.contracts.execution import Attempt, ErrorInfo, FailureStatistics, Reason
 from breakwater.state.connection import ScriptCall
 from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import Assignment, Checkpoint, InFlight
@@ -21,10 +21,6 @@ LEASE_MARGIN_S = 120.0
 
 POLL_S = 0.25
 """The interval at which a call that waits for capacity asks again; random jitter at most doubles it."""
-
-
-TOO_MANY = "This agent is receiving too many requests right now. Please try again later."
-"""The message for users when a rate limit of the config or of the provider has no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +47,12 @@ class AdmissionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The call must not be made.
-
-    `error` has three texts: `message` for programs, which names what refused the call and no figure; `figures` for
-    operators alone; and `user_message` for models and end users.
-    """
+    """The call must not be made."""
 
     reason: Reason
     """The reason for the end of the job, unless another model answers."""
     error: ErrorInfo
+    """One of `policy.refusals`."""
     refused_by: str | None = None
     """The name of the budget or the limit that has no room."""
     refused_cap: int | None = None
@@ -68,30 +61,6 @@ class Refused:
     """True if no other model may be tried."""
     statistics: FailureStatistics | None = None
     """The statistics of the guard or the breaker that refused."""
-
-    @classmethod
-    def of(
-        cls,
-        reason: Reason,
-        class_name: str,
-        message: str,
-        *,
-        kind: ErrorKind | None = None,
-        figures: str | None = None,
-        retry_after_s: float | None = None,
-        user_message: str | None = None,
-        **more: Any,
-    ) -> Self:
-        """Builds a refusal and its error, whose kind defaults to the reason; `more` are fields of the refusal."""
-        error = ErrorInfo(
-            kind=kind or cast(ErrorKind, reason),
-            class_=class_name,
-            message=message,
-            figures=figures,
-            retry_after_s=retry_after_s,
-            user_message=user_message,
-        )
-        return cls(reason, error, **more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from typing import Any
 
 from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt
+from breakwater.policy.refusals import over_rate_limit
 from breakwater.state.connection import ScriptCall
 from breakwater.state.rate_limits import OverLimit
 from services.worker.context import WorkerContext
-from services.worker.gates.gate import POLL_S, TOO_MANY, Gate, Refused, WaitForCapacity
+from services.worker.gates.gate import POLL_S, Gate, Refused, WaitForCapacity
 
 
 @dataclass(slots=True)
@@ -53,19 +54,10 @@ class RateLimitGate(Gate):
         return self.worker.rate_limits.settle_call(attempt.attempt_id, limits, _tokens_used(attempt))
 
     def _over_limit(self, over: OverLimit) -> Refused | WaitForCapacity:
-        kind, _, who = over.name.partition(":")
-        what = over.what.replace("_", " ")
         wait_s = None if over.wait_ms is None else over.wait_ms / 1000
-        refused = Refused.of(
-            "rate_limited",
-            "RateLimitExceededError",
-            kind="rate_limit",
-            message=f"the limit of {kind} {who} on {what} has no room for this call; no call was made",
-            retry_after_s=wait_s,
-            user_message=TOO_MANY,
-            refused_by=over.name,
-        )
         limited = next(limited for limited in self.request.target.limits if limited.name == over.name)
+        error = over_rate_limit(over.name, over.what, limited.rule, wait_s)
+        refused = Refused("rate_limited", error, refused_by=over.name)
         if limited.rule.on_exceeded == "fail" or wait_s is None:
             return refused
         # A call under way usually ends long before its lease, and with fewer tokens than its worst case.

@@ -25,6 +25,7 @@ from breakwater.policy.budget import spent_by
 from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
 from breakwater.policy.health import of_task
 from breakwater.policy.ownership import scope_in, scoped
+from breakwater.policy.refusals import task_budget_held, task_stopped
 from breakwater.runtime import background
 from breakwater.runtime.outage import Outage
 from breakwater.security.encryption import DecryptionError
@@ -34,31 +35,6 @@ from breakwater.state.tasks import Entered, TaskKey, Tripped
 from services.worker.assignment import Assignment, Checkpoint
 from services.worker.context import WorkerContext
 from services.worker.gates.gate import POLL_S, Gate, GateVerdict, Refused, WaitForCapacity
-
-# Read by models and end users, so it names no limit: the guard's event has them.
-TASK_STOPPED = Refused.of(
-    "guard_tripped",
-    "GuardTrippedError",
-    message="the task is stopped until an operator resets it",
-    ends_chain=True,
-)
-
-TASK_BUDGET_HELD = Refused.of(
-    "budget_exceeded",
-    "BudgetExceededError",
-    message="other jobs of the task have reserved what is left of its cost cap; no call was made",
-    user_message="This task has no budget left while its other jobs are running. Please try again later.",
-    refused_by="task",
-)
-
-
-OWN_TASK_STOPPED = Refused.of(
-    "guard_tripped",
-    "GuardTrippedError",
-    message="another call of this job might pass a cap of its agent's guard",
-    ends_chain=True,
-)
-
 
 _ALONE = Entered(1, Task(), None)
 
@@ -106,7 +82,7 @@ class TaskGate(Gate):
             is_last = request.checkpoint.is_last_of(request.job.chain)
             tries_next = isinstance(why, Trip) and why.rule == "max_cost" and not is_last
             self.announces = not tries_next
-            return replace(OWN_TASK_STOPPED, statistics=alone.statistics, ends_chain=not tries_next)
+            return replace(alone, ends_chain=not tries_next)
         rules, key = shared
         hold = spent_by(request.checkpoint.attempts) + (request.flight.reserved or 0)
         return self.worker.tasks.enter_call(
@@ -125,8 +101,7 @@ class TaskGate(Gate):
         rules, attempts = self.request.job.agent.guard, self.request.checkpoint.attempts
         assert rules is not None
         if entered.tripped is not None:
-            self._stopped, self.announces = _Stopped(entered.tripped, entered.task), True
-            return replace(TASK_STOPPED, statistics=of_task(entered.task, entered.tripped.trip))
+            return self._stop(entered.tripped, entered.task)
         tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
         cost = spent_by(attempts)
         trip = before_call(
@@ -141,16 +116,31 @@ class TaskGate(Gate):
         match trip:
             case None:
                 return None
-            case TaskBudgetHeld():
-                return WaitForCapacity(POLL_S * (1 + self.worker.jitter()), TASK_BUDGET_HELD)
+            case TaskBudgetHeld(held):
+                used, worst = entered.task.cost + cost + held, self.request.flight.reserved or 0
+                agent, cap = self.request.job.agent_name, rules.max_cost_usd
+                error = task_budget_held(agent, used=used, worst_case=worst, cap=cap)
+                refused = Refused("budget_exceeded", error, refused_by="task")
+                return WaitForCapacity(POLL_S * (1 + self.worker.jitter()), refused)
             case Trip():
                 # Includes the usage of this job, which is no iteration if its first call is refused.
                 done = entered.task.iterations if attempts else entered.number - 1
                 used = replace(
                     entered.task, iterations=done, tokens=entered.task.tokens + tokens, cost=entered.task.cost + cost
                 )
-                self._stopped, self.announces = _Stopped(trip, used), True
-                return replace(TASK_STOPPED, statistics=of_task(used, trip))
+                return self._stop(trip, used)
+
+    def _stop(self, why: Trip | Tripped, task: Task) -> Refused:
+        self._stopped, self.announces = _Stopped(why, task), True
+        job = self.request.job
+        trip, agent, by = (
+            (why, job.agent_name, job.execution_id)
+            if isinstance(why, Trip)
+            else (why.trip, why.agent, why.execution_id)
+        )
+        task_id, tenant = job.job.task_id or job.execution_id, job.job.tenant
+        error = task_stopped(trip.rule, trip.reason, agent=agent, task_id=task_id, tenant=tenant, execution_id=by)
+        return Refused("guard_tripped", error, ends_chain=True, statistics=of_task(task, trip))
 
     def release(self) -> ScriptCall | None:
         """Reduces the hold to the cost of the job."""

@@ -78,7 +78,7 @@ async def test_an_open_breaker_is_named_for_the_model_that_it_is_open_for(start_
         [first, second] = await planned(plane)
         assert (first["admission"], second["admission"]) == ("refused", "admitted")
         assert first["refusal"]["reason"] == "breaker_open"
-        assert first["refusal"]["message"].startswith("the breaker for sim/m is open until 20")
+        assert first["refusal"]["message"].startswith("the breaker of agent writer for sim/m is open until 20")
         assert 0 < first["refusal"]["retry_after_s"] <= 60
         assert await in_redis(plane) == before
 

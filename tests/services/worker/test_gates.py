@@ -33,7 +33,6 @@ from services.worker.gates.claim import ClaimGate
 from services.worker.gates.deployment import DeploymentGate
 from services.worker.gates.gate import AdmissionRequest, ClaimLostError, Gate, Refused
 from services.worker.gates.rate_limit import RateLimitGate
-from services.worker.gates.task import TASK_STOPPED
 from tests.servers import RunningServer
 
 CONFIG = """
@@ -51,7 +50,7 @@ agents:
 
 
 def is_stopped(verdict: object) -> bool:
-    return isinstance(verdict, Refused) and replace(verdict, statistics=None) == TASK_STOPPED
+    return isinstance(verdict, Refused) and verdict.reason == "guard_tripped"
 
 
 class Published:

@@ -182,7 +182,7 @@ async def test_the_breaker_of_the_agent_holds_for_jobs_that_bring_their_own(star
             assert (await run(plane, f"j{number}", task_id=f"t{number}", breaker=own))["reason"] == "error"
         refused = await run(plane, "last", task_id="t2", breaker=own)
         assert (refused["reason"], statistics(refused)) == ("breaker_open", (2, 2, 1, "2 consecutive failures"))
-        assert "the breaker for sim/m is open" in refused["error"]["message"]
+        assert "the breaker of agent writer for sim/m is open" in refused["error"]["message"]
 
 
 async def test_a_job_without_a_breaker_of_its_own_leaves_none(start_worker: StartWorker) -> None:

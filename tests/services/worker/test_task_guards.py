@@ -44,9 +44,11 @@ async def test_what_models_and_users_read_names_no_limit(start_worker: StartWork
     async with start_worker({"sim/m": model()}, agents) as plane:
         await run(plane, "first")
         refused = await run(plane, "second")
-        for text in (refused["output"], refused["error"]["message"], refused["error"]["user_message"]):
+        for text in (refused["output"], refused["error"]["user_message"]):
             assert "stopped" in text
             assert not any(limit in text.lower() for limit in LIMITS)
+        assert "(max_iterations: it has run as often as it may)" in refused["error"]["message"]
+        assert not any(figure.isdigit() for figure in refused["error"]["message"])
 
 
 async def test_tokens_and_costs_are_capped_also_within_one_job(start_worker: StartWorker) -> None:
