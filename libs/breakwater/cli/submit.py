@@ -325,9 +325,9 @@ def _planned_cost(cost: str | None) -> str:
 def _failure(result: dict[str, Any]) -> None:
     if isinstance(result["output"], str):
         output.write(result["output"])  # of an agent with `on_error: message`
-    error = result["error"] or {}
+    error: dict[str, Any] = result["error"] or {}
     reason = result["reason"] or "error"
-    said = joined(str(error.get("message") or "no reason was given"), cast(str | None, error.get("figures")))
+    said = joined(error.get("message") or "no reason was given", error.get("figures"))
     output.write(f"{result['status'].replace('_', '-')}: {reason}: {said}", stderr=True)
     for attempt in result["attempts"]:
         problem = attempt["error"] or {}
