@@ -75,7 +75,7 @@ async def test_the_cap_of_a_job_counts_all_its_attempts(start_worker: StartWorke
         assert (stubborn["reason"], stubborn["total_cost"]) == ("budget_exceeded", "0.000603000")
         assert stubborn["error"]["message"] == "a call to sim/no does not fit under the job's own cap (max_cost_usd)"
         figures = (await plane.messages("EVENTS", "bw.attempts.stubborn.*.3"))[0]["error"]["figures"]
-        assert figures.startswith("The job has cost $0.0006, a call to sim/no may")
+        assert figures.startswith("The job has cost $0.000603, a call to sim/no may")
 
         rescued = await run(plane, "rescued")
         assert [attempt["model"] for attempt in rescued["attempts"]] == ["sim/no"] * 3 + ["sim/cheap"]
