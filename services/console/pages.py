@@ -40,17 +40,18 @@ HEADERS: Mapping[str, str] = {
 }
 
 NAVIGATION = (
-    ("/", "Overview"),
-    ("/agents", "Agents"),
-    ("/executions", "Executions"),
-    ("/plans", "Plans"),
-    ("/breakers", "Breakers"),
-    ("/budgets", "Budgets"),
-    ("/costs", "Costs"),
-    ("/alerts", "Alerts"),
-    ("/dead-letters", "Dead letters"),
-    ("/audit", "Audit log"),
+    ("/", "Overview", "o"),
+    ("/agents", "Agents", "a"),
+    ("/executions", "Executions", "e"),
+    ("/plans", "Plans", "p"),
+    ("/breakers", "Breakers", "b"),
+    ("/budgets", "Budgets", "u"),
+    ("/costs", "Costs", "c"),
+    ("/alerts", "Alerts", "l"),
+    ("/dead-letters", "Dead letters", "d"),
+    ("/audit", "Audit log", "t"),
 )
+"""Links to the pages, with the key that opens each after `g`."""
 
 
 class PageRenderer:

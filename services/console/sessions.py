@@ -6,11 +6,13 @@ no user out, and any of several consoles answers.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -43,6 +45,17 @@ class Notice:
     tone: NoticeTone
 
 
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """A figure next to a link of the navigation."""
+
+    text: str
+    """Empty if there is nothing to show."""
+    of: str
+    """The things counted, for screen readers."""
+    tone: str
+
+
 @dataclass(slots=True)
 class KnownSession:
     """A session as this process knows it."""
@@ -52,6 +65,10 @@ class KnownSession:
     """The time when it was last seen to be valid, on the monotonic clock."""
     watched: int = 0
     """The number of jobs that it is watching."""
+    badges: dict[str, Badge] = field(default_factory=dict[str, Badge])
+    """By the address of the link, as they were last read."""
+    badges_read_at: float = -math.inf
+    reading_badges: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from breakwater.analytics.client import Analytics
 from breakwater.client import ApiClient
+from services.console import badges
 from services.console.pages import Fetched, PageContext, fetched, pending
 from services.console.sessions import Session, session_of
 from services.console.tables import PageTable, TableUrl, csv_headers, csv_text
@@ -112,7 +113,9 @@ async def shown(
     async def asked(part: PartReader) -> Any:
         return await part(visit, models)
 
-    found = await asyncio.gather(*(asked(part) for part in parts.values()))
+    found, _ = await asyncio.gather(
+        asyncio.gather(*(asked(part) for part in parts.values())), badges.renew(visit.session)
+    )
     by_name = dict(zip(parts, found, strict=True))
     values = view(visit, **by_name)
     if isinstance(values, NotFound):

@@ -232,7 +232,7 @@ def test_the_keyboard_alone_reaches_everything(visitor: Visitor):
     for _ in range(40):
         visitor.page.keyboard.press("Tab")
         reached.add(visitor.page.evaluate("document.activeElement.textContent.trim() || document.activeElement.id"))
-    assert {"Overview", "Dead letters", "Sign out", "Search", "f-text", "7d"} <= reached
+    assert {"Overview", "Plans", "Sign out", "Search", "f-text", "7d"} <= reached
 
 
 def test_light_and_dark_are_a_choice_that_stays(visitor: Visitor):
@@ -348,6 +348,45 @@ def test_many_dead_letters_are_replayed_with_progress(visitor: Visitor):
     expect(page.locator("[data-replay-result]")).to_contain_text(re.compile(r"\d+ replayed"))
     expect(page.locator("[data-replay-result] a")).to_be_visible()
     visitor.shoot("replayed")
+
+
+def test_single_keys_search_go_to_pages_and_help_but_not_while_typing(visitor: Visitor):
+    page = visitor.page
+    visitor.open("/agents")
+    page.keyboard.press("?")
+    help_list = page.get_by_role("dialog", name="Keyboard shortcuts")
+    expect(help_list).to_contain_text("g eExecutions")
+    page.keyboard.press("Escape")
+    expect(help_list).not_to_be_visible()
+    page.keyboard.press("/")
+    box = page.get_by_role("searchbox", name="Filter Agents")
+    expect(box).to_be_focused()
+    page.keyboard.type("ge?/")
+    expect(box).to_have_value("ge?/")
+    expect(help_list).not_to_be_visible()
+    page.keyboard.press("Escape")
+    expect(box).not_to_be_focused()
+    for key, path in {"d": "/dead-letters", "b": "/breakers", "e": "/executions"}.items():
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        expect(page).to_have_url(visitor.plane.console_url + path)
+    page.keyboard.press("e")
+    page.get_by_text("custom", exact=True).click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("From (UTC)")).not_to_be_visible()
+    # A page without a search leads to that of the executions.
+    visitor.open("/costs")
+    page.keyboard.press("/")
+    expect(page.locator("#f-text")).to_be_focused()
+
+
+def test_the_navigation_counts_what_needs_attention(visitor: Visitor, by_phone: Visitor):
+    for someone in (visitor, by_phone):
+        someone.open("/dead-letters")
+        all_reasons = someone.page.locator(".tile").first.locator("b").inner_text()
+        badge = someone.page.get_by_role("navigation", name="Pages").get_by_role("link", name="Dead letters")
+        expect(badge).to_have_accessible_name(f"Dead letters {all_reasons} dead letters")
+        expect(badge.locator(".badge")).to_be_visible()
 
 
 def test_without_javascript_nothing_pretends_to_be_live(chromium: Browser, plane: RunningPlane):

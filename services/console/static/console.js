@@ -11,6 +11,7 @@ try {
 
 document.addEventListener("DOMContentLoaded", () => {
   themeButton();
+  shortcuts();
   refreshing();
   labelling(document);
   addEventListener("renewed", (event) => labelling(event.target));
@@ -26,6 +27,33 @@ function themeButton() {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
     try { localStorage.setItem("theme", root.dataset.theme); } catch { /* it is kept for this page only */ }
+  });
+}
+
+// Single keys, outside of fields. The dialog lists them; the links of the navigation have the keys that follow a g.
+function shortcuts() {
+  const dialog = document.getElementById("keys"), button = document.querySelector("[data-keys-button]");
+  if (!dialog || !button) return;
+  button.hidden = false;
+  button.addEventListener("click", () => dialog.showModal());
+  let goes = -Infinity;
+  document.addEventListener("keydown", (event) => {
+    const field = event.target.closest("input:not([type=checkbox]), select, textarea");
+    if (event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
+    if (event.key === "Escape") {
+      const unfolded = event.target.closest("details:is(.act, .pick)[open]") ?? document.querySelector("details.pick[open]");
+      if (unfolded) { unfolded.open = false; unfolded.querySelector("summary").focus(); } else field?.blur();
+    }
+    if (field) return;
+    const link = event.timeStamp - goes < 1500 && document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+    goes = event.key === "g" ? event.timeStamp : -Infinity;
+    if (link) link.click();
+    else if (event.key === "?") dialog.showModal();
+    else if (event.key === "/") {
+      const search = [...document.querySelectorAll("main input[type=search]")].find((one) => one.checkVisibility());
+      if (search) search.select(); else location.assign("/executions#f-text");
+    } else return;
+    event.preventDefault();
   });
 }
 

@@ -168,7 +168,7 @@ async def test_what_an_agent_wasted_yesterday_and_on_what_is_three_clicks_away(c
         return unescape(found[1])
 
     start = await console.get("/")
-    agents = await console.get(link(start.text, r'<a href="([^"]*)">Agents</a>'))
+    agents = await console.get(link(start.text, r'<a href="([^"]*)"[^>]*>Agents</a>'))
     one = await console.get(link(agents.text, r'<a href="([^"]*)">writer</a>'))
     page = await console.get(link(one.text, r'<a href="([^"]*)">yesterday</a>'))
     assert "Waste: $3.00" in page.words

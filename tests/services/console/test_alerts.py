@@ -62,6 +62,29 @@ async def test_what_is_not_over_stands_above_the_history(console: Console):
     assert "Undelivered alerts Every alert was delivered" in page.words
 
 
+async def test_the_navigation_counts_incidents_and_dead_letters_once_for_many_pages(console: Console):
+    console.interface.answers["GET alerts"] = listed(incident("a"), incident("b", severity="warning"))
+    console.interface.answers["GET dlq"] = (
+        200,
+        {
+            "dead_letters": [],
+            "more": False,
+            "counts": [{"reason": "error", "agent": "writer", "count": 1_200}],
+        },
+    )
+    for path in ("/executions", "/plans", "/costs"):
+        page = await console.get(path)
+        assert "Alerts 2 open incidents Dead letters 1,200 dead letters" in page.words, path
+    asked = [what for what, _ in console.interface.asked]
+    assert (asked.count("GET alerts"), asked.count("GET dlq")) == (1, 1)
+
+
+async def test_without_figures_the_navigation_has_no_badges(console: Console):
+    console.interface.answers["GET alerts"] = listed()
+    console.interface.answers["GET dlq"] = 503, problem("unavailable", "NATS does not answer")
+    assert "Costs Alerts Dead letters Audit log" in (await console.get("/executions")).words
+
+
 async def test_what_waits_for_somebody_says_so(console: Console):
     waiting = incident("waiting", status="pending")
     console.interface.answers["GET alerts"] = listed(waiting)
