@@ -103,6 +103,14 @@ CASES: list[Case] = [
     Case("search, nothing has it", lambda a, m: search.search(a, _all(m, task_id="no such task"))),
     Case("search, words", lambda a, m: search.search(a, _all(m, text="overloaded"))),
     Case("search, words of nothing", lambda a, m: search.search(a, _all(m, text="no such words"))),
+    Case("search_runs, page 1", lambda a, m: search.search_runs(a, _all(m))),
+    Case("search_runs, page 1 of an agent", lambda a, m: search.search_runs(a, _all(m, agent=AGENT))),
+    Case("search_runs, words", lambda a, m: search.search_runs(a, _all(m, text="overloaded"))),
+    Case("largest_runs", lambda a, m: search.largest_runs(a, _all(m), "total_cost")),
+    Case(
+        "search_runs, in the middle", lambda a, m: search.search_runs(a, Filters(), after=m.middle), every_window=False
+    ),
+    Case("search_runs, last page", lambda a, m: search.search_runs(a, Filters(), after=m.last), every_window=False),
     Case("search, page 2", lambda a, _: _page_2(a), every_window=False),
     Case("search, in the middle", lambda a, m: search.search(a, Filters(), after=m.middle), every_window=False),
     Case("search, back from the middle", lambda a, m: search.search(a, Filters(), before=m.middle), every_window=False),

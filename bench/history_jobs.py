@@ -21,6 +21,7 @@ from bench.history_fleet import (
 from breakwater.analytics.rows import StoredRow
 from breakwater.contracts.job import ID_ENTROPY_BYTES, new_job_id
 from breakwater.contracts.types import format_time, time_from_ms
+from breakwater.policy.runs import run_id
 
 NO_ERROR: ErrorCells = (None,) * 7
 MAX_ATTEMPTS = 9
@@ -294,7 +295,8 @@ class Jobs:
             error = _GUARDED if reason == "guard_tripped" else _last_error(course)
         completed_ms = course.at_ms
         row: StoredRow = (
-            *(execution_id, agent.name, job.tenant, job.task_id, job.parent, None, status),
+            *(execution_id, agent.name, job.tenant, job.task_id, job.parent, None),
+            *(run_id(job.tenant, job.task_id or job.parent or execution_id), status),
             None if reason == "cancelled" else reason,
             *(agent.chain[0].name, None if answered_by is None else answered_by.name),
             tuple(model.name for model in agent.chain),

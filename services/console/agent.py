@@ -20,6 +20,7 @@ from breakwater.client import ApiError
 from breakwater.contracts.alerts import AlertList
 from breakwater.contracts.breakers import AgentHealth, BreakerList
 from breakwater.contracts.budgets import BudgetList
+from breakwater.contracts.execution import ExecutionSummary
 from breakwater.contracts.http import AgentQueue, Queues
 from breakwater.contracts.types import is_identifier
 from breakwater.policy import formats
@@ -79,7 +80,7 @@ def _of_agent(path: str, form: type[T], nothing: T) -> PartReader:
     return lambda visit, models: fetched(asked(visit, models))
 
 
-def _latest(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Page]]:
+def _latest(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Page[ExecutionSummary]]]:
     window, name = visit.time_range.window, visit.path_params["name"]
     filters = Filters(agent=name, since=window.start, until=window.end)
     return fetched(search(models.analytics, filters, limit=LATEST))

@@ -25,7 +25,7 @@ from breakwater.analytics.search import (
     search,
 )
 from breakwater.analytics.window import TimeWindow
-from breakwater.contracts.execution import Status
+from breakwater.contracts.execution import ExecutionSummary, Status
 from breakwater.contracts.types import NANO_PER_USD
 from breakwater.views.executions import COLUMNS
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
@@ -94,7 +94,7 @@ def _is_slow(visit: Visit, asked: ExecutionsAsked) -> bool:
     return asked.filters.text is not None or (asked.size is not None and visit.time_range.is_long)
 
 
-async def _page(visit: Visit, models: ReadModels) -> Fetched[Page]:
+async def _page(visit: Visit, models: ReadModels) -> Fetched[Page[ExecutionSummary]]:
     asked, database = _asked(visit), models.analytics
     if asked.size is None:
         found = search(database, asked.filters, after=asked.older, before=asked.newer, limit=PAGE)
@@ -113,7 +113,7 @@ def _facets(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Facets]]:
     return visit.part(facets(models.analytics, visit.time_range.window), slow=slow)
 
 
-def view(visit: Visit, page: Fetched[Page], **_: object) -> dict[str, Any]:
+def view(visit: Visit, page: Fetched[Page[ExecutionSummary]], **_: object) -> dict[str, Any]:
     """A page of executions, with the form of their filters."""
     asked, time_range = _asked(visit), visit.time_range
     lines = page.value.lines if page.value else ()
@@ -134,12 +134,12 @@ def view(visit: Visit, page: Fetched[Page], **_: object) -> dict[str, Any]:
     }
 
 
-async def _sorted_page(analytics: Analytics, asked: ExecutionsAsked, *, smallest: bool) -> Page:
+async def _sorted_page(analytics: Analytics, asked: ExecutionsAsked, *, smallest: bool) -> Page[ExecutionSummary]:
     assert asked.size is not None
     return Page(await largest(analytics, asked.filters, asked.size, smallest=smallest, limit=PAGE), None, None)
 
 
-async def _saved(analytics: Analytics, asked: ExecutionsAsked, first: Page) -> AsyncGenerator[str]:
+async def _saved(analytics: Analytics, asked: ExecutionsAsked, first: Page[ExecutionSummary]) -> AsyncGenerator[str]:
     """All that match as a file, the newest first; it breaks off if ClickHouse does."""
     page, saved = first, 0
     yield csv_text(COLUMNS, ())

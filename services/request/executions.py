@@ -1,4 +1,4 @@
-"""`/api/v1/executions`: the record of jobs in ClickHouse, page by page, and one with its attempts."""
+"""`/api/v1/executions` and `/api/v1/runs`: the record of jobs in ClickHouse, by pages, and one with its attempts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.errors import AnalyticsUnavailableError, QueryError
-from breakwater.analytics.search import Cursor, Filters, find_execution, search
-from breakwater.contracts.execution import Execution, ExecutionList, ExecutionQuery
+from breakwater.analytics.search import Cursor, Filters, find_execution, search, search_runs
+from breakwater.contracts.execution import Execution, ExecutionList, ExecutionQuery, RunList
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
 from breakwater.security.encryption import Cipher, DecryptionError
@@ -46,15 +46,31 @@ class ExecutionRoutes:
     )
     async def list_executions(self, request: ApiRequest[ExecutionQuery]) -> ExecutionList:
         """A page of the executions that match. Raises RequestError: 422 for a wrong cursor."""
-        query = request.input
-        given = {name: getattr(query, name) for name in ExecutionQuery.model_fields if name not in _OF_PAGES}
-        after, before = _cursor("after", query.after), _cursor("before", query.before)
-        page = await answered(search(self.analytics, Filters(**given), after=after, before=before, limit=query.limit))
+        filters, place = _asked(request.input)
+        page = await answered(search(self.analytics, filters, **place, limit=request.input.limit))
         return ExecutionList(
             executions=page.lines,
             older=page.older and page.older.text,
             newer=page.newer and page.newer.text,
         )
+
+    @operation(
+        "GET",
+        "/api/v1/runs",
+        tag="executions",
+        summary="Runs",
+        description="A run is the executions of one task, session or trace, or of one tree of parents; an execution "
+        "without any of these is a run of its own. A run is listed if one of its steps matches, once, at the last that "
+        "does; its figures are of all its steps that have ended. `GET /api/v1/executions?run_id=` lists the steps: "
+        "their `parent_execution_id` makes the tree. `older` and `newer` are as in `GET /api/v1/executions`.",
+        result="A page of the runs of which a step matches.",
+        errors={503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def list_runs(self, request: ApiRequest[ExecutionQuery]) -> RunList:
+        """A page of the runs of which a step matches. Raises RequestError: 422 for a wrong cursor."""
+        filters, place = _asked(request.input)
+        page = await answered(search_runs(self.analytics, filters, **place, limit=request.input.limit))
+        return RunList(runs=page.lines, older=page.older and page.older.text, newer=page.newer and page.newer.text)
 
     @operation(
         "GET",
@@ -82,6 +98,12 @@ class ExecutionRoutes:
         with suppress(DecryptionError):
             found = self.cipher.decrypt_record(found)
         return found
+
+
+def _asked(query: ExecutionQuery) -> tuple[Filters, dict[str, Cursor | None]]:
+    """The filters and the place of a page. Raises RequestError: 422."""
+    given = {name: getattr(query, name) for name in ExecutionQuery.model_fields if name not in _OF_PAGES}
+    return Filters(**given), {name: _cursor(name, getattr(query, name)) for name in ("after", "before")}
 
 
 def _cursor(name: str, text: str | None) -> Cursor | None:

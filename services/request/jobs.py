@@ -49,7 +49,8 @@ class JobRoutes:
         query=SubmitQuery,
         headers={
             "Idempotency-Key": "The job's id, if the body has none: 1 to 128 characters of printable ASCII.",
-            "traceparent": "W3C trace context that the job becomes a part of.",
+            "traceparent": "W3C trace context that the job becomes a part of. Jobs of one trace are one run, if they "
+            "name no task and no session.",
         },
         body=Job,
         results={

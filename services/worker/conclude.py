@@ -26,6 +26,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
 from breakwater.policy.ownership import document_as_chosen, shown
 from breakwater.policy.record import error_of, status_of, totals, why_unanswered, without_figures
+from breakwater.policy.runs import run_id, run_of
 from breakwater.policy.user_message import user_message_for
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
@@ -68,6 +69,7 @@ def conclude(
         task_id=job.task_id,
         parent_execution_id=job.parent_execution_id,
         plan_id=job.plan_id,
+        run_id=received.run_id,
         status=status_of(end.reason),
         reason=end.reason,
         requested_model=chain[0],
@@ -146,7 +148,9 @@ async def end_without_run(worker: WorkerContext, received: JobDelivery, reason: 
         attempts.append(found)
     if received.job is not None and attempts:
         # That of its parent perhaps, which the job does not name.
-        received = replace(received, job=received.job.model_copy(update={"task_id": attempts[0].task_id}))
+        job, task_id = received.job, attempts[0].task_id
+        run = received.run_id if task_id is None else run_of(job, "", run_of_parent=run_id(job.tenant, task_id))
+        received = replace(received, job=job.model_copy(update={"task_id": task_id}), run_id=run)
     await finish(worker, received, result_without_run(worker, received, reason, error, tuple(attempts)))
 
 

@@ -21,6 +21,7 @@ from breakwater.contracts.subjects import PROGRAM, Header
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ledger import cost_tags
 from breakwater.policy.ownership import is_generated_id, scope_references, shown
+from breakwater.policy.runs import run_id, run_of
 from breakwater.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.state.accepted import Accepted
 from breakwater.state.connection import StateUnavailableError
@@ -107,7 +108,9 @@ class JobHandler:
         tenant, task_id = (None, None) if job is None else (job.tenant, job.task_id)
         # A job without a guard starts no task.
         task_id = task_id or (received.execution_id if self._agent.guard is None else None)
-        whose = {"tenant": tenant, "task_id": task_id, "owner": received.owner}
+        # The run that its children find by its task needs no place in Redis.
+        run = None if received.run_id == run_id(tenant, task_id or received.execution_id) else received.run_id
+        whose = {"tenant": tenant, "task_id": task_id, "owner": received.owner, "run_id": run}
         accepted_s = delivery.queued_at.timestamp()
         ask = partial(worker.executions.claim, claim, received.digest, **whose, accepted_s=accepted_s)
         match await worker.outages.retry_while_unavailable(ask):
@@ -160,8 +163,11 @@ class JobHandler:
             job = await self._with_tenant_references(job)
         if job.parent_execution_id is not None:
             parent = job.parent_execution_id
-            task_id = job.task_id or await task_of_parent(worker, job, parent, received.owner)
-            job = job.model_copy(update={"task_id": task_id})
+            if job.task_id is None:
+                task_id, parents = await task_of_parent(worker, job, parent, received.owner)
+                parents = parents or run_id(job.tenant, task_id)
+                received = replace(received, run_id=run_of(job, received.execution_id, run_of_parent=parents))
+                job = job.model_copy(update={"task_id": task_id})
         return received if job is received.job else replace(received, job=job)
 
     async def _with_tenant_references(self, job: Job) -> Job:

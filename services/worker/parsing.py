@@ -28,6 +28,8 @@ from breakwater.policy.ownership import (
     scoped,
 )
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
+from breakwater.policy.runs import run_of
+from breakwater.telemetry import tracing
 
 MAX_HEADERS = 32 * 1024
 """The most characters of a job's headers, which count towards the size limit of each message about the job."""
@@ -52,6 +54,8 @@ class JobDelivery:
     """The API key, or the NATS user of the program, that sent the job."""
     digest: str
     """The digest of the job's content."""
+    run_id: str
+    """The run of its execution."""
 
 
 class _Origin(NamedTuple):
@@ -82,17 +86,19 @@ def read_job(config: Config, agent_name: str, agent: Agent, delivery: Delivery) 
         return unread_job(config, agent_name, agent, delivery, str(error), error.job)
     owner = _owner(config, origin)
     inside = scope_references(job, origin.scope, scoped) if origin.chosen_ids else job
+    execution_id = execution_id_of(delivery, inside, origin)
     return JobDelivery(
         delivery=delivery,
         agent_name=agent_name,
         agent=agent,
-        execution_id=execution_id_of(delivery, inside, origin),
+        execution_id=execution_id,
         job=inside,
         problem="",
         reply_to=job.reply_to,
         owner=owner,
         submitted_by=origin.sender,
         digest=job_digest(job, owner),
+        run_id=run_of(inside, execution_id, trace_id=tracing.trace_id_of(delivery.headers.get(Header.TRACEPARENT))),
     )
 
 
@@ -103,17 +109,19 @@ def unread_job(
     origin, subject = _origin_of(delivery), _field(delivery.data, "reply_to")
     may = subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
     owner = _owner(config, origin)
+    execution_id = execution_id_of(delivery, None, origin)
     return JobDelivery(
         delivery=delivery,
         agent_name=agent_name,
         agent=agent,
-        execution_id=execution_id_of(delivery, None, origin),
+        execution_id=execution_id,
         job=None,
         problem=problem,
         reply_to=subject if may else None,
         owner=owner,
         submitted_by=origin.sender,
         digest=job_digest(job or delivery.data, owner),
+        run_id=execution_id,
     )
 
 

@@ -119,6 +119,7 @@ def execution(execution_id: str = "e1", **fields: Any) -> Execution:
             "wasted_cost": 0,
             "cost_basis": "billed",
             "output": "done",
+            "run_id": execution_id,
             "queued_at": queued_at,
             "dispatched_at": queued_at,
             "started_at": queued_at,
@@ -169,6 +170,7 @@ def full_execution(execution_id: str = "e-full") -> Execution:
         task_id="task-7",
         parent_execution_id="e-parent",
         plan_id="report-47",
+        run_id="acme/task-7",
         status="dead_lettered",
         reason="error",
         chosen_model="gpt-4.1-mini",
@@ -204,6 +206,7 @@ def bare_execution(execution_id: str = "e-bare") -> Execution:
     return Execution(
         execution_id=execution_id,
         agent="writer",
+        run_id=execution_id,
         status="cancelled",
         queued_at=NOON,
         dispatched_at=NOON,

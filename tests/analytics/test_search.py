@@ -11,7 +11,7 @@ from breakwater.analytics import rows, schema, search
 from breakwater.analytics.client import Analytics
 from breakwater.analytics.search import Cursor, Filters
 from breakwater.contracts.execution import Execution, ExecutionSummary
-from tests.analytics.made import END, Made, connected, filled_database, made
+from tests.analytics.made import END, Made, connected, filled_database, known, made
 from tests.analytics.samples import NOON, RATE_LIMITED, execution, new_database
 from tests.server_sources import RunningServer
 
@@ -53,6 +53,7 @@ def matching(history: Made, filters: Filters) -> list[Execution]:
             and filters.model in (None, record.chosen_model or record.requested_model)
             and filters.tenant in (None, record.tenant)
             and filters.task_id in (None, record.task_id)
+            and filters.run_id in (None, record.run_id)
             and filters.error_kind in (None, record.error.kind if record.error else None)
             and (filters.min_cost is None or (record.total_cost or -1) >= filters.min_cost)
             and (filters.since is None or record.completed_at >= filters.since)
@@ -88,6 +89,7 @@ FILTERS = [
     Filters(model="claude-haiku-4.5"),
     Filters(tenant="acme"),
     Filters(task_id="task-3"),
+    Filters(run_id="acme/task-3"),
     Filters(error_kind="rate_limit"),
     Filters(min_cost=10_000_000),
     Filters(since=END - DAY, until=END - DAY / 2),
@@ -106,6 +108,65 @@ async def test_pages_hold_all_that_the_filters_leave_and_nothing_else(
     expected = [key(record) for record in matching(history, filters)]
     assert await walked(filled, filters, 150) == expected
     assert await search.count(filled, filters) == len(expected)
+
+
+def runs_of(found: list[Execution]) -> dict[str, tuple[datetime, str]]:
+    """Runs by where the last of their steps is, the newest first."""
+    places: dict[str, tuple[datetime, str]] = {}
+    for one in found:
+        places.setdefault(one.run_id or "", key(one))
+    return places
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+async def test_runs_are_listed_once_at_the_last_step_that_matches(
+    filled: Analytics, history: Made, filters: Filters
+) -> None:
+    expected = list(runs_of(matching(history, filters)))
+    pages = [await search.search_runs(filled, filters, limit=40)]
+    assert pages[0].newer is None
+    while (older := pages[-1].older) is not None:
+        pages.append(await search.search_runs(filled, filters, after=older, limit=40))
+    assert [run.run_id for page in pages for run in page.lines] == expected
+    back = pages[-1]
+    for page in reversed(pages[:-1]):
+        assert back.newer is not None
+        back = await search.search_runs(filled, filters, before=back.newer, limit=40)
+        assert [run.run_id for run in back.lines] == [run.run_id for run in page.lines]
+    assert back.newer is None
+
+
+async def test_a_run_sums_up_all_its_steps(filled: Analytics, history: Made) -> None:
+    page = await search.search_runs(filled, Filters(status="dead_lettered"), limit=200)
+    assert max(run.steps for run in page.lines) > 1
+    for run in page.lines:
+        steps = sorted((one for one in history.executions if one.run_id == run.run_id), key=lambda one: one.queued_at)
+        failed = [one for one in steps if one.status == "dead_lettered"]
+        bases = {one.cost_basis for one in steps}
+        assert (run.steps, run.failed, run.status) == (len(steps), len(failed), "dead_lettered")
+        assert run.total_cost == known(one.total_cost for one in steps)
+        assert run.wasted_cost == known(one.wasted_cost for one in steps)
+        assert run.cost_basis == next(basis for basis in ("unknown", "estimated", "billed") if basis in bases)
+        assert run.agents == tuple(sorted({one.agent for one in steps}))
+        assert run.started_at == steps[0].queued_at
+        assert run.completed_at == max(one.completed_at for one in steps)
+        assert run.duration_ms == (run.completed_at - run.started_at) // timedelta(milliseconds=1)
+        last = max(failed, key=lambda one: one.completed_at)
+        assert (run.reason, run.error_message) == (last.reason, last.error and last.error.message)
+        assert {one.execution_id for one in await search.steps(filled, run.run_id)} == {
+            one.execution_id for one in steps
+        }
+
+
+async def test_the_dearest_runs_come_first(filled: Analytics, history: Made) -> None:
+    costs = dict[str, int]()
+    for one in history.executions:
+        if one.total_cost is not None:
+            costs[one.run_id or ""] = costs.get(one.run_id or "", 0) + one.total_cost
+    found = await search.largest_runs(filled, Filters(), "total_cost", limit=10)
+    assert [run.total_cost for run in found] == sorted(costs.values(), reverse=True)[:10]
+    longest = await search.largest_runs(filled, Filters(), "duration_ms", limit=10)
+    assert [run.duration_ms for run in longest] == sorted((run.duration_ms for run in longest), reverse=True)
 
 
 @pytest.mark.parametrize("smallest", [False, True])
@@ -133,7 +194,9 @@ async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made
             agent=record.agent,
             tenant=record.tenant,
             task_id=record.task_id,
+            parent_execution_id=record.parent_execution_id,
             plan_id=record.plan_id,
+            run_id=record.run_id,
             status=record.status,
             reason=record.reason,
             chosen_model=record.chosen_model,

@@ -172,3 +172,37 @@ async def test_a_tree_on_a_terminal_has_colours_and_marks_the_one_asked_for(
     assert "└── \x1b[1mb\x1b[0m  tagger  \x1b[32msucceeded\x1b[0m" in lines[3]
     assert "\x1b[31mdead_lettered: timeout\x1b[0m" in lines[2]
     assert "\x1b[1mtotal  4 executions" in lines[4]
+
+
+async def test_a_run_of_twenty_steps_is_one_line_and_unfolds_into_its_tree(run: Run, analytics: Analytics) -> None:
+    loop = [
+        execution(
+            f"step-{number:02}",
+            run_id="research",
+            parent_execution_id=None if number == 0 else "step-00" if number < 19 else "step-07",
+            queued_at=NOON + timedelta(seconds=number),
+            completed_at=NOON + timedelta(seconds=number + 1),
+            total_cost=1_000_001,
+            wasted_cost=5 if number == 3 else 0,
+            **({"status": "dead_lettered", "reason": "timeout"} if number == 3 else {}),
+        )
+        for number in range(20)
+    ]
+    alone = execution("alone", completed_at=NOON + timedelta(minutes=1), total_cost=7)
+    await store(analytics, [*loop, alone])
+    rows = [line.split() for line in (await in_thread(run, "executions", "--runs")).out.splitlines()]
+    assert [row[0] for row in rows] == ["run", "alone", "research"]
+    assert rows[0][1:8] == ["agent", "status", "steps", "cost", "wasted", "started", "took"]
+    assert rows[2][1:][:2] == ["writer", "dead_lettered"]
+    assert "20" in rows[2]
+    [_, one] = (await in_thread(run, "executions", "--runs", "--json")).json
+    assert (one["total_cost"], one["wasted_cost"], one["duration_ms"]) == ("0.020000020", "0.000000005", 20_000)
+    # A filter finds the run by one of its steps.
+    [failed] = (await in_thread(run, "executions", "--runs", "--status", "dead_lettered", "--json")).json
+    assert failed == one
+    steps = (await in_thread(run, "executions", "--run", "research")).out.splitlines()[1:]
+    assert [line.split("  ")[0] for line in steps[:1]] == ["step-00"]
+    assert steps[7].startswith("  step-07")
+    assert steps[8].startswith("    step-19")
+    unknown = await in_thread(run, "executions", "--run", "nobody")
+    assert unknown.code == ExitCode.FAILED

@@ -337,3 +337,52 @@ async def test_persist_prompts_false_and_persist_responses_false_mean_it(
     assert "which are encrypted with the plane's own key" in readable.text
     assert "stored without texts" in without.text
     assert [(place, text) for place, said in places.items() for text in (PROMPT, ANSWER) if text in said] == []
+
+
+async def test_a_task_a_session_a_trace_and_a_tree_are_one_run_each(start_whole: Any) -> None:
+    agents = {"writer": {"model": "sim/m", "guard": "off"}, "loop": {"model": "sim/broken", "guard": "off"}}
+    broken = model({"status": 500})
+    async with start_whole({"sim/m": model(), "sim/broken": broken}, agents) as whole:
+        trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
+        for number in range(20):
+            # The steps 1 to 4 are below step 0, and the rest below step 4.
+            parent = {} if number == 0 else {"parent_execution_id": "step-0" if number < 5 else "step-4"}
+            job = {"agent": "writer", "job_id": f"step-{number}", "prompt": "x", "task_id": "research"}
+            status, answer = await whole.submit({**job, **parent}, wait_s=60)
+            assert (status, answer["run_id"]) == (200, "research")
+        chat = {"model": "writer", "messages": [{"role": "user", "content": "x"}]}
+        for headers in [{"x-session-id": "a session"}] * 2 + [{"traceparent": trace}] * 2 + [{}]:
+            async with whole.http.post(f"{whole.url}/v1/chat/completions", json=chat, headers=headers) as response:
+                assert response.status == 200
+                alone = response.headers["x-breakwater-execution-id"]
+        # A child is in its parent's run, also if it comes with the trace of its parent's call.
+        status, child = await whole.submit(
+            {"agent": "loop", "prompt": "x", "parent_execution_id": alone, "retry": {"max_attempts": 1}}, wait_s=60
+        )
+        assert (status, child["run_id"]) == (200, alone)
+        over_nats = {"agent": "writer", "job_id": "in-trace", "prompt": "x"}
+        await whole.plane.publish(over_nats, traceparent=trace)
+        in_session = {"agent": "writer", "job_id": "in-session", "prompt": "x", "session_id": "a session"}
+        await whole.plane.publish(in_session)
+        grandchild = {"agent": "writer", "job_id": "below", "prompt": "x", "parent_execution_id": "in-session"}
+        await whole.plane.publish(grandchild)
+        await until(lambda: _equals(whole, "SELECT uniqExact(execution_id) FROM executions", (29,)), what="the record")
+
+        async with whole.http.get(f"{whole.url}/api/v1/runs") as response:
+            runs = {run["run_id"]: run for run in (await response.json())["runs"]}
+        assert {name: run["steps"] for name, run in runs.items()} == {
+            "research": 20,
+            "a session": 4,
+            "ab" * 16: 3,
+            alone: 2,
+        }
+        assert (runs[alone]["status"], runs[alone]["failed"]) == ("dead_lettered", 1)
+        assert runs[alone]["agents"] == ["loop", "writer"]
+        for name, run in runs.items():
+            async with whole.http.get(f"{whole.url}/api/v1/executions", params={"run_id": name}) as response:
+                steps = (await response.json())["executions"]
+            assert len(steps) == run["steps"]
+            for amount in ("total_cost", "wasted_cost"):
+                assert Decimal(run[amount]) == sum(Decimal(step[amount]) for step in steps)
+            assert run["completed_at"] == max(step["completed_at"] for step in steps)
+        assert Decimal(runs["research"]["total_cost"]) * NANO_PER_USD == 20 * COST_NANO

@@ -295,26 +295,26 @@ async def test_an_order_alone_is_no_claim(redis: Redis) -> None:
 async def test_a_parent_under_way_learns_that_it_has_children_in_its_task(redis: Redis) -> None:
     executions, claim = Executions(redis), Claim.new("j")
     await executions.claim(claim, tenant="acme")
-    assert await executions.parent("j", "acme", dry_run=True) == ("", ""), "it has not called yet"
+    assert await executions.parent("j", "acme", dry_run=True) == ("", "", ""), "it has not called yet"
     await executions.checkpoint(claim, "so far")
-    assert await executions.parent("j", "acme", dry_run=True) == ("", "so far")
-    assert await executions.parent("j", None, dry_run=False) == ("", "")
-    assert await executions.parent("j", "other", dry_run=False) == ("", "")
+    assert await executions.parent("j", "acme", dry_run=True) == ("", "so far", "")
+    assert await executions.parent("j", None, dry_run=False) == ("", "", "")
+    assert await executions.parent("j", "other", dry_run=False) == ("", "", "")
     assert await executions.renew([claim]) == [ClaimKept()]
-    assert await executions.parent("j", "acme", dry_run=False) == ("", "so far")
+    assert await executions.parent("j", "acme", dry_run=False) == ("", "so far", "")
     assert await executions.renew([claim]) == [ClaimKept(has_children=True)]
     await executions.cancel(order("deploy"))
     assert await executions.renew([claim]) == [ClaimKept((order("deploy"),), has_children=True)]
     for _ in range(2):  # also to who comes back after a crash, and asks again
         assert await executions.finish(claim) == ClaimEnded(tenant="acme", task_id="j")
-    assert await executions.parent("j", "acme", dry_run=False) == ("j", "")
+    assert await executions.parent("j", "acme", dry_run=False) == ("j", "", "")
 
 
 async def test_a_parent_that_is_not_begun_learns_that_it_has_children_when_it_is(redis: Redis) -> None:
     executions, claim = Executions(redis), Claim.new("j")
-    assert await executions.parent("j", "acme", dry_run=True) == ("", "")
+    assert await executions.parent("j", "acme", dry_run=True) == ("", "", "")
     assert await redis.client.keys("*") == []
-    assert await executions.parent("j", "acme", dry_run=False) == ("", "")
+    assert await executions.parent("j", "acme", dry_run=False) == ("", "", "")
     assert KEEP_MS - SLACK_MS < await redis.client.pttl(claim.keys[1]) <= KEEP_MS
     # What Redis has lost is still that of its holder.
     assert await executions.renew([claim]) == [ClaimKept(has_children=True)]
@@ -322,7 +322,7 @@ async def test_a_parent_that_is_not_begun_learns_that_it_has_children_when_it_is
     assert await executions.claim(claim, tenant="acme") == Claimed(None, has_children=True)
     # Also one that sleeps, and has no checkpoint.
     await executions.release(claim)
-    assert await executions.parent("j", "acme", dry_run=False) == ("", "")
+    assert await executions.parent("j", "acme", dry_run=False) == ("", "", "")
     assert await executions.claim(claim, tenant="acme") == Claimed(None, has_children=True)
 
 
@@ -342,9 +342,9 @@ async def test_a_job_that_is_decided_is_let_go_of_by_whoever_finds_it_so(redis: 
 
 async def test_a_parent_with_a_task_tells_it_and_learns_nothing(redis: Redis) -> None:
     executions, claim = Executions(redis), Claim.new("j")
-    await executions.claim(claim, task_id="t")
+    await executions.claim(claim, task_id="t", run_id="a session")
     await executions.checkpoint(claim, "so far")
-    assert await executions.parent("j", None, dry_run=False) == ("t", "so far")
+    assert await executions.parent("j", None, dry_run=False) == ("t", "so far", "a session")
     assert await executions.renew([claim]) == [ClaimKept()]
     assert await executions.finish(claim) == ClaimEnded(task_id="t")
-    assert await executions.parent("j", None, dry_run=False) == ("t", "")
+    assert await executions.parent("j", None, dry_run=False) == ("t", "", "a session")

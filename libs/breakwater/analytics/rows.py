@@ -35,6 +35,7 @@ from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEve
 from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.policy.alert_rules import began_with, highest_severity
 from breakwater.policy.refusals import for_operators
+from breakwater.policy.runs import run_id
 
 StoredRow = tuple[object, ...]
 
@@ -65,6 +66,7 @@ def execution_row(record: Execution, sequence: int) -> StoredRow:
         sequence,
         calls_by_cause=calls,
         cost_by_cause=costs,
+        run_id=record.run_id or run_id(record.tenant, record.task_id or record.execution_id),
         **{name: _json_or_null(getattr(record, name)) for name in JSON_COLUMNS},
         **_error(record.error),
     )

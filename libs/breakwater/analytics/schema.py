@@ -85,6 +85,8 @@ class Table:
     """Ids that rows are looked up by, though the sorting key does not begin with them."""
     ranges: Mapping[str, str] = field(default_factory=dict[str, str])
     """Expressions that ranges of rows are read by, though the sorting key lacks them, by the name of their index."""
+    defaults: Mapping[str, str] = field(default_factory=dict[str, str])
+    """SQL for the value of a column in rows that were stored before it was added."""
     computed: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     """Columns that are not stored but follow from others when they are read: their types, and the SQL."""
 
@@ -125,7 +127,8 @@ class Table:
         if name in self.computed:
             kind, expression = self.computed[name]
             return f"{name} {kind} ALIAS {expression}"
-        return f"{name} {self.columns[name]} CODEC({self._codec(name)})"
+        default = f" DEFAULT {self.defaults[name]}" if name in self.defaults else ""
+        return f"{name} {self.columns[name]}{default} CODEC({self._codec(name)})"
 
     def _codec(self, name: str) -> str:
         """The smallest on rows of a busy plane, measured by `python -m bench.storage`."""
@@ -160,6 +163,7 @@ EXECUTIONS = Table(
         "task_id": TEXT_OR_NULL,
         "parent_execution_id": TEXT_OR_NULL,
         "plan_id": TEXT_OR_NULL,
+        "run_id": "String",
         "status": WORD,
         "reason": WORD_OR_NULL,
         "requested_model": WORD_OR_NULL,
@@ -197,11 +201,13 @@ EXECUTIONS = Table(
         "encrypted": TEXT_OR_NULL,
         "event_sequence": "UInt64",
     },
+    # As `policy.runs` has it, without sessions and traces, which were not recorded.
+    defaults={"run_id": "concat(ifNull(concat(tenant, '/'), ''), ifNull(task_id, execution_id))"},
     computed={"encryption_key": (WORD_OR_NULL, "substring(encrypted, 6, 8)")},
     order_by=("toStartOfHour(completed_at)", "agent", "completed_at", "execution_id"),
     time="completed_at",
     monthly=True,
-    find_by=("execution_id", "parent_execution_id", "plan_id"),
+    find_by=("execution_id", "parent_execution_id", "plan_id", "run_id"),
     # For what is asked by its minute or its day, as views are: the key has hours only.
     ranges={"completed_at": "completed_at"},
 )

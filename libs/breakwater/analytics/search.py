@@ -1,26 +1,30 @@
-"""Search for executions: one by its id, pages of them, their number, and those of plans. Statements: `search.sql`.
+"""Search for executions: one by its id, pages of them or of their runs, their number, and those of plans.
 
 Pages are found by key and not by number, so the last page of a million takes no longer than the first. They are looked
 for in slices of time, the nearest first, each 24 times as long as the one before: a page of common ones is found in
-a fraction of the table, and rare ones after having read all of it once. Only then are the lines of a page read.
+a fraction of the table, and rare ones after having read all of it once. Only then are the lines of a page read. A run
+is where the last of its steps is that match.
 
-Filters are in PREWHERE, which is right as `figures.sql` explains. All functions raise as `Analytics.query` does.
+Statements are in `search.sql`. Filters are in PREWHERE, which is right as `figures.sql` explains. All functions raise
+as `Analytics.query` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from breakwater.analytics.client import Analytics, statements
 from breakwater.analytics.rows import attempt_of, execution_of
 from breakwater.analytics.window import TimeWindow
-from breakwater.contracts.execution import Execution, ExecutionSummary
+from breakwater.contracts.execution import Execution, ExecutionSummary, RunSummary
 from breakwater.contracts.submission import PlanJob
 from breakwater.contracts.types import is_identifier, ms_from_time, time_from_ms
+
+Line = TypeVar("Line", ExecutionSummary, RunSummary)
 
 SQL = statements("search")
 
@@ -50,6 +54,7 @@ _CONDITIONS = {
     "tenant": "tenant = {tenant:String}",
     "task_id": "task_id = {task_id:String}",
     "plan_id": "plan_id = {plan_id:String}",
+    "run_id": "run_id = {run_id:String}",
     "error_kind": "error_kind = {error_kind:String}",
     "min_cost": "total_cost >= {min_cost:Decimal(18, 9)}",
 }
@@ -74,6 +79,7 @@ class Filters:
     tenant: str | None = None
     task_id: str | None = None
     plan_id: str | None = None
+    run_id: str | None = None
     error_kind: str | None = None
     text: str | None = None
     """An id: whole, which finds it whenever it ended; or its beginning. Or words of an error's message, an output or a
@@ -102,6 +108,11 @@ class Filters:
         if span.words:
             return kept, f"{_BY_ID} OR {_BY_WORDS}"
         return f"{kept} AND {_BY_ID}" if self.text else kept, "1"
+
+    def matching_later(self) -> tuple[str, str]:
+        """The same of the executions after a span, to the moment `end`; words are looked for from `floor` on."""
+        texts = f"{_BY_ID} OR completed_at >= {{floor:DateTime64(3, 'UTC')}} AND ({_BY_WORDS})" if self.text else "1"
+        return self.conditions(), texts
 
     def parameters(self, span: _Span, **others: object) -> dict[str, object]:
         """The values of a statement's placeholders."""
@@ -153,20 +164,23 @@ GROWTH = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """Some of the executions that were looked for, the newest first."""
+class Page(Generic[Line]):
+    """Some of the executions or runs that were looked for, the newest first."""
 
-    lines: tuple[ExecutionSummary, ...]
+    lines: tuple[Line, ...]
     newer: Cursor | None = None
     """For `before`: the page of those that ended later. None where this is the first."""
     older: Cursor | None = None
     """For `after`: the page of those that ended earlier. None where this is the last."""
 
 
-_ExecutionKey = tuple[str, datetime, str]
-"""The agent, the end and the id: of one execution only, as an id may be used again."""
+_What = Literal["keys", "runs"]
+_Key = tuple[str, datetime, str]
+"""The agent, the end and the id of one execution only, as an id may be used again. Or a run, and the end and the id of
+its last step that matches."""
 
-_LINES = SQL["lines"] % ", ".join(ExecutionSummary.model_fields)
+_COLUMNS = ", ".join(ExecutionSummary.model_fields)
+_LINES, _STEPS = SQL["lines"] % _COLUMNS, SQL["steps"] % _COLUMNS
 
 
 async def search(
@@ -176,7 +190,7 @@ async def search(
     after: Cursor | None = None,
     before: Cursor | None = None,
     limit: int = 50,
-) -> Page:
+) -> Page[ExecutionSummary]:
     """A page of executions.
 
     Args:
@@ -189,16 +203,40 @@ async def search(
     Raises:
         ValueError: both cursors are given.
     """
+    return await _page(analytics, filters, "keys", _lines, after, before, limit)
+
+
+async def search_runs(
+    analytics: Analytics,
+    filters: Filters,
+    *,
+    after: Cursor | None = None,
+    before: Cursor | None = None,
+    limit: int = 50,
+) -> Page[RunSummary]:
+    """A page of the runs of which an execution matches. As `search`."""
+    return await _page(analytics, filters, "runs", _runs, after, before, limit)
+
+
+async def _page(
+    analytics: Analytics,
+    filters: Filters,
+    what: _What,
+    read: Callable[[Analytics, Sequence[_Key]], Awaitable[tuple[Line, ...]]],
+    after: Cursor | None,
+    before: Cursor | None,
+    limit: int,
+) -> Page[Line]:
     if after is not None and before is not None:
         raise ValueError("a page comes either after or before a cursor, not both")
-    if after is None and before is None and (keys := await _of_id(analytics, filters, limit)):
-        return Page(await _lines(analytics, keys))
-    keys = await _keys(analytics, filters, after or before, limit + 1, upwards=before is not None)
+    if after is None and before is None and (keys := await _of_id(analytics, filters, limit, what)):
+        return Page(await read(analytics, keys))
+    keys = await _keys(analytics, filters, after or before, limit + 1, what, upwards=before is not None)
     more, keys = len(keys) > limit, sorted(keys[:limit], key=lambda key: key[1:], reverse=True)
-    lines = await _lines(analytics, keys)
+    lines = await read(analytics, keys)
     if not lines:
         return Page(())
-    first, last = (Cursor(line.completed_at, line.execution_id) for line in (lines[0], lines[-1]))
+    first, last = (Cursor(*key[1:]) for key in (keys[0], keys[-1]))
     if before is not None:
         return Page(lines, first if more else None, last)
     return Page(lines, None if after is None else first, last if more else None)
@@ -220,25 +258,45 @@ async def largest(
     return await _lines(analytics, (await analytics.query(SQL["largest"] % filters.matching(span), parameters)).rows)
 
 
+async def largest_runs(
+    analytics: Analytics, filters: Filters, size: SortColumn, *, smallest: bool = False, limit: int = 50
+) -> tuple[RunSummary, ...]:
+    """As `largest`, of runs: by the sum over their steps that match, or by the time from the first to the last one."""
+    span = (await _parts(analytics, filters, filters.span()))[-1]
+    of = "dateDiff('millisecond', min(queued_at), max(completed_at))" if size == "duration_ms" else f"sum({size})"
+    parameters = filters.parameters(span, sign=1 if smallest else -1, limit=limit)
+    sql = SQL["largest_runs"] % (*filters.matching(span), of)
+    return await _runs(analytics, (await analytics.query(sql, parameters)).rows)
+
+
 async def count(analytics: Analytics, filters: Filters) -> int:
     """The number of executions, with the same bounds as `search` has."""
-    if of_id := await _of_id(analytics, filters, 1_000):
+    if of_id := await _of_id(analytics, filters, 1_000, "keys"):
         return len(of_id)
     parts = await _parts(analytics, filters, filters.span())
     asked = [(SQL["count"] % filters.matching(part), filters.parameters(part)) for part in parts]
     return sum([(await analytics.query(*one)).rows[0][0] for one in asked])
 
 
-async def _of_id(analytics: Analytics, filters: Filters, limit: int) -> Sequence[_ExecutionKey]:
+MAX_STEPS = 1_000
+
+
+async def steps(analytics: Analytics, run_id: str) -> tuple[ExecutionSummary, ...]:
+    """The executions of a run in the order in which they were queued, at most `MAX_STEPS`."""
+    parameters = {"run_id": run_id, "limit": MAX_STEPS}
+    return await analytics.read(ExecutionSummary.model_construct, _STEPS, parameters)
+
+
+async def _of_id(analytics: Analytics, filters: Filters, limit: int, what: _What) -> Sequence[_Key]:
     if not filters.text:
         return ()
-    sql, parameters = SQL["keys_of_id"] % filters.conditions(), filters.parameters(filters.span(), limit=limit)
+    sql, parameters = SQL[f"{what}_of_id"] % filters.conditions(), filters.parameters(filters.span(), limit=limit)
     return (await analytics.query(sql, parameters)).rows
 
 
 async def _keys(
-    analytics: Analytics, filters: Filters, cursor: Cursor | None, limit: int, *, upwards: bool
-) -> Sequence[_ExecutionKey]:
+    analytics: Analytics, filters: Filters, cursor: Cursor | None, limit: int, what: _What, *, upwards: bool
+) -> Sequence[_Key]:
     """The keys of a page, the nearest to the cursor first, or the newest."""
     whole = filters.span()
     of_agent = "1" if filters.agent is None else _CONDITIONS["agent"]
@@ -246,16 +304,19 @@ async def _keys(
     if not rows:
         return ()
     low, high = whole.from_ms, ms_from_time(newest) + 1
+    end = time_from_ms(high)
     at_ms, at_id = (high, "") if cursor is None else (ms_from_time(cursor.completed_at), cursor.execution_id)
     low, high = (max(low, at_ms), high) if upwards else (low, min(high, at_ms + 1))
-    keys = list[_ExecutionKey]()
+    keys = list[_Key]()
     parts = await _parts(analytics, filters, _Span(low, high))
+    place = {"at": time_from_ms(at_ms), "at_id": at_id, "end": end, "floor": time_from_ms(parts[-1].from_ms)}
+    statement = SQL[f"{what}_{'upwards' if upwards else 'downwards'}"]
     for part in parts if upwards else reversed(parts):
         # Where words are looked for, whole: reading long texts takes the longer the more often it is begun.
         for span in [part] if part.words else _slices(part, upwards=upwards):
-            parameters = filters.parameters(span, at=time_from_ms(at_ms), at_id=at_id, limit=limit - len(keys))
-            sql = SQL["keys_upwards" if upwards else "keys_downwards"] % filters.matching(span)
-            keys += (await analytics.query(sql, parameters)).rows
+            parameters = filters.parameters(span, limit=limit - len(keys), **place)
+            texts = filters.matching(span) if what == "keys" else (*filters.matching(span), *filters.matching_later())
+            keys += (await analytics.query(statement % texts, parameters)).rows
             if len(keys) >= limit:
                 return keys
     return keys
@@ -288,7 +349,18 @@ def _slices(span: _Span, *, upwards: bool) -> Iterator[_Span]:
         length *= GROWTH
 
 
-async def _lines(analytics: Analytics, keys: Sequence[_ExecutionKey]) -> tuple[ExecutionSummary, ...]:
+async def _runs(analytics: Analytics, keys: Sequence[_Key]) -> tuple[RunSummary, ...]:
+    """The summaries of runs, in the order of their keys."""
+    ids = [key[0] for key in keys]
+    runs: dict[str, RunSummary] = {}
+    for begin in range(0, len(ids), _IDS_AT_ONCE):
+        parameters = {"runs": ids[begin : begin + _IDS_AT_ONCE]}
+        found = await analytics.read(RunSummary.model_construct, SQL["run_summaries"], parameters)
+        runs |= {run.run_id: run for run in found}
+    return tuple(runs[one] for one in ids if one in runs)
+
+
+async def _lines(analytics: Analytics, keys: Sequence[_Key]) -> tuple[ExecutionSummary, ...]:
     """The summaries of executions, in the order of their keys."""
     if not keys:
         return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 import typer.core
 
-from breakwater.analytics.search import Filters, find_execution, search
+from breakwater.analytics.search import Filters, find_execution, search, search_runs, steps
 from breakwater.analytics.tree import MAX_LEVELS, MAX_NODES, Subtree, Tree, TreeExecution, TreeNode, execution_tree
 from breakwater.cli import connect, formats, output
 from breakwater.cli.errors import CliError, wrong_usage
@@ -18,7 +19,8 @@ from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.contracts.execution import Execution, ExecutionSummary
 from breakwater.errors import ConfigError
 from breakwater.security.encryption import DecryptionError
-from breakwater.views.executions import ATTEMPTS, COLUMNS, FACTS
+from breakwater.views.columns import Column
+from breakwater.views.executions import ATTEMPTS, COLUMNS, FACTS, RUNS, STEPS, in_tree
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -52,6 +54,13 @@ def executions(
     agent: Annotated[str | None, typer.Option("--agent", help="Of this agent only.")] = None,
     status: Annotated[Status | None, typer.Option("--status", help="That ended so.")] = None,
     plan: Annotated[str | None, typer.Option("--plan", help="Of this plan only.")] = None,
+    runs: Annotated[
+        bool,
+        typer.Option("--runs", help="List runs: all executions of one task, session, trace or tree in one row."),
+    ] = False,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Show the steps of this run, each below its parent.")
+    ] = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="AGO", help="That ended since: 10m, 2h, 7d, a time.")
     ] = None,
@@ -78,19 +87,32 @@ def executions(
 
         breakwater executions order-4711 --tree
 
+        breakwater executions --runs --status dead_lettered
+
+        breakwater executions --run research-4711
+
         breakwater executions list --agent content-writer --json | jq '.[].total_cost'
     """
     if tree and execution_id is None:
         raise wrong_usage("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
     url = PlaneLocation(data).clickhouse_url
-    if execution_id is None:
+    if run is not None:
+        found_steps = connect.asked(url, lambda analytics: steps(analytics, run))
+        if not found_steps:
+            raise CliError("unknown_run", f"there is no run {run!r}", "`breakwater executions --runs` lists runs.")
+        if as_json:
+            output.json_document(found_steps)
+        else:
+            output.table(STEPS, in_tree(found_steps))
+    elif execution_id is None:
         begin = formats.since(since, datetime.now(UTC)) if since is not None else None
         filters = Filters(agent=agent, status=status, plan_id=plan, since=begin)
-        lines = connect.asked(url, lambda analytics: search(analytics, filters, limit=limit)).lines
-        if as_json:
-            output.json_document(lines)
+        if runs:
+            found_runs = connect.asked(url, lambda analytics: search_runs(analytics, filters, limit=limit)).lines
+            _show_list(RUNS, found_runs, "no runs", as_json=as_json)
         else:
-            output.table(COLUMNS, lines, empty="no executions")
+            lines = connect.asked(url, lambda analytics: search(analytics, filters, limit=limit)).lines
+            _show_list(COLUMNS, lines, "no executions", as_json=as_json)
     elif tree:
         whole = _known(connect.asked(url, lambda analytics: execution_tree(analytics, execution_id)), execution_id)
         show_tree(whole, as_json=as_json)
@@ -100,6 +122,13 @@ def executions(
 
 
 app.command("export")(export)
+
+
+def _show_list(columns: Sequence[Column[T]], rows: Sequence[T], empty: str, *, as_json: bool) -> None:
+    if as_json:
+        output.json_document(rows)
+    else:
+        output.table(columns, rows, empty=empty)
 
 
 def _known(found: T | None, execution_id: str) -> T:

@@ -79,6 +79,8 @@ Reason = Literal[
     "cancelled",
 ]
 
+RunId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_CONTROLS)]
+
 Encrypted = Annotated[
     str | None,
     Field(
@@ -252,6 +254,11 @@ class Execution(Event):
     task_id: FullId | None = None
     parent_execution_id: FullId | None = None
     plan_id: FullId | None = None
+    run_id: RunId | None = Field(
+        default=None,
+        description="Run that this execution is a step of: its task, else its session, else the run of its parent, "
+        "else its trace, else a run of its own. With a tenant, prefixed with `<tenant>/`.",
+    )
     status: Status
     reason: Reason | None = None
     requested_model: ModelId | None = None
@@ -412,6 +419,7 @@ class ExecutionQuery(Message):
     )
     tenant: Identifier | None = Field(default=None, description="Filter by tenant.")
     task_id: FullId | None = Field(default=None, description="Filter by task.")
+    run_id: RunId | None = Field(default=None, description="Filter by run.")
     plan_id: FullId | None = Field(default=None, description="Filter by plan.")
     error_kind: ErrorKind | None = Field(default=None, description="Filter by kind of error.")
     text: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_CONTROLS)] | None = Field(
@@ -446,7 +454,9 @@ class ExecutionSummary(Event):
     agent: Identifier
     tenant: Identifier | None = None
     task_id: FullId | None = None
+    parent_execution_id: FullId | None = None
     plan_id: FullId | None = None
+    run_id: RunId | None = None
     status: Status
     reason: Reason | None = None
     requested_model: ModelId | None = None
@@ -484,3 +494,36 @@ class ExecutionList(Event):
     newer: str | None = Field(
         description="Pass as `before` to get the page of newer executions. Null on the first page."
     )
+
+
+class RunSummary(Event):
+    """A run: the executions of one task, session, trace, or tree of parents and children, with their totals."""
+
+    run_id: RunId
+    tenant: Identifier | None = None
+    execution_id: FullId = Field(description="The first step.")
+    agents: tuple[Identifier, ...]
+    models: tuple[ModelId, ...] = Field(description="Models that answered, or else were requested.")
+    steps: Count = Field(description="Number of completed executions, including dry runs.")
+    failed: Count = Field(description="Number of dead-lettered steps.")
+    status: Status = Field(description="Worst status of all steps: `dead_lettered`, `cancelled`, or `succeeded`.")
+    reason: Reason | None = Field(default=None, description="Reason of the last step with this status.")
+    error_message: str | None = Field(default=None, description="Error of the last step with this status; redacted.")
+    attempts_count: Count
+    total_tokens: Count
+    total_cost: Money | None = Field(default=None, description="Null when no part of it is known.")
+    wasted_cost: Money | None = None
+    cost_basis: CostBasis = Field(description="Weakest basis of all steps.")
+    started_at: Timestamp = Field(description="Time at which the first step was queued.")
+    completed_at: Timestamp = Field(description="Time at which the last step ended.")
+    duration_ms: Count = Field(description="From `started_at` to `completed_at`.")
+    cache_hit: bool = Field(description="True if all steps were answered from the cache.")
+    dry_run: bool = Field(description="True if all steps are dry runs.")
+
+
+class RunList(Event):
+    """Runs with a matching step, ordered by the end of the last matching step, newest first."""
+
+    runs: tuple[RunSummary, ...]
+    older: str | None = Field(description="Pass as `after` to get the page of older runs. Null on the last page.")
+    newer: str | None = Field(description="Pass as `before` to get the page of newer runs. Null on the first page.")

@@ -78,6 +78,11 @@ class Job(Message):
         description="Task of which this job is one iteration; default: the parent's task, or without a "
         "parent a new one.",
     )
+    session_id: Identifier | None = Field(
+        default=None,
+        description="Session that this job belongs to. Jobs of a session are shown as one run; guards watch tasks, "
+        "not sessions.",
+    )
     parent_execution_id: Identifier | None = Field(default=None, description="Execution that this job is part of.")
     plan_id: Identifier | None = Field(default=None, description="Plan that this job is part of.")
     depends_on: tuple[Identifier, ...] = Field(
@@ -166,6 +171,7 @@ class ScopedJob(Job):
 
     job_id: FullId | None = None
     task_id: FullId | None = None
+    session_id: FullId | None = None
     parent_execution_id: FullId | None = None
     plan_id: FullId | None = None
     depends_on: tuple[FullId, ...] = ()

@@ -17,6 +17,7 @@ class CallOptions(Message):
 
     tenant: Identifier | None = None
     task_id: Identifier | None = None
+    session_id: Identifier | None = None
     parent_execution_id: Identifier | None = None
     plan_id: Identifier | None = None
     depends_on: Annotated[list[Identifier], Field(max_length=MAX_DEPENDENCIES)] = Field(

@@ -22,9 +22,9 @@ from breakwater.contracts.types import MAX_SCOPE
 from breakwater.policy.callers import Caller
 
 _DIGEST_BYTES = 16
-_NOT_THE_QUESTION = {"job_id", "reply_to"}
+_NOT_THE_QUESTION = {"job_id", "reply_to", "session_id"}
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(\.[0-9]+)?")
-_IDS = ("job_id", "execution_id", "task_id", "parent_execution_id", "plan_id", "cached_from")
+_IDS = ("job_id", "execution_id", "task_id", "parent_execution_id", "plan_id", "run_id", "cached_from")
 
 
 def job_digest(job: Job | bytes, owner: str | None) -> str:
@@ -182,9 +182,8 @@ def longest_job(limit: int, *, scoped_ids: bool) -> int:
 
 def has_scoped_ids(job: Job) -> bool:
     """True if an id of a job is not called as it was chosen."""
-    return any("@" in one for one in (job.job_id, job.task_id, job.parent_execution_id, job.plan_id) if one) or any(
-        "@" in one for one in job.depends_on
-    )
+    named = (job.job_id, job.task_id, job.session_id, job.parent_execution_id, job.plan_id, *job.depends_on)
+    return any("@" in one for one in named if one)
 
 
 def scope_references(job: Job, scope: str | None, named: Callable[[str, str | None], str] = scoped_execution) -> Job:
@@ -197,6 +196,7 @@ def scope_references(job: Job, scope: str | None, named: Callable[[str, str | No
     """
     ids = {
         "task_id": job.task_id and scoped(job.task_id, scope),
+        "session_id": job.session_id and scoped(job.session_id, scope),
         "plan_id": job.plan_id and scoped(job.plan_id, scope),
         "parent_execution_id": job.parent_execution_id and named(job.parent_execution_id, scope),
         "depends_on": tuple(named(one, scope) for one in job.depends_on),

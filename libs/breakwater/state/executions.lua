@@ -15,7 +15,7 @@ end
 -- Returns {'conflict', 0}, {'yours', checkpoint or '', notice…} or {'taken', ms until it may be asked for with success}.
 local token, lease_ms, grace_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local keep_ms, digest, tenant, task, owner = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] -- but for the first '' for none
-local now, execution_id = now_ms(), ARGV[9]
+local now, execution_id, run = now_ms(), ARGV[9], ARGV[10]
 local known = redis.call('HMGET', KEYS[1], 'token', 'lease_until', 'asked_at', 'checkpoint', 'digest')
 local holder, lease_until, asked_at = known[1], tonumber(known[2]), tonumber(known[3])
 if digest ~= '' and known[5] and known[5] ~= digest then
@@ -39,7 +39,7 @@ if note then
   fields[5], fields[6] = 'note', note
   redis.call('HDEL', KEYS[3], execution_id)
 end
-for name, value in pairs({digest = digest, tenant = tenant, task = task, owner = owner}) do
+for name, value in pairs({digest = digest, tenant = tenant, task = task, owner = owner, run = run}) do
   if value ~= '' then
     fields[#fields + 1], fields[#fields + 2] = name, value
   end
@@ -149,22 +149,22 @@ return redis.call('HGET', KEYS[1], who)
 -- Looks at a job of the tenant for a child of it. One that has no task but its own learns that it has children there, also
 -- where it is not begun yet.
 -- KEYS: execution and notices of the parent
--- Returns {its task or '', its checkpoint or ''}: two times '' where nothing is known of such a job; {others, ''} where it
--- is of another owner.
+-- Returns {its task or '', its checkpoint or '', its run or ''}: three times '' where nothing is known of such a job;
+-- {others, '', ''} where it is of another owner.
 local tenant, dry_run, keep_ms = ARGV[1], ARGV[2], ARGV[3] -- tenant '' for none; dry_run '1': it learns nothing
 local owner, others = ARGV[4], ARGV[5] -- owner '' for any
-local known = redis.call('HMGET', KEYS[1], 'tenant', 'task', 'checkpoint', 'owner')
+local known = redis.call('HMGET', KEYS[1], 'tenant', 'task', 'checkpoint', 'owner', 'run')
 if owner ~= '' and (known[4] or '') ~= owner and redis.call('EXISTS', KEYS[1]) == 1 then
-  return {others, ''}
+  return {others, '', ''}
 end
 if (known[1] or '') ~= tenant and redis.call('EXISTS', KEYS[1]) == 1 then
-  return {'', ''}
+  return {'', '', ''}
 end
 if not known[2] and dry_run == '0' then
   redis.call('HSET', KEYS[2], 'children', '')
   redis.call('PEXPIRE', KEYS[2], keep_ms)
 end
-return {known[2] or '', known[3] or ''}
+return {known[2] or '', known[3] or '', known[5] or ''}
 
 --- unseen
 -- Counts a request to cancel a job of which nothing is known, by the user that gave it; each job once.

@@ -133,6 +133,7 @@ class Executions:
         tenant: str | None = None,
         task_id: str | None = None,
         owner: str | None = None,
+        run_id: str | None = None,
         accepted_s: float = 0.0,
     ) -> Claimed | Taken | Conflict:
         """Claims the job, unless another worker has. Idempotent for the same claim. Raises StateUnavailableError.
@@ -143,12 +144,14 @@ class Executions:
             tenant: of the job, for its children.
             task_id: the task that they belong to; None: that of the job, whose id is the execution's.
             owner: the key or the program that the job belongs to.
+            run_id: the run of the job, for its children.
             accepted_s: when it was accepted, since the epoch; its note (`state.accepted`) goes to the claim.
 
         Raises DecryptionError, too: it is ours, and its checkpoint can't be read.
         """
         arguments = [claim.token, CLAIM_LEASE_MS, GRACE_MS, KEEP_MS, digest, tenant or "", task_id or "", owner or ""]
-        call = ScriptCall(_LUA["claim"], [*claim.keys, accepted_key(accepted_s)], [*arguments, claim.execution_id])
+        arguments += [claim.execution_id, run_id or ""]
+        call = ScriptCall(_LUA["claim"], [*claim.keys, accepted_key(accepted_s)], arguments)
         [(verdict, detail, *cancels)] = await self._redis.run([call])
         match verdict:
             case "yours":
@@ -239,8 +242,8 @@ class Executions:
 
     async def parent(
         self, execution_id: str, tenant: str | None, *, dry_run: bool, owner: str | None = None, others: str = ""
-    ) -> tuple[str, str]:
-        """The task and the checkpoint of a job, for a child of the same tenant; each empty for none.
+    ) -> tuple[str, str, str]:
+        """The task, the checkpoint and the run of a job, for a child of the same tenant; each empty for none.
 
         The checkpoint is as Redis has it: without the texts where they are encrypted.
 
@@ -257,8 +260,8 @@ class Executions:
         call = ScriptCall(
             _LUA["parent"], Claim(execution_id, "").keys, [tenant or "", int(dry_run), KEEP_MS, owner or "", others]
         )
-        [(task_id, checkpoint)] = await self._redis.run([call])
-        return task_id, checkpoint
+        [(task_id, checkpoint, run_id)] = await self._redis.run([call])
+        return task_id, checkpoint, run_id
 
     async def free(self, worker: str, execution_ids: Sequence[str]) -> list[Literal["freed", "unclaimed", "held"]]:
         """Ends the claims that a dead worker holds on some jobs, and returns the state of each job.

@@ -1,12 +1,14 @@
-"""Executions and their attempts."""
+"""Runs, executions and their attempts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary
+from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary, RunSummary
 from breakwater.policy.formats import failures_in_words, money
-from breakwater.views.columns import Column, humanized
+from breakwater.views.columns import Column, humanized, lifted, with_words
 from breakwater.views.plans import basis
 
 _ERROR_WIDTH = 60
@@ -18,7 +20,7 @@ def shortened(text: str) -> str:
     return line if len(line) <= _ERROR_WIDTH else line[: _ERROR_WIDTH - 1] + "…"
 
 
-def _remarks(line: ExecutionSummary) -> str:
+def _remarks(line: ExecutionSummary | RunSummary) -> str:
     said = ("dry run" if line.dry_run else None, line.reason, line.error_message)
     return shortened(": ".join(part for part in said if part))
 
@@ -43,6 +45,61 @@ COLUMNS: tuple[Column[ExecutionSummary], ...] = (
     Column("reason", lambda line: line.error_message, words=_remarks, name="error", drop=6, sortable=False),
     Column("dry_run", lambda line: str(line.dry_run).lower(), terminal=False, page=False),
     Column("cache_hit", lambda line: str(line.cache_hit).lower(), terminal=False, page=False),
+)
+
+
+class Step(NamedTuple):
+    """An execution of a run."""
+
+    depth: int
+    """The number of its ancestors in the run."""
+    execution: ExecutionSummary
+
+
+def in_tree(steps: Sequence[ExecutionSummary]) -> list[Step]:
+    """The steps of a run, each followed by those that name it as their parent; others in the order given."""
+    by_id = {one.execution_id: one for one in steps}
+    below: dict[str | None, list[ExecutionSummary]] = {}
+    for one in by_id.values():
+        below.setdefault(one.parent_execution_id if one.parent_execution_id in by_id else None, []).append(one)
+    placed: dict[str, Step] = {}
+    # All of them once more, as jobs may name each other as parents.
+    for root in (*below.get(None, ()), *by_id.values()):
+        stack = [Step(0, root)]
+        while stack:
+            depth, one = stack.pop()
+            if one.execution_id not in placed:
+                placed[one.execution_id] = Step(depth, one)
+                stack += [Step(depth + 1, child) for child in reversed(below.get(one.execution_id, ()))]
+    return list(placed.values())
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+RUNS: tuple[Column[RunSummary], ...] = (
+    Column("ended", lambda run: run.completed_at, "time", drop=3, sortable=False, terminal=False),
+    Column("run", lambda run: run.run_id, "id", sortable=False),
+    Column("agent", lambda run: _listed(run.agents), sortable=False),
+    Column("status", lambda run: run.status, "state", sortable=False),
+    Column("model", lambda run: _listed(run.models), sortable=False, terminal=False),
+    Column("steps", lambda run: run.steps, "count", sortable=False),
+    Column("attempts", lambda run: run.attempts_count, "count", name="attempts_count", terminal=False),
+    Column("cost", lambda run: run.total_cost, "usd", name="total_cost"),
+    Column("wasted", lambda run: run.wasted_cost, "usd", name="wasted_cost", drop=2),
+    Column("started", lambda run: run.started_at, "time", drop=3, page=False),
+    Column("took", lambda run: run.duration_ms, "duration", name="duration_ms", drop=4),
+    Column("reason", lambda run: run.error_message, words=_remarks, name="error", drop=6, sortable=False),
+)
+
+_OF_STEPS = ("id", "agent", "status", "model", "total_cost", "wasted_cost", "duration_ms", "error")
+STEPS: tuple[Column[Step], ...] = tuple(
+    with_words(
+        lifted((replace(one, terminal=True) for one in COLUMNS if one.key in _OF_STEPS), lambda step: step.execution),
+        ("id",),
+        lambda step: "  " * step.depth + step.execution.execution_id,
+    )
 )
 
 

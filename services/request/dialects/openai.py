@@ -168,7 +168,9 @@ class OpenAIRoutes:
         headers={
             "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
             "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
-            "traceparent": "W3C trace context that the job becomes a part of.",
+            "x-session-id": "Same as `breakwater.session_id`: calls of a session are shown as one run.",
+            "traceparent": "W3C trace context that the job becomes a part of. Calls of one trace are one run, if they "
+            "name no task and no session.",
         },
         body=ChatCompletionRequest,
         results={200: ("The answer.", ChatCompletion)},
@@ -413,13 +415,15 @@ def options_of(headers: Headers, given: CallOptions | None) -> CallOptions:
     """The options of a call: those of its headers, and over them those of its body.
 
     Args:
-        headers: `x-breakwater-tenant`, `x-breakwater-task-id`, …; JSON for an option that is no text.
+        headers: `x-breakwater-tenant`, `x-breakwater-task-id`, …; JSON for an option that is no text. Also
+            `x-session-id`, which other gateways know.
         given: `breakwater` of the body.
 
     Raises:
         RequestError: 422, a header is no option, or its value is wrong.
     """
-    found: dict[str, Any] = {}
+    session_id = headers.get("x-session-id")
+    found: dict[str, Any] = {} if session_id is None else {"session_id": session_id}
     for header, value in headers.items():
         if header.startswith(_OPTION):
             name = header.removeprefix(_OPTION).replace("-", "_")

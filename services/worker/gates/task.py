@@ -171,8 +171,10 @@ def shared_task(worker: WorkerContext, job: Assignment) -> tuple[GuardRules, Tas
     return job.agent.guard, TaskKey(job.job.tenant, task_id)
 
 
-async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str, owner: str | None = None) -> str:
-    """Returns the task of a job that names a parent and no task.
+async def task_of_parent(
+    worker: WorkerContext, job: Job, parent_id: str, owner: str | None = None
+) -> tuple[str, str | None]:
+    """Returns the task of a job that names a parent and no task, and the parent's run if it is known.
 
     A parent without a task is the first job of the task with its id, and is counted there once. An unknown parent, or
     one of another tenant, only gives the task its name. The id of another owner's parent is scoped to the child's
@@ -182,17 +184,17 @@ async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str, owner:
     """
     others = "" if owner is None else scoped(parent_id, scope_in(owner, None))
     until_available = worker.outages.retry_while_unavailable
-    task_id, checkpoint = await until_available(
+    task_id, checkpoint, run_id = await until_available(
         partial(worker.executions.parent, parent_id, job.tenant, dry_run=job.dry_run, owner=owner, others=others)
     )
     if task_id:
-        return task_id
+        return task_id, run_id or None
     # A parent that seems to run may be decided already: its claim is released after its answer.
     ended = await until_available(partial(_result_of, worker, parent_id, job.tenant))
     if ended is not None and owner is not None and ended.owner != owner:
-        return others
+        return others, None
     if ended is not None and ended.task_id is not None:
-        return ended.task_id
+        return ended.task_id, ended.run_id
     key = TaskKey(job.tenant, parent_id)
     if ended is not None and not job.dry_run:
         agent = worker.config.agents.get(ended.agent)
@@ -202,7 +204,7 @@ async def task_of_parent(worker: WorkerContext, job: Job, parent_id: str, owner:
         hold = spent_by(at.attempts) + (0 if at.in_flight is None else at.in_flight.reserved or 0)
         enter = worker.tasks.enter_call(key, parent_id, hold=hold, only_first=True)
         await until_available(lambda: worker.redis.run([enter]))
-    return parent_id
+    return parent_id, run_id or (ended and ended.run_id)
 
 
 def release_hold(worker: WorkerContext, job: Assignment, at: Checkpoint) -> ScriptCall | None:

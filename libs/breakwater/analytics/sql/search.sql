@@ -41,6 +41,94 @@ WHERE (completed_at, execution_id) < ({at:DateTime64(3, 'UTC')}, {at_id:String})
 ORDER BY completed_at DESC, execution_id DESC
 LIMIT {limit:UInt32}
 
+-- Of a run whose steps match in more than one place, the last one counts: what has later ones is left out.
+-- name: runs_of_id
+SELECT run_id, (max((completed_at, execution_id)) AS last).1, last.2
+FROM executions FINAL
+WHERE (execution_id = {text:String} OR run_id = {text:String}) AND %s
+GROUP BY run_id
+ORDER BY last DESC
+LIMIT {limit:UInt32}
+
+-- name: runs_upwards
+SELECT run_id, (max((completed_at, execution_id)) AS last).1, last.2
+FROM executions FINAL
+PREWHERE %s
+WHERE (completed_at, execution_id) > ({at:DateTime64(3, 'UTC')}, {at_id:String}) AND (%s) AND run_id NOT IN (
+    SELECT run_id
+    FROM executions FINAL
+    PREWHERE completed_at >= {to:DateTime64(3, 'UTC')} AND completed_at < {end:DateTime64(3, 'UTC')} AND %s
+    WHERE %s
+)
+GROUP BY run_id
+ORDER BY last
+LIMIT {limit:UInt32}
+
+-- name: runs_downwards
+SELECT run_id, (max((completed_at, execution_id)) AS last).1, last.2
+FROM executions FINAL
+PREWHERE %s
+WHERE (completed_at, execution_id) < ({at:DateTime64(3, 'UTC')}, {at_id:String}) AND (%s) AND run_id NOT IN (
+    SELECT run_id
+    FROM executions FINAL
+    PREWHERE completed_at >= least({to:DateTime64(3, 'UTC')}, {at:DateTime64(3, 'UTC')})
+        AND completed_at < {end:DateTime64(3, 'UTC')} AND %s
+    WHERE (completed_at >= {to:DateTime64(3, 'UTC')}
+        OR (completed_at, execution_id) >= ({at:DateTime64(3, 'UTC')}, {at_id:String})) AND (%s)
+)
+GROUP BY run_id
+ORDER BY last DESC
+LIMIT {limit:UInt32}
+
+-- name: largest_runs
+SELECT run_id, (max((completed_at, execution_id)) AS last).1, last.2
+FROM executions FINAL
+PREWHERE %s
+WHERE %s
+GROUP BY run_id
+ORDER BY %s * {sign:Int8} NULLS LAST, last DESC
+LIMIT {limit:UInt32}
+
+-- name: run_summaries
+SELECT
+    run_id,
+    any(executions.tenant) AS tenant,
+    argMin(executions.execution_id, (queued_at, executions.execution_id)) AS execution_id,
+    arraySort(groupUniqArray(agent)) AS agents,
+    arraySort(groupUniqArray(ifNull(chosen_model, requested_model))) AS models,
+    count() AS steps,
+    countIf(executions.status = 'dead_lettered') AS failed,
+    multiIf(
+        failed > 0, 'dead_lettered', countIf(executions.status = 'cancelled') > 0, 'cancelled', 'succeeded'
+    ) AS status,
+    argMax(executions.reason, (executions.status = 'dead_lettered', executions.completed_at)) AS reason,
+    argMax(executions.error_message, (executions.status = 'dead_lettered', executions.completed_at)) AS error_message,
+    sum(executions.attempts_count) AS attempts_count,
+    sum(executions.total_tokens) AS total_tokens,
+    sum(executions.total_cost) AS total_cost,
+    sum(executions.wasted_cost) AS wasted_cost,
+    multiIf(
+        countIf(executions.cost_basis = 'unknown') > 0, 'unknown',
+        countIf(executions.cost_basis = 'estimated') > 0, 'estimated',
+        countIf(executions.cost_basis = 'billed') > 0, 'billed',
+        any(executions.cost_basis)
+    ) AS cost_basis,
+    min(queued_at) AS started_at,
+    max(executions.completed_at) AS completed_at,
+    greatest(dateDiff('millisecond', started_at, completed_at), 0) AS duration_ms,
+    min(executions.cache_hit) AS cache_hit,
+    min(executions.dry_run) AS dry_run
+FROM executions FINAL
+WHERE run_id IN {runs:Array(String)}
+GROUP BY run_id
+
+-- name: steps
+SELECT %s
+FROM executions FINAL
+WHERE run_id = {run_id:String}
+ORDER BY queued_at, execution_id
+LIMIT {limit:UInt32}
+
 -- name: largest
 SELECT agent, completed_at, execution_id
 FROM executions FINAL

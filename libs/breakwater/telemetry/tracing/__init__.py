@@ -33,6 +33,7 @@ from breakwater.telemetry.tracing.spans import (
     new_traceparent,
     recorded_trace_id,
     sampled_trace_id,
+    trace_id_of,
 )
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "sampled_trace_id",
     "start",
     "stop",
+    "trace_id_of",
 ]
 
 

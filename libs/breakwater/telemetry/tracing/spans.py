@@ -89,12 +89,15 @@ def new_traceparent() -> str:
     return f"00-{random[:32]}-{random[32:]}-01"
 
 
+def trace_id_of(traceparent: str | None) -> str | None:
+    """The trace id of a W3C trace context that is valid; None for others."""
+    return traceparent.split("-")[1] if traceparent is not None and is_traceparent(traceparent) else None
+
+
 def sampled_trace_id(traceparent: str | None) -> str | None:
-    """The trace id of a W3C trace context that is valid, and sampled; None for others."""
-    if traceparent is None or not is_traceparent(traceparent):
-        return None
-    _, trace_id, _, flags = traceparent.split("-")
-    return trace_id if int(flags, 16) & 1 else None
+    """The same of one that is sampled; None for others."""
+    trace_id = trace_id_of(traceparent)
+    return trace_id if traceparent is not None and trace_id and int(traceparent[-2:], 16) & 1 else None
 
 
 def recorded_trace_id(traceparent: str | None) -> str | None:
