@@ -53,7 +53,7 @@ def routes(context: PageContext) -> list[Route]:
             healths=lambda _, models: fetched(models.api.read(list[AgentHealth], "agents")),
             all_breakers=lambda _, models: fetched(models.api.read(BreakerList, "breakers")),
             all_budgets=_of_agent("budgets", BudgetList, BudgetList(filled=True, budgets=())),
-            incidents=_of_agent("alerts", AlertList, AlertList(alerts=(), more=False)),
+            incidents=_of_agent("alerts", AlertList, AlertList(alerts=(), more=False, channels=1)),
             queues=lambda _, models: fetched(models.api.read(Queues, "queues")),
             history=summed(figures.history),
             waste=summed(figures.waste),

@@ -18,7 +18,7 @@ from breakwater.contracts.alerts import (
     IncidentStatus,
     UndeliveredList,
 )
-from breakwater.views.alerts import INCIDENTS, UNDELIVERED
+from breakwater.views.alerts import INCIDENTS, NO_CHANNEL, UNDELIVERED
 from breakwater.views.columns import Column
 from services.console.operator_actions import Fields, act, action, back_to, reason_of, submitted, whole_number
 from services.console.pages import Fetched, PageContext, fetched
@@ -108,6 +108,7 @@ def view(
         "chosen": _chosen(visit),
         "statuses": STATUSES,
         "events": EVENTS,
+        "no_channel": NO_CHANNEL,
     }
 
 

@@ -27,7 +27,7 @@ from breakwater.views.budgets import RECONCILIATION, tone, used
 from breakwater.views.columns import Column, lifted
 from services.console import charts
 from services.console.operator_actions import back_to, reason_of, submitted
-from services.console.pages import Fetched, PageContext, fetched
+from services.console.pages import API_CLICKHOUSE_S, CLICKHOUSE_AWAY, Fetched, PageContext, fetched
 from services.console.tables import PageTable
 from services.console.visits import NotFound, ReadModels, Visit, page, shown
 from services.console.words import segment
@@ -153,7 +153,9 @@ def routes(context: PageContext) -> list[Route]:
             "/budgets/reconciliation",
             "budget_reconciliation.html",
             view_comparison,
-            compared=lambda _, models: fetched(models.api.read(Reconciliation, "budgets/reconciliation")),
+            compared=lambda _, models: fetched(
+                models.api.read(Reconciliation, "budgets/reconciliation", timeout_s=API_CLICKHOUSE_S)
+            ),
         ),
         Route("/budgets/{name:path}", one, methods=["GET"]),
         # At the same URL, so that a rejected form is shown on the page of its budget.
@@ -188,7 +190,12 @@ async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
     ]
     rows.sort(key=lambda one: (-1.0 if one.used is None else one.used, one.status.spent), reverse=True)
     drawn = [one for one in rows if one.status.budget == name] if name else [one for one in rows if one.bar][:CHARTS]
-    return BudgetFigures(known, recent, rows, await asyncio.gather(*(_chart(models, visit, one) for one in drawn)))
+    if recent.problem == CLICKHOUSE_AWAY:
+        # Not waited for once more.
+        charts = [BudgetChart(one, Fetched(None, recent.problem), 0) for one in drawn]
+    else:
+        charts = await asyncio.gather(*(_chart(models, visit, one) for one in drawn))
+    return BudgetFigures(known, recent, rows, charts)
 
 
 def view(visit: Visit, figures: BudgetFigures) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from breakwater.views.columns import Column, lifted
 from breakwater.views.costs import BY, columns, tone
 from services.console import charts, tiles, words
 from services.console.overall_health import MUCH_WASTED
-from services.console.pages import HEADERS, PART_TIMEOUT_S, Fetched, PageContext
+from services.console.pages import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
 from services.console.sessions import session_of
 from services.console.tables import csv_headers
 from services.console.tiles import Colour, Tile
@@ -92,7 +92,7 @@ def routes(context: PageContext) -> list[Route]:
 
 def _costs(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Costs]]:
     query = _asked(visit).parameters | {"limit": MOST}
-    return visit.part(models.api.read(Costs, "costs", query, timeout_s=PART_TIMEOUT_S), slow=True)
+    return visit.part(models.api.read(Costs, "costs", query, timeout_s=API_CLICKHOUSE_S), slow=True)
 
 
 def view(visit: Visit, costs: Fetched[Costs]) -> dict[str, Any]:

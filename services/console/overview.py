@@ -19,7 +19,7 @@ from breakwater.policy.health import Verdict, combined
 from services.console import tiles
 from services.console.history import history_charts
 from services.console.overall_health import Live, behind, live, overall_health
-from services.console.pages import Fetched, PageContext
+from services.console.pages import Fetched, PageContext, problems_of
 from services.console.time_range import TimeRange
 from services.console.visits import Visit, page, summed
 from services.console.words import segment
@@ -77,6 +77,7 @@ def view(visit: Visit, live: Live, history: Fetched[History], **_: object) -> di
         "tabs": [(one, visit.address.link("spend", by=one), one == by) for one in _SPENDERS],
         "address": partial(_address, time_range, by),
         "behind": behind,
+        "problems": problems_of(history),
         "provider_health": _provider_health(live.agents.value or ()),
         "late": [one for one in queues.services if behind(one)] if queues else [],
         "task_of": task_of,

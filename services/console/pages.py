@@ -25,7 +25,15 @@ from services.console.sessions import SESSION, Session
 T = TypeVar("T")
 
 PART_TIMEOUT_S = 8.0
-"""The time for which a page waits for any of its parts."""
+"""The time for which a page waits for any of its parts. Requests to the HTTP API give up earlier."""
+API_CLICKHOUSE_S = PART_TIMEOUT_S + 1
+"""Time limit of requests for what the HTTP API reads from ClickHouse: if that hangs, `fetched` gives up first."""
+
+CLICKHOUSE_AWAY = (
+    "ClickHouse does not respond, so figures, charts and past records are missing on this page. Jobs still run, and no "
+    "records are lost: they are stored once it is back. `breakwater doctor` shows the cause."
+)
+"""The problem of all parts that are read from it. A page shows it once, and is not live while it holds."""
 
 STATIC = files("services.console") / "static"
 
@@ -71,6 +79,7 @@ class PageRenderer:
         known["charts"], known["navigation"], known["duration"] = charts, NAVIGATION, words.duration
         # A new version has a new URL, so that browsers may cache the old one indefinitely.
         sources = b"".join((STATIC / name).read_bytes() for name in ("console.css", "console.js", "charts.js"))
+        known["clickhouse_away"] = CLICKHOUSE_AWAY
         known["version"] = hashlib.sha256(sources).hexdigest()[:12]
         known["library_version"] = charts.library_version()
 
@@ -87,7 +96,13 @@ class PageRenderer:
         # A page that refreshes itself, perhaps in another tab, must not use up notices: they would not be read.
         notices = () if session is None or "x-refresh" in request.headers else session.take_notices()
         html = self._templates.get_template(template).render(
-            request=request, session=session, notices=notices, path=request.url.path, **values
+            request=request,
+            session=session,
+            notices=notices,
+            path=request.url.path,
+            is_away=CLICKHOUSE_AWAY
+            in [values.get("problem"), *(one.problem for one in values.values() if isinstance(one, Fetched))],  # pyright: ignore[reportUnknownMemberType]
+            **values,
         )
         return HTMLResponse(html, status, HEADERS)
 
@@ -147,19 +162,17 @@ async def fetched(asked: Awaitable[T]) -> Fetched[T]:
             return Fetched(await asked)
     except ApiKeyRefusedError:
         raise
-    except TimeoutError:
-        problem = f"No response within {PART_TIMEOUT_S:g} s. `breakwater doctor` shows what hangs."
+    except (TimeoutError, AnalyticsUnavailableError):
+        problem = CLICKHOUSE_AWAY
     except ApiUnavailableError as error:
         problem = f"The HTTP API is unavailable: {error.message}. `breakwater doctor` shows what is down."
     except ApiError as error:
-        problem = error.message
-    except AnalyticsUnavailableError as error:
-        problem = f"{error}. No records are lost: they are stored once ClickHouse is back."
+        problem = CLICKHOUSE_AWAY if error.code == "unavailable" and "ClickHouse" in error.message else error.message
     except QueryError as error:
         problem = f"ClickHouse refused the query: {error.message}. `breakwater setup` brings its tables up to date."
     return Fetched(None, problem)
 
 
 def problems_of(*parts: Fetched[Any]) -> tuple[str, ...]:
-    """The reasons why parts of a page are missing, each one once."""
-    return tuple(dict.fromkeys(part.problem for part in parts if part.problem is not None))
+    """The reasons why parts of a page are missing, each one once, without that which the page shows at its top."""
+    return tuple(dict.fromkeys(part.problem for part in parts if part.problem not in (None, CLICKHOUSE_AWAY)))

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from breakwater.contracts.submission import PlanList
 from breakwater.views.plans import COLUMNS
-from services.console.pages import Fetched, PageContext, fetched
+from services.console.pages import API_CLICKHOUSE_S, Fetched, PageContext, fetched
 from services.console.tables import PageTable
 from services.console.visits import Visit, page
 
@@ -23,7 +23,9 @@ def routes(context: PageContext) -> list[Route]:
             "/plans",
             "plans.html",
             view,
-            found=lambda _, models: fetched(models.api.read(PlanList, "plans", {"limit": MOST})),
+            found=lambda _, models: fetched(
+                models.api.read(PlanList, "plans", {"limit": MOST}, timeout_s=API_CLICKHOUSE_S)
+            ),
         )
     ]
 

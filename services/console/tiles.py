@@ -10,6 +10,7 @@ from breakwater.analytics.figures import WindowTotals
 from breakwater.contracts.alerts import Alert, AlertList
 from breakwater.contracts.budgets import BudgetStatus
 from breakwater.policy.formats import counted
+from breakwater.views.alerts import NO_CHANNEL
 from services.console import words
 from services.console.overall_health import (
     MANY_FAIL,
@@ -100,7 +101,10 @@ def incidents(known: AlertList | None, alerts: Iterable[Alert] | None = None) ->
     critical = sum(one.severity == "critical" for one in pending)
     note = f"{critical:,} critical" if critical else f"{len(pending):,} unacknowledged" if counts else "none"
     number = f"{len(counts):,}" + ("+" if known.more and alerts is None else "")
-    return Tile("Open incidents", number, note, "/alerts", "bad" if critical else "warn" if pending else "")
+    colour: Colour = "bad" if critical else "warn" if pending else ""
+    if known.channels:
+        return Tile("Open incidents", number, note, "/alerts", colour)
+    return Tile("Open incidents", number, f"{note}; not sent to anyone", "/alerts", colour, NO_CHANNEL)
 
 
 def spent_budgets(budgets: Iterable[BudgetStatus], href: str, without: str) -> Tile:

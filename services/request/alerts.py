@@ -68,6 +68,7 @@ class IncidentRoutes:
 
     log: IncidentLog
     agents: Collection[str]
+    channels: Collection[str]
     now: Callable[[], datetime] = utc_now
 
     @operation(
@@ -90,7 +91,7 @@ class IncidentRoutes:
                 raise RequestError(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
         newest = sorted(known, key=lambda alert: alert.opened_at, reverse=True)
         found = tuple(islice((alert for alert in newest if _is_wanted(alert, wanted)), wanted.limit + 1))
-        return AlertList(alerts=found[: wanted.limit], more=len(found) > wanted.limit)
+        return AlertList(alerts=found[: wanted.limit], more=len(found) > wanted.limit, channels=len(self.channels))
 
     @operation(
         "GET",
@@ -267,7 +268,8 @@ class ChannelRoutes:
 
         latest = await self.lookup.newest(Stream.DLQ, DEAD_LETTERS, most=wanted.limit + 1, since=EVER, read=shown)
         undelivered = await asyncio.gather(*map(with_replay, latest[: wanted.limit]))
-        return UndeliveredList(undelivered=tuple(undelivered), more=len(latest) > wanted.limit)
+        more, channels = len(latest) > wanted.limit, len(self.channels)
+        return UndeliveredList(undelivered=tuple(undelivered), more=more, channels=channels)
 
     @operation(
         "POST",

@@ -201,7 +201,7 @@ class RequestService:
             GuardRoutes(Tasks(self._redis), publisher),
             BudgetRoutes(self._live.caps, counters, publisher, compared),
             CostRoutes(self._analytics, self._live.caps, zone, config.cost_tags),
-            IncidentRoutes(self._incidents, config.agents),
+            IncidentRoutes(self._incidents, config.agents, config.alerts.channels),
             ChannelRoutes(config.alerts.channels, connection, bus, publisher),
             DeadLetterRoutes(config, bus, replays, redactor),
             queues,

@@ -56,7 +56,8 @@ CAP = incident(
     last_at=format_time(NOW),
     reason="looking at it",
 )
-LISTED = {"alerts": [CAP, PENDING], "more": False}
+NOT_SENT = "Alerts are not sent to anyone: the config has no channel. Add one under `alerts.channels`"
+LISTED = {"alerts": [CAP, PENDING], "more": False, "channels": 1}
 UNDELIVERED = [
     {
         "dead_letter_id": 17,
@@ -106,11 +107,11 @@ async def test_incidents_are_listed_with_what_ack_takes(run: Run, stub: Stub, co
 
 async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
     arguments = ["--status", "all", "--event", "breaker_open", "--agent", "a b&c", "--limit", "2"]
-    stub.answers["GET alerts"] = (200, {"alerts": [CAP, PENDING], "more": True})
+    stub.answers["GET alerts"] = (200, {"alerts": [CAP, PENDING], "more": True, "channels": 1})
     ran = await in_thread(run, "alerts", *arguments)
     assert stub.queries == [{"status": "all", "event": "breaker_open", "agent": "a b&c", "limit": "2"}]
     assert ran.err == "(there are more than these 2; see --limit)\n"
-    stub.answers["GET alerts"] = (200, {"alerts": [], "more": False})
+    stub.answers["GET alerts"] = (200, {"alerts": [], "more": False, "channels": 1})
     for given, said in (
         ([], "no incident is unresolved"),
         (["--status", "pending"], "no incident is pending"),
@@ -154,7 +155,7 @@ async def test_a_table_fits_the_terminal_and_has_every_title(
 async def test_undelivered_alerts_fit_the_terminal_with_title_and_error(
     run: Run, stub: Stub, terminal: Terminal
 ) -> None:
-    stub.answers["GET alerts/undelivered"] = (200, {"undelivered": UNDELIVERED, "more": False})
+    stub.answers["GET alerts/undelivered"] = (200, {"undelivered": UNDELIVERED, "more": False, "channels": 1})
     for width in (80, 140):
         terminal(width)
         ran = await in_thread(run, "alerts", "undelivered")
@@ -201,7 +202,7 @@ async def test_one_that_is_over_is_shown_as_what_it_was(run: Run, stub: Stub, kn
         "breaker_open",
         "breaker_closed",
     )
-    stub.answers["GET alerts"] = (200, {"alerts": [closed], "more": False})
+    stub.answers["GET alerts"] = (200, {"alerts": [closed], "more": False, "channels": 1})
     listed = (await in_thread(run, "alerts", "--status", "all")).out
     assert "critical" in listed
     assert "breaker_closed" not in listed
@@ -279,7 +280,7 @@ async def test_without_an_alerter_no_channel_is_blamed(run: Run, stub: Stub) -> 
 
 
 async def test_what_did_not_arrive_is_listed(run: Run, stub: Stub) -> None:
-    document = {"undelivered": UNDELIVERED, "more": True}
+    document = {"undelivered": UNDELIVERED, "more": True, "channels": 1}
     stub.answers["GET alerts/undelivered"] = (200, document)
     ran = await in_thread(run, "alerts", "undelivered", "--channel", "second line", "--limit", "2")
     assert stub.queries == [{"channel": "second line", "limit": "2"}]
@@ -289,7 +290,7 @@ async def test_what_did_not_arrive_is_listed(run: Run, stub: Stub) -> None:
     assert second.split()[-3:] == ["second", "line:", "gone"]
     assert ran.err == "(there are more than these 2; see --limit)\n"
     assert (await in_thread(run, "alerts", "undelivered", "--json")).json == document
-    stub.answers["GET alerts/undelivered"] = (200, {"undelivered": [], "more": False})
+    stub.answers["GET alerts/undelivered"] = (200, {"undelivered": [], "more": False, "channels": 1})
     ran = await in_thread(run, "alerts", "undelivered", "--channel", "ops")
     assert (ran.code, ran.err) == (ExitCode.OK, "every alert for ops has arrived, or is on its way\n")
 
@@ -331,3 +332,11 @@ def test_wrong_usage_is_reported_before_anything_is_asked(run: Run, arguments: l
     ran = run("alerts", *arguments)
     assert ran.code == ExitCode.USAGE
     assert said in ran.err
+
+
+async def test_without_a_channel_it_is_said_that_alerts_are_not_sent(run: Run, stub: Stub) -> None:
+    stub.answers["GET alerts"] = (200, {"alerts": [], "more": False, "channels": 0})
+    stub.answers["GET alerts/undelivered"] = (200, {"undelivered": [], "more": False, "channels": 0})
+    listed = await in_thread(run, "alerts")
+    assert ("no incident is unresolved" in listed.err, NOT_SENT in listed.err) == (True, True)
+    assert NOT_SENT in (await in_thread(run, "alerts", "undelivered")).err

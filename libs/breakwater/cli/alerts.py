@@ -15,7 +15,7 @@ from breakwater.cli.errors import ExitCode
 from breakwater.cli.given import sendable
 from breakwater.contracts.alerts import Alert, AlertList, AlertReplays, ChannelTest, UnchangedAlert, UndeliveredList
 from breakwater.policy.formats import counted
-from breakwater.views.alerts import FACTS, INCIDENTS, UNDELIVERED, done
+from breakwater.views.alerts import FACTS, INCIDENTS, NO_CHANNEL, UNDELIVERED, done
 from breakwater.views.columns import with_words
 
 TEST_TIMEOUT_S = 30.0
@@ -71,6 +71,8 @@ def list_(
         chosen = " of those you asked for" if event or agent else ""
         output.table(columns, listed.alerts, empty=f"no {what}{chosen}")
         api.note_more(listed, limit)
+        if not listed.channels:
+            output.note(NO_CHANNEL, "yellow")
 
     api.answer(api.get(AlertList, "alerts", status=status, event=event, agent=agent, limit=limit), show)
 
@@ -163,8 +165,12 @@ def undelivered(
     """
     where = f" for {channel}" if channel else ""
     nothing = f"every alert{where} has arrived, or is on its way"
-    path, query = "alerts/undelivered", {"channel": channel, "limit": limit}
-    api.table(UndeliveredList, path, UNDELIVERED, lambda found: found.undelivered, empty=nothing, **query)
+
+    def show(found: UndeliveredList) -> None:
+        output.table(UNDELIVERED, found.undelivered, empty=nothing if found.channels else NO_CHANNEL)
+        api.note_more(found, limit)
+
+    api.answer(api.get(UndeliveredList, "alerts/undelivered", channel=channel, limit=limit), show)
 
 
 @app.command()

@@ -35,6 +35,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("console", of.console_findings),
     ("config", of.config_findings),
     ("provider", of.provider_findings),
+    ("calls", of.call_findings),
     ("openid", of.openid_findings),
     ("encryption", of.encryption_findings),
 )
@@ -49,7 +50,8 @@ def doctor(
 ) -> None:
     """Check the plane: config, servers, streams, schema, lags, clocks, providers. Changes nothing, calls no model.
 
-    Shows what it warns of and what fails, with what to do about it. Exits with code 1 if anything fails.
+    Shows warnings and failures with their remedies, also of the calls of the last hour, by provider. Exits with code 1
+    if anything fails.
 
     For example:
 

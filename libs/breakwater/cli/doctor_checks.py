@@ -6,6 +6,8 @@ import asyncio
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, cast
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
@@ -37,6 +39,7 @@ from breakwater.policy.addresses import ANYWHERE
 from breakwater.providers.base import HttpSettings
 from breakwater.security.encryption import key_of_document
 from breakwater.security.guarded_http import AddressRefusedError, guarded_session
+from breakwater.security.secret_refs import SecretRef
 from breakwater.state.breakers import Breakers
 from breakwater.state.budgets import Budgets
 from breakwater.state.inspect import inspect
@@ -358,6 +361,64 @@ async def _provider(name: str, base_url: str) -> Finding:
         return Finding("provider", "fail", text, f"Check providers.{name}.base_url, name resolution and the firewall.")
     writer.close()
     return Finding("provider", "ok", f"{name}: {host}:{port} takes connections ({ms:.0f} ms; nothing was called)")
+
+
+NEARLY_ALL = 0.8
+"""Share of failed calls from which on a provider is warned of."""
+FEW = 3
+"""Calls of which a provider is only warned, if all of them failed."""
+
+_OUTCOMES = """
+SELECT provider, outcome = 'success' AS succeeded, error_kind, error_class, error_status_code, count() AS calls
+FROM attempts FINAL
+WHERE started_at >= now() - INTERVAL 1 HOUR AND NOT short_circuited AND outcome != 'cancelled'
+GROUP BY ALL ORDER BY provider, calls DESC
+"""
+
+
+async def call_findings(plane: PlaneLocation, config: Config | None) -> Findings:
+    """The outcome of the last hour's calls, by provider; nothing where none was called."""
+    async with connect.analytics(plane.clickhouse_url) as analytics:
+        try:
+            rows = (await analytics.query(_OUTCOMES)).rows
+        except QueryError:
+            return  # migrations are not applied, which is said elsewhere
+    keys = {} if config is None else dict(named_secrets(config))
+    for provider, grouped in groupby(rows, itemgetter(0)):
+        outcomes = list(grouped)
+        calls, failures = sum(one[-1] for one in outcomes), [one for one in outcomes if not one[1]]
+        failed = sum(one[-1] for one in failures)
+        if failed < calls * NEARLY_ALL:
+            yield Finding(
+                "calls", "ok", f"{provider}: {calls - failed:,} of {calls:,} calls of the last hour succeeded"
+            )
+            continue
+        _, _, kind, class_name, status, _ = failures[0]
+        named = class_name if status is None else f"{class_name} ({status})"
+        text = f"{provider}: {failed:,} of {formats.counted(calls, 'call')} of the last hour failed, most with {named}"
+        verdict = "fail" if failed == calls >= FEW else "warn"
+        yield Finding(
+            "calls", verdict, text, _remedy(provider, kind, status, keys.get(f"providers.{provider}.api_key"))
+        )
+
+
+def _remedy(provider: str, kind: str | None, status: int | None, key: SecretRef | None) -> str:
+    """The remedy for the most frequent failure of a provider's calls; `key` is the source of its key."""
+    match kind, status:
+        case _, 401 | 403:
+            source = key and (key.env or key.file or key.command)
+            setting = f"providers.{provider}.api_key" + (f" ({source})" if source else "")
+            return f"The provider refuses the key: correct {setting}, and restart the workers (or `breakwater up`)."
+        case _, 404:
+            return f"Check the models' names and providers.{provider}.base_url."
+        case "quota", _:
+            return "The account's quota is used up: see its billing page at the provider."
+        case "rate_limit", _:
+            return "Lower `rate_limit` or `concurrency` of the agents, or ask the provider for a higher limit."
+        case "server" | "timeout" | "network", _:
+            return f"See the provider's status page; check providers.{provider}.base_url and the network."
+        case _:
+            return "`breakwater executions --status dead_lettered` lists failed jobs; one job's page shows its errors."
 
 
 _KEY_PARTS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}

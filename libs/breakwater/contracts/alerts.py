@@ -151,6 +151,7 @@ class AlertList(Event):
 
     alerts: tuple[Alert, ...]
     more: bool = Field(description="True if there are more results than the limit.")
+    channels: Count = Field(description="Number of channels in the config. With 0, alerts are not sent to anyone.")
 
 
 class UnchangedAlert(Alert):
@@ -189,6 +190,7 @@ class UndeliveredList(Event):
 
     undelivered: tuple[UndeliveredAlert, ...]
     more: bool = Field(description="True if there are more results than the limit.")
+    channels: Count = Field(description="Number of channels in the config. With 0, alerts are not sent to anyone.")
 
 
 class ReplayAlertsRequest(Message):

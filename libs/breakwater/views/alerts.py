@@ -8,6 +8,10 @@ from breakwater.contracts.alerts import Alert, UndeliveredAlert
 from breakwater.policy.alert_rules import began_with, highest_severity
 from breakwater.views.columns import Column, clock
 
+NO_CHANNEL = (
+    "Alerts are not sent to anyone: the config has no channel. Add one under `alerts.channels`, such as Slack or a "
+    "webhook."
+)
 SEVERITIES = ("critical", "warning", "info")
 
 

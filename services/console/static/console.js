@@ -100,6 +100,12 @@ function refreshing() {
     part.querySelector("details[open]") !== null ||
     !getSelection().isCollapsed && part.contains(getSelection().anchorNode);
   let since = new Date();
+  const show = (paused) => {
+    const away = document.querySelector("[data-away]")?.dataset.away;
+    mark.className = away ? "live stale" : paused ? "live paused" : "live";
+    mark.textContent = away ? `not live: ${away} does not respond` : paused ? "paused while you work" : "live";
+  };
+  show(false);
   const refresh = async () => {
     if (busy || document.hidden) return;
     busy = true;
@@ -127,8 +133,7 @@ function refreshing() {
         if (focused) document.querySelector(`#${CSS.escape(newer.id)} [href="${CSS.escape(focused)}"]`)?.focus();
       }
       since = new Date();
-      mark.className = paused ? "live paused" : "live";
-      mark.textContent = paused ? "paused while you work" : "live";
+      show(paused);
     } catch (error) {
       mark.hidden = false;
       mark.className = "live stale";

@@ -130,6 +130,6 @@ def answer(
         "GET agents": (200, list(agents)),
         "GET breakers": (200, {"breakers": list(breakers), "alive": alive}),
         "GET budgets": (200, {"filled": filled, "budgets": list(budgets)}),
-        "GET alerts": (200, {"alerts": list(alerts), "more": False}),
+        "GET alerts": (200, {"alerts": list(alerts), "more": False, "channels": 1}),
         "GET queues": (200, {"agents": list(queues), "parked": parked, "services": list(services), "at": AT}),
     }

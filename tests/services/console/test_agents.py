@@ -356,7 +356,8 @@ async def test_what_can_not_be_had_is_reported_once_and_the_rest_is_shown(interf
     assert "Jobs waiting now 7" in page.words
     for one in (agents, page):
         assert one.status == 200
-        assert one.words.count("No records are lost") == 1
+        assert one.words.count("ClickHouse does not respond") == 1
+        assert one.text.count('role="alert"') == one.text.count('data-away="ClickHouse"') == 1
     assert without_both.words.count("NATS is away") == 1
     assert "Jobs waiting now – unknown now" in without_both.words
 

@@ -13,7 +13,7 @@ from tests.services.console.conftest import Console, key_with
 
 EVIL = "<script>alert(1)</script>"
 A_CAP: dict[str, Any] = {"event": "budget_hard_cap", "key": "budget_hard_cap/agent/other"}
-NOTHING_LOST = (200, {"undelivered": [], "more": False})
+NOTHING_LOST = (200, {"undelivered": [], "more": False, "channels": 1})
 
 
 def incident(name: str = "i1", minutes_ago: float = 5, **fields: Any) -> Alert:
@@ -23,7 +23,7 @@ def incident(name: str = "i1", minutes_ago: float = 5, **fields: Any) -> Alert:
 
 
 def listed(*alerts: Alert) -> tuple[int, Any]:
-    return 200, {"alerts": [alert.model_dump(mode="json") for alert in alerts], "more": False}
+    return 200, {"alerts": [alert.model_dump(mode="json") for alert in alerts], "more": False, "channels": 1}
 
 
 def lost(dead_letter_id: int, **fields: Any) -> dict[str, Any]:
@@ -171,11 +171,20 @@ async def test_somebody_acknowledges_and_resolves(console: Console):
     assert "Another operator was faster" in page.words
 
 
+async def test_without_a_channel_it_is_said_that_alerts_are_not_sent(console: Console):
+    console.interface.answers["GET alerts"] = 200, {"alerts": [], "more": False, "channels": 0}
+    console.interface.answers["GET alerts/undelivered"] = 200, {"undelivered": [], "more": False, "channels": 0}
+    page = await console.get("/alerts")
+    assert "Alerts are not sent to anyone: the config has no channel. Add one under alerts.channels" in page.words
+    assert "Every alert was delivered" not in page.words
+    assert "Open incidents 0 none; not sent to anyone" in (await console.get("/")).words
+
+
 async def test_what_did_not_arrive_is_tried_again(console: Console):
     console.interface.answers["GET alerts"] = listed()
     console.interface.answers["GET alerts/undelivered"] = (
         200,
-        {"undelivered": [lost(7, error=EVIL), lost(4, replayed=True)], "more": False},
+        {"undelivered": [lost(7, error=EVIL), lost(4, replayed=True)], "more": False, "channels": 1},
     )
     reported = {"replayed": 1, "already": 0, "skipped": 0, "channels": {"ops": 1}, "continue_after": None}
     console.interface.answers["POST alerts/replay"] = 200, reported
@@ -199,7 +208,7 @@ async def test_what_did_not_arrive_is_tried_again(console: Console):
 @pytest.mark.parametrize("name", ["dead_letter_id", "after"])
 async def test_what_can_name_no_dead_letter_does_not_stand_for_all(console: Console, name: str, number: str):
     console.interface.answers["GET alerts"] = listed()
-    console.interface.answers["GET alerts/undelivered"] = 200, {"undelivered": [lost(7)], "more": False}
+    console.interface.answers["GET alerts/undelivered"] = 200, {"undelivered": [lost(7)], "more": False, "channels": 1}
     page = await console.submit("/alerts", "/alerts/replay", **{name: number, "reason": ""})
     assert page.status == 200
     assert "The action failed: a dead letter is identified by its number" in page.words
@@ -210,7 +219,7 @@ async def test_who_may_only_look_sees_no_buttons(visited: Console):
     visited.interface.answers["GET key"] = key_with("read", name="viewer")
     assert (await visited.sign_in()).status == 303
     visited.interface.answers["GET alerts"] = listed(incident())
-    visited.interface.answers["GET alerts/undelivered"] = 200, {"undelivered": [lost(7)], "more": True}
+    visited.interface.answers["GET alerts/undelivered"] = 200, {"undelivered": [lost(7)], "more": True, "channels": 1}
     page = await visited.get("/alerts")
     assert 'method="post"' not in page.text.split("<main")[1]
     assert "Your key viewer is read-only" in page.words

@@ -53,7 +53,7 @@ def live(
         Fetched([AgentHealth.model_validate(one) for one in agents]),
         Fetched(BreakerList.model_validate({"breakers": breakers, "alive": alive})),
         Fetched(BudgetList.model_validate({"filled": filled, "budgets": budgets})),
-        Fetched(AlertList.model_validate({"alerts": alerts, "more": False})),
+        Fetched(AlertList.model_validate({"alerts": alerts, "more": False, "channels": 1})),
         Fetched(Queues.model_validate({"agents": queues, "parked": 0, "services": services, "at": AT})),
     )
 

@@ -186,7 +186,7 @@ async def test_without_clickhouse_nothing_is_saved_and_the_reason_is_shown(inter
     async with visiting(interface, nowhere, connect(nowhere)) as console:
         await console.sign_in()
         page = await console.get("/executions?csv=list")
-    assert (page.status, "ClickHouse does not answer" in page.words) == (503, True)
+    assert (page.status, "ClickHouse does not respond" in page.words) == (503, True)
 
 
 async def test_budgets_are_in_groups_with_the_most_used_first_and_those_without_a_cap_folded(console: Console) -> None:

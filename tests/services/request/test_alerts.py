@@ -43,7 +43,7 @@ async def test_incidents_are_listed_the_newest_first_and_those_that_are_over_onl
     assert (answer.status, answer.headers["Content-Type"], answer.json) == (
         200,
         "application/json",
-        {"alerts": [], "more": False},
+        {"alerts": [], "more": False, "channels": 2},
     )
     shown = await some(alerting)
     tripped, failed, cap, closed = (shown[name].key for name in ("tripped", "failed", "cap", "closed"))
