@@ -23,7 +23,7 @@ from breakwater.contracts.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.policy.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
 from breakwater.policy.formats import money
 from breakwater.views.budgets import COLUMNS as BUDGETS
-from breakwater.views.budgets import RECONCILIATION, tone, used
+from breakwater.views.budgets import RECONCILIATION, tone, used, without_cap
 from breakwater.views.columns import Column, lifted
 from services.console import charts
 from services.console.operator_actions import back_to, reason_of, submitted
@@ -171,6 +171,10 @@ class BudgetFigures(NamedTuple):
     rows: list[BudgetRow]
     charts: list[BudgetChart]
 
+    def without_cap(self, budget: BudgetStatus) -> str:
+        """Words for one that has no cap."""
+        return without_cap(budget, self.known.value.budgets if self.known.value else ())
+
 
 async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
     """The budgets, those nearest to their caps first, with charts of these, or of the one that the path names."""
@@ -208,6 +212,7 @@ def view(visit: Visit, figures: BudgetFigures) -> dict[str, Any]:
 
     return {
         "known": figures.known,
+        "without_cap": figures.without_cap,
         "recent": figures.recent,
         "day": table("day", "Today", "daily", capped=True),
         "month": table("month", "This month", "monthly", capped=True),
@@ -228,6 +233,7 @@ def view_one(visit: Visit, figures: BudgetFigures, rejected: RaiseRejected | Non
         "status": 200 if rejected is None else 422,
         "rejected": rejected,
         "known": figures.known,
+        "without_cap": figures.without_cap,
         "recent": figures.recent,
         "name": name,
         "one": one,

@@ -17,9 +17,9 @@ from starlette.routing import Route
 from breakwater.contracts.budgets import CostLine, Costs
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before
-from breakwater.policy.formats import counted, money
+from breakwater.policy.formats import counted
 from breakwater.views.columns import Column, lifted
-from breakwater.views.costs import BY, columns, tone
+from breakwater.views.costs import BY, capped, columns, tone
 from services.console import charts, tiles, words
 from services.console.overall_health import MUCH_WASTED
 from services.console.pages import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
@@ -117,6 +117,7 @@ def view(visit: Visit, costs: Fetched[Costs]) -> dict[str, Any]:
         "month": month,
         "download": f"/costs.csv?{urlencode(asked.parameters)}",
         "tone": tone,
+        "capped": capped,
     }
 
 
@@ -156,7 +157,7 @@ def _compared(total: CostLine) -> str:
 
 def _expected(costs: Costs, now: datetime, href: str) -> Tile:
     total = costs.total
-    cap = "no cap" if total.cap is None else f"of a cap of {money(total.cap)}"
+    cap = f"cap: {capped(total)}" if capped(total) else "no cap"
     if costs.ends_at <= now:
         used = "–" if not total.cap else words.percent((total.spend or 0) / total.cap)
         return Tile("Cap used", used, cap, href, tone(total))

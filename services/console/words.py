@@ -121,6 +121,7 @@ _COST_BASES = {
     "billed": "billed: the usage that providers reported, at their prices",
     "estimated": "estimated: of at least one call no usage was reported, or none that can be true and priced",
     "unknown": "unknown in part: at least one call has no known price, or no known usage",
+    "none": "no call was made",
 }
 
 

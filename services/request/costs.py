@@ -17,7 +17,7 @@ from breakwater.policy.formats import csv_text
 from services.request.executions import answered
 from services.request.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
 
-_AMOUNTS = ("spend", "wasted", "estimated", "previous", "cap", "forecast")
+_AMOUNTS = ("spend", "wasted", "estimated", "previous", "cap", "daily_cap", "forecast")
 _COUNTS = ("calls", "failed_calls", "calls_of_unknown_cost", "input_tokens", "output_tokens", "cached_tokens")
 CSV_COLUMNS = ("month", "timezone", "by", "name", "currency", *_AMOUNTS, *_COUNTS)
 
@@ -76,7 +76,8 @@ class CostRoutes:
     async def _costs(self, form: CostsQuery, limit: int | None) -> Costs:
         now = self.now()
         month = period("monthly", now, self.zone) if form.month is None else month_of(form.month, self.zone)
-        before, now_ms = month_before(month, self.zone), ms_from_time(now)
+        # At a whole minute, so that forecasts are the same however costs are grouped.
+        before, now_ms = month_before(month, self.zone), ms_from_time(now.replace(second=0, microsecond=0))
         sums = await answered(month_costs(self.analytics, month, before, form.by, tag=form.tag, now_ms=now_ms))
         raises = raises_of(await answered(budget_notes(self.analytics, [month])))
         caps = self.caps()

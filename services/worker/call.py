@@ -244,7 +244,7 @@ def attempt_of(
         first_token_ms=flight.first_token_ms,
         chunks=flight.chunks,
         cost=spent.cost,
-        cost_basis=spent.cost_basis,
+        cost_basis=spent.cost_basis if refused is None else "none",
         reserved=None if flight.reserved_at is None else flight.reserved,
         reserved_at=flight.reserved_at,
         outcome=outcome,

@@ -61,7 +61,7 @@ RAISED = note("raised", 50 * USD, 20 * USD)
     [
         (None, (), Cap()),
         ("global", (), Cap(100 * USD)),
-        ("agent:writer", (), Cap(10 * USD)),
+        ("agent:writer", (), Cap(10 * USD, daily=USD)),
         ("agent:reader", (), Cap()),
         ("tenant:acme", (), Cap(20 * USD, hard=True)),
         ("tenant:any other", (), Cap(USD)),
@@ -70,7 +70,7 @@ RAISED = note("raised", 50 * USD, 20 * USD)
         ("tenant:acme", (RAISED, note("soft_cap", 50 * USD, None)), Cap(50 * USD, hard=True)),
         ("tenant:acme", (RAISED, note("raise_ended", 20 * USD, 20 * USD)), Cap(20 * USD, hard=True)),
         ("tenant:acme", (note("raised", 50 * USD, 10 * USD),), Cap(20 * USD, hard=True)),
-        ("agent:writer", (note("raised", 30 * USD, 10 * USD, "agent", agent="writer"),), Cap(30 * USD)),
+        ("agent:writer", (note("raised", 30 * USD, 10 * USD, "agent", agent="writer"),), Cap(30 * USD, daily=USD)),
     ],
 )
 def test_the_cap_of_a_line(key: str | None, notes: tuple[Any, ...], expected: Cap) -> None:

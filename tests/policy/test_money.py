@@ -116,7 +116,8 @@ def test_totals_tell_what_was_wasted_and_how_sure_they_are() -> None:
     assert (sums.input_tokens, sums.output_tokens) == (5, 3)
     sums = totals([unknown, success], answered=True)
     assert (sums.total_cost, sums.wasted_cost, sums.cost_basis) == (100, None, "unknown")
-    assert totals([refused], answered=False).total_cost == 0
+    sums = totals([refused], answered=False)
+    assert (sums.total_cost, sums.cost_basis) == (0, "none")
     assert totals([unknown], answered=False).total_cost is None
 
 

@@ -136,6 +136,7 @@ class CostLine(Event):
         description="Monthly cap for agents, tenants and the total: the config's current one, or the one "
         "it was raised to in that month. Null without a cap."
     )
+    daily_cap: Money | None = Field(default=None, description="The config's current daily cap of the same.")
     forecast: Money | None = Field(
         description="Forecast for the end of the month at the current rate. Null for a month that is "
         "over or has just begun."

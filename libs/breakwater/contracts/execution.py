@@ -57,7 +57,8 @@ Cause = Literal[
 """Reason for an attempt. Those from `orphan_recovery` on are not counted as tries of their model."""
 Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
 """Reason why the cost of an attempt was wasted: what followed it, or what was wrong with it."""
-CostBasis = Literal["billed", "estimated", "unknown"]
+CostBasis = Literal["billed", "estimated", "unknown", "none"]
+"""Source of a cost; `none`: no call was made, so there is nothing to bill."""
 Status = Literal["succeeded", "dead_lettered", "cancelled"]
 FinishReason = Annotated[
     str | None,

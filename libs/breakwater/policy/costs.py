@@ -57,10 +57,12 @@ class CostSums:
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """The cap of a line, in nano-dollars."""
+    """The caps of a line, in nano-dollars."""
 
     limit: int | None = None
     hard: bool = False
+    daily: int | None = None
+    """The one of a day, whether there is one of the month or not."""
 
 
 def month_of(name: str, zone: ZoneInfo) -> Period:
@@ -87,7 +89,7 @@ def raises_of(notes: Iterable[BudgetEvent]) -> dict[str, tuple[int, int]]:
 
 
 def cap_of(key: str | None, caps: CapTable, raises: Mapping[str, tuple[int, int]]) -> Cap:
-    """The monthly cap of a scope: the config's as it is now, or what it was raised to in the month.
+    """The caps of a scope: the config's as they are now, and what the monthly one was raised to in the month.
 
     Args:
         key: the scope's: `global`, `agent:<name>` or `tenant:<name>`; None for what has no budget.
@@ -96,8 +98,8 @@ def cap_of(key: str | None, caps: CapTable, raises: Mapping[str, tuple[int, int]
     """
     if key is None:
         return Cap()
-    counter = caps.counter(key, "monthly")
-    return Cap(effective_limit(counter.limit, raises.get(key)), counter.hard_limit is not None)
+    daily, monthly = caps.counters_of(key)
+    return Cap(effective_limit(monthly.limit, raises.get(key)), monthly.hard_limit is not None, daily.limit)
 
 
 def scope_of(by: CostsBy, name: str | None) -> str | None:
@@ -123,6 +125,7 @@ def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms:
         estimated=sums.estimated,
         previous=_known(sums.previous, sums.unknown_previous),
         cap=cap.limit,
+        daily_cap=cap.daily,
         forecast=None if expected is None else expected.total,
         calls=sums.calls,
         failed_calls=sums.failed,

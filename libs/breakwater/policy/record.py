@@ -76,7 +76,7 @@ def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:
     """Adds up tokens and costs.
 
     The basis is the weakest of its parts: one attempt of unknown cost makes the total `unknown` (a lower bound), one
-    estimated attempt makes it `estimated`. Attempts that made no call cost nothing and say nothing.
+    estimated attempt makes it `estimated`. Attempts that made no call cost nothing, and alone make it `none`.
 
     Args:
         attempts: of one execution, in order.
@@ -129,9 +129,11 @@ def sum_of_known(costs: Iterable[int | None]) -> int | None:
 
 
 def weakest_basis(parts: Iterable[CostBasis | None]) -> CostBasis:
-    """Basis of a sum of costs."""
+    """Basis of a sum of costs; `none` where no part of it is of a call."""
     bases = set(parts)
-    return "unknown" if "unknown" in bases else "estimated" if "estimated" in bases else "billed"
+    if "unknown" in bases:
+        return "unknown"
+    return "estimated" if "estimated" in bases else "billed" if "billed" in bases else "none"
 
 
 def without_figures(attempt: Attempt) -> Attempt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from breakwater.contracts.budgets import BudgetStatus
 from breakwater.contracts.events import BudgetReconciliation
@@ -28,6 +28,13 @@ def tone(budget: BudgetStatus) -> str:
     if budget.reached or taken >= budget.limit:
         return "bad"
     return "warn" if taken * 100 > budget.limit * WARN_PERCENT else ""
+
+
+def without_cap(budget: BudgetStatus, others: Iterable[BudgetStatus]) -> str:
+    """Words for a budget without a cap: `no cap`, or `no monthly cap, daily cap $5.00` if its other window has one."""
+    whose = budget.scope, budget.agent, budget.tenant
+    other = next((one for one in others if one.limit is not None and (one.scope, one.agent, one.tenant) == whose), None)
+    return "no cap" if other is None else f"no {budget.window} cap, {other.window} cap {money(other.limit)}"
 
 
 def _spent(budget: BudgetStatus) -> Cell:

@@ -27,6 +27,13 @@ def tone(line: CostLine) -> Literal["", "warn", "bad"]:
     return "warn" if line.forecast is not None and line.forecast >= line.cap else ""
 
 
+def capped(line: CostLine) -> str:
+    """The caps of a line: `$300.00`, `$5.00 a day` where the month has none, or nothing."""
+    if line.cap is not None:
+        return money(line.cap)
+    return "" if line.daily_cap is None else f"{money(line.daily_cap)} a day"
+
+
 def columns(costs: Costs) -> Sequence[Column[CostLine]]:
     """Columns of the lines of a month; a month that is over has no forecast, and only some groups have caps."""
 
@@ -49,7 +56,7 @@ def columns(costs: Costs) -> Sequence[Column[CostLine]]:
         Column("share", None, terminal=False),
         Column("failed calls", lambda line: line.wasted, "usd", name="wasted", explained=FAILED, drop=2),
         Column(costs.previous_month, lambda line: line.previous, "usd", name="previous", explained=PREVIOUS, drop=1),
-        Column("cap", lambda line: "" if line.cap is None else line.cap, "usd", drop=3, page=costs.by in CAPPED),
+        Column("cap", lambda line: line.cap, "usd", capped, drop=3, page=costs.by in CAPPED),
         Column("calls", lambda line: line.calls, "count", drop=4),
         Column("tokens", lambda line: line.input_tokens + line.output_tokens, "count", terminal=False),
     ]

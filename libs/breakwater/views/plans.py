@@ -27,7 +27,7 @@ FACTS: tuple[Column[PlanStatus], ...] = (
     Column("state", lambda plan: plan.state, "state"),
     Column("refused", lambda plan: plan.refusal),
     Column("jobs", jobs),
-    Column("cost", lambda plan: money(plan.total_cost) + basis(plan.cost_basis)),
+    Column("cost", lambda plan: money(plan.total_cost) + (basis(plan.cost_basis) if plan.last_completed_at else "")),
     Column("wasted", lambda plan: plan.wasted_cost, "usd"),
     Column("queued", lambda plan: plan.first_queued_at, "time"),
     Column("ended", lambda plan: plan.last_completed_at, "time"),
@@ -43,4 +43,4 @@ JOBS: tuple[Column[PlanJob], ...] = (
 
 def basis(cost_basis: str) -> str:
     """Remark behind a cost that is not what a provider billed: ` (estimated)`."""
-    return "" if cost_basis == "billed" else f" ({cost_basis})"
+    return "" if cost_basis == "billed" else f" ({'no call was made' if cost_basis == 'none' else cost_basis})"

@@ -249,7 +249,7 @@ async def test_one_agent_is_reported_whole(console: Console):
         "server the cable is cut 1 $1.00 gpt-4.1",
         "the budget agent:writer/daily 1",
         "daily hard cap $5.00 $5.00",
-        "monthly $9.00 none",
+        "monthly $9.00 no monthly cap",
         "w/1 succeeded gpt-4.1 2 $0.001 1.0 s",
     ):
         assert reported in page.words, reported

@@ -10,6 +10,7 @@ from breakwater.analytics import schema
 from breakwater.contracts.budgets import BudgetStatus
 from breakwater.contracts.types import NANO_PER_USD, format_time, ms_from_time, time_from_ms
 from breakwater.policy.budget import Forecast, period
+from breakwater.views.budgets import without_cap
 from services.console.budgets import budget_row, outlook
 from tests.analytics import samples
 from tests.cli.api_stub import problem
@@ -102,6 +103,16 @@ def test_a_hard_cap_is_never_passed_and_one_that_refuses_calls_is_reached():
     assert [row.forecast and row.forecast.total for row in rows] == [1_200_000_000, 1_500_000_000]
     refusing = budget_row(status(limit="1.001", reached=True), day, NANO_PER_USD, MONDAY_NOON)
     assert (refusing.forecast, refusing.outlook, refusing.tone) == (None, "Cap reached", "bad")
+
+
+def test_a_budget_without_a_cap_names_the_cap_of_its_other_window():
+    month, day, other = (
+        status("agent:writer/monthly", limit=None),
+        status("agent:writer/daily", limit="0.004752"),
+        status("agent:reader/monthly", limit=None),
+    )
+    said = [without_cap(one, (month, day, other)) for one in (month, other)]
+    assert said == ["no monthly cap, daily cap $0.00475", "no cap"]
 
 
 async def test_all_budgets_with_what_is_spent_and_how_much_of_the_cap(console: Console):

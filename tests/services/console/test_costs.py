@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import random
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
+from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -27,6 +29,7 @@ from breakwater.contracts.types import nano_from_usd, time_from_ms
 from breakwater.embedded.ports import free_port
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before, month_of
+from breakwater.policy.formats import exact_money, money
 from breakwater.policy.ledger import ledger
 from breakwater.runtime.settings import Settings
 from breakwater.security.api_keys import create_key
@@ -45,7 +48,7 @@ budgets:
   timezone: Asia/Kolkata
   global: {monthly_usd: 300}
   tenants: {acme: {monthly_usd: 50, enforcement: hard}}
-agents: {writer: {model: m, budget: {monthly_usd: 10}}, reader: {model: m}}
+agents: {writer: {model: m, budget: {monthly_usd: 10}}, reader: {model: m, budget: {daily_usd: 0.004752}}}
 cost_tags: [team, project]
 """
 EVIL = '=cmd|"/c calc"!A1, <i>'
@@ -207,7 +210,7 @@ async def test_what_stands_beside_the_spend(surfaces: Surfaces) -> None:
     assert costs.cost_tags == ("team", "project")
 
     page = await surfaces.console.get("/costs?month=2026-10&by=tenant&whole=1")
-    assert "61.7 % used" in page.words
+    assert "61.7 % spent" in page.words
     assert 'title="1 call of unknown cost">at least' in page.text
     assert "at least: 1 of 6 calls of unknown cost" in page.words
     assert "+2369.1 %" in page.words
@@ -230,6 +233,59 @@ async def test_what_stands_beside_the_spend(surfaces: Surfaces) -> None:
     assert [line.name for line in few.lines] == ["acme"]
     assert few.others is not None
     assert (few.others.spend, few.others.calls, few.total) == (2_000_000_040, 3, costs.total)
+
+
+GROUPINGS = (("agent", None), ("tenant", None), ("model", None), ("provider", None), ("key", None), ("tag", "team"))
+
+
+async def test_the_total_is_the_same_however_costs_are_grouped(surfaces: Surfaces) -> None:
+    draw = random.Random(31)
+
+    def drawn(number: int) -> Attempt:
+        failed: dict[str, Any] = FAILED if draw.random() < 0.3 else {}
+        return call(
+            number,
+            START + timedelta(days=draw.randint(-20, 30), milliseconds=draw.randint(0, 80_000_000)),
+            draw.choice([1, 333, 4_752_000, 10**9 // 3, draw.randint(1, 10**10)]),
+            agent=draw.choice(["writer", "reader"]),
+            tenant=draw.choice(["acme", EVIL, None]),
+            model=draw.choice(["gpt-4.1", "mini"]),
+            provider=draw.choice(["openai", "proxy"]),
+            submitted_by=draw.choice(["ops", None]),
+            cost_tags=draw.choice([{}, {"team": "growth"}, {"team": "ops"}]),
+            **failed,
+        )
+
+    await store(surfaces.console, *map(drawn, range(300)))
+    totals: list[dict[str, Any]] = []
+    for by, tag in GROUPINGS:
+        query = {"month": "2026-10", "by": by, "tag": tag}
+        costs = await surfaces.api.read(Costs, "costs", query)
+        few = await surfaces.api.read(Costs, "costs", query | {"limit": 1})
+        assert few.others is not None
+        totals += [costs.total.model_dump(), few.total.model_dump()]
+        for name in ("spend", "wasted", "estimated", "previous", "calls", "input_tokens"):
+            whole = getattr(costs.total, name)
+            assert sum(getattr(line, name) for line in costs.lines) == whole, (by, name)
+            assert getattr(few.lines[0], name) + getattr(few.others, name) == whole, (by, name)
+        downloaded = in_csv(await surfaces.api.text("costs.csv", query))
+        assert sum(downloaded.values()) == costs.total.spend
+        page = await surfaces.console.get(f"/costs?{urlencode({n: v for n, v in query.items() if v} | {'whole': 1})}")
+        assert sum(on_page(page.text).values()) == costs.total.spend, "the exact amounts of the tooltips"
+        assert f'title="{exact_money(costs.total.spend)}">{money(costs.total.spend)}<' in page.text
+    assert all(total == totals[0] for total in totals)
+
+
+async def test_a_line_without_a_monthly_cap_has_its_daily_one(surfaces: Surfaces) -> None:
+    await store(surfaces.console, *CALLS)
+    costs = await surfaces.api.read(Costs, "costs", {"month": "2026-10", "by": "agent"})
+    assert {line.name: (line.cap, line.daily_cap) for line in costs.lines} == {
+        "writer": (10 * 10**9, None),
+        "reader": (None, 4_752_000),
+    }
+    page = await surfaces.console.get("/costs?month=2026-10&whole=1")
+    assert "$0.00475 a day" in page.words
+    assert "no cap" not in page.words
 
 
 async def test_this_month_is_forecast_and_an_empty_one_says_so(surfaces: Surfaces) -> None:

@@ -28,7 +28,7 @@ async def test_the_same_question_is_answered_again_at_no_cost(start_worker: Star
     assert (first["cache_hit"], first["chosen_model"], first["total_cost"]) == (False, "sim/good", COST)
     assert (again["cache_hit"], again["cached_from"], again["chosen_model"]) == (True, "j1", "sim/good")
     assert (again["output"], again["attempts"], again["total_cost"]) == (first["output"], [], "0.000000000")
-    assert again["cost_basis"] == "billed"
+    assert again["cost_basis"] == "none"
     assert [other["cache_hit"] for other in others] == [False] * 3
     assert (after_skip["cache_hit"], after_skip["cached_from"]) == (True, "j1")
     assert calls == 4

@@ -26,7 +26,7 @@ JOB = {"agent": "writer", "prompt": "hello"}
 async def planned(plane: WorkerPlane, **job: Any) -> list[dict[str, Any]]:
     result = await plane.run({**JOB, "job_id": "dry", "dry_run": True, **job})
     assert (result["status"], result["dry_run"], result["attempts"]) == ("succeeded", True, [])
-    assert (result["total_cost"], result["cost_basis"]) == ("0.000000000", "billed")
+    assert (result["total_cost"], result["cost_basis"]) == ("0.000000000", "none")
     return result["output"]["models"]
 
 
