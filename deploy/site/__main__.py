@@ -20,23 +20,32 @@ HERE = Path(__file__).parent
 SETTINGS = HERE / "mkdocs.yml"
 ROOT = HERE.parent.parent
 
+RANKS = {"docs/adr/": 0.01, "CHANGELOG.md": 0.01, "CONTRIBUTING.md": 0.3, "reference/": 0.5}
+"""Factors by which the search weighs pages, by the beginning of their paths: pages for users come before records."""
+
 _LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
 
 
 def gather(into: Path) -> None:
     """Copies the pages that the site's settings name, writes the reference, and copies what any of these link to."""
     for name, text in pages().items():
-        _write(into / "reference" / name, text.encode())
+        _write(into / "reference" / name, (_rank(f"reference/{name}") + text).encode())
     named = re.findall(r": (\S+\.md)$", SETTINGS.read_text(encoding="utf-8"), re.MULTILINE)
     waiting = set(named)
     seen: set[str] = set()
     while waiting:
         seen.add(name := waiting.pop())
         if (ROOT / name).is_file():
-            _write(into / name, (ROOT / name).read_bytes())
+            _write(into / name, _rank(name).encode() + (ROOT / name).read_bytes())
         if name.endswith(".md") and (into / name).is_file():
             links = _LINK.findall((into / name).read_text(encoding="utf-8"))
             waiting |= {os.path.normpath(Path(name).parent / link) for link in links if "://" not in link} - seen
+
+
+def _rank(name: str) -> str:
+    """The head of a page that weighs less in the search; empty for others."""
+    weight = next((weight for begin, weight in RANKS.items() if name.startswith(begin) and name.endswith(".md")), None)
+    return "" if weight is None else f"---\nsearch:\n  boost: {weight}\n---\n"
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -26,7 +26,15 @@ PAGES = (
     README,
     *(
         ROOT / "docs" / name
-        for name in ("jobs.md", "openai.md", "python-client.md", "commands.md", "providers.md", "tutorial.md")
+        for name in (
+            "jobs.md",
+            "openai.md",
+            "python-client.md",
+            "commands.md",
+            "providers.md",
+            "tutorial.md",
+            "adoption.md",
+        )
     ),
 )
 """Whose blocks run on the stack, in this order. Those of analytics.md have a test of their own."""

@@ -1,5 +1,6 @@
 """The documentation as a site: it builds without a warning, is whole, and loads nothing from other hosts."""
 
+import json
 import re
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def test_every_page_is_on_the_site_and_loads_nothing_from_elsewhere(site: Path) 
         text = page.read_text()
         assert LOADED.search(text) is None, page
         assert "fonts.googleapis" not in text
+
+
+def test_the_search_finds_pages_before_decisions(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    weights: dict[str, set[float]] = {}
+    for entry in index:
+        part = re.match(r"docs/adr/|docs/|reference/|CHANGELOG/|CONTRIBUTING/|$", entry["location"])
+        weights.setdefault(part[0] if part else "other", set()).add(entry.get("boost", 1))
+    assert weights["docs/"] == {1}
+    assert all(max(weights[part]) <= 0.5 for part in ("docs/adr/", "reference/", "CHANGELOG/", "CONTRIBUTING/"))
 
 
 def test_a_link_that_leads_nowhere_is_an_error(
