@@ -31,6 +31,7 @@ from services.console.history import history_charts
 from services.console.overall_health import queue_of, spent
 from services.console.pages import Fetched, PageContext, fetched, problems_of
 from services.console.tiles import Tile
+from services.console.time_range import BY_DATA
 from services.console.visits import NotFound, PartReader, ReadModels, Visit, page, summed
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ def routes(context: PageContext) -> list[Route]:
             "/agents/{name:path}",
             "agent.html",
             view,
+            default_range=BY_DATA,
             healths=lambda _, models: fetched(models.api.read(list[AgentHealth], "agents")),
             all_breakers=lambda _, models: fetched(models.api.read(BreakerList, "breakers")),
             all_budgets=_of_agent("budgets", BudgetList, BudgetList(filled=True, budgets=())),

@@ -19,6 +19,7 @@ from services.console.history import sparks
 from services.console.overall_health import MANY_FAIL, SOME_FAIL, shares
 from services.console.pages import Fetched, PageContext, fetched, problems_of
 from services.console.tables import PageTable
+from services.console.time_range import BY_DATA
 from services.console.visits import Visit, page, summed
 
 _REFUSING = ("open", "isolated")
@@ -99,6 +100,7 @@ def routes(context: PageContext) -> list[Route]:
             "/agents",
             "agents.html",
             view,
+            default_range=BY_DATA,
             healths=lambda _, models: fetched(models.api.read(list[AgentHealth], "agents")),
             queues=lambda _, models: fetched(models.api.read(Queues, "queues")),
             histories=summed(figures.agents),

@@ -22,6 +22,7 @@ from services.console.charts import Series
 from services.console.operator_actions import Fields, action
 from services.console.pages import Fetched, PageContext, fetched
 from services.console.tables import PageTable
+from services.console.time_range import BY_DATA
 from services.console.visits import NotFound, ReadModels, Visit, page
 
 
@@ -73,6 +74,7 @@ def routes(context: PageContext) -> list[Route]:
             "/breakers",
             "breakers.html",
             view,
+            default_range=BY_DATA,
             known=_known,
             opened=lambda visit, models: fetched(openings(models.analytics, visit.time_range.window, visit.now)),
             actions=lambda visit, models: fetched(operator_actions(models.analytics, visit.time_range.window)),

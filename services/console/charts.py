@@ -35,6 +35,8 @@ _MACROS: Any = (
     .module
 )
 Style = Literal["bars", "line", "area", "dashed"]
+COLOURS = ("plain", "second", "third", "fourth", "fifth", "faint")
+"""Colours without a meaning; the last one is for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,12 @@ class Unit:
     name: Literal["count", "money", "duration"]
     """Its name in `charts.js`."""
     text: Callable[[float], str]
+    exact: Callable[[float], str] | None = None
+    """The same for a tooltip, where `text` is rounded."""
 
 
 COUNT = Unit("count", lambda number: f"{number:,g}")
-MONEY = Unit("money", lambda nano: formats.money(round(nano)))
+MONEY = Unit("money", lambda nano: formats.money(round(nano)), lambda nano: formats.exact_money(round(nano)))
 DURATION = Unit("duration", words.duration)
 """Milliseconds."""
 
@@ -58,7 +62,7 @@ class Series:
 
     name: str
     colour: str
-    """A colour of console.css: `good`, `bad`, `warn`, `plain`, `second`."""
+    """A colour of console.css: `good`, `bad`, `warn`; or one of `COLOURS`."""
     values: Sequence[float | None]
     """None for gaps."""
     style: Style = "line"
@@ -92,8 +96,9 @@ def over_time(
     *,
     step: timedelta,
     executions: Mapping[str, str] | None = None,
+    zooms: bool = True,
 ) -> Markup:
-    """A chart of each step of the page's time range; a part of it can be chosen with the pointer.
+    """A chart of each step of a time range.
 
     Args:
         label: the title.
@@ -102,10 +107,11 @@ def over_time(
         unit: of the values.
         step: the duration of each.
         executions: filters of the executions that it is about.
+        zooms: True if the pointer can choose a part of it as the page's time range.
     """
     rows = [_Row(moment + step / 2, _when(moment, step), (moment, moment + step)) for moment in moments]
     span = (moments[0], moments[-1] + step) if moments else None
-    return _figure(label, rows, series, unit, span, executions or {}, zooms=True)
+    return _figure(label, rows, series, unit, span, executions or {}, zooms=zooms)
 
 
 def burn(
@@ -238,12 +244,18 @@ def _figure(
             ms_from_time(row.at),
             row.text,
             row.span and f"/executions?{urlencode({**executions, **between(*row.span)})}",
-            [(value, "" if value is None else unit.text(value)) for value in (one.values[at] for one in series)],
+            [_cell(one.values[at], unit) for one in series],
         )
         for at, row in enumerate(rows)
     ]
     identity = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
     return _MACROS.figure(label, identity, unit.name, start, end, zooms, series, table)
+
+
+def _cell(value: float | None, unit: Unit) -> tuple[float | None, str, str]:
+    if value is None:
+        return None, "", ""
+    return value, unit.text(value), unit.exact(value) if unit.exact else ""
 
 
 def _when(moment: datetime, step: timedelta) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from breakwater.analytics.spend import SpendHistory, spend_history
 from breakwater.contracts.budgets import CostLine, Costs
 from breakwater.policy.budget import period
 from breakwater.policy.costs import month_before
@@ -21,6 +22,7 @@ from breakwater.policy.formats import counted
 from breakwater.views.columns import Column, lifted
 from breakwater.views.costs import BY, capped, columns, tone
 from services.console import charts, tiles, words
+from services.console.charts import Series
 from services.console.overall_health import MUCH_WASTED
 from services.console.pages import API_CLICKHOUSE_S, HEADERS, PART_TIMEOUT_S, Fetched, PageContext
 from services.console.sessions import session_of
@@ -90,23 +92,55 @@ def routes(context: PageContext) -> list[Route]:
     return [page(context, "/costs", "costs.html", view, costs=_costs), Route("/costs.csv", download, methods=["GET"])]
 
 
-def _costs(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Costs]]:
-    query = _asked(visit).parameters | {"limit": MOST}
-    return visit.part(models.api.read(Costs, "costs", query, timeout_s=API_CLICKHOUSE_S), slow=True)
+def _costs(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[Costs, SpendHistory | None]]]:
+    async def read() -> tuple[Costs, SpendHistory | None]:
+        query = _asked(visit).parameters | {"limit": MOST}
+        costs = await models.api.read(Costs, "costs", query, timeout_s=API_CLICKHOUSE_S)
+        end = max(min(costs.ends_at, visit.now), costs.starts_at)
+        return costs, await spend_history(models.analytics, costs.starts_at, end, costs.by, tag=costs.tag)
+
+    return visit.part(read(), slow=True)
 
 
-def view(visit: Visit, costs: Fetched[Costs]) -> dict[str, Any]:
+def chart_of(history: SpendHistory, by: str, what: str) -> Markup:
+    """The spend over time, stacked by names; the names with the lowest spend are one series."""
+    named, most = list(history.spent.items()), len(charts.COLOURS)
+    most -= len(named) > most
+    series = [
+        Series(
+            f"no {what}" if name is None else name,
+            colour,
+            values,
+            "bars",
+            {by: name} if name is not None and by in ("agent", "tenant", "model") else {},
+        )
+        for colour, (name, values) in zip(charts.COLOURS, named[:most], strict=False)
+    ]
+    if rest := [values for _, values in named[most:]]:
+        sums = [sum(step) for step in zip(*rest, strict=True)]
+        series.append(Series(counted(len(rest), "other"), charts.COLOURS[-1], sums, "bars"))
+    window = history.window
+    moments = [window.at(place) for place in range(window.buckets)]
+    step = timedelta(seconds=window.step_s)
+    return charts.over_time("Spend", moments, series, charts.MONEY, step=step, zooms=False)
+
+
+def view(visit: Visit, costs: Fetched[tuple[Costs, SpendHistory | None]]) -> dict[str, Any]:
     """The page of a month."""
-    asked, known, months = _asked(visit), costs.value, _months(visit.now, visit.zone)
+    known, history = costs.value or (None, None)
+    asked, months = _asked(visit), _months(visit.now, visit.zone)
+    what = BY.get(asked.by, asked.tag)
     month, over = asked.month or months["this month"], bool(asked.month) and asked.month < months["this month"]
     labels = ("Spend", "Cap used" if over else "Forecast", "On failed calls", "Month before")
     lines: list[Column[CostRow]] = [] if known is None else lifted(columns(known), lambda row: row.line)
     return {
         "asked": asked,
+        "costs": replace(costs, value=known),
+        "chart": None if history is None else chart_of(history, asked.by, what),
         "tiles": tiles.pending(labels) if known is None else tiles_of(known, visit.now),
         "columns": lines,
         "rows": [] if known is None else _rows(known),
-        "heading": BY.get(asked.by, asked.tag),
+        "heading": what,
         "over": over,
         "whole": asked.parameters | {"whole": "1"},
         "tabs": _tabs(asked, () if known is None else known.cost_tags),

@@ -30,6 +30,7 @@ from breakwater.contracts.types import NANO_PER_USD
 from breakwater.views.executions import COLUMNS
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
 from services.console.tables import PageTable, csv_headers, csv_text
+from services.console.time_range import BY_DATA
 from services.console.visits import ReadModels, Visit, shown, visit_of
 
 PAGE = 50
@@ -47,7 +48,16 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         visit = visit_of(context, request)
         if visit.get("csv") != ID:
-            return await shown(context, request, "executions.html", view, page=_page, number=_number, facets=_facets)
+            return await shown(
+                context,
+                request,
+                "executions.html",
+                view,
+                default_range=BY_DATA,
+                page=_page,
+                number=_number,
+                facets=_facets,
+            )
         asked = _asked(visit)
         if asked.wrong:
             return context.pages.plain(request, 400, "Nothing was saved", asked.wrong)

@@ -20,7 +20,7 @@ from services.console import tiles
 from services.console.history import history_charts
 from services.console.overall_health import Live, behind, live, overall_health
 from services.console.pages import Fetched, PageContext, problems_of
-from services.console.time_range import TimeRange
+from services.console.time_range import BY_DATA, TimeRange
 from services.console.visits import Visit, page, summed
 from services.console.words import segment
 
@@ -50,6 +50,7 @@ def routes(context: PageContext) -> list[Route]:
             "/",
             "overview.html",
             view,
+            default_range=BY_DATA,
             live=lambda _, models: live(models.api),
             history=summed(figures.history),
             held=summed(figures.refusals),

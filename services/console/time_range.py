@@ -14,13 +14,16 @@ from breakwater.analytics.window import TimeWindow
 from services.console.tables import TableUrl
 
 WINDOWS = {
+    "15m": timedelta(minutes=15),
     "1h": timedelta(hours=1),
     "24h": timedelta(hours=24),
     "7d": timedelta(days=7),
     "30d": timedelta(days=30),
 }
 YESTERDAY, THIS_MONTH, LAST_MONTH, CUSTOM = "yesterday", "this month", "last month", "custom"
-_BY_LENGTH = ("1h", "24h", YESTERDAY, "7d", "30d")
+BY_DATA = "by data"
+"""For `Visit`: the shortest of the first three that holds what ran within 24 hours."""
+_BY_LENGTH = ("15m", "1h", "24h", YESTERDAY, "7d", "30d")
 _MONTHS = (THIS_MONTH, LAST_MONTH)
 _NOT_KEPT = ("window", "from", "to", "after", "before", "whole")
 _LONG = timedelta(days=2)
@@ -76,7 +79,7 @@ class TimeRange:
     @property
     def refresh_s(self) -> int:
         """The interval at which the page refreshes itself. Sums of a week change slowly, and take longer."""
-        return 5 if self.name in ("1h", "24h") else 30
+        return 5 if self.name in ("15m", "1h", "24h") else 30
 
     def executions(self, **filters: str | None) -> str:
         """The URL of the executions that ended in it. Filters that are None are left out."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
@@ -18,14 +18,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.analytics.client import Analytics
+from breakwater.analytics.figures import first_begun
 from breakwater.client import ApiClient
 from services.console import badges
 from services.console.pages import Fetched, PageContext, fetched, pending
 from services.console.sessions import Session, session_of
 from services.console.tables import PageTable, TableUrl, csv_headers, csv_text
-from services.console.time_range import TimeRange, time_range_of
+from services.console.time_range import BY_DATA, WINDOWS, TimeRange, time_range_of
 
 T = TypeVar("T")
+
+FITTING_S = 1.0
+"""The time for which a page waits for the time range that fits the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,8 @@ async def shown(
     """
     visit = visit_of(context, request, default_range)
     models = ReadModels(visit.session.api, context.analytics)
+    if default_range == BY_DATA:
+        visit = replace(visit, default_range=await _fitting(visit, models.analytics))
 
     async def asked(part: PartReader) -> Any:
         return await part(visit, models)
@@ -138,6 +144,15 @@ def summed(sums: Callable[..., Coroutine[Any, Any, Any]]) -> PartReader:
         return visit.part(sums(models.analytics, visit.time_range.window, **of), slow=visit.time_range.is_long)
 
     return part
+
+
+async def _fitting(visit: Visit, analytics: Analytics) -> str:
+    """The name of the shortest time range that holds what ran within 24 hours; `24h` if the address names another."""
+    if visit.address.query.keys().isdisjoint(("window", "from", "to")):
+        asked = first_begun(analytics, since=visit.now - WINDOWS["24h"])
+        if (first := (await fetched(asyncio.wait_for(asked, FITTING_S))).value) is not None:
+            return next((name for name in ("15m", "1h") if visit.now - first <= WINDOWS[name]), "24h")
+    return "24h"
 
 
 def visit_of(context: PageContext, request: Request, default_range: str = "24h") -> Visit:

@@ -296,6 +296,11 @@ async def spend_by(analytics: Analytics, window: TimeWindow, by: Spender, limit:
     return await analytics.read(SpendLine, SQL["spend_by"], {**within(window, None), "by": by, "limit": limit})
 
 
+async def first_begun(analytics: Analytics, *, since: datetime) -> datetime | None:
+    """The time at which the first of the executions that ended since a time was queued; None if there are none."""
+    return (await analytics.query(SQL["first_begun"], {"since": since})).rows[0][0]
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSummary:
     """An agent's figures, for `breakwater agents`. Attempts count by when they began, executions by when they ended."""

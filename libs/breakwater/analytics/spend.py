@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -23,6 +23,7 @@ from zoneinfo import ZoneInfo
 from breakwater.analytics.client import Analytics, statements
 from breakwater.analytics.rows import budget_of
 from breakwater.analytics.schema import ATTEMPTS, BUDGET_EVENTS
+from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.budgets import CostsBy
 from breakwater.contracts.events import BudgetEvent
 from breakwater.contracts.types import ms_from_time, time_from_ms
@@ -137,6 +138,32 @@ async def spent_since(analytics: Analytics, since: datetime, until: datetime) ->
         for key in scope_keys(row["agent"], row["tenant"]):
             sums[key] += row["spend"] or 0
     return dict(sums)
+
+
+@dataclass(frozen=True, slots=True)
+class SpendHistory:
+    """Spend by names over time."""
+
+    window: TimeWindow
+    """From the first call on."""
+    spent: dict[str | None, list[int]]
+    """Nano-dollars in each step, the names with the highest spend first. None is for calls without a name."""
+
+
+async def spend_history(
+    analytics: Analytics, start: datetime, end: datetime, by: CostsBy, *, tag: str | None
+) -> SpendHistory | None:
+    """The spend from a moment to just before another, by names; None without a call."""
+    parameters = {**_within(ms_from_time(start), ms_from_time(end), _DRAWN_MARGIN_MS), "tag": tag or ""}
+    first: datetime | None = (await analytics.query(SQL["first_charged"], parameters)).rows[0][0]
+    if first is None:
+        return None
+    window = TimeWindow.last(max(end - first, timedelta(minutes=1)), end)
+    parameters |= {"start_ms": window.start_ms, "step_ms": window.step_s * 1000}
+    spent: dict[str | None, list[int]] = defaultdict(lambda: [0] * window.buckets)
+    for row in await analytics.read(dict[str, Any], SQL["spend_history"] % _NAMES[by], parameters):
+        spent[row["name"]][row["step"]] = row["spend"] or 0
+    return SpendHistory(window, dict(sorted(spent.items(), key=lambda one: -sum(one[1]))))
 
 
 _NAMES = {

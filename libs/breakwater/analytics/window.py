@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Self
@@ -10,13 +9,11 @@ from typing import Self
 from breakwater.contracts.types import ms_from_time, time_from_ms
 
 STEPS_S = (
+    *(1, 2, 5, 10, 15, 30),
     *(60, 120, 300, 600, 900, 1_200, 1_800, 2_700, 3_600, 5_400),
     *(7_200, 10_800, 14_400, 21_600, 28_800, 43_200, 86_400),
 )
 """Steps of a window. Each divides a day, so that days begin with a step."""
-
-_SHORT_STEPS_S = (1, 2, 5, 10, 15, 30)
-"""Steps for a close look."""
 
 MAX_BUCKETS = 120
 _MAX_EXACT = 800
@@ -51,11 +48,11 @@ class TimeWindow:
         """The window that holds all of the last `span`, with whole steps at both ends; it ends soon after `now`.
 
         Args:
-            span: its step is the shortest that gives at most 120 buckets: at least 40 for spans of 40 minutes up to 119
-                days. Shorter spans have fewer, of a minute; longer ones have more, of a day.
+            span: its step is the shortest that gives at most 120 buckets: at least 40 for spans of 40 seconds up to 119
+                days. Longer ones have more, of a day.
             now: aware.
         """
-        step_s = _step_s(span, STEPS_S)
+        step_s = _step_s(span)
         step_ms, now_ms = step_s * 1000, ms_from_time(now)
         start_ms = (now_ms - span // timedelta(milliseconds=1)) // step_ms * step_ms
         # A moment that is a bucket's beginning is within a window that ends there no more.
@@ -65,7 +62,7 @@ class TimeWindow:
     @classmethod
     def since(cls, start: datetime, now: datetime) -> Self:
         """From exactly `start` to soon after `now`, in whole steps; as many as in `last`, or more: of a second."""
-        step = timedelta(seconds=_step_s(now - start, (*_SHORT_STEPS_S, *STEPS_S)))
+        step = timedelta(seconds=_step_s(now - start))
         return cls(start, start + ((now - start) // step + 1) * step, int(step.total_seconds()))
 
     @classmethod
@@ -76,8 +73,8 @@ class TimeWindow:
             start: aware, a whole second.
             end: the same.
         """
-        length_s, steps = int((end - start).total_seconds()), (*_SHORT_STEPS_S, *STEPS_S)
-        divides = [step for step in steps if length_s % step == 0 and length_s // step <= _MAX_EXACT]
+        length_s = int((end - start).total_seconds())
+        divides = [step for step in STEPS_S if length_s % step == 0 and length_s // step <= _MAX_EXACT]
         if not divides:
             return cls.since(start, end)
         return cls(start, end, next((step for step in divides if length_s // step <= MAX_BUCKETS), divides[-1]))
@@ -102,6 +99,6 @@ class TimeWindow:
         return time_from_ms(self.start_ms + bucket * self.step_s * 1000)
 
 
-def _step_s(span: timedelta, steps: Sequence[int]) -> int:
+def _step_s(span: timedelta) -> int:
     """The shortest that leaves room for one more bucket."""
-    return next((step for step in steps if span / timedelta(seconds=step) <= MAX_BUCKETS - 1), steps[-1])
+    return next((step for step in STEPS_S if span / timedelta(seconds=step) <= MAX_BUCKETS - 1), STEPS_S[-1])

@@ -24,6 +24,8 @@ const UNITS = {
 };
 // The top of an axis on which nothing is.
 const LEAST = { count: 1, money: 1e7, duration: SECOND };
+// The least width of a bar, in pixels.
+const BAR = 4;
 const LOG = new Set(new URL(location).searchParams.get("log")?.split(","));
 const drawn = new Map();
 
@@ -62,15 +64,17 @@ function configOf(figure, rows, log) {
   const { unit, start, end } = figure.dataset;
   const datasets = [...figure.querySelectorAll("thead th")].slice(1).map((head, index) => {
     const of = head.dataset, data = rows.map((row) => {
-      const cell = row.cells[index + 1];
-      return { x: Number(row.dataset.at), y: cell.dataset.value === undefined ? null : Number(cell.dataset.value) };
+      const { value } = row.cells[index + 1].dataset;
+      // Of bars, zero has none: it would take up room in a stack.
+      return { x: Number(row.dataset.at), y: value === undefined || of.style === "bars" && !Number(value) ? null : Number(value) };
     });
     const lone = ({ dataIndex: at }) => data[at - 1]?.y == null && data[at + 1]?.y == null;
     const its = () => colour(of.colour);
     return of.style === "bars" ?
-      // Small bars stay visible next to large ones; zero has none.
-      { type: "bar", label: head.textContent, data, minBarLength: 2, barPercentage: 0.9, categoryPercentage: 1,
-        backgroundColor: (point) => point.raw?.y ? its() : "transparent" } :
+      // Small bars stay visible next to large ones.
+      { type: "bar", label: head.textContent, data, minBarLength: 2,
+        barThickness: ({ chart }) => Math.max(BAR, 0.9 * (chart.chartArea?.width ?? 0) / rows.length),
+        backgroundColor: its } :
       { type: "line", label: head.textContent, data, borderWidth: 2, borderColor: its, backgroundColor: () => its() + "26",
         pointBackgroundColor: its, pointRadius: (point) => lone(point) ? 3 : 0, pointHoverRadius: 4,
         fill: of.style === "area", borderDash: of.style === "dashed" ? [6, 4] : [], spanGaps: false };
@@ -108,7 +112,10 @@ function configOf(figure, rows, log) {
         tooltip: {
           callbacks: {
             title: ([first]) => first ? rows[first.dataIndex].cells[0].textContent + " UTC" : "",
-            label: (item) => ` ${item.dataset.label}: ${rows[item.dataIndex].cells[item.datasetIndex + 1].textContent}`,
+            label: (item) => {
+              const cell = rows[item.dataIndex].cells[item.datasetIndex + 1];
+              return ` ${item.dataset.label}: ${cell.title || cell.textContent}`;
+            },
             labelColor: ({ datasetIndex: index }) => {
               const its = colour(figure.querySelectorAll("thead th")[index + 1].dataset.colour);
               return { borderColor: its, backgroundColor: its };

@@ -257,13 +257,13 @@ async def test_one_agent_is_reported_whole(console: Console):
         assert others not in page.words
     for address in (
         "/executions/w%2F1",
-        "/executions?agent=writer&amp;window=24h",
-        "/executions?agent=writer&amp;error_kind=server&amp;window=24h",
+        "/executions?agent=writer&amp;window=15m",
+        "/executions?agent=writer&amp;error_kind=server&amp;window=15m",
         "/breakers/one?agent=writer&amp;model=gpt-4.1",
         "/budgets/agent%3Awriter%2Fdaily",
     ):
         assert f'href="{address}"' in page.text, address
-    assert '<a href="/executions?agent=writer&amp;window=24h">failed, then retried</a>' in page.text
+    assert '<a href="/executions?agent=writer&amp;window=15m">failed, then retried</a>' in page.text
     [asked] = [query for (path, _), query in zip(console.interface.asked, console.interface.queries, strict=True)
                if path == "GET budgets"]  # fmt: skip
     assert asked == {"agent": "writer"}
@@ -276,7 +276,7 @@ async def test_what_is_not_known_of_an_agent_is_not_reported_as_nothing(console:
     await store(console, ended("w1", 5, tried("w1", 1, 5, **unknown), **lost))
     page = await console.get("/agents/writer")
     assert "Wasted unknown 1 of 1 execution wasted an unknown amount" in page.words
-    assert "Waste in the last 24h is unknown" in page.words
+    assert "Waste in the last 15m is unknown" in page.words
     assert "Nothing was wasted" not in page.words
     await store(
         console,

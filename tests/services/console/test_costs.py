@@ -186,6 +186,38 @@ async def test_a_month_by_tenant_is_the_same_on_the_page_as_csv_over_http_and_in
     assert "<i>" not in page.text
 
 
+def in_chart(text: str) -> dict[str, list[int]]:
+    """The exact amounts of the chart's table, by its headings."""
+    table = text[text.index('id="chart-spend"') : text.index("</figure>")]
+    names = re.findall(r"<th scope=\"col\" class=\"right\"[^>]*>(.*?)</th>", table)
+    rows = [re.findall(r'title="\$([0-9.,]+)"', row) for row in table.split("<tr data-at")[1:]]
+    amounts = [[nano_from_usd(cell.replace(",", "")) for cell in row] for row in rows]
+    return {unescape(name): list(column) for name, column in zip(names, zip(*amounts, strict=True), strict=True)}
+
+
+@pytest.mark.parametrize("by", ["tenant", "agent", "model"])
+async def test_the_chart_stacks_what_the_table_lists(surfaces: Surfaces, by: str) -> None:
+    await store(surfaces.console, *CALLS)
+    page = await surfaces.console.get(f"/costs?month=2026-10&by={by}&whole=1")
+    drawn = {None if name.startswith("no ") else name: sum(values) for name, values in in_chart(page.text).items()}
+    assert drawn == on_page(page.text)
+    assert list(drawn.values()) == sorted(drawn.values(), reverse=True)
+    assert "data-zooms" not in page.text
+
+
+async def test_the_chart_begins_with_the_first_call_and_sums_up_the_smallest(surfaces: Surfaces) -> None:
+    calls = [call(n, END - timedelta(minutes=30), 1_000 - n, agent=f"a{n}") for n in range(8)]
+    await store(surfaces.console, *calls)
+    drawn = in_chart((await surfaces.console.get("/costs?month=2026-10&by=agent&whole=1")).text)
+    assert [*drawn] == ["a0", "a1", "a2", "a3", "a4", "3 others"]
+    assert sum(drawn["3 others"]) == 995 + 994 + 993
+    assert 30 * 60 / 120 <= (END - calls[0].started_at).total_seconds() / len(drawn["a0"]) <= 30
+
+
+async def test_a_month_without_a_call_has_no_chart(surfaces: Surfaces) -> None:
+    assert "<figure" not in (await surfaces.console.get("/costs?month=2026-10&whole=1")).text
+
+
 async def test_what_stands_beside_the_spend(surfaces: Surfaces) -> None:
     raised = samples.budget_event(
         scope="tenant",

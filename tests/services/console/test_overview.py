@@ -81,11 +81,11 @@ async def test_the_five_questions_are_answered(console: Console):
     assert "Open incidents 2 1 critical" in page.words
     remarks = (
         "1 breaker is open , 1 budget is spent , sink is behind by 12,000 messages , "
-        "1 critical incident is unacknowledged and 50 % of executions failed in the last 24h ."
+        "1 critical incident is unacknowledged and 50 % of executions failed in the last 1h ."
     )
     assert remarks in page.words
     assert "server the cable is cut 2 $1.00 writer " in page.words
-    assert "/executions?agent=writer&amp;error_kind=server&amp;window=24h" in page.text
+    assert "/executions?agent=writer&amp;error_kind=server&amp;window=1h" in page.text
     assert "writer the budget agent:writer/daily 1" in page.words
     assert "no room" not in page.words
     assert "writer failed, then retried $1.00 1" in page.words
@@ -115,7 +115,7 @@ async def test_what_was_lost_is_reported_though_nothing_is_open(console: Console
     lost = ended("w0", 5, status="dead_lettered")
     await store(console, lost, *(ended(f"w{number}", 5) for number in range(1, 50)))
     page = await console.get("/")
-    assert "No problems now; 1 of 50 executions failed in the last 24h." in page.words
+    assert "No problems now; 1 of 50 executions failed in the last 15m." in page.words
     assert "All is well" not in page.words
 
 
@@ -147,7 +147,7 @@ async def test_what_is_not_known_is_reported_neither_as_nothing_nor_as_all(conso
     page = await console.get("/")
     assert "Spend unknown 1 of 1 call of unknown cost" in page.words
     assert "Wasted unknown 1 of 1 execution wasted an unknown amount" in page.words
-    assert "Waste in the last 24h is unknown" in page.words
+    assert "Waste in the last 15m is unknown" in page.words
     assert "writer 1 unknown unknown" in page.words
     for reported in ("nothing was spent", "Nothing was wasted", "at least"):
         assert reported not in page.words, reported
@@ -275,3 +275,24 @@ async def test_a_page_renews_itself_as_often_as_its_window_changes(console: Cons
     answer(console.interface)
     page = await console.get(f"/?window={window}")
     assert f'data-refresh-s="{renews}"' in page.text
+
+
+@pytest.mark.parametrize(
+    ("minutes_ago", "picked"), [((2, 14), "15m"), ((2, 16), "1h"), ((59,), "1h"), ((2, 70), "24h"), ((1_500,), "24h")]
+)
+async def test_a_page_picks_the_shortest_range_that_holds_the_data(
+    console: Console, minutes_ago: tuple[float, ...], picked: str
+):
+    answer(console.interface)
+    await store(console, *(ended(f"a{ago}", ago, duration_ms=1_000) for ago in minutes_ago))
+    for path in ("/", "/agents", "/agents/writer", "/executions", "/breakers"):
+        page = await console.get(path)
+        assert f'window={picked}" aria-current="true">{picked}</a>' in page.text, path
+        page = await console.get(f"{path}?window=7d")
+        assert 'window=7d" aria-current="true">7d</a>' in page.text, path
+
+
+async def test_a_call_that_began_before_the_range_makes_it_longer(console: Console):
+    answer(console.interface)
+    await store(console, ended("a1", 10, duration_ms=600_000))
+    assert "in the last 1h" in (await console.get("/")).words

@@ -178,6 +178,12 @@ GROUP BY key
 ORDER BY spend DESC NULLS LAST, key
 LIMIT {limit:UInt32}
 
+-- name: first_begun
+-- Without FINAL: a row that is stored twice has one time.
+SELECT minOrNull(subtractMilliseconds(completed_at, duration_ms))
+FROM executions
+WHERE completed_at >= {since:DateTime64(3, 'UTC')} AND NOT dry_run
+
 -- name: agent_executions
 SELECT
     agent,

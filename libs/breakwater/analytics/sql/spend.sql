@@ -58,6 +58,28 @@ PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:
 WHERE NOT short_circuited AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
 GROUP BY agent, tenant
 
+-- name: first_charged
+-- Without FINAL: a row that is stored twice has one time.
+WITH ifNull(reserved_at, started_at) AS charged_at
+SELECT minOrNull(charged_at)
+FROM attempts
+WHERE NOT short_circuited
+    AND started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+    AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+
+-- name: spend_history
+-- `%s` is an expression of ours, from `_NAMES`.
+WITH ifNull(reserved_at, started_at) AS charged_at
+SELECT
+    %s AS name,
+    intDiv(toUnixTimestamp64Milli(charged_at) - {start_ms:Int64}, {step_ms:Int64}) AS step,
+    sum(attempts.cost) AS spend
+FROM attempts FINAL
+PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+WHERE NOT short_circuited
+    AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+GROUP BY name, step
+
 -- name: month
 -- `%s` is an expression of ours, from `_NAMES`.
 WITH
