@@ -27,13 +27,13 @@ def test_what_is_set_is_what_the_tables_are_made_with() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("retention_days: {attempts: 61}", "clickhouse.retention_days.attempts: must be at least 62 days, and not 61"),
+        ("retention_days: {attempts: 61}", "clickhouse.retention_days.attempts: must be at least 62 days, not 61"),
         ("retention_days: {budget_events: 1}", "clickhouse.retention_days.budget_events: must be at least 62 days"),
-        ("retention_days: {attempts: 61}", "when Redis loses its counters, the budgets of this month and of the one"),
+        ("retention_days: {attempts: 61}", "if Redis loses its counters, the budgets of this month and the previous"),
         ("retention_days: {executions: 0}", "executions: should be greater than or equal to 1 (found 0)"),
         ("retention_days: {alerts: 1.5}", "alerts: should be a valid integer"),
-        ("retention_days: {alert: 5}", "alert: is not a setting here; did you mean 'alerts'?"),
-        ("retention: {}", "clickhouse.retention: is not a setting here"),
+        ("retention_days: {alert: 5}", "alert: is not a known setting; did you mean 'alerts'?"),
+        ("retention: {}", "clickhouse.retention: is not a known setting"),
         ('cluster: "a\' SYNC"', "clickhouse.cluster: String should match pattern"),
     ],
 )

@@ -238,7 +238,7 @@ class PythonCallable(AlertSender):
                 call.cancel()
             raise SendError(f"the callable did not return within {self._timeout_s:g} s")
         if call.cancelled():
-            raise SendError("the callable has cancelled itself")
+            raise SendError("the callable cancelled itself")
         error = call.exception()
         if error is not None:
             raise SendError(f"{type(error).__name__}: {self._shown.text(str(error))}".removesuffix(": ")) from error

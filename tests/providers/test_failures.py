@@ -207,12 +207,12 @@ def test_a_delay_in_a_200_is_kept() -> None:
     ],
 )
 def test_a_200_with_an_error_of_no_known_sort_is_a_broken_answer(body: dict[str, Any]) -> None:
-    assert error_in_answer(body) == BrokenAnswer("a 200 that carries an error: something broke")
+    assert error_in_answer(body) == BrokenAnswer("a 200 with an error in its body: something broke")
 
 
 @pytest.mark.parametrize("body", [{"error": True}, {"error": ["x"]}, {"type": "error"}, {"object": "error"}])
 def test_an_error_that_says_nothing_is_still_one(body: dict[str, Any]) -> None:
-    assert error_in_answer(body) == BrokenAnswer("a 200 that carries an error: an error without a text")
+    assert error_in_answer(body) == BrokenAnswer("a 200 with an error in its body: an error without a text")
 
 
 JSON = st.recursive(

@@ -199,7 +199,7 @@ async def test_an_error_is_seen_wherever_a_200_shows_it(kind: str, body: dict[st
     async with saying(whole) as origin:
         failed = await failure(settings(kind, origin))
     assert isinstance(failed.failure, BrokenAnswer)
-    assert "a 200 that carries an error" in failed.failure.message
+    assert "a 200 with an error in its body" in failed.failure.message
 
 
 @pytest.mark.parametrize("usage", [None, [], "many", {"prompt_tokens": -1, "input_tokens": True}])
@@ -298,9 +298,9 @@ async def test_a_repr_shows_no_more_than_the_host(kind: str) -> None:
 @pytest.mark.parametrize(
     ("origin", "more", "words"),
     [
-        ("http://user:hunter22@host", {}, "no user and no password"),
-        ("http://host:port", {}, "not a URL"),
-        ("http:///x", {}, "not a URL"),
+        ("http://user:hunter22@host", {}, "must not contain user and password"),
+        ("http://host:port", {}, "not a valid URL"),
+        ("http:///x", {}, "not a valid URL"),
         ("http://host", {"headers": {"X-A": "b\r\nX-Injected: c"}}, "'X-A'"),
         ("http://host", {"headers": {"X A": "b"}}, "'X A'"),
         ("http://host", {"api_key": SecretRef(env="NOT_SET_ANYWHERE")}, "NOT_SET_ANYWHERE is not set"),

@@ -119,7 +119,7 @@ async def test_a_message_that_says_nothing_is_a_failure_with_its_usage(
 async def test_an_answer_that_the_provider_broke_off_is_a_broken_one() -> None:
     async with saying({"choices": [{"message": {"content": "Once upon"}, "finish_reason": "error"}]}) as origin:
         failed = await failure(settings("openai", origin))
-    assert failed.failure == BrokenAnswer("the provider broke the answer off (finish_reason: error)")
+    assert failed.failure == BrokenAnswer("the provider aborted the answer (finish_reason: error)")
     assert (failed.finish_reason, failed.maybe_billed) == ("error", True)
 
 

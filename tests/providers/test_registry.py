@@ -30,36 +30,36 @@ def test_a_provider_is_of_the_kind_it_names_or_openai_compatible(provider: str, 
 @pytest.mark.parametrize(
     ("provider", "lines"),
     [
-        ("{kind: opnai}", ["p.kind: 'opnai' is not a kind of provider; did you mean 'openai'?"]),
+        ("{kind: opnai}", ["p.kind: 'opnai' is not a known kind of provider; did you mean 'openai'?"]),
         (
             "{kind: 3, base_url: 'http://x'}",
-            [f"p.kind: '3' is not a kind of provider; known are {', '.join(sorted(KINDS))}"],
+            [f"p.kind: '3' is not a known kind of provider; known: {', '.join(sorted(KINDS))}"],
         ),
         (
             "{kind: [azure]}",
-            ["p.kind: \"['azure']\" is not a kind of provider; did you mean 'azure'?"],
+            ["p.kind: \"['azure']\" is not a known kind of provider; did you mean 'azure'?"],
         ),
         ("just words", ["p: should be a mapping of settings"]),
         (
             "{kind: azure, base_url: 'http://x', api_versoin: x}",
-            ["p.api_versoin: is not a setting here; did you mean 'api_version'?"],
+            ["p.api_versoin: is not a known setting; did you mean 'api_version'?"],
         ),
         (
             "{kind: azure, zzz: x}",
             [
                 "p.base_url: is missing",
-                "p.zzz: is not a setting here; known are api_key, api_version, base_url, headers, kind",
+                "p.zzz: is not a known setting; known: api_key, api_version, base_url, headers, kind",
             ],
         ),
-        ("{kind: anthropic, api_version: x}", ["p.api_version: is not a setting here; did you mean 'version'?"]),
+        ("{kind: anthropic, api_version: x}", ["p.api_version: is not a known setting; did you mean 'version'?"]),
         (
             "{base_url: 'http://x', version: x}",
-            ["p.version: is not a setting here; known are api_key, base_url, headers, kind"],
+            ["p.version: is not a known setting; known: api_key, base_url, headers, kind"],
         ),
-        ("{kind: anthropic, api_key: {enf: A}}", ["p.api_key.enf: is not a setting here; did you mean 'env'?"]),
+        ("{kind: anthropic, api_key: {enf: A}}", ["p.api_key.enf: is not a known setting; did you mean 'env'?"]),
         (
             "{kind: process, command: [a], env: {X: {enf: A}}}",
-            ["p.env.X.enf: is not a setting here; did you mean 'env'?"],
+            ["p.env.X.enf: is not a known setting; did you mean 'env'?"],
         ),
     ],
 )

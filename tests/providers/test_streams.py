@@ -183,7 +183,9 @@ async def test_an_error_before_the_stream_is_that_error(kind: str) -> None:
     assert (failed.failure.status, failed.maybe_billed, asked.chunks) == (429, False, [])
 
 
-@pytest.mark.parametrize(("before", "after", "words"), [(0.15, 9.0, "no answer within 0.15 s"), (9.0, 0.15, "nothing")])
+@pytest.mark.parametrize(
+    ("before", "after", "words"), [(0.15, 9.0, "no answer within 0.15 s"), (9.0, 0.15, "the answer stalled")]
+)
 async def test_a_silent_stream_is_given_up(before: float, after: float, words: str) -> None:
     fault = {"stream": "stall", "after_chunks": 0 if before < after else 40}
     async with scripted(fault) as sim:
@@ -274,7 +276,7 @@ async def test_a_callable_that_yields_streams_and_answers_whole_where_that_is_wa
     assert await provider.perform(call()) == answer
 
 
-@pytest.mark.parametrize(("function", "words"), [(endless, "nothing came for 0.1 s"), (wrong, "neither a text nor")])
+@pytest.mark.parametrize(("function", "words"), [(endless, "stalled for 0.1 s"), (wrong, "something other than texts")])
 async def test_what_a_callable_has_yielded_before_it_fails_is_out(function: Any, words: str) -> None:
     provider, asked = PythonProvider("a:b", function, cost_per_call=None), Streamed(idle_timeout_s=0.1)
     with pytest.raises(CallError, match=words):
@@ -286,10 +288,10 @@ async def test_what_a_callable_has_yielded_before_it_fails_is_out(function: Any,
 @pytest.mark.parametrize(
     ("script", "text", "words"),
     [
-        ("""echo '{"delta": "one "}'; sleep 60""", "one ", "nothing came for 0.3 s.*the program was killed"),
+        ("""echo '{"delta": "one "}'; sleep 60""", "one ", "stalled for 0.3 s.*the program was killed"),
         ("""echo '{"delta": "one "}'; exit 3""", "one ", "exited with 3"),
         ("""echo '{"delta": "one "}'""", "one ", "printed no response after its answer"),
-        ("""echo '{"delta": 1}'""", "", "no response"),
+        ("""echo '{"delta": 1}'""", "", "not a valid response"),
     ],
 )
 async def test_what_a_program_has_printed_before_it_fails_is_out(script: str, text: str, words: str) -> None:

@@ -81,7 +81,7 @@ def started(tmp_path: Path) -> Generator[Started]:
     ("service", "config", "what"),
     [
         ("console", BROKEN, "breakwater.yaml, line 4, column 1: is not YAML"),
-        ("console", MISTAKEN, "limits.drain: is not a setting here; did you mean 'drain_s'? (line 3)"),
+        ("console", MISTAKEN, "limits.drain: is not a known setting; did you mean 'drain_s'? (line 3)"),
         ("alerter", WITHOUT_ITS_SECRET, "NOT_SET_HERE"),
     ],
 )

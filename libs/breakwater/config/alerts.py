@@ -95,7 +95,7 @@ class AlertTemplate(Message):
             return None
         template = Template(words)
         if not template.is_valid():
-            raise ValueError("a `$` that begins no ${name} is written as `$$`")
+            raise ValueError("write `$$` for a `$` that starts no ${name}")
         if unknown := sorted(set(template.get_identifiers()) - set(PLACEHOLDERS)):
             raise ValueError(f"${{{unknown[0]}}} is not known; known are {', '.join(PLACEHOLDERS)}")
         return words
@@ -106,7 +106,7 @@ class AlertLinks(Message):
 
     base_url: HttpUrl = Field(description="The public URL of the HTTP API.")
     secret: Secret = Field(description="Signs the links; at least 32 characters. The alerter and request need it.")
-    valid_h: float = Field(default=168, gt=0, le=720, description="The time for which a link is valid.")
+    valid_h: float = Field(default=168, gt=0, le=720, description="Lifetime of a link.")
 
     def signing_secret(self) -> str:
         """Returns the key that signs links. Raises ConfigError: it can't be read, or is too short."""
@@ -116,8 +116,8 @@ class AlertLinks(Message):
             raise ConfigError(f"alerts.links.secret: {error}") from error
         if len(secret) < LEAST_SECRET:
             raise ConfigError(
-                f"alerts.links.secret: it has {len(secret)} characters, and must have {LEAST_SECRET} at least; "
-                "make one with `openssl rand -hex 32`"
+                f"alerts.links.secret: it has {len(secret)} characters, but needs at least {LEAST_SECRET}; "
+                "create one with `openssl rand -hex 32`"
             )
         return secret
 
@@ -127,7 +127,7 @@ class Alerts(Message):
 
     on_events: tuple[AlertEvent, ...] = Field(
         default=get_args(AlertEvent),
-        description="The events that become incidents and are sent to channels.",
+        description="Events that open incidents and are sent to channels.",
     )
     quiet_s: float = Field(
         default=600,

@@ -35,7 +35,7 @@ def secure_url(url: str) -> str:
 def _no_more_than_a_host(url: str) -> str:
     parts = urlsplit(url)
     if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ValueError("must end after the host and port: the console's pages begin at /")
+        raise ValueError("must end after the host and port, because the console's pages begin at /")
     return url.rstrip("/")
 
 
@@ -52,14 +52,17 @@ class OpenId(Message):
     """Signing in with OpenID Connect, by the authorization code flow with PKCE."""
 
     issuer: Annotated[str, AfterValidator(secure_url), AfterValidator(_no_query)] = Field(
-        description="The provider, exactly as it names itself: its `/.well-known/openid-configuration` says all else."
+        description=(
+            "The issuer, exactly as the provider states it; all other settings come from its "
+            "`/.well-known/openid-configuration`."
+        )
     )
     client_id: Annotated[str, StringConstraints(min_length=1, max_length=500)]
     client_secret: Secret | None = Field(
-        default=None, description="None for a public client. Only `request` needs it, and reads it when it starts."
+        default=None, description="Omit it for a public client. Only `request` needs it, and reads it at its start."
     )
     label: Identifier | None = Field(
-        default=None, description="Text of the button: Sign in with …; by default the issuer's host."
+        default=None, description='Name in the button "Sign in with …"; default: the issuer\'s host.'
     )
     scopes: tuple[Annotated[str, StringConstraints(pattern=_OPENID_SCOPE)], ...] = Field(
         default=("profile", "email"), description="Scopes that are requested in addition to `openid`."
@@ -67,20 +70,22 @@ class OpenId(Message):
     name_claim: str = Field(
         default="email",
         min_length=1,
-        description="The claim under which what a person does is recorded. Without it, and for an address that is not "
-        "verified, their `sub`.",
+        description=(
+            "The claim that identifies a person in the audit log. If it is missing, or is an "
+            "unverified address, `sub` is used."
+        ),
     )
     roles_claim: str = Field(
         default="groups",
         min_length=1,
-        description="The claim that roles are read from, a text or a list; `a.b` is `b` inside `a`.",
+        description="The claim that contains the roles, a text or a list; `a.b` means `b` inside `a`.",
     )
     roles: dict[PersonRole, tuple[ClaimValue, ...]] = Field(
-        default_factory=dict, description="The values of the claim that give each role. A person may have several."
+        default_factory=dict, description="Values of the claim for each role. A person may have several roles."
     )
     default_role: PersonRole | None = Field(
         default=None,
-        description="The role of all others who can sign in at the issuer. By default, they are refused.",
+        description="Role of everyone else who can sign in at the issuer; default: they are refused.",
     )
     allow_networks: tuple[NetworkSetting, ...] = Field(
         default=(),
@@ -91,7 +96,7 @@ class OpenId(Message):
     @model_validator(mode="after")
     def _people_can_sign_in(self) -> Self:
         if not self.default_role and not any(self.roles.values()):
-            raise ValueError("give the values of `roles`, or a default_role: without them no user could sign in")
+            raise ValueError("set `roles` or default_role: without them no user could sign in")
         return self
 
     @property
@@ -124,5 +129,5 @@ class ConsoleSettings(Message):
     @model_validator(mode="after")
     def _the_provider_knows_where_to_send_people(self) -> Self:
         if self.openid is not None and self.url is None:
-            raise ValueError("openid needs url: where the provider sends people back to")
+            raise ValueError("openid needs url, the address to which the provider redirects people")
         return self

@@ -36,11 +36,11 @@ def require_reloadable(before: Config, after: Config) -> None:
     """Raises ConfigError where a running plane can't change from one config to another."""
     if before.budgets.timezone != after.budgets.timezone:
         raise ConfigError(
-            "budgets.timezone: the days and months of spend that is counted already would be others; stop all services "
-            "before it is changed"
+            "budgets.timezone: it would shift days and months of spend that is already counted; "
+            "stop all services before you change it"
         )
     if before.encryption != after.encryption:
-        raise ConfigError("encryption.keys: services read them when they start; restart them one by one instead")
+        raise ConfigError("encryption.keys: services read them only at their start; restart the services one by one")
 
 
 MOST = 50

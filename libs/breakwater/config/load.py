@@ -111,7 +111,7 @@ def read_config(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; name another, or write one with `breakwater init`") from None
+        raise ConfigError(f"{path}: no such file; create one with `breakwater init`, or name another file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: can't be read: {error}") from error
 
@@ -184,9 +184,9 @@ def _explain(problem: Mapping[str, Any]) -> list[str]:
     message = re.sub(r"^(Value error,|Input) ", "", str(problem["msg"]))
     if problem_type == "union_tag_invalid":
         wrong = str(problem["ctx"]["tag"])
-        return [f"{path}.kind: {wrong!r} is not a kind of provider{hint(wrong, KINDS)}"]
+        return [f"{path}.kind: {wrong!r} is not a known kind of provider{hint(wrong, KINDS)}"]
     if problem_type == "extra_forbidden":
-        return [f"{path}: is not a setting here{hint(location[-1], _fields_at(location[:-1], kind))}"]
+        return [f"{path}: is not a known setting{hint(location[-1], _fields_at(location[:-1], kind))}"]
     if not path:
         return message.splitlines()
     if (clearer := _CLEARER.get(problem_type) or about_controls(problem)) is not None:

@@ -49,7 +49,7 @@ MIB, GIB = 1024**2, 1024**3
 class CacheRules(Message):
     """Caching of answers to identical jobs of the same key, program or tenant. Errors are never cached."""
 
-    ttl_s: int = Field(ge=1, le=30 * 86_400, description="The time for which an answer is cached.")
+    ttl_s: int = Field(ge=1, le=30 * 86_400, description="How long an answer is cached.")
     share_concurrent: bool = Field(
         default=False, description="Concurrent identical jobs wait for the first one's answer and share it."
     )
@@ -66,42 +66,51 @@ class AgentDefaults(Message):
     )
     allowed_params: tuple[str, ...] = Field(
         default=(),
-        description="Params that jobs may send to models under a hard cap or with `allowed_models`, in addition to "
-        "those that are known to cost tokens alone. Budgets don't know their other costs.",
+        description=(
+            "Further params that jobs may send to models under a hard cap or with "
+            "`allowed_models`. By default only params that cost nothing but tokens are allowed, "
+            "because budgets don't know other costs."
+        ),
     )
     system_prompt: str | None = None
-    params: dict[str, JsonValue] = Field(default_factory=dict, description="Default params; those of the job win.")
+    params: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Default params; a job's params override them."
+    )
     max_tokens: int = Field(
-        default=4096, ge=1, le=MAX_OUTPUT_TOKENS, description="Output limit, if neither the job nor params set one."
+        default=4096, ge=1, le=MAX_OUTPUT_TOKENS, description="Output limit, unless the job or params set one."
     )
     retry: RetryPolicy = RetryPolicy()
     timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Time limit of one attempt.")
     on_stream_break: Literal["fail", "continue"] = Field(
         default="fail",
-        description="For a stream that breaks after some of its answer was sent. `continue`: the next try or fallback "
-        "model is given that part, and goes on from there in the same stream.",
+        description=(
+            "What happens if a stream fails after a part of the answer was sent. `continue`: the "
+            "next attempt or fallback model gets that part and continues the same stream."
+        ),
     )
     on_disconnect: Literal["finish", "cancel"] | None = Field(
         default=None,
-        description="Finish or cancel the job of a streamed chat completion when its client leaves. By default, it is "
-        "cancelled, unless it has an idempotency key, with which the client can ask for its answer later.",
+        description=(
+            "Finish or cancel a streamed chat completion when its client disconnects. By default "
+            "it is cancelled, unless it has an idempotency key, with which the client can fetch "
+            "the answer later."
+        ),
     )
     stream_idle_timeout_s: float = Field(
         default=30.0,
         gt=0,
         le=3600,
-        description="The longest silence of a stream once its answer has begun. Until then `timeout_s` holds, and no "
-        "longer.",
+        description=("Longest silence of a stream once its answer has begun. Until then `timeout_s` applies."),
     )
-    total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="Time limit of a job, waits included.")
+    total_timeout_s: float = Field(default=300.0, gt=0, le=86_400, description="Time limit of a job, including waits.")
     on_context_overflow: Literal["next_model", "trim"] = Field(
-        default="next_model", description="trim: drop the oldest turns and immediately ask the same model again."
+        default="next_model", description="trim: drop the oldest turns and call the same model again immediately."
     )
     on_empty_answer: Literal["fail", "accept"] = Field(
-        default="fail", description="accept: a model that ends with neither a text nor a tool call has answered."
+        default="fail", description="accept: an answer without text and tool calls is a success."
     )
     on_error: Literal["fail", "message"] = Field(
-        default="fail", description="message: a failed job's output is a message that a parent agent can read."
+        default="fail", description="message: the output of a failed job is a message for its parent agent."
     )
     output: Annotated[OutputRules | None, Off] = Field(
         default=None, description="The JSON schema that answers must satisfy, or `off`."
@@ -113,44 +122,56 @@ class AgentDefaults(Message):
     breaker: Annotated[BreakerRules | None, Off] = Field(default=BreakerRules(), description="Rules, or `off`.")
     refuse_when_open: bool = Field(
         default=False,
-        description="Refuse jobs over HTTP (503 `agent_unavailable`) while all models' breakers are open.",
+        description=("Refuse jobs over HTTP (503 `agent_unavailable`) while the breakers of all models are open."),
     )
     guard: Annotated[GuardRules | None, Off] = Field(
-        default=GuardRules(), description="Caps on each task, that is a run of jobs or a single one, or `off`."
+        default=GuardRules(), description="Caps on each task (a run of jobs, or a single job), or `off`."
     )
     overridable: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="Bounds up to which a job's own breaker, guard and retry rules may be looser than the agent's: "
-        "`{guard.max_iterations: 20}`. By default not at all.",
+        description=(
+            "How far a job's own breaker, guard and retry rules may exceed the agent's, such as "
+            "`{guard.max_iterations: 20}`; default: not at all."
+        ),
     )
     rate_limit: Annotated[RateLimit | None, Off] = Field(default=None, description="Limits of the agent, or `off`.")
     budget: Caps = Caps()
     reserve: Literal["worst_case", "observed"] = Field(
         default="worst_case",
-        description="Tokens of output that budgets hold for a call. `observed`: twice the longest of the model's last "
-        "answers instead of `max_tokens`, which also limits the call; an answer that is cut off is requested again.",
+        description=(
+            "Output tokens that budgets reserve for a call. `observed`: twice the longest recent "
+            "answer of the model instead of `max_tokens`. It also limits the call; a truncated "
+            "answer is requested again."
+        ),
     )
     max_cost_usd: Annotated[UsdAmount | None, Off] = Field(
         default=None,
-        description="The most that one job may cost over all its attempts; a call that could exceed it is not made.",
+        description=("Maximum cost of one job over all its attempts. A call that could exceed it is not made."),
     )
     breaker_counts_auth_errors: bool = Field(
         default=False, description="Counts 401, 402 and 403 as failures of the model."
     )
     breaker_counts_rate_limits: bool = Field(
         default=False,
-        description="Counts rate limits as failures of the model. If not, they count only once it has answered "
-        "nothing else for a whole window of them.",
+        description=(
+            "Counts rate limits as failures of the model. If false, they count only after a full "
+            "window of nothing but rate limits."
+        ),
     )
     persist_prompts: bool = Field(
         default=True,
-        description="Stores prompts with executions. If not, dead letters do not show them, and hold them, "
-        "as results hold answers, only encrypted.",
+        description=(
+            "Stores prompts with executions. If false, dead letters don't show them, and results and "
+            "dead letters contain texts only encrypted."
+        ),
     )
     persist_responses: bool = Field(
         default=True,
-        description="Stores responses with executions. If these or prompts are not, dead letters and "
-        "results hold texts only encrypted, and of an error of a provider only class, status and code are kept.",
+        description=(
+            "Stores responses with executions. If false for responses or prompts, dead letters "
+            "and results contain texts only encrypted, and only class, status and code of a "
+            "provider's errors are kept."
+        ),
     )
 
     @field_validator("breaker", "guard", mode="before")
@@ -158,7 +179,7 @@ class AgentDefaults(Message):
     def _not_off_by_mistake(cls, value: object) -> object:
         if value is None:
             # As YAML reads a key whose lines are all commented out.
-            raise ValueError("is empty; give settings, write `off`, or leave it out")
+            raise ValueError("is empty; set values, write `off`, or remove it")
         return value
 
     @field_validator("overridable")
@@ -216,8 +237,8 @@ over, as its last calls are still settled. Two of the longest months."""
 def _long_enough(days: int) -> int:
     if days < LEAST_FOR_BUDGETS:
         raise ValueError(
-            f"must be at least {LEAST_FOR_BUDGETS} days, and not {days}: when Redis loses its counters, the budgets of "
-            "this month and of the one before are counted again from these rows"
+            f"must be at least {LEAST_FOR_BUDGETS} days, not {days}: if Redis loses its counters, the budgets of "
+            "this month and the previous one are rebuilt from these rows"
         )
     return days
 
@@ -230,7 +251,7 @@ DaysForBudgets = Annotated[
 
 
 class RetentionDays(Message):
-    """For how many days each table keeps its rows."""
+    """Number of days that each table keeps its rows."""
 
     executions: Days = 400
     attempts: DaysForBudgets = 400
@@ -245,13 +266,13 @@ class ClickHouse(Message):
     """The ClickHouse database. `breakwater setup` applies these settings."""
 
     retention_days: RetentionDays = Field(
-        default=RetentionDays(), description="For how many days each table keeps its rows."
+        default=RetentionDays(), description="Number of days that each table keeps its rows."
     )
     cluster: str | None = Field(
         default=None,
         pattern=r"^[\w.{}-]+$",
         max_length=128,
-        description="The replicated cluster that holds all tables, as its servers name it under `remote_servers`.",
+        description="Name of the replicated cluster for all tables, as in the servers' `remote_servers`.",
     )
 
 
@@ -261,7 +282,7 @@ def hint(wrong: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known are {listing(names)}" if names else ""
+    return f"; known: {listing(names)}" if names else ""
 
 
 def listing(names: Iterable[str]) -> str:
@@ -274,9 +295,9 @@ class ModelSettings(Message):
 
     provider: Identifier | None = Field(
         default=None,
-        description="The provider that serves it; by default the one its id begins with, or the agent's own.",
+        description="Provider of the model; default: the one its id begins with, or the agent's.",
     )
-    name: str | None = Field(default=None, min_length=1, description="Its name at the provider; by default its id.")
+    name: str | None = Field(default=None, min_length=1, description="Name at the provider; default: the model's id.")
     price: Price | None = None
     rate_limit: Annotated[RateLimit | None, Off] = Field(
         default=None, description="Limits of the model over all agents, or `off`."
@@ -285,7 +306,7 @@ class ModelSettings(Message):
         default=None,
         ge=1,
         le=1_000_000,
-        description="Tokens estimated for one image before a call; by default the most its provider documents.",
+        description=("Estimated tokens per image before a call; default: the maximum that its provider documents."),
     )
 
 
@@ -301,7 +322,7 @@ class BudgetSettings(Message):
         description="The interval at which the counters are reconciled with recorded spend.",
     )
     tenants: dict[Identifier, Caps] = Field(
-        default_factory=dict, description="Caps by tenant; `*` sets those of every tenant not named, each on its own."
+        default_factory=dict, description="Caps per tenant; `*` applies to each tenant that is not listed."
     )
 
     @field_validator("timezone")
@@ -324,53 +345,63 @@ class Limits(Message):
 
     # Dead letters hold a job as base64, and the NATS servers take messages of up to 8 MB.
     max_body_bytes: int = Field(
-        default=4_000_000, ge=1_000, le=5_000_000, description="The largest job that is accepted."
+        default=4_000_000, ge=1_000, le=5_000_000, description="Maximum size of a job in bytes."
     )
     # Which events are settled is remembered for six days.
     events_max_age_h: float = Field(
         default=72,
         gt=0,
         le=144,
-        description="The age up to which EVENTS keeps events, and for which a job_id is idempotent.",
+        description="How long EVENTS keeps events, and a job_id stays idempotent.",
     )
     # A job that is sent again within the window of duplicates is answered from its result.
     results_max_age_h: float = Field(
-        default=24, ge=DUPLICATE_WINDOW_S / 3600, description="The age up to which results can be read on RESULTS."
+        default=24, ge=DUPLICATE_WINDOW_S / 3600, description="How long RESULTS keeps results."
     )
     jobs_max_bytes: int = Field(
-        default=2 * GIB, ge=MIB, description="The most bytes of jobs that wait. Beyond it, submissions are refused."
+        default=2 * GIB, ge=MIB, description="Maximum bytes of waiting jobs. Beyond it, submissions are refused."
     )
     jobs_max_bytes_per_agent: int | None = Field(
         default=None,
         ge=MIB,
-        description="The most of them for one agent, by the estimate of `request`, which refuses more over HTTP; by "
-        "default a quarter of `jobs_max_bytes`.",
+        description=(
+            "Maximum bytes of waiting jobs per agent, as `request` estimates them. It refuses "
+            "more over HTTP. Default: a quarter of `jobs_max_bytes`."
+        ),
     )
     jobs_max_per_agent: int | None = Field(
         default=None,
         ge=1,
-        description="The most jobs that wait for one agent from each sender: the HTTP API, `client`, and each named "
-        "program. NATS refuses more, also over NATS, where no limit in bytes holds for an agent. By default none.",
+        description=(
+            "Maximum number of waiting jobs per agent and sender: the HTTP API, `client`, and "
+            "each named program. NATS refuses more. Default: no limit."
+        ),
     )
     events_max_bytes: int = Field(
         default=8 * GIB,
         ge=MIB,
-        description="The most bytes of EVENTS, some 5 KB a job. When it is full, workers wait until the oldest events "
-        "have expired: jobs stay in JOBS, and nothing is lost.",
+        description=(
+            "Maximum bytes of EVENTS; a job needs about 5 KB. When it is full, workers wait "
+            "until the oldest events have expired. Jobs stay in JOBS, and nothing is lost."
+        ),
     )
     results_max_bytes: int = Field(
-        default=4 * GIB, ge=MIB, description="The same of RESULTS, which holds each answer once."
+        default=4 * GIB, ge=MIB, description="Maximum bytes of RESULTS, which stores each answer once."
     )
     dead_letters_max_bytes: int = Field(
         default=2 * GIB,
         ge=MIB,
-        description="The same of DLQ. When it is full, jobs that are to be dead-lettered wait, in their agents' slots.",
+        description=(
+            "Maximum bytes of DLQ. When it is full, jobs to be dead-lettered wait and keep their agents' slots."
+        ),
     )
     alerts_max_bytes: int = Field(
-        default=256 * MIB, ge=MIB, description="The most bytes of ALERTS. When it is full, the oldest alerts go."
+        default=256 * MIB,
+        ge=MIB,
+        description="Maximum bytes of ALERTS. When it is full, the oldest alerts are dropped.",
     )
     drain_s: float = Field(
-        default=8.0, ge=0, le=600, description="The time in which a stopping worker lets its calls finish."
+        default=8.0, ge=0, le=600, description="Time that a stopping worker gives its calls to finish."
     )
 
 
@@ -379,19 +410,23 @@ class Encryption(Message):
 
     keys: tuple[Secret, ...] = Field(
         default=(),
-        description="The first one encrypts, all decrypt. `breakwater encryption new-key` makes one; services read "
-        "them when they start.",
+        description=(
+            "The first key encrypts, all decrypt. `breakwater encryption new-key` creates one. "
+            "Services read the keys at their start."
+        ),
     )
 
 
 class NatsProgram(Message):
     """A program that connects to NATS with a user of its own, `program-<name>`, and may use some agents only."""
 
-    agents: tuple[Identifier, ...] = Field(min_length=1, description="The agents that it may use.")
+    agents: tuple[Identifier, ...] = Field(min_length=1, description="Agents that the program may use.")
     tenants: tuple[Identifier, ...] = Field(
         default=(),
-        description="In whose name its jobs are; empty: in anyone's. A job that names no tenant gets the one of a "
-        "program that has one.",
+        description=(
+            "Tenants that the program may submit jobs for; empty: any. If there is exactly one, "
+            "jobs without a tenant get it."
+        ),
     )
 
 
@@ -400,21 +435,27 @@ class Tracing(Message):
 
     capture_content: bool = Field(
         default=False,
-        description="Put prompts and answers on spans, redacted as in records; never those that an agent does not keep "
-        "(`persist_prompts`, `persist_responses`), and none where texts are encrypted.",
+        description=(
+            "Adds prompts and answers to spans, redacted as in records. Never if the agent does "
+            "not keep them (`persist_prompts`, `persist_responses`), or if texts are encrypted."
+        ),
     )
     max_content_bytes: int = Field(
         default=16 * 1024,
         ge=256,
         le=MIB,
-        description="Of a span's prompt, and of its answer, each at most: the longest texts are cut, then the oldest "
-        "messages left out.",
+        description=(
+            "Maximum size of a span's prompt, and of its answer. The longest texts are "
+            "truncated, then the oldest messages omitted."
+        ),
     )
 
     url_template: str | None = Field(
         default=None,
-        description="URL of a trace in your tracing system, with `{trace_id}` where the id belongs. The console links "
-        "executions to it.",
+        description=(
+            "URL of a trace in your tracing system, with the placeholder `{trace_id}`. The "
+            "console links executions to it."
+        ),
         examples=["https://jaeger.example.com/trace/{trace_id}"],
     )
 
@@ -424,7 +465,7 @@ class Tracing(Message):
         if template is None:
             return None
         if TRACE_ID not in template:
-            raise ValueError(f"must have {TRACE_ID} where the id of the trace belongs")
+            raise ValueError(f"must contain the placeholder {TRACE_ID}")
         try:
             url = urlsplit(template)
             right = url.scheme in {"http", "https"} and bool(url.hostname) and TRACE_ID not in url.netloc
@@ -449,12 +490,13 @@ class Config(Message):
     cost_tags: tuple[CostTag, ...] = Field(
         default=(),
         json_schema_extra={"maxItems": MAX_TAGS, "uniqueItems": True},
-        description="Keys of jobs' `metadata` that are kept with each call, redacted, so that costs can be grouped by "
-        "their values.",
+        description=(
+            "Keys of jobs' `metadata` that are stored with each call, redacted, so that costs can be grouped by them."
+        ),
     )
     alerts: Alerts = Alerts()
     retry_budget: Annotated[RetryBudgetRules | None, Off] = Field(
-        default=RetryBudgetRules(), description="Ceiling on the fleet's retries of a model, or `off`."
+        default=RetryBudgetRules(), description="Limit on the retries of a model over the whole fleet, or `off`."
     )
     redaction: RedactionRules = RedactionRules()
     clickhouse: ClickHouse = ClickHouse()
@@ -462,15 +504,19 @@ class Config(Message):
     console: ConsoleSettings = ConsoleSettings()
     environment: dict[Literal["worker", "alerter", "request"], tuple[EnvName, ...]] = Field(
         default_factory=dict,
-        description="Environment variables that `breakwater up` hands to a service in addition to those it needs "
-        "itself: those that your Python callables and the commands of secrets read.",
+        description=(
+            "Further environment variables that `breakwater up` passes to a service, for your "
+            "Python callables and commands of secrets."
+        ),
     )
     limits: Limits = Limits()
     encryption: Encryption = Encryption()
     programs: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,40}$")], NatsProgram] = Field(
         default_factory=dict,
-        description="NATS users of programs that are not to use each other's agents; `client` may use all. They take "
-        "effect when NATS is restarted.",
+        description=(
+            "NATS users for programs that must not use each other's agents; `client` may use "
+            "all. Takes effect when NATS restarts."
+        ),
     )
     _text: str = PrivateAttr(default="")
 
@@ -496,7 +542,7 @@ class Config(Message):
     @classmethod
     def _few_and_each_once(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
         if len(keys) > MAX_TAGS:
-            raise ValueError(f"has {len(keys)} keys; at most {MAX_TAGS} can be kept")
+            raise ValueError(f"has {len(keys)} keys; the maximum is {MAX_TAGS}")
         if len(set(keys)) < len(keys):
             raise ValueError("names a key twice")
         return keys
@@ -536,7 +582,7 @@ class Config(Message):
     def _reference_problems(self) -> Iterable[str]:
         for name, agent in self.agents.items():
             if name == ALL:
-                yield f"agents.{name}: {ALL!r} means all agents in the names of shared breakers; choose another"
+                yield (f"agents.{name}: {ALL!r} means all agents in the names of shared breakers; choose another name")
             if agent.provider is not None and agent.provider not in self.providers:
                 wrong = f"{agent.provider!r} is not configured{hint(agent.provider, self.providers)}"
                 yield f"agents.{name}.provider: {wrong}"
@@ -580,7 +626,7 @@ class Config(Message):
                 own = place == "defaults" or wrong not in inherited
                 if own and isinstance(wrong, str) and not is_known(wrong):
                     close = hint(wrong, RETRYABLE_CLASSES)
-                    yield f"{place}.retry.on.{number}: {wrong!r} is no error class that calls end with{close}"
+                    yield f"{place}.retry.on.{number}: {wrong!r} is not a known error class{close}"
 
     def _shared_breaker_problems(self) -> Iterable[str]:
         """Each outcome is judged by the rules of its agent: with windows of two lengths neither would be kept."""
@@ -594,8 +640,8 @@ class Config(Message):
                 other, others = first.setdefault(key, (name, rules))
                 if others != rules:
                     yield (
-                        f"agents.{name}.breaker: agent {other!r} shares the breaker of {key.model} and has other "
-                        "rules; give both the same, as under `defaults`"
+                        f"agents.{name}.breaker: agent {other!r} shares the breaker of {key.model} but has "
+                        "different rules; give both the same rules, for example under `defaults`"
                     )
                     break
 
@@ -701,12 +747,12 @@ def validate_job(config: Config, job: Job) -> FieldError | None:
     for path, model in named:
         if "*" not in allowed and model not in allowed:
             known = listing(allowed)
-            return FieldError(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed are {known}")
+            return FieldError(path, f"{model!r} is not allowed for agent {job.agent!r}; allowed: {known}")
         provider = config.provider_name(agent, model)
         if provider not in config.providers:
-            return FieldError(path, f"no provider is known for {model!r}; known are {listing(config.providers)}")
+            return FieldError(path, f"no provider is known for {model!r}; known: {listing(config.providers)}")
         if model not in allowed and config.is_local(provider):
-            return FieldError(path, f"{model!r} is a program, and has to be allowed by its name")
+            return FieldError(path, f"{model!r} is a process or callable, and must be allowed by name")
     if job.total_timeout_s is not None and job.total_timeout_s > agent.total_timeout_s:
         return FieldError("total_timeout_s", f"agent {job.agent!r} allows at most {agent.total_timeout_s:g}")
     if isinstance(rules := agent.rules_for(job), FieldError):
@@ -714,7 +760,7 @@ def validate_job(config: Config, job: Job) -> FieldError | None:
     if job.input is not None:
         chain = agent.chain_for(job)
         if any(not config.is_local(config.provider_name(agent, model)) for model in chain):
-            return FieldError("input", f"agent {job.agent!r} is a chat agent and takes prompt or messages")
+            return FieldError("input", f"agent {job.agent!r} is a chat agent and needs prompt or messages")
     return None
 
 
@@ -731,7 +777,9 @@ def _params_objection(config: Config, agent: Agent, job: Job) -> FieldError | No
     for kind in sorted(kinds):
         if (problem := unknown_objection(job.params, kind, agent.allowed_params)) is not None:
             known = problem.path.partition(".")[0]
-            how = f"{why}, only such params pass; list {known!r} in agents.{job.agent}.allowed_params to let it pass"
+            how = (
+                f"{why}, only such params are allowed; list {known!r} in agents.{job.agent}.allowed_params to allow it"
+            )
             return FieldError(problem.path, f"{problem.message}: {how}")
     return None
 

@@ -115,7 +115,7 @@ class Job(Message):
         default=None, description="NATS subject that also receives the result: an inbox, or a subject below bw.replies."
     )
     metadata: dict[str, JsonValue] = Field(
-        default_factory=dict, description="Your own data; stored with the execution."
+        default_factory=dict, description="Your own data, stored with the execution."
     )
 
     @field_validator("reply_to")

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
         if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             _give_up(f"could not be tied to its supervisor: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != supervisor:
-        _give_up("its supervisor ended while it was being started")
+        _give_up("its supervisor ended during its start")
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
     except OSError as error:

@@ -80,7 +80,7 @@ class AlreadyRunningError(DataDirError):
         self.pid = pid
         who = "a process that has not written its pid yet" if pid is None else f"process {pid}"
         if pid is not None and not is_alive(pid):
-            who = f"what process {pid} has left behind (`fuser {path / _LOCK}` lists it)"
+            who = f"children of process {pid} that are still running (`fuser {path / _LOCK}` lists them)"
         super().__init__(
             f"a stack is already running here, held by {who}", path, "Stop that one, or name another data directory."
         )
@@ -193,7 +193,7 @@ class DataDir:
                 write_private(path, secrets.token_urlsafe(32))
             value = path.read_text(encoding="utf-8").strip()
         if not value:
-            raise DataDirError("the file of this secret is empty", path, "Delete it: a new secret is then made.")
+            raise DataDirError("the file of this secret is empty", path, "Delete it; a new secret is then created.")
         return value
 
     def secret_file(self, name: str) -> Path:
@@ -203,7 +203,7 @@ class DataDir:
             ValueError: the name has other characters than lower-case letters, digits, `-` and `_`.
         """
         if _SECRET_NAME.fullmatch(name) is None:
-            raise ValueError(f"{name!r} is no name for a secret: use lower-case letters, digits, '-' and '_'")
+            raise ValueError(f"{name!r} is not a valid name for a secret: use lower-case letters, digits, '-' and '_'")
         return self.path / _SECRETS / name
 
     def write_endpoints(self, endpoints: Endpoints) -> None:
@@ -248,7 +248,7 @@ def read_endpoints(path: Path) -> Endpoints:
         return Endpoints.model_validate_json(stored)
     except ValueError as error:
         raise DataDirError(
-            "these are not the endpoints of a stack of this version", file, "Start `breakwater up` again."
+            "these endpoints were written by another version", file, "Start `breakwater up` again."
         ) from error
 
 

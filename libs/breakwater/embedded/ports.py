@@ -27,7 +27,8 @@ class PortInUseError(BreakwaterError, RuntimeError):
 
     def __init__(self, port: int) -> None:
         super().__init__(
-            f"port {port} on {LOOPBACK} is in use: stop what holds it (`ss -ltnp` lists it), or name another port"
+            f"port {port} on {LOOPBACK} is in use: stop the program that uses it (`ss -ltnp` lists it), or "
+            "choose another port"
         )
 
 

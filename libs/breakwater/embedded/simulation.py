@@ -62,7 +62,7 @@ class Simulation:
                 answer.raise_for_status()
         except (ClientError, TimeoutError) as error:
             write_private(file, before.decode())
-            raise ConfigError(f"the simulated provider does not take the models of {config_file}: {error}") from error
+            raise ConfigError(f"the simulated provider refuses the models of {config_file}: {error}") from error
         return again.config_file
 
 

@@ -350,7 +350,7 @@ class Supervisor:
 
     def _launch(self, spec: ProcessSpec) -> Keeper:
         if spec.name in self.keepers:
-            raise ValueError(f"two processes of one stack are called {spec.name!r}: every name is used once")
+            raise ValueError(f"two processes of the stack have the name {spec.name!r}; names must be unique")
         if self._stopping:
             raise RuntimeError(f"{spec.name} cannot be started: the stack is being stopped")
         keeper = self.keepers[spec.name] = Keeper(spec, self._on_event, self._start)

@@ -60,34 +60,36 @@ class Reminders(Message):
         default=3600,
         ge=1,
         le=604_800,
-        description="Time from the opening to the first reminder; doubled for each further one.",
+        description="Time until the first reminder; doubled for each further one.",
     )
-    max_s: float = Field(default=86_400, ge=1, le=604_800, description="The longest time between reminders.")
+    max_s: float = Field(default=86_400, ge=1, le=604_800, description="Longest time between reminders.")
 
 
 class AnomalyRules(Message):
     """Rules for a minute of an agent, or a single execution, to be an anomaly."""
 
     deviations: Annotated[Annotated[float, Field(ge=3, le=100)] | None, Off] = Field(
-        default=6.0, description="How many typical deviations above the baseline are an anomaly; or `off`."
+        default=6.0, description="Number of typical deviations above the baseline that count as an anomaly, or `off`."
     )
     minimum_minutes: int = Field(
-        default=30, ge=5, le=10_000, description="Minutes with calls that the baseline must cover first."
+        default=30, ge=5, le=10_000, description="Minutes with calls that the baseline needs first."
     )
-    minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="A minute with fewer calls is not judged.")
+    minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="Minutes with fewer calls are ignored.")
     sustained_minutes: int = Field(
-        default=3, ge=1, le=60, description="Minutes in a row that must deviate, or be back at the baseline."
+        default=3, ge=1, le=60, description="Consecutive minutes that must deviate, or be back at the baseline."
     )
     execution_cost_usd: UsdAmount | None = Field(
-        default=None, description="An execution that costs more is an anomaly by itself."
+        default=None, description="An execution that costs more is an anomaly."
     )
     execution_duration_s: float | None = Field(
-        default=None, gt=0, description="An execution that takes longer is an anomaly by itself."
+        default=None, gt=0, description="An execution that takes longer is an anomaly."
     )
     cut_off_share: Annotated[Annotated[float, Field(gt=0, le=1)] | None, Off] = Field(
         default=0.2,
-        description="The share of an agent's last 50 answers (at least 10) cut off by the output limit "
-        "(`finish_reason: length`) that is an anomaly; or `off`.",
+        description=(
+            "Share of an agent's last 50 answers (at least 10) truncated by the output limit "
+            "(`finish_reason: length`) that counts as an anomaly, or `off`."
+        ),
     )
 
 
@@ -95,7 +97,7 @@ class QuietHours(Message):
     """Hours in which a channel holds back alerts, which are sent as one digest afterwards."""
 
     start: time = Field(description="Such as `22:00`.")
-    end: time = Field(description="Such as `07:00`; if earlier than `start`, on the next day.")
+    end: time = Field(description="Such as `07:00`; on the next day if earlier than `start`.")
     timezone: str = "UTC"
     but: Severity | None = Field(
         default="critical", description="Alerts of at least this severity are sent immediately."
@@ -138,13 +140,14 @@ class Route(Message):
     events: tuple[AlertEvent, ...] | None = None
     agents: tuple[Identifier, ...] | None = Field(
         default=None,
-        description="Only incidents of these agents; those of a shared breaker (`*`) belong to every agent.",
+        description="Filter by agents; incidents of a shared breaker (`*`) belong to every agent.",
     )
-    tenants: tuple[Identifier, ...] | None = Field(default=None, description="Only incidents of these tenants.")
-    severity: Severity | None = Field(default=None, description="Only incidents of at least this severity.")
+    tenants: tuple[Identifier, ...] | None = Field(default=None, description="Filter by tenants.")
+    severity: Severity | None = Field(default=None, description="Minimum severity.")
     quiet_hours: QuietHours | None = None
     rate_limit: Annotated[MessageLimit | None, Off] = Field(
-        default=MessageLimit(), description="Alerts above the limit are sent together as a digest; or `off`."
+        default=MessageLimit(),
+        description=("Maximum number of messages; alerts beyond it are sent together as a digest. Or `off`."),
     )
 
     def takes(self, alert: Alert) -> bool:

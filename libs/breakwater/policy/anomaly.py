@@ -406,7 +406,7 @@ _WORDS: Mapping[Measure, _Words] = {
         "Error rate",
         "share",
         "{shown} of {calls} of {agent} failed",
-        "lists what failed, and why",
+        "lists the failures and their reasons",
         lambda value: f"{value * 100:.3g} %",
         lambda value: round(value, 4),
     ),
@@ -414,7 +414,7 @@ _WORDS: Mapping[Measure, _Words] = {
         "Spending",
         "usd_per_minute",
         "{agent} spent {shown} on {calls}",
-        "lists what it spent money on",
+        "lists its most expensive executions",
         lambda value: money(round(value)),
         lambda value: usd_from_nano(round(value)),
     ),
@@ -422,14 +422,14 @@ _WORDS: Mapping[Measure, _Words] = {
         "Latency",
         "ms",
         "{agent} took {shown} for the median of {calls}",
-        "lists its calls, and how long each took",
+        "lists its calls and their durations",
         _milliseconds,
     ),
     "first_token": _Words(
         "Time to first token",
         "ms",
         "{agent} took {shown} to the first token, the median of {streams}",
-        "lists its calls; each one's page shows when its answer began",
+        "lists its calls; the page of each shows when its answer began",
         _milliseconds,
     ),
 }
@@ -489,7 +489,7 @@ def _text(agent: str, verdict: AnomalyChange, words: _Words) -> str:
             lasted = f"It has lasted since {moment(since)}, so about {baseline} is the baseline from now on"
             return f"{now}. {lasted}. To do: nothing, if this is intended."
         case "lapsed":
-            none = f"For {LAPSE} minutes {agent} made too few calls to judge"
+            none = f"For {LAPSE} minutes {agent} made too few calls for a judgement"
             return (
                 f"{none}. They had been unusual since {moment(since)}; {normal}. "
                 "To do: nothing, if it is meant to be idle."

@@ -75,33 +75,35 @@ class BreakerRules(Message):
     preset: Preset | None = Field(default=None, description="A named set of rules; settings next to it override it.")
     scope: BreakerScope = Field(
         default="agent_model",
-        description="Whose failures count together: this agent's on a model, all agents' on a model, or all agents' on "
-        "a provider.",
+        description=(
+            "Failures that count together: of this agent on a model, of all agents on a model, "
+            "or of all agents on a provider."
+        ),
     )
     errors: Annotated[int | None, Off] = Field(
-        default=None, ge=1, le=MAX_KEPT, description="Open at this many failures within `within_s`."
+        default=None, ge=1, le=MAX_KEPT, description="Opens at this many failures within `within_s`."
     )
     within_s: float = Field(
         default=60.0, gt=0, le=86_400, description="The rolling window of errors, same_error and failure_rate."
     )
     consecutive_failures: Annotated[int | None, Off] = Field(
-        default=3, ge=1, le=MAX_KEPT, description="Open at this many in a row."
+        default=3, ge=1, le=MAX_KEPT, description="Opens at this many consecutive failures."
     )
     same_error: Annotated[int | None, Off] = Field(
         default=5,
         ge=1,
         le=MAX_KEPT,
-        description="Open when the same error occurs this often within `within_s`, even with successes in between.",
+        description=("Opens if the same error occurs this often within `within_s`, even with successes in between."),
     )
     failure_rate: Annotated[float | None, Off] = Field(
-        default=None, gt=0, le=1, description="Open when this share of the calls within `within_s` failed."
+        default=None, gt=0, le=1, description="Opens if this share of the calls within `within_s` failed."
     )
     minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="Calls needed to judge the failure rate.")
     cooldown_s: float = Field(
-        default=60.0, gt=0, le=86_400, description="How long calls are refused before a probe is admitted."
+        default=60.0, gt=0, le=86_400, description="Time that calls are refused before a probe is admitted."
     )
     cooldown_growth: float = Field(
-        default=1.0, ge=1, le=10, description="Each failed probe multiplies the next cool-down by this."
+        default=1.0, ge=1, le=10, description="Factor by which each failed probe extends the next cool-down."
     )
     max_cooldown_s: float = Field(default=3600.0, gt=0, le=86_400, description="The longest cool-down.")
     cooldown_jitter: float = Field(

@@ -62,9 +62,9 @@ def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, E
         return "worker_lost", WORKER_LOST.error_info()
     if last is None or last.error is None:
         if reason == "error":
-            what = "the config no longer has the model that this job was at"
+            what = "the model that this job was using is no longer in the config"
             return reason, ErrorInfo(kind="invalid", class_="ConfigChangedError", message=what)
-        what = "the job's total timeout passed before it could call"
+        what = "the job's total timeout expired before it could make a call"
         return reason, ErrorInfo(kind="timeout", class_="TotalTimeoutError", message=what)
     # Worth retrying as soon as the first of its models is.
     refusals = [one.error for one in attempts if one.refused_reason == reason == "breaker_open"]

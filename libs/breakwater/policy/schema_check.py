@@ -43,7 +43,7 @@ _WORDS = {
     "enum": "should be one of {}",
     "const": "should be {}",
     "uniqueItems": "has an item twice",
-    "unevaluatedProperties": "has properties that are named nowhere in the schema",
+    "unevaluatedProperties": "has properties that the schema does not define",
     "unevaluatedItems": "has more items than the schema allows",
 }
 
@@ -73,12 +73,12 @@ def _words(error: ValidationError) -> str:
         return f"may not have {named}{f' and {len(more) - 5} more' if len(more) > 5 else ''}"
     if keyword in {"anyOf", "oneOf"}:
         if not error.context:
-            return "fits more than one of the forms it may have; should fit exactly one"
+            return "matches more than one of the allowed forms; should match exactly one"
         types = [
             form.get("type") if isinstance(form, dict) else None for form in cast(list[dict[str, Any] | bool], asked)
         ]
         if not all(isinstance(kind, str) for kind in types):
-            return "has none of the forms it may have"
+            return "matches none of the allowed forms"
         return f"should be {_kinds(cast(list[str], types))}, is {_kind(found)}"
     if keyword in _WORDS:
         return _WORDS[keyword].format(_json(asked))
@@ -121,7 +121,7 @@ MAX_PROBLEMS = 10
 MIN_STEPS, STEPS_PER_VALUE = 2_000, 10
 """Number of references that one check may follow. Alternatives that refer to themselves could take for ever."""
 
-_INTRICATE = "$: is too deep or too intricate to be checked"
+_INTRICATE = "$: is too deep or too complex to check"
 
 
 class SchemaCheck:
@@ -145,7 +145,7 @@ class SchemaCheck:
         probes: tuple[JsonValue, ...] = (None, {}, [], "", 0)
         for probe in probes:
             if self.problems(probe) == (_INTRICATE,):
-                raise ValueError("is a JSON schema that refers to itself without end")
+                raise ValueError("is a JSON schema with an endless reference to itself")
 
     def problems(self, value: JsonValue) -> tuple[str, ...]:
         """The mistakes of a value, each with its path; empty where it satisfies the schema."""
@@ -246,24 +246,26 @@ def _require_safe(schema: _Schema) -> None:
     for path, place in places.items():
         for keyword, instead in _REFUSED.items():
             if keyword in place:
-                raise ValueError(f"{path}.{keyword}: is not taken here; {instead}")
+                raise ValueError(f"{path}.{keyword}: is not supported; {instead}")
         if path != "$" and "$id" in place:
-            raise ValueError(f"{path}.$id: is taken at the root alone")
+            raise ValueError(f"{path}.$id: is supported only at the root")
         if "pattern" in place:
             pattern = str(place["pattern"])
             try:
                 _compiled(pattern)
             except re2.error as wrong:
                 raise ValueError(
-                    f"{path}.pattern: {pattern[:100]!r} is not a regular expression that RE2 takes: {wrong}"
+                    f"{path}.pattern: {pattern[:100]!r} is not a regular expression that RE2 supports: {wrong}"
                 ) from None
         if (ref := place.get("$ref")) is None:
             continue
         if not str(ref).startswith("#"):
-            raise ValueError(f"{path}.$ref: only schemas within this one are followed; write it like '#/$defs/name'")
+            raise ValueError(
+                f"{path}.$ref: only references within this schema are supported; write it like '#/$defs/name'"
+            )
         try:
             target = resolver.lookup(str(ref)).contents
         except Unresolvable:
             target = None
         if not isinstance(target, bool) and not any(target is known for known in places.values()):
-            raise ValueError(f"{path}.$ref: {str(ref)[:100]!r} leads to no schema; write it like '#/$defs/name'")
+            raise ValueError(f"{path}.$ref: {str(ref)[:100]!r} refers to no schema; write it like '#/$defs/name'")

@@ -155,7 +155,7 @@ def request_body(call: Call) -> dict[str, Any]:
     }
     for name, nothing in _NO_COUNTERPART.items():
         if name in params and params.pop(name) != nothing:
-            raise refused(f"the param {name!r} is not known to Anthropic", name)
+            raise refused(f"the param {name!r} is not supported by Anthropic", name)
     system, turns = _conversation(call.messages)
     system = [*_blocks(params.get("system")), *system]
     body: dict[str, Any] = {
@@ -195,7 +195,7 @@ def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Anthropic
                 result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
                 role, blocks = "user", [result | content]
             case unknown:
-                raise refused(f"messages of the role {unknown!r} are not known to Anthropic", "messages")
+                raise refused(f"messages with the role {unknown!r} are not supported by Anthropic", "messages")
         blocks = _marked(blocks, message)
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
@@ -227,7 +227,7 @@ def _block(part: Mapping[str, Any]) -> AnthropicBlock:
         case "refusal":
             return {"type": "text", "text": part.get("refusal")}
         case "input_audio" | "file" as kind:
-            raise refused(f"content of the type {kind!r} is not known to Anthropic", "messages")
+            raise refused(f"content of type {kind!r} is not supported by Anthropic", "messages")
         case _:
             return dict(part)
 
@@ -293,7 +293,7 @@ def _tool_choice(choice: Any) -> dict[str, Any] | None:
         case {"type": "auto" | "any" | "tool" | "none"}:
             return dict(choice)
         case _:
-            raise refused("this 'tool_choice' is not known to Anthropic", "tool_choice")
+            raise refused("this 'tool_choice' is not supported by Anthropic", "tool_choice")
 
 
 def _output_config(call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def _output_config(call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             config["format"] = {"type": "json_schema", "schema": schema}
         case other:
-            text = f"the response_format {fields(other).get('type')!r} is not known to Anthropic"
+            text = f"the response_format {fields(other).get('type')!r} is not supported by Anthropic"
             raise refused(text, "response_format")
     return config
 

@@ -134,7 +134,7 @@ def silence(call: Call) -> str:
     if call.streaming is None or not call.streaming.answer.length:
         return f"no answer within {call.timeout_s:g} s"
     idle_s = call.streaming.idle_timeout_s
-    return f"nothing came for {idle_s:g} s, or the job's time was over, in the middle of the answer"
+    return f"the answer stalled for {idle_s:g} s, or the job's time limit was reached in the middle of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,14 +251,14 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 def _without_user(url: object) -> object:
     # A config is shown and logged, and its URLs with it.
     if isinstance(url, str) and "@" in re.split(r"[/?#\\]", url.partition("://")[2], maxsplit=1)[0]:
-        raise ValueError("must hold no user and no password; a secret is named by itself, from the environment")
+        raise ValueError("must not contain user and password; set the secret separately")
     return url
 
 
 def _sendable(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or re.search(r"[\r\n\0]", value):
-            raise ValueError(f"{name!r} has a name or a value that no HTTP header may have")
+            raise ValueError(f"{name!r} is not a valid HTTP header")
     return headers
 
 
@@ -283,8 +283,10 @@ class LocalSettings(ProviderSettings):
 
     cost_per_call_usd: UsdAmount | None = Field(
         default=None,
-        description="What a call costs where it does not report it itself; its worst case for budgets. "
-        "Unknown where absent, and refused under a hard budget.",
+        description=(
+            "Cost of a call that does not report its own, and its worst case for budgets. "
+            "Without it the cost is unknown, and calls are refused under a hard budget."
+        ),
     )
 
 

@@ -150,7 +150,7 @@ def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | 
     if status is None:
         status = status_in_words(failure.code, failure.type, failure.message)
     if status is None:
-        return BrokenAnswer(f"a {answered} that carries an error: {failure.message}", answered)
+        return BrokenAnswer(f"a {answered} with an error in its body: {failure.message}", answered)
     return replace(failure, status=status)
 
 
@@ -314,18 +314,18 @@ _CLASS_BY_ERRNO = {
 
 _WORDS = {
     "ConnectionRefusedError": "the provider's server refused the connection: it is not running, or not at this address",
-    "ConnectionResetError": "the connection to the provider broke; the request may be sent again",
-    "HostUnreachableError": "no way leads to the provider's server: check the network",
-    "DnsError": "the name of the provider's server is not known: check base_url and the name server",
-    "TlsError": "no encrypted connection to the provider came about: check whether base_url should begin with https",
-    "ServerDisconnectedError": "the provider closed the connection without an answer; the request may be sent again",
-    "ClientResponseError": "what the provider's server answered is not HTTP: check base_url",
-    "TruncatedAnswerError": "the answer broke off with the connection; the request may be sent again",
+    "ConnectionResetError": "the connection to the provider was lost; the request may be sent again",
+    "HostUnreachableError": "there is no route to the provider's server: check the network",
+    "DnsError": "the host name of the provider can't be resolved: check base_url and DNS",
+    "TlsError": ("no TLS connection to the provider could be made: check whether base_url should begin with https"),
+    "ServerDisconnectedError": "the provider closed the connection without a response; the request may be sent again",
+    "ClientResponseError": "the provider's response is not HTTP: check base_url",
+    "TruncatedAnswerError": "the connection was lost in the middle of the answer; the request may be sent again",
 }
 _CERTIFICATES = {
     9: "is not valid yet: check the clock",
     10: "has expired",
-    18: "is signed by itself: have the system trust it",
+    18: "is self-signed: add it to the trusted certificates of the system",
     19: "is signed by an authority that the system does not trust",
     20: "is signed by an authority that the system does not trust",
     62: "is for another host than base_url names",

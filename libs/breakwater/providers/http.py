@@ -113,7 +113,9 @@ class Credential:
 def _read(ref: SecretRef) -> str:
     value = ref.read()
     if not (value.isascii() and value.isprintable()):
-        raise ConfigError(f"{_source(ref)} holds line breaks or other characters that no HTTP header can carry")
+        raise ConfigError(
+            f"{_source(ref)} contains line breaks or other characters that are not allowed in an HTTP header"
+        )
     return value
 
 
@@ -327,7 +329,7 @@ class HttpProvider:
         reason = chosen.finish_reason
         failure: CallFailure | None = None
         if reason in INTERRUPTED:
-            failure = BrokenAnswer(f"the provider broke the answer off (finish_reason: {reason})", status)
+            failure = BrokenAnswer(f"the provider aborted the answer (finish_reason: {reason})", status)
         elif chosen.output is None:
             words = f"the answer has no text and no tool call (finish_reason: {reason or 'none'})"
             failure = NothingSaid(reason, words, status)
@@ -390,4 +392,4 @@ def _checked_origin(url: str) -> URL:
         parsed = URL(url, encoded=True)
         return parsed.origin().with_port(parsed.explicit_port)
     except ValueError as error:
-        raise ConfigError("base_url is not a URL that can be called") from error
+        raise ConfigError("base_url is not a valid URL") from error

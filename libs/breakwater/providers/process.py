@@ -67,8 +67,10 @@ class ProcessLimits(Message):
         default=None,
         ge=1,
         le=1 << 20,
-        description="Processes and threads of its user, those of the worker included if that is the same one. The "
-        "kernel does not apply it to root.",
+        description=(
+            "Processes and threads of its user, including the worker's if it is the same user. "
+            "The kernel does not apply it to root."
+        ),
     )
     open_files: int | None = Field(default=None, ge=4, le=1 << 20, description="Open files, sockets and pipes.")
 
@@ -98,17 +100,21 @@ class ProcessSettings(LocalSettings):
     )
     wrapper: tuple[Annotated[str, NoNul], ...] = Field(
         default=(),
-        description="A program with its arguments that runs the command, which is appended: bwrap, nsjail, docker run. "
-        "It gets stdin, stdout and the environment, and has to pass them on.",
+        description=(
+            "A program with its arguments that runs the command, which is appended: bwrap, "
+            "nsjail, docker run. It must pass on stdin, stdout and the environment."
+        ),
     )
     limits: ProcessLimits = ProcessLimits()
     cwd: Path | None = Field(
-        default=None, description="Its working directory; by default an empty one of its own, removed afterwards."
+        default=None, description="Working directory; default: a new empty one, removed afterwards."
     )
     env: dict[EnvName, EnvValue] = Field(
         default_factory=dict,
-        description="Its environment, as texts or as {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}, with "
-        f"{', '.join(INHERITED)}. It inherits nothing else of the worker's.",
+        description=(
+            "Environment, as texts or as {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}, "
+            f"with {', '.join(INHERITED)}. It inherits nothing else from the worker."
+        ),
     )
     max_output_bytes: int = Field(
         default=4 * MIB, ge=1, le=64 * MIB, description="A program that prints more is killed."
@@ -120,7 +126,7 @@ class ProcessSettings(LocalSettings):
         if cwd is not None and not cwd.is_dir():
             raise ConfigError(f"cwd of the program {self.command[0]}: there is no directory {cwd}")
         if (limits := self.limits.by_number()) and sys.platform != "linux":
-            raise ConfigError(f"limits of the program {self.command[0]}: only Linux has them")
+            raise ConfigError(f"limits of the program {self.command[0]}: only Linux supports them")
         secrets = {name: value.read() for name, value in self.env.items() if isinstance(value, SecretRef)}
         texts = {name: value for name, value in self.env.items() if isinstance(value, str)}
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
@@ -341,7 +347,7 @@ class ProcessProvider:
         try:
             response = Response.model_validate(printed)
         except ValidationError as error:
-            raise _failed(f"printed JSON that is no response: {first_problem(error)}") from error
+            raise _failed(f"printed JSON that is not a valid response: {first_problem(error)}") from error
         if response.status == "success" and response.code == 0:
             said = "".join(lines.pieces.texts) or None
             return response.answer(said if response.result is None else response.result, self._program.cost_per_call)

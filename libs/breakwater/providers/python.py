@@ -57,7 +57,7 @@ class NonRetryableError(BreakwaterError):
     def __init__(self, message: str, *, status: int = 422) -> None:
         if not 400 <= status < 500 and status != 501:
             raise ValueError(
-                f"a refusal has a status of 4xx or 501, not {status}; raise any other exception to be retried"
+                f"a refusal needs a status of 4xx or 501, not {status}; raise any other exception for a retry"
             )
         super().__init__(message)
         self.status = status
@@ -129,7 +129,7 @@ class PythonProvider:
         if not in_time:
             raise CallError(TransportFailure("timeout", "TimeoutError", silence(call)), maybe_billed=True)
         if task.cancelled():
-            raise _failed("CancelledError", "the callable has cancelled itself")
+            raise _failed("CancelledError", "the callable cancelled itself")
         error = task.exception()
         if isinstance(error, CallError):
             raise error
@@ -178,7 +178,7 @@ class PythonProvider:
         try:
             spent = Spent.model_validate({"usage": reply.usage, "cost_usd": reply.cost_usd})
         except ValidationError as error:
-            raise _failed("BackendFailureError", f"reported what can't be counted: {first_problem(error)}") from error
+            raise _failed("BackendFailureError", f"reported an invalid amount: {first_problem(error)}") from error
         return spent.answer(_json(reply.result, self._shown), self._cost_per_call)
 
 
@@ -187,7 +187,7 @@ async def _gathered(running: AsyncIterator[Any], pieces: Pieces) -> Reply:
     reply: Reply | None = None
     async for piece in running:
         if reply is not None or not isinstance(piece, str | Reply):
-            raise _failed("BackendFailureError", "yielded what is neither a text nor, at the end, a Reply")
+            raise _failed("BackendFailureError", "yielded something other than texts and a final Reply")
         if isinstance(piece, str):
             pieces.put(piece)
         else:
@@ -201,7 +201,9 @@ def _json(result: Any, shown: Shown) -> JsonValue:
     try:
         return from_json(json.dumps([result], allow_nan=False), allow_inf_nan=False)[0]
     except (TypeError, ValueError, RecursionError) as error:
-        raise _failed("BackendFailureError", f"returned what is not JSON: {shown.text(str(error))}") from error
+        raise _failed(
+            "BackendFailureError", f"returned something that is not JSON: {shown.text(str(error))}"
+        ) from error
 
 
 def _failed(class_name: str, message: str) -> CallError:

@@ -382,7 +382,7 @@ CANT_RUN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "against the config": (
         {"agent": "writer", "input": 1},
         {},
-        "input: agent 'writer' is a chat agent and takes prompt or messages",
+        "input: agent 'writer' is a chat agent and needs prompt or messages",
     ),
     "too long": (
         {"agent": "writer", "prompt": "x" * 1_002_000},

@@ -180,7 +180,7 @@ async def test_the_json_of_a_program_is_the_text_of_the_message(plane: OpenAIPla
 
 
 async def test_what_a_fallback_of_another_dialect_can_not_take_is_refused(plane: OpenAIPlane) -> None:
-    with pytest.raises(openai.BadRequestError, match="'logit_bias' is not known to Anthropic") as refused:
+    with pytest.raises(openai.BadRequestError, match="'logit_bias' is not supported by Anthropic") as refused:
         await plane.sdk().chat.completions.create(model="backed-up", logit_bias={"1": 1}, **ASK)
     assert refused.value.param == "logit_bias"
 

@@ -25,9 +25,9 @@ _OPEN_FILES = 8192  # the engine holds three for each of its threads, and those 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m breakwater.embedded.clickhouse", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="data directory; made when missing")
-    parser.add_argument("--port", type=int, required=True, help="port of the loopback; 0 takes a free one")
-    parser.add_argument("--user", required=True, help="the user that writes")
+    parser.add_argument("--data", type=Path, required=True, help="data directory; created if missing")
+    parser.add_argument("--port", type=int, required=True, help="port on loopback; 0 picks a free one")
+    parser.add_argument("--user", required=True, help="name of the user that may write")
     parser.add_argument("--password-file", type=Path, required=True, help="file with the user's password")
     parser.add_argument("--reader-password-file", type=Path, help="file with the password of `reader`, who only reads")
     return parser.parse_args(argv)

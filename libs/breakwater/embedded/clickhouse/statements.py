@@ -70,7 +70,7 @@ class ClickHouseError(BreakwaterError):
         """Makes the error (HTTP 501) for a feature of ClickHouse that this process does not have."""
         return cls.of(
             ErrorCode.NOT_IMPLEMENTED,
-            f"The local ClickHouse of Breakwater does not have {feature}; use a real ClickHouse server for it",
+            (f"Breakwater's local ClickHouse does not support {feature}; use a real ClickHouse server for it"),
         )
 
     @classmethod
@@ -78,7 +78,7 @@ class ClickHouseError(BreakwaterError):
         """Reads the text of chdb's exception, without what it wraps around the engine's own."""
         found = _ENGINE_TEXT.search(text)
         if found is None:
-            return cls.of(ErrorCode.UNKNOWN_EXCEPTION, text.strip() or "the engine failed without saying why")
+            return cls.of(ErrorCode.UNKNOWN_EXCEPTION, text.strip() or "the engine failed without giving a reason")
         return cls(int(found[1]), _VERSION_TEXT.sub("", found[0]))
 
     @property

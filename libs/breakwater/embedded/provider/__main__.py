@@ -29,7 +29,7 @@ async def _serve(provider: SimulatedProvider) -> None:
 def main() -> int:
     """Serves until SIGINT or SIGTERM. Returns the exit status: 2 for a mistake in the script or the port."""
     parser = argparse.ArgumentParser(prog="python -m breakwater.embedded.provider", description=__doc__)
-    parser.add_argument("--port", type=int, required=True, help="0 takes a free one; the first log line names it")
+    parser.add_argument("--port", type=int, required=True, help="0 picks a free port; the first log line names it")
     parser.add_argument("--script", type=Path, required=True, metavar="FILE", help="the behaviour, in JSON")
     parser.add_argument("--name", help="of this host for others: listens on all addresses, not the loopback alone")
     arguments = parser.parse_args()

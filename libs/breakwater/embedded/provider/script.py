@@ -228,7 +228,7 @@ def build_script(content: object) -> ProviderScript:
     try:
         return read(content)  # pyright: ignore[reportArgumentType]  # bytes go to the reader of JSON
     except ValidationError as error:
-        raise ScriptError("the provider script has mistakes:\n  " + "\n  ".join(mistakes(error))) from None
+        raise ScriptError("the provider script has errors:\n  " + "\n  ".join(mistakes(error))) from None
 
 
 def mistakes(error: ValidationError) -> list[str]:
