@@ -86,8 +86,12 @@ def run_service(name: str) -> int:
                 settings.metrics_host, settings.metrics_port, None if token is None else token.get_secret_value()
             )
         tracing.start(name)
-    except (ConfigError, ValidationError) as error:
+    except ConfigError as error:
         sys.stderr.write(f"{error}\n")
+        return os.EX_CONFIG
+    except ValidationError as error:
+        for one in error.errors(include_url=False, include_input=False):
+            sys.stderr.write(f"BREAKWATER_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}\n")
         return os.EX_CONFIG
     # Everything built so far stays, and nearly everything later is freed by reference counting. Python's default
     # cycle collection took a quarter of the time of a `request` with 50 streams.

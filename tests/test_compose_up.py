@@ -218,3 +218,12 @@ def test_a_missing_key_ends_the_start_and_is_named(tmp_path: Path) -> None:
     assert all("setup" in services[name]["depends_on"] for name in NAMES)
     services["check"]["environment"] = {"OPENAI_API_KEY": "sk-test"}
     assert containers.run("check")[0] == 0
+
+
+def test_settings_that_are_wrong_are_named_by_their_variables(tmp_path: Path) -> None:
+    services = load({**GIVEN, "BW_PLANE_KEY": "too-short"})["services"]
+    containers = Containers(tmp_path, services, {})
+    containers.running["worker"] = containers.start("worker")
+    assert containers.running["worker"].wait(60) == os.EX_CONFIG
+    assert containers.log("worker").startswith("BREAKWATER_PLANE_KEY: ")
+    assert "too-short" not in containers.log("worker")
