@@ -43,7 +43,7 @@ lint: .venv/dev.stamp ## Check format, style and the import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/lint-imports --no-cache
 
-format: .venv/dev.stamp ## Format the code and mend what can be mended
+format: .venv/dev.stamp ## Format the code and fix what can be fixed automatically
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

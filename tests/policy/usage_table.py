@@ -245,7 +245,7 @@ ROWS = (
     ),
     Row(
         "any",
-        "texts of digits, whole floats",
+        "numbers as strings or whole floats",
         "as numbers",
         OURS,
         {"prompt_tokens": "100", "completion_tokens": 50.0, "total_tokens": " 150 "},
@@ -272,7 +272,7 @@ ROWS = (
     Row(
         "any",
         "two figures of the same tokens",
-        "the dearer reading",
+        "the more expensive reading",
         OURS,
         {**BASE, "prompt_cache_hit_tokens": 80, "prompt_tokens_details": {"cached_tokens": 20}},
         190_000,
@@ -280,7 +280,7 @@ ROWS = (
     ),
     Row(
         "any",
-        "0 for input, or for the output of an answer that says something",
+        "0 for input, or for the output of an answer with content",
         "by the texts",
         OURS,
         {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
@@ -289,8 +289,8 @@ ROWS = (
     ),
     Row(
         "any",
-        "negative, or no number",
-        "input by the texts, output as reserved, all else not at all",
+        "negative, or not a number",
+        "input by the texts, output as reserved, everything else ignored",
         OURS,
         {"prompt_tokens": -100, "completion_tokens": 50},
         None,
