@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 def money(amount: int | str | None) -> str:
     """An amount for people: from one dollar up to the cent, below it to three significant digits, half to even.
 
-    `$1,204.20`, `$0.00475`, `$0.00`; `unknown` for None. Nano-dollars, or USD as it is on the wire.
+    `$1,204.20`, `$0.00475`, `$0.25`, `$0.00`; `unknown` for None. Nano-dollars, or USD as it is on the wire.
     """
     if amount is None:
         return "unknown"
     usd = _usd(amount)
-    return _written(round(usd, 2 if not usd or abs(usd) >= 1 else 2 - usd.adjusted()))
+    rounded = round(usd, 2 if not usd or abs(usd) >= 1 else 2 - usd.adjusted())
+    # A rounded amount keeps its zeros, which count: `$0.0390`.
+    return _written(round(rounded, 2) if abs(rounded) >= 1 else rounded, keep_zeros=rounded != usd)
 
 
 def exact_money(amount: int | str | None) -> str:
@@ -33,7 +35,8 @@ def exact_money(amount: int | str | None) -> str:
 def moneys(*amounts: int) -> tuple[str, ...]:
     """Amounts that a text compares: rounded, or exact where different ones would look equal."""
     shown = tuple(map(money, amounts))
-    return shown if len(set(shown)) == len(set(amounts)) else tuple(map(exact_money, amounts))
+    different = len({text.rstrip("0") for text in shown}) == len(set(amounts))
+    return shown if different else tuple(map(exact_money, amounts))
 
 
 def typed_money(nano: int) -> str:
@@ -50,9 +53,9 @@ def _usd(amount: int | str) -> Decimal:
     return Decimal(amount) if isinstance(amount, str) else Decimal(amount).scaleb(-9)
 
 
-def _written(usd: Decimal) -> str:
+def _written(usd: Decimal, *, keep_zeros: bool = False) -> str:
     whole, _, places = f"{abs(usd):,f}".partition(".")
-    return f"{'-' if usd < 0 else ''}${whole}.{places.rstrip('0').ljust(2, '0')}"
+    return f"{'-' if usd < 0 else ''}${whole}.{(places if keep_zeros else places.rstrip('0')).ljust(2, '0')}"
 
 
 def percent(share: float | None) -> str:
