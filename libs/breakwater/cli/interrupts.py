@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
@@ -44,6 +45,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """
     import asyncio  # a tenth of the time that `breakwater --help` may take
 
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(work)  # signals arrive in the main thread alone
     before, interrupted = signal.getsignal(signal.SIGINT), False
 
     async def main() -> T | None:

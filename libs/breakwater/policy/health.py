@@ -114,14 +114,17 @@ def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, afforda
 
 
 def combined(parts: Mapping[str, Verdict]) -> Verdict:
-    """Health of several parts, by name: `unhealthy` if all are, `degraded` if any is not healthy."""
+    """Health of several agents or models, by name: `unhealthy` if all are, `degraded` if any is not healthy."""
     for health in ("unhealthy", "degraded"):
         for name, part in parts.items():
             if part.health == health:
                 is_down = all(one.health == "unhealthy" for one in parts.values())
                 reason = part.health_reason if len(parts) == 1 else f"{name}: {part.health_reason}"
                 return Verdict("unhealthy" if is_down else "degraded", reason)
-    return next((one for one in parts.values() if one != UNCALLED), UNCALLED)
+    called = [one for one in parts.values() if one != UNCALLED]
+    if not called:
+        return UNCALLED
+    return called[0] if len(parts) == 1 else Verdict("healthy", "healthy for all agents")
 
 
 def _of_calls(calls: CallHealth) -> Verdict:
