@@ -86,6 +86,7 @@ class ExecutionPage:
             # In a thread, as other pages can't wait for long texts.
             conversation=None if raw else await asyncio.to_thread(conversation, execution),
             branches=_branches(tree.value),
+            ancestors=_ancestors(tree.value),
             tree=tree,
         )
 
@@ -293,6 +294,16 @@ def _branches(tree: Tree | None) -> list[Branch]:
         listed.append(branch)
         stack += [Branch(branch.depth + 1, child) for child in reversed(branch.node.children)]
     return listed
+
+
+def _ancestors(tree: Tree | None) -> list[str]:
+    """The ids of the executions above the one that the tree was asked for, from the root down."""
+    path: list[str] = []
+    for branch in _branches(tree):
+        path = [*path[: branch.depth], branch.node.execution_id]
+        if tree is not None and path[-1] == tree.execution_id:
+            return path[:-1]
+    return []
 
 
 def _progress(execution_id: str) -> str:

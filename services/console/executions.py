@@ -1,8 +1,8 @@
-"""All executions: filtered, searched, and paged through, however many there are."""
+"""All runs and executions: filtered, searched, and paged through, however many there are."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, get_args
@@ -22,24 +22,33 @@ from breakwater.analytics.search import (
     count,
     facets,
     largest,
+    largest_runs,
     search,
+    search_runs,
+    steps,
 )
 from breakwater.analytics.window import TimeWindow
 from breakwater.contracts.execution import ExecutionSummary, Status
 from breakwater.contracts.types import NANO_PER_USD
-from breakwater.views.executions import COLUMNS
+from breakwater.views.executions import COLUMNS, RUNS, STEPS, Step, in_tree
 from services.console.pages import HEADERS, Fetched, PageContext, fetched
 from services.console.tables import PageTable, csv_headers, csv_text
 from services.console.time_range import BY_DATA
-from services.console.visits import ReadModels, Visit, shown, visit_of
+from services.console.visits import PartReader, ReadModels, Visit, shown, visit_of
+
+_Page = Page[Any]
+"""Of runs or of executions."""
 
 PAGE = 50
+MOST_STEPS = 200
+"""Rows that a run unfolds into."""
 ID = "list"
 SAVED_AT_ONCE = 1_000
 MAX_SAVED = 200_000
 """Executions in a CSV; `breakwater executions export` has no limit."""
 
-_NAMES = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "error_kind", "text", "min_cost")
+_FILTERS = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "run_id", "error_kind")
+_NAMES = (*_FILTERS, "text", "min_cost")
 
 
 def routes(context: PageContext) -> list[Route]:
@@ -48,16 +57,8 @@ def routes(context: PageContext) -> list[Route]:
     async def show(request: Request) -> Response:
         visit = visit_of(context, request)
         if visit.get("csv") != ID:
-            return await shown(
-                context,
-                request,
-                "executions.html",
-                view,
-                default_range=BY_DATA,
-                page=_page,
-                number=_number,
-                facets=_facets,
-            )
+            parts: dict[str, PartReader] = {"page": _page, "number": _number, "facets": _facets, "unfolded": _unfolded}
+            return await shown(context, request, "executions.html", view, default_range=BY_DATA, **parts)
         asked = _asked(visit)
         if asked.wrong:
             return context.pages.plain(request, 400, "Nothing was saved", asked.wrong)
@@ -81,6 +82,10 @@ class ExecutionsAsked:
     newer: Cursor | None
     size: SortColumn | None
     """The order; None for the latest first."""
+    flat: bool
+    """True for executions; False for their runs."""
+    open: str
+    """The run that is unfolded."""
     wrong: str
     """The reason why a filter can't be used, and why there is none then."""
 
@@ -90,13 +95,15 @@ def _asked(visit: Visit) -> ExecutionsAsked:
     window, before, after = visit.time_range.window, visit.get("before"), visit.get("after")
     wanted = visit.get("sort").removeprefix("-")
     size = next((one for one in get_args(SortColumn) if one == wanted), None)
+    flat = bool(visit.get("flat"))
+    unfolded = "" if flat else visit.get("open") or given.get("run_id", "")
     try:
         filters = filters_of(given, window)
         older = Cursor.parse(after) if after else None
         newer = Cursor.parse(before) if before and not after else None
     except ValueError as error:
-        return ExecutionsAsked(given, filters_of({}, window), None, None, size, str(error))
-    return ExecutionsAsked(given, filters, older, newer, size, "")
+        return ExecutionsAsked(given, filters_of({}, window), None, None, size, flat, unfolded, str(error))
+    return ExecutionsAsked(given, filters, older, newer, size, flat, unfolded, "")
 
 
 def _is_slow(visit: Visit, asked: ExecutionsAsked) -> bool:
@@ -104,13 +111,24 @@ def _is_slow(visit: Visit, asked: ExecutionsAsked) -> bool:
     return asked.filters.text is not None or (asked.size is not None and visit.time_range.is_long)
 
 
-async def _page(visit: Visit, models: ReadModels) -> Fetched[Page[ExecutionSummary]]:
-    asked, database = _asked(visit), models.analytics
-    if asked.size is None:
-        found = search(database, asked.filters, after=asked.older, before=asked.newer, limit=PAGE)
-    else:
-        found = _sorted_page(database, asked, smallest=visit.get("sort").startswith("-"))
-    return await visit.part(found, slow=_is_slow(visit, asked))
+async def _page(visit: Visit, models: ReadModels) -> Fetched[_Page]:
+    asked = _asked(visit)
+    return await visit.part(_found(models.analytics, visit, asked), slow=_is_slow(visit, asked))
+
+
+async def _found(database: Analytics, visit: Visit, asked: ExecutionsAsked) -> _Page:
+    if asked.size is not None:
+        smallest = visit.get("sort").startswith("-")
+        ordered: Any = largest if asked.flat else largest_runs
+        return Page(await ordered(database, asked.filters, asked.size, smallest=smallest, limit=PAGE))
+    matching = search if asked.flat else search_runs
+    return await matching(database, asked.filters, after=asked.older, before=asked.newer, limit=PAGE)
+
+
+async def _unfolded(visit: Visit, models: ReadModels) -> Fetched[list[Step]]:
+    run_id = _asked(visit).open
+    found = await fetched(steps(models.analytics, run_id)) if run_id else Fetched(())
+    return Fetched(in_tree(found.value or ()), found.problem)
 
 
 def _number(visit: Visit, models: ReadModels) -> Awaitable[Fetched[int]]:
@@ -123,18 +141,25 @@ def _facets(visit: Visit, models: ReadModels) -> Awaitable[Fetched[Facets]]:
     return visit.part(facets(models.analytics, visit.time_range.window), slow=slow)
 
 
-def view(visit: Visit, page: Fetched[Page[ExecutionSummary]], **_: object) -> dict[str, Any]:
-    """A page of executions, with the form of their filters."""
+def view(visit: Visit, page: Fetched[_Page], **_: object) -> dict[str, Any]:
+    """A page of runs or executions, with the form of their filters."""
     asked, time_range = _asked(visit), visit.time_range
-    lines = page.value.lines if page.value else ()
+    lines: Sequence[Any] = page.value.lines if page.value else ()
+    kept = {"flat": "1"} if asked.flat else {}
+    columns: Any = COLUMNS if asked.flat else RUNS
 
-    def link(**cursor: str) -> str:
-        return f"/executions?{urlencode({**asked.given, **time_range.query, **cursor})}"
+    def link(**others: str) -> str:
+        return f"/executions?{urlencode({**asked.given, **time_range.query, **kept, **others})}"
 
     return {
         "given": asked.given,
         "wrong": asked.wrong,
-        "table": PageTable(visit.address, ID, "Executions", COLUMNS, lines, prefix="", filterable=False),
+        "table": PageTable(visit.address, ID, "Executions", columns, lines, prefix="", filterable=False),
+        "kept": kept,
+        "open": asked.open,
+        "steps": STEPS,
+        "most_steps": MOST_STEPS,
+        "forms": [("Runs", link(flat=""), not asked.flat), ("Executions", link(flat="1"), asked.flat)],
         "sort": visit.get("sort") if asked.size else "",
         "statuses": [(status, None) for status in get_args(Status)],
         "newer": link(before=page.value.newer.text) if page.value and page.value.newer else None,
@@ -142,11 +167,6 @@ def view(visit: Visit, page: Fetched[Page[ExecutionSummary]], **_: object) -> di
         "first": not (visit.get("before") or visit.get("after") or asked.size),
         "newest": link(),
     }
-
-
-async def _sorted_page(analytics: Analytics, asked: ExecutionsAsked, *, smallest: bool) -> Page[ExecutionSummary]:
-    assert asked.size is not None
-    return Page(await largest(analytics, asked.filters, asked.size, smallest=smallest, limit=PAGE), None, None)
 
 
 async def _saved(analytics: Analytics, asked: ExecutionsAsked, first: Page[ExecutionSummary]) -> AsyncGenerator[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from breakwater.contracts.execution import Attempt, Execution, ExecutionSummary, RunSummary
 from breakwater.policy.formats import failures_in_words, money
-from breakwater.views.columns import Column, humanized, lifted, with_words
+from breakwater.views.columns import Column, humanized
 from breakwater.views.plans import basis
 
 _ERROR_WIDTH = 60
@@ -34,6 +33,7 @@ COLUMNS: tuple[Column[ExecutionSummary], ...] = (
     Column("tenant", lambda line: line.tenant, terminal=False, page=False),
     Column("task", lambda line: line.task_id, terminal=False, page=False),
     Column("plan", lambda line: line.plan_id, terminal=False, page=False),
+    Column("run", lambda line: line.run_id, terminal=False, page=False),
     Column("attempts", lambda line: line.attempts_count, "count", name="attempts_count", drop=5),
     Column("tokens", lambda line: line.total_tokens, "count", name="total_tokens", terminal=False),
     Column("cost", lambda line: line.total_cost, "usd", name="total_cost", drop=1),
@@ -74,6 +74,14 @@ def in_tree(steps: Sequence[ExecutionSummary]) -> list[Step]:
     return list(placed.values())
 
 
+def _indented(step: Step) -> str:
+    return "  " * step.depth + step.execution.execution_id
+
+
+def _remarks_on_step(step: Step) -> str:
+    return _remarks(step.execution)
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -84,7 +92,7 @@ RUNS: tuple[Column[RunSummary], ...] = (
     Column("agent", lambda run: _listed(run.agents), sortable=False),
     Column("status", lambda run: run.status, "state", sortable=False),
     Column("model", lambda run: _listed(run.models), sortable=False, terminal=False),
-    Column("steps", lambda run: run.steps, "count", sortable=False),
+    Column("steps", lambda run: run.steps, "count", page=False),
     Column("attempts", lambda run: run.attempts_count, "count", name="attempts_count", terminal=False),
     Column("cost", lambda run: run.total_cost, "usd", name="total_cost"),
     Column("wasted", lambda run: run.wasted_cost, "usd", name="wasted_cost", drop=2),
@@ -93,14 +101,19 @@ RUNS: tuple[Column[RunSummary], ...] = (
     Column("reason", lambda run: run.error_message, words=_remarks, name="error", drop=6, sortable=False),
 )
 
-_OF_STEPS = ("id", "agent", "status", "model", "total_cost", "wasted_cost", "duration_ms", "error")
-STEPS: tuple[Column[Step], ...] = tuple(
-    with_words(
-        lifted((replace(one, terminal=True) for one in COLUMNS if one.key in _OF_STEPS), lambda step: step.execution),
-        ("id",),
-        lambda step: "  " * step.depth + step.execution.execution_id,
-    )
+STEPS: tuple[Column[Step], ...] = (
+    Column("ended", lambda step: step.execution.completed_at, "time", terminal=False),
+    Column("step", lambda step: step.execution.execution_id, words=_indented, name="run"),
+    Column("agent", lambda step: step.execution.agent, "agent"),
+    Column("status", lambda step: step.execution.status, "state"),
+    Column("model", lambda step: step.execution.model, drop=5),
+    Column("attempts", lambda step: step.execution.attempts_count, "count", name="attempts_count", terminal=False),
+    Column("cost", lambda step: step.execution.total_cost, "usd", name="total_cost", drop=1),
+    Column("wasted", lambda step: step.execution.wasted_cost, "usd", name="wasted_cost", drop=2),
+    Column("took", lambda step: step.execution.duration_ms, "duration", name="duration_ms", drop=3),
+    Column("reason", lambda step: step.execution.error_message, words=_remarks_on_step, name="error", drop=4),
 )
+"""On a page they are below those of `RUNS`."""
 
 
 def _rate(attempt: Attempt | None) -> str | None:

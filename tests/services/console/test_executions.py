@@ -149,3 +149,38 @@ async def test_without_clickhouse_the_page_says_so(console: Console):
     assert page.status == 200
     assert "ClickHouse refused" in page.words
     assert "breakwater setup" in page.words
+
+
+async def test_a_run_of_twenty_steps_is_one_row_that_unfolds_into_its_tree(console: Console):
+    loop = [
+        ended(
+            60 - number,
+            run_id="acme/research",
+            tenant="acme",
+            agent="writer" if number else "planner",
+            parent_execution_id=None if number == 0 else "job-060" if number < 19 else "job-050",
+            total_cost=1_000_001,
+            wasted_cost=5_000 if number == 3 else 0,
+            **({"status": "dead_lettered", "reason": "timeout"} if number == 3 else {}),
+        )
+        for number in range(20)
+    ]
+    await store(console, *loop, ended(61, agent="alone"))
+    page = await console.get("/executions")
+    assert "21 executions in the last 24h" in page.words
+    assert "20 steps" in page.words
+    assert "1 of 20 failed" in page.words
+    assert "$0.02" in page.words
+    assert page.text.count('href="/executions/') == 1, "that of the execution without a run"
+    unfolded = await console.get("/executions?open=acme/research")
+    ids = [part.split('"')[0] for part in unfolded.text.split('href="/executions/')[1:]]
+    # Below its parent.
+    assert ids == [f"job-{60 - number:03}" for number in (*range(11), 19, *range(11, 19))] + ["job-061"]
+    assert 'data-depth="2"' in unfolded.text
+    # A filter finds the run by one of its steps, and that by the run unfolds it.
+    failed = await console.get("/executions?status=dead_lettered")
+    assert "1 execution in the last 24h" in failed.words
+    assert "20 steps" in failed.words
+    assert "job-050" in (await console.get("/executions?run_id=acme/research")).text
+    flat = await console.get("/executions?flat=1")
+    assert flat.text.count('href="/executions/') == 21
