@@ -55,9 +55,12 @@ sys.meta_path.insert(0, _Refuse())
 def not_in_the_image() -> set[str]:
     """Top-level modules that this environment has, and the image's packages don't bring."""
     pinned = re.findall(r"^([\w.-]+)==", (ROOT / "requirements/runtime.txt").read_text(), re.MULTILINE)
-    there = {_name(one) for one in (*pinned, "breakwater")}
+    there = {_name(one) for one in pinned}
     modules = packages_distributions().items()
-    return {module for module, found in modules if not there & {_name(one) for one in found}} - {"services"}
+    return {module for module, found in modules if not there & {_name(one) for one in found}} - {
+        "breakwater",
+        "services",
+    }
 
 
 def _name(distribution: str) -> str:

