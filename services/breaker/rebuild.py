@@ -131,7 +131,7 @@ class Rebuild:
         latest: dict[TaskKey, GuardEvent] = {}
         async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.guards.>", whole=True)) as stored:
             async for found in stored:
-                if (event := found.read(GuardEvent)) is not None:
+                if (event := found.read(GuardEvent)) is not None and event.kind != "soft_cap":
                     latest[TaskKey(event.tenant, event.task_id)] = event
         return latest
 

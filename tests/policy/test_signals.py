@@ -10,7 +10,7 @@ from breakwater.contracts.alerts import Alert
 from breakwater.contracts.events import BreakerState, BreakerTransition, BudgetEvent, DeadLetter, GuardEvent
 from breakwater.contracts.execution import Attempt, Execution
 from breakwater.contracts.types import nano_from_usd
-from breakwater.policy.alert_rules import Reminders
+from breakwater.policy.alert_rules import Reminders, severity_of
 from breakwater.policy.formats import moment
 from breakwater.policy.incidents import IncidentRules, decide
 from breakwater.policy.signals import (
@@ -349,6 +349,18 @@ def test_a_guard_alert_carries_the_figures() -> None:
     }
 
 
+def test_a_task_near_a_cap_is_an_incident_of_its_own_that_ends_by_itself() -> None:
+    alert = signal_of(stopped(kind="soft_cap", reason="8 iterations (limit: 10)"))
+    assert isinstance(alert, Firing)
+    assert (alert.event, alert.fades, severity_of(alert.key)) == ("guard_soft_cap", True, "warning")
+    assert alert.title == "Task near its limit: nightly-review-17 of writer"
+    assert alert.text == (
+        "Task nightly-review-17 of tenant acme has used at least 80 % of max_iterations of the guard of agent writer: "
+        "8 iterations (limit: 10). At the limit its jobs are refused. To do: check whether it loops; if it needs more, "
+        "raise agents.writer.guard.max_iterations (`preset: agent-run` allows 100)."
+    )
+
+
 def test_a_task_without_a_tenant_names_none() -> None:
     alert = signal_of(stopped(tenant=None, iterations=1))
     assert alert is not None
@@ -359,10 +371,12 @@ def test_a_task_without_a_tenant_names_none() -> None:
 
 
 def test_a_task_that_may_go_on_ends_its_incident_whoever_tripped_it() -> None:
-    over, trip = signal_of(stopped(kind="reset", agent="*", reason="reset by ann", by="ann")), signal_of(stopped())
+    over, near_over = signals_of(stopped(kind="reset", agent="*", reason="reset by ann", by="ann"))
+    trip, near = signal_of(stopped()), signal_of(stopped(kind="soft_cap", reason="8 iterations (limit: 10)"))
     assert isinstance(over, Resolved)
     assert trip is not None
-    assert (over.key, over.by) == (trip.key, "ann")
+    assert near is not None
+    assert (over.key, over.by, near_over.key) == (trip.key, "ann", near.key)
     assert over.text == "Reset by ann. Its usage counts from zero again. Nothing to do."
 
 

@@ -16,6 +16,7 @@ AlertEvent = Literal[
     "budget_hard_cap",
     "quota_exhausted",
     "agent_anomaly",
+    "guard_soft_cap",
     "guard_tripped",
     "retries_exhausted",
     "job_dead_lettered",

@@ -53,10 +53,10 @@ class BreakerTransition(Event):
 
 
 class GuardEvent(Event):
-    """The guard of a task stopped it (`tripped`), or an operator reset it (`reset`)."""
+    """A task used 80 % of a cap (`soft_cap`), its guard stopped it (`tripped`), or an operator reset it (`reset`)."""
 
     event_id: str = Field(description="Unique for the trip or the reset.")
-    kind: Literal["tripped", "reset"]
+    kind: Literal["soft_cap", "tripped", "reset"]
     agent: Identifier = Field(description="Agent of the job that tripped the guard; `*` in a reset.")
     tenant: Identifier | None = None
     task_id: FullId

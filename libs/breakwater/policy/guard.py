@@ -20,7 +20,7 @@ from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import Message, Off, UsdAmount
 from breakwater.policy.breaker import Preset, take_preset
 from breakwater.policy.budget import fits
-from breakwater.policy.formats import counted, money
+from breakwater.policy.formats import counted, money, moneys
 from breakwater.policy.json_values import NoJsonError, find_json
 
 
@@ -74,6 +74,10 @@ class GuardRules(Message):
         if cap == 0:
             raise ValueError("must be more than 0, as nothing would be left for the first call; `off` means no cap")
         return cap
+
+
+SOFT_PERCENT = 80
+"""Share of a cap at which people are notified, once for each task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +220,26 @@ def before_call(
         next_call = f"the next call may cost up to {money(most)}"
         return Trip("max_cost", f"{money(spent)} spent, and {next_call} (limit: {money(limit)})")
     return None if fits(most, limit=limit, spent=spent, reserved=held) else TaskBudgetHeld(held)
+
+
+def near_cap(task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int) -> Trip | None:
+    """A cap of which the task has used 80 % and not all, so that people may act before the guard stops it.
+
+    The arguments are those of `before_call`.
+    """
+    used = task.tokens + tokens, task.cost + cost
+    if _is_near(number, rules.max_iterations):
+        return Trip("max_iterations", f"{counted(number, 'iteration')} (limit: {rules.max_iterations:,})")
+    if _is_near(used[0], rules.max_tokens):
+        return Trip("max_tokens", f"{counted(used[0], 'token')} used (limit: {rules.max_tokens:,})")
+    if rules.max_cost_usd is not None and _is_near(used[1], rules.max_cost_usd):
+        spent, limit = moneys(used[1], rules.max_cost_usd)
+        return Trip("max_cost", f"{spent} spent (limit: {limit})")
+    return None
+
+
+def _is_near(used: int, limit: int | None) -> bool:
+    return limit is not None and limit * SOFT_PERCENT <= used * 100 < limit * 100
 
 
 def after_job(task: Task, rules: GuardRules) -> Trip | None:

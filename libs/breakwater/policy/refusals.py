@@ -12,9 +12,10 @@ from typing import cast
 from breakwater.contracts.events import GuardRule
 from breakwater.contracts.execution import ErrorInfo, ErrorKind
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.breaker import BreakerKey
+from breakwater.policy.breaker import GUARD_PRESETS, BreakerKey
 from breakwater.policy.budget import MAX_TENANTS, Counter, OverBudget, fits
 from breakwater.policy.formats import moment, moneys, sentence
+from breakwater.policy.guard import SOFT_PERCENT
 from breakwater.policy.rate_limit import HELD, RateLimit
 
 RETRY_HELD_S = 5.0
@@ -194,6 +195,9 @@ _TASK_RULES: dict[GuardRule, str] = {
 }
 
 
+_AGENT_RUN = f" (`preset: agent-run` allows {GUARD_PRESETS['agent-run']['max_iterations']})"
+
+
 def task_stopped(
     rule: GuardRule, reason: str, *, agent: str, task_id: str, tenant: str | None, execution_id: str | None
 ) -> ErrorInfo:
@@ -219,8 +223,18 @@ def task_stopped(
         )
         to_do = f"look at its last executions; `{reset}` resumes it, and {setting} sets the limit"
         if rule == "max_iterations":
-            to_do += " (`preset: agent-run` allows 100)"
+            to_do += _AGENT_RUN
     return refusal("guard_tripped", "GuardTrippedError", message, figures=reason, to_do=to_do)
+
+
+def task_near_cap(rule: GuardRule, reason: str, *, agent: str, task_id: str, tenant: str | None) -> str:
+    """A task has used 80 % of a cap of its guard, for people. The arguments are those of `task_stopped`."""
+    whose = "" if tenant is None else f" of tenant {tenant}"
+    return (
+        f"Task {task_id}{whose} has used at least {SOFT_PERCENT} % of {rule} of the guard of agent {agent}: {reason}. "
+        "At the limit its jobs are refused. To do: check whether it loops; if it needs more, raise "
+        f"{_guard_setting(agent, rule)}{_AGENT_RUN if rule == 'max_iterations' else ''}."
+    )
 
 
 def task_budget_held(agent: str, *, used: int = 0, worst_case: int = 0, cap: int | None = None) -> ErrorInfo:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from pydantic import BaseModel, JsonValue
 
@@ -27,7 +28,15 @@ from breakwater.policy.breaker import BreakerKey
 from breakwater.policy.budget import NEVER_FITS, scope_key
 from breakwater.policy.formats import counted, moment, money, moneys, percent, sentence
 from breakwater.policy.rate_limit import HELD
-from breakwater.policy.refusals import ISOLATED, breaker_open, command, for_operators, raise_command, task_stopped
+from breakwater.policy.refusals import (
+    ISOLATED,
+    breaker_open,
+    command,
+    for_operators,
+    raise_command,
+    task_near_cap,
+    task_stopped,
+)
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",
@@ -135,8 +144,10 @@ def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
 
 
 def _opened(event: BreakerTransition) -> str:
-    shared, state, until = event.scope != "agent_model", ISOLATED, ""
-    if event.open_until is not None and event.to_state == "open":
+    shared, state, until = event.scope != "agent_model", "open", ""
+    if event.to_state == "isolated":
+        state = ISOLATED
+    elif event.open_until is not None:
         state, until = f"open until {moment(event.open_until)}", " One probe call is admitted then."
     refused = breaker_open(BreakerKey(event.agent, event.model), event.reason, state=state)
     return (
@@ -166,10 +177,19 @@ def _of_guard(event: GuardEvent) -> tuple[Signal, ...]:
     key = key_of("guard_tripped", event.tenant, event.task_id)
     fields = ("agent", "task_id", "tenant", "execution_id", "rule", "reason", "iterations", "tokens", "cost")
     origin = (event.event_id, event.at, _figures(event, *fields, timestamp="at"))
+    near_key = key_of("guard_soft_cap", event.tenant, event.task_id)
     if event.kind == "reset":
         title = f"Task reset: {event.task_id}"
         text = f"{sentence(event.reason)} Its usage counts from zero again. Nothing to do."
-        return (Resolved(key, "guard_tripped", title, text, *origin, by=event.by, reason=event.reason),)
+        return (
+            Resolved(key, "guard_tripped", title, text, *origin, by=event.by, reason=event.reason),
+            Resolved(near_key, "guard_soft_cap", title, text, *origin, by=event.by, reason=event.reason),
+        )
+    if event.kind == "soft_cap" and event.rule is not None:
+        whose: dict[str, Any] = {"agent": event.agent, "tenant": event.tenant}
+        title = f"Task near its limit: {event.task_id} of {event.agent}"
+        text = task_near_cap(event.rule, event.reason, task_id=event.task_id, **whose)
+        return (Firing(near_key, "guard_soft_cap", title, text, *origin, fades=True, **whose),)
     title = f"Task stopped: {event.task_id} of {event.agent}"
     return (Firing(key, "guard_tripped", title, _stopped(event), *origin, agent=event.agent, tenant=event.tenant),)
 

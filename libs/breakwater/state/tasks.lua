@@ -5,7 +5,7 @@
 local task = KEYS[1]
 local function read(from)
   return redis.call('HMGET', from, 'iterations', 'tokens', 'cost', 'consecutive_failures', 'total_failures',
-    'errors', 'confidences', 'rule', 'reason', 'agent', 'execution', 'at_ms', 'published')
+    'errors', 'confidences', 'rule', 'reason', 'agent', 'execution', 'at_ms', 'published', 'life', 'warned')
 end
 local function marked(marker)
   return string.match(redis.call('GET', marker) or '', '^([^:]+):(%d+):(%a+)$')
@@ -162,6 +162,13 @@ if at then
   redis.call('HSET', task, 'published', 1)
 end
 return at or ''
+
+--- warned
+-- Records that people were notified of a life of the task that is near a cap.
+if redis.call('HGET', task, 'life') == ARGV[1] then
+  redis.call('HSET', task, 'warned', 1)
+end
+return 1
 
 --- reset
 -- Forgets a task, and returns its fields. A copy is kept for a moment, for a caller that asks again as the answer was lost.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -53,7 +53,19 @@ _FORGOTTEN_AT_ONCE = 1_000
 _LUA = scripts_of("tasks")
 
 _COUNTS = ("iterations", "tokens", "cost", "consecutive_failures", "total_failures")
-_FIELDS = (*_COUNTS, "errors", "confidences", "rule", "reason", "agent", "execution", "at_ms", "published")
+_FIELDS = (
+    *_COUNTS,
+    "errors",
+    "confidences",
+    "rule",
+    "reason",
+    "agent",
+    "execution",
+    "at_ms",
+    "published",
+    "life",
+    "warned",
+)
 """As the scripts return them."""
 
 
@@ -102,6 +114,7 @@ class Entered:
         tripped: set where it is stopped.
         held: for the task's other jobs under way, in nano-dollars.
         over_cap: the cost cap has no room for the hold that was asked for, and the job's hold is what it was.
+        unwarned: the life of the task, until people are notified that it is near a cap.
     """
 
     number: int
@@ -109,6 +122,7 @@ class Entered:
     tripped: Tripped | None
     held: int = 0
     over_cap: bool = False
+    unwarned: str | None = field(default=None, compare=False)
 
 
 class Tasks:
@@ -179,7 +193,8 @@ class Tasks:
         """Reads the answer to `enter_call`."""
         number, held, over_cap, values = answer
         task, tripped = _read(values)
-        return Entered(int(number), task, tripped, int(held), bool(over_cap))
+        life, warned = values[-2:]
+        return Entered(int(number), task, tripped, int(held), bool(over_cap), None if warned else life)
 
     @staticmethod
     def shrink_call(key: TaskKey, execution_id: str, *, spent: int) -> ScriptCall:
@@ -225,6 +240,10 @@ class Tasks:
         if at_ms:
             # Once more: the worker that tripped it may have died in between, and another one published it.
             await self._list(key, int(at_ms))
+
+    async def mark_warned(self, key: TaskKey, life: str) -> None:
+        """Records that people were notified of a task near a cap."""
+        await self._redis.run([ScriptCall(_LUA["warned"], [key.redis_key], [life])])
 
     async def reset(self, key: TaskKey) -> tuple[Task, Tripped | None]:
         """Forgets a task, which may so go on, and returns its last state; for a minute also when called again."""

@@ -22,7 +22,7 @@ from breakwater.contracts.execution import FailureStatistics, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.budget import spent_by
-from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, outcome_of
+from breakwater.policy.guard import GuardRules, Task, TaskBudgetHeld, Trip, after_job, before_call, near_cap, outcome_of
 from breakwater.policy.health import of_task
 from breakwater.policy.ownership import scope_in, scoped
 from breakwater.policy.refusals import task_budget_held, task_stopped
@@ -56,6 +56,8 @@ class TaskGate(Gate):
     """Counts the job as an iteration of its task, and holds the job's worst-case cost after the call."""
 
     _stopped: _Stopped | None = None
+    _near: tuple[str, Trip, Task] | None = None
+    """The life of a task that is near a cap, the cap, and the task."""
 
     @classmethod
     def applies(cls, worker: WorkerContext, agent: Agent) -> bool:
@@ -115,6 +117,10 @@ class TaskGate(Gate):
         )
         match trip:
             case None:
+                if entered.unwarned is not None and self.request.lease_ms is not None:
+                    near = near_cap(entered.task, entered.number, rules, tokens=tokens, cost=cost)
+                    if near is not None:
+                        self._near, self.announces = (entered.unwarned, near, entered.task), True
                 return None
             case TaskBudgetHeld(held):
                 used, worst = entered.task.cost + cost + held, self.request.flight.reserved or 0
@@ -147,8 +153,15 @@ class TaskGate(Gate):
         return release_hold(self.worker, self.request.job, self.request.checkpoint)
 
     async def announce(self, verdict: GateVerdict | None) -> None:
-        """Stops the task and publishes that, unless both are done, or the claim on the job is lost."""
-        if self._stopped is None or isinstance(verdict, ClaimLostError):
+        """Stops the task and publishes that, unless both are done, or the claim on the job is lost.
+
+        Publishes that the task is near a cap, once.
+        """
+        if isinstance(verdict, ClaimLostError):
+            return
+        if self._near is not None:
+            await _warn(self.worker, self.request.job, *self._near)
+        if self._stopped is None:
             return
         job = self.request.job
         shared = shared_task(self.worker, job)
@@ -284,6 +297,33 @@ async def _trip(worker: WorkerContext, key: TaskKey, trip: Trip, task: Task, age
     await _publish(worker, key, tripped, task)
 
 
+async def _warn(worker: WorkerContext, job: Assignment, life: str, near: Trip, task: Task) -> None:
+    shared, at = shared_task(worker, job), worker.now()
+    assert shared is not None
+    key = shared[1]
+    event = GuardEvent(
+        # Of two jobs that are near it at the same moment, both announce it, under one id.
+        event_id=f"{key.name}@{life}#soft_cap",
+        kind="soft_cap",
+        agent=job.agent_name,
+        tenant=key.tenant,
+        task_id=key.task_id,
+        execution_id=job.execution_id,
+        rule=near.rule,
+        reason=near.reason,
+        at=at,
+        **task.counts,
+    )
+    await _send(worker, event)
+    await worker.tasks.mark_warned(key, life)
+
+
+async def _send(worker: WorkerContext, event: GuardEvent) -> None:
+    await worker.outages.retry_while_unavailable(
+        lambda: worker.publisher.event(subjects.guard(event.agent), event, id=event.event_id, at=event.at)
+    )
+
+
 async def _publish(worker: WorkerContext, key: TaskKey, tripped: Tripped, task: Task) -> None:
     """Publishes a trip that is not published yet: the worker that tripped the task may have died before that."""
     if tripped.published:
@@ -301,9 +341,7 @@ async def _publish(worker: WorkerContext, key: TaskKey, tripped: Tripped, task: 
         at=at,
         **task.counts,
     )
-    await worker.outages.retry_while_unavailable(
-        lambda: worker.publisher.event(subjects.guard(tripped.agent), event, id=event.event_id, at=at)
-    )
+    await _send(worker, event)
     structlog.get_logger().warning(
         "task_stopped", agent=tripped.agent, task_id=event.task_id, tenant=event.tenant, reason=event.reason
     )

@@ -116,7 +116,7 @@ async def test_a_breaker_forced_open_is_an_incident_until_somebody_resets_it(own
         ("breaker_closed", "writer/gpt-4.1#7.6"),
     ]
     assert alerts[0].title == "Breaker open: all agents on provider openai"
-    assert alerts[0].text.startswith("Isolated by ann: outage. ")
+    assert "Isolated by ann: outage. " in alerts[0].text
 
 
 async def test_a_stopped_task_waits_for_a_person_and_its_reset_ends_that(own_nats_server: RunningServer) -> None:
@@ -129,7 +129,7 @@ async def test_a_stopped_task_waits_for_a_person_and_its_reset_ends_that(own_nat
             await bus.finished("EVENTS", "alerter", 4)
         first, second, reset = await bus.alerts()
         stored = await bus.client.jetstream().get_msg("ALERTS", 1)
-    assert (first.event, first.severity, first.title) == ("guard_tripped", "critical", "Task stopped: t1 of writer")
+    assert (first.event, first.severity, first.title) == ("guard_tripped", "warning", "Task stopped: t1 of writer")
     assert (first.status, first.tenant) == ("pending", None)
     assert first.remind_at is not None
     assert (reset.incident_id, reset.status, reset.resolved_by) == (first.incident_id, "resolved", "ann")

@@ -9,7 +9,7 @@ def test_incidents_are_counted_by_event_severity_and_status() -> None:
     assert {labels: number for labels, number in found.items() if number} == {
         ("breaker_open", "critical", "firing"): 2,
         ("breaker_open", "critical", "acknowledged"): 1,
-        ("guard_tripped", "critical", "pending"): 1,
+        ("guard_tripped", "warning", "pending"): 1,
     }
 
 

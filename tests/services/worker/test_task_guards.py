@@ -51,6 +51,27 @@ async def test_what_models_and_users_read_names_no_limit(start_worker: StartWork
         assert not any(figure.isdigit() for figure in refused["error"]["message"])
 
 
+async def test_a_task_near_a_cap_is_announced_once(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "guard": {"max_iterations": 5}}}
+    async with start_worker({"sim/m": model()}, agents) as plane:
+        for number in range(3):
+            await run(plane, f"j{number}")
+        assert await events(plane) == []
+        for number in range(3, 6):
+            await run(plane, f"j{number}")
+        near, tripped = await events(plane)
+    assert (near["kind"], near["rule"], near["reason"]) == ("soft_cap", "max_iterations", "4 iterations (limit: 5)")
+    assert (near["execution_id"], near["iterations"], tripped["kind"]) == ("j3", 4, "tripped")
+
+
+async def test_a_cap_below_five_iterations_is_reached_without_a_warning(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "guard": {"max_iterations": 2, "max_tokens": 300}}}
+    async with start_worker({"sim/m": model()}, agents) as plane:
+        for number in range(3):
+            await run(plane, f"j{number}")
+        assert [event["kind"] for event in await events(plane)] == ["tripped"]
+
+
 async def test_tokens_and_costs_are_capped_also_within_one_job(start_worker: StartWorker) -> None:
     never_json = {"schema": "agent_decision", "max_corrections": 9}
     agents = {
@@ -155,7 +176,7 @@ async def test_an_answer_without_usage_counts_its_estimate_against_max_tokens(
     agents = {"writer": {"model": "sim/m", "guard": {"max_tokens": 300, **NO_COUNT}}}
     async with start_worker({"sim/m": model(usage=UNREPORTED)}, agents) as plane:
         results = [await run(plane, f"j{number}", stream=stream) for number in range(8)]
-        [event] = await events(plane)
+        *_, event = await events(plane)
     [attempt] = results[0]["attempts"]
     assert 0 < attempt["input_tokens"] < 100 > attempt["output_tokens"] > 0
     assert results[0]["total_tokens"] == attempt["input_tokens"] + attempt["output_tokens"]
