@@ -24,7 +24,7 @@ from breakwater.contracts.access import (
     OpenIdCallback,
     OpenIdRedirect,
 )
-from breakwater.policy.callers import is_session
+from breakwater.policy.callers import is_link, is_session
 from breakwater.policy.sign_in import SignInLimits, TooManySignInsError
 from breakwater.runtime.http_server import OPEN_BODY_BYTES, OPEN_BODY_S, Shares, vouch
 from services.console.operator_actions import read_form
@@ -197,11 +197,11 @@ class SignIn:
     async def follow_link(self, request: Request) -> Response:
         """GET of a sign-in link: 303 to the page that it names, with a cookie."""
         wanted = request.query_params.get("next", "")
-        if request.method == "HEAD":  # it would use the link up
+        token = request.query_params.get("token", "")
+        if request.method == "HEAD" or not is_link(token):  # HEAD would use the link up
             return self._page(request, wanted, None)
         try:
-            link = {"secret": request.query_params.get("secret", "")}
-            session = await self._api.act(NewSession, "sessions/redeem", link)
+            session = await self._api.with_key(SecretStr(token)).act(NewSession, "sessions", {})
         except ApiError as error:
             return self._page(request, wanted, error.message, error.status)
         return await self._signed_in(request, session, wanted)

@@ -46,7 +46,7 @@ class Unit:
     name: Literal["count", "money", "duration"]
     """Its name in `charts.js`."""
     text: Callable[[float], str]
-    exact: Callable[[float], str] | None = None
+    exact: Callable[[float], str] = lambda _: ""
     """The same for a tooltip, where `text` is rounded."""
 
 
@@ -253,9 +253,7 @@ def _figure(
 
 
 def _cell(value: float | None, unit: Unit) -> tuple[float | None, str, str]:
-    if value is None:
-        return None, "", ""
-    return value, unit.text(value), unit.exact(value) if unit.exact else ""
+    return (None, "", "") if value is None else (value, unit.text(value), unit.exact(value))
 
 
 def _when(moment: datetime, step: timedelta) -> str:

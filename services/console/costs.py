@@ -104,25 +104,17 @@ def _costs(visit: Visit, models: ReadModels) -> Awaitable[Fetched[tuple[Costs, S
 
 def chart_of(history: SpendHistory, by: str, what: str) -> Markup:
     """The spend over time, stacked by names; the names with the lowest spend are one series."""
-    named, most = list(history.spent.items()), len(charts.COLOURS)
-    most -= len(named) > most
-    series = [
-        Series(
-            f"no {what}" if name is None else name,
-            colour,
-            values,
-            "bars",
-            {by: name} if name is not None and by in ("agent", "tenant", "model") else {},
-        )
-        for colour, (name, values) in zip(charts.COLOURS, named[:most], strict=False)
-    ]
-    if rest := [values for _, values in named[most:]]:
+    window, spent = history
+    most = len(charts.COLOURS) - (len(spent) > len(charts.COLOURS))
+    series = list[Series]()
+    for colour, (name, values) in zip(charts.COLOURS[:most], spent.items(), strict=False):
+        filters = {by: name} if name is not None and by in ("agent", "tenant", "model") else {}
+        series.append(Series(f"no {what}" if name is None else name, colour, values, "bars", filters))
+    if rest := list(spent.values())[most:]:
         sums = [sum(step) for step in zip(*rest, strict=True)]
         series.append(Series(counted(len(rest), "other"), charts.COLOURS[-1], sums, "bars"))
-    window = history.window
     moments = [window.at(place) for place in range(window.buckets)]
-    step = timedelta(seconds=window.step_s)
-    return charts.over_time("Spend", moments, series, charts.MONEY, step=step, zooms=False)
+    return charts.over_time("Spend", moments, series, charts.MONEY, step=timedelta(seconds=window.step_s), zooms=False)
 
 
 def view(visit: Visit, costs: Fetched[tuple[Costs, SpendHistory | None]]) -> dict[str, Any]:

@@ -103,7 +103,6 @@ async def shown(
     request: Request,
     template: str,
     view: View,
-    *,
     default_range: str = "24h",
     **parts: PartReader,
 ) -> Response:

@@ -187,7 +187,6 @@ class RequestService:
         async def end_at_provider(session: PersonSession) -> str | None:
             return provider and await provider.end_session_url(session.id_token, f"{config.console.url}/sign-in")
 
-        keys, sign_ins = KeyRing(self._settings.api_keys_file), SignIns(self._redis)
         handlers = (
             JobRoutes(intake, lookup, limit),
             ProgressRoutes(self._streams, lookup),
@@ -205,8 +204,8 @@ class RequestService:
             ChannelRoutes(config.alerts.channels, connection, bus, publisher),
             DeadLetterRoutes(config, bus, replays, redactor),
             queues,
-            SessionRoutes(self._sessions, sign_ins, keys, audit, end_at_provider),
-            OpenIdRoutes(config.console.openid, provider, self._sessions, sign_ins, audit),
+            SessionRoutes(self._sessions, audit, end_at_provider),
+            OpenIdRoutes(config.console.openid, provider, self._sessions, SignIns(self._redis), audit),
             ServiceRoutes(self._check_ready),
         )
         routes = routes_of(handlers, redactor, audit)
@@ -223,7 +222,7 @@ class RequestService:
                 Middleware(NameRequests),
                 Middleware(
                     RequireApiKey,
-                    keys=keys,
+                    keys=KeyRing(self._settings.api_keys_file),
                     sessions=self._sessions,
                     openid=config.console.openid,
                     shares=self._request_shares,

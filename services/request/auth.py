@@ -20,6 +20,7 @@ from breakwater.policy.callers import (
     OPEN_TO_ALL,
     Caller,
     holder_of_key,
+    is_link,
     is_session,
     person,
     roles_of,
@@ -116,6 +117,11 @@ class RequireApiKey:
             caller = await self._find(key)
         except StateUnavailableError as error:
             raise not_read(error) from error
+        if caller is None and is_link(key):
+            message = (
+                "this sign-in link was used before, or is over ten minutes old; `breakwater console` prints a new one"
+            )
+            raise _unauthorized(message)
         if caller is None and is_session(key):
             raise _unauthorized("this session has ended; sign in again")
         if caller is None:
@@ -124,7 +130,8 @@ class RequireApiKey:
 
     async def _find(self, token: str) -> Caller | None:
         if not is_session(token):
-            key = self.keys.holder(token)
+            key_id = await self.sessions.redeem(token) if is_link(token) else None
+            key = self.keys.of(key_id) if key_id else self.keys.holder(token)
             return None if key is None else holder_of_key(key)
         known = await self.sessions.find(token)
         if known is None:

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
@@ -28,12 +28,10 @@ from breakwater.contracts.access import (
     NewSession,
     OpenIdCallback,
     OpenIdRedirect,
-    SignInLink,
 )
 from breakwater.contracts.types import Event, Message, time_from_ms
-from breakwater.policy.callers import claim_values, holder_of_key, name_of, roles_of
+from breakwater.policy.callers import claim_values, name_of, roles_of
 from breakwater.policy.sign_in import ENTROPY_BYTES, LASTS_S, SignInFlow, SignInLimits, SignInTry, TooManySignInsError
-from breakwater.security.api_keys import KeyRing
 from breakwater.state.connection import StateUnavailableError
 from breakwater.state.sessions import KeySession, PersonSession, Sessions, SignIns
 from services.request.audit import Actor, AuditLog, actor_of
@@ -62,11 +60,8 @@ class SessionRoutes:
     """API keys, and the sessions that are begun with them; any session is ended here."""
 
     sessions: Sessions
-    sign_ins: SignIns
-    keys: KeyRing
     audit: AuditLog
     end_at_provider: EndAtProvider
-    limits: SignInLimits = field(default_factory=lambda: SignInLimits(AT_ONCE, FAILURES_A_MINUTE, time.monotonic))
 
     @operation(
         "GET",
@@ -100,37 +95,6 @@ class SessionRoutes:
         request.log("signed_in", session=begun.id)
         await self.audit.note("sign_in", actor_of(key), {"session": begun.id})
         return NewSession(token=begun.token, ends_at=time_from_ms(begun.ends_ms))
-
-    @operation(
-        "POST",
-        "/api/v1/sessions/redeem",
-        tag="keys",
-        summary="Begin a session with a sign-in link",
-        description="For the console. A local stack prints such links (`breakwater console`): each signs in once, "
-        "within ten minutes, with the rights of the stack's first key.",
-        body=SignInLink,
-        results={200: ("The session.", NewSession)},
-        errors={
-            409: "The link was used before, is too old, or its key was revoked (`link_used`).",
-            429: "Too many sign-ins from this address have failed within a minute, or are under way "
-            "(`too_many_sign_ins`).",
-            503: REDIS_UNAVAILABLE,
-        },
-    )
-    async def redeem_link(self, request: Request) -> Response:
-        """Begins a session with the rights of a link's key."""
-        link = read_command(await read_open_body(request), SignInLink)
-        with _attempt(self.limits, request) as attempt, _stored():
-            key_id = await self.sign_ins.redeem(link.secret)
-            key = None if key_id is None else self.keys.of(key_id)
-            if key is None:
-                message = "this sign-in link was used before, or is over ten minutes old"
-                raise RequestError(409, "link_used", f"{message}; `breakwater console` prints a new one")
-            begun = await self.sessions.begin(KeySession(key.id))
-            attempt.failed = False
-        structlog.get_logger().info("signed_in", by=key.name, session=begun.id, link=True)
-        await self.audit.note("sign_in", actor_of(holder_of_key(key)), {"session": begun.id, "link": "yes"})
-        return _response(NewSession(token=begun.token, ends_at=time_from_ms(begun.ends_ms)))
 
     @operation(
         "POST",

@@ -26,8 +26,8 @@ class Stub:
     asked: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     queries: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     sessions: set[str] = field(default_factory=set[str])
-    redeemed: list[str] = field(default_factory=list[str])
-    """Secrets of sign-in links."""
+    links: set[str] = field(default_factory=set[str])
+    """Tokens of sign-in links that were not used yet."""
     """The tokens of sessions that were begun and not ended. What is asked of these does not count as asked."""
 
     def in_turn(self, *answers: tuple[int, Any]) -> None:
@@ -45,12 +45,10 @@ class Stub:
         if not asked.startswith("POST sessions"):
             self.asked.append((asked, await request.json() if request.can_read_body else None))
             self.queries.append(dict(request.query))
-        elif asked == "POST sessions/redeem":  # without a key
-            self.redeemed.append((await request.json())["secret"])
-            status, body = self.answers.get(asked) or self._of_sessions("POST sessions", "")
-            return web.json_response(body, status=status)
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if token != KEY and token not in self.sessions:
+        if token in self.links:
+            self.links.remove(token)
+        elif token != KEY and token not in self.sessions:
             return web.json_response(problem("unauthorized", "the API key is missing or wrong"), status=401)
         status, body = self.answers.get(asked) or self._of_sessions(asked, token)
         if body is None:

@@ -80,7 +80,7 @@ def test_the_demo_stays_with_a_link_to_the_console_until_ctrl_c(tmp_path: Path) 
             assert re.search(r"from=[^&]+Z&to=[^&]+Z$", page.url)
             shown = page.read().decode()
         assert "<h1>Overview</h1>" in shown
-        with pytest.raises(urllib.error.HTTPError, match="409"):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(link)
         [data] = tmp_path.glob("breakwater-demo-*")
         breakwater = [sys.executable, "-m", "breakwater.cli", "console", "--data", str(data)]

@@ -140,14 +140,8 @@ async def spent_since(analytics: Analytics, since: datetime, until: datetime) ->
     return dict(sums)
 
 
-@dataclass(frozen=True, slots=True)
-class SpendHistory:
-    """Spend by names over time."""
-
-    window: TimeWindow
-    """From the first call on."""
-    spent: dict[str | None, list[int]]
-    """Nano-dollars in each step, the names with the highest spend first. None is for calls without a name."""
+SpendHistory = tuple[TimeWindow, dict[str | None, list[int]]]
+"""A window from the first call on, and nano-dollars in each step by name: the highest first, None without a name."""
 
 
 async def spend_history(
@@ -163,7 +157,7 @@ async def spend_history(
     spent: dict[str | None, list[int]] = defaultdict(lambda: [0] * window.buckets)
     for row in await analytics.read(dict[str, Any], SQL["spend_history"] % _NAMES[by], parameters):
         spent[row["name"]][row["step"]] = row["spend"] or 0
-    return SpendHistory(window, dict(sorted(spent.items(), key=lambda one: -sum(one[1]))))
+    return window, dict(sorted(spent.items(), key=lambda one: -sum(one[1])))
 
 
 _NAMES = {

@@ -34,13 +34,13 @@ def console(data: DataOption = None, as_json: JsonOption = False) -> None:
 async def sign_in_link(endpoints: Endpoints, page: str = "/") -> str:
     """A new link to a page of the console. Raises CliError, StateUnavailableError."""
     from breakwater.policy.callers import split
-    from breakwater.state.sessions import SignIns
+    from breakwater.state.sessions import Sessions
 
     key = split(endpoints.api_key_file.read_text(encoding="utf-8").strip())
     if key is None:
         raise CliError("api_key", f"{endpoints.api_key_file} holds no API key", "`breakwater keys create` makes one.")
     async with connect.state(endpoints.redis_url) as redis:
-        secret = await SignIns(redis).offer(key[0])
+        token = await Sessions(redis).offer(key[0])
     # Short, as it is shown on a terminal: only what ends a parameter is escaped.
     then = "" if page == "/" else f"&next={quote(page, safe='/?=:')}"
-    return f"{endpoints.console_url}/sign-in/link?secret={secret}{then}"
+    return f"{endpoints.console_url}/sign-in/link?token={token}{then}"

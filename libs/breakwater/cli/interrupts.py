@@ -1,7 +1,6 @@
 """Ctrl-C: the first one ends a command in order, a second one immediately; neither prints anything of Python's.
 
-While Python starts, imports and ends, the kernel's own handling applies: nothing is to be put in order there, and an
-exception in an import or a finalizer would be printed.
+While Python starts, imports and ends, the kernel's own handling applies: an exception there would be printed.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from typing import Any, NoReturn, TypeVar
 from breakwater.cli.errors import ExitCode
 
 T = TypeVar("T")
-
-_SHOW_CURSOR = b"\x1b[?25h"
 
 
 def begin() -> None:
@@ -49,7 +46,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)  # signals arrive in the main thread alone
     before, interrupted = signal.getsignal(signal.SIGINT), False
 
-    async def main() -> T | None:
+    async def main() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
         def interrupt() -> None:
@@ -57,44 +54,32 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             if interrupted:
                 _exit()
             interrupted = True
-            # Connections that are cut off while they are closed raise errors of their own.
-            loop.set_exception_handler(_unheard)
+            # Connections that are cut off while they are closed raise errors.
+            loop.set_exception_handler(lambda _loop, _context: None)
             assert task is not None
             task.cancel()
 
         if before is not signal.SIG_IGN:  # as for a background job of a script
             loop.add_signal_handler(signal.SIGINT, interrupt)
-        try:
-            return await work
-        except BaseException:
-            if not interrupted:
-                raise
-        return None
+        return await work
 
     try:
-        result = asyncio.run(main())
+        return asyncio.run(main())
+    except BaseException:
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
     finally:
-        signal.signal(signal.SIGINT, _again if interrupted and before is _first else before)
-    if interrupted:
-        raise KeyboardInterrupt
-    return result  # pyright: ignore[reportReturnType]  # None is the result of interrupted work alone
+        signal.signal(signal.SIGINT, _exit if interrupted and before is _first else before)
 
 
-def _unheard(loop: object, context: object) -> None:
-    """Takes the errors of tasks that are no longer awaited."""
-
-
-def _first(number: int, frame: object) -> NoReturn:  # noqa: ARG001
-    signal.signal(signal.SIGINT, _again)
+def _first(*_: object) -> NoReturn:
+    signal.signal(signal.SIGINT, _exit)
     raise KeyboardInterrupt
 
 
-def _again(number: int, frame: object) -> NoReturn:  # noqa: ARG001
-    _exit()
-
-
-def _exit() -> NoReturn:
+def _exit(*_: object) -> NoReturn:
     """Ends the process as it is, but for the cursor, which a progress line has hidden."""
     if sys.stderr.isatty():
-        os.write(sys.stderr.fileno(), _SHOW_CURSOR)
+        os.write(sys.stderr.fileno(), b"\x1b[?25h")
     os._exit(ExitCode.INTERRUPTED)

@@ -44,12 +44,6 @@ class NewSession(Event):
     ends_at: Timestamp = Field(description="The session ends earlier on sign-out, or when the key is revoked.")
 
 
-class SignInLink(Message):
-    """The secret of a sign-in link, which a local stack prints."""
-
-    secret: Annotated[str, StringConstraints(max_length=200)]
-
-
 class EndedSession(Event):
     """A session that was ended."""
 

@@ -23,6 +23,7 @@ from breakwater.contracts.types import Identifier, Message, Timestamp, is_identi
 
 PREFIX = "bw"
 SESSION_PREFIX = "bws"
+LINK_PREFIX = "bwl"
 """Prefix of the tokens of sessions, which belong to a key or a person."""
 ID_BYTES = 6
 SECRET_BYTES = 32
@@ -34,9 +35,7 @@ _APPROVALS = frozenset(
     {"/api/v1/alerts/ack", "/api/v1/alerts/resolve", "/api/v1/guards/reset", "/api/v1/budgets/raise"}
 )
 """Paths that decide on what a limit has stopped, or a person was called to."""
-OPEN_TO_ALL = frozenset(
-    {f"{_OPENID}/begin", f"{_OPENID}/complete", f"{_OPENID}/backchannel-logout", "/api/v1/sessions/redeem"}
-)
+OPEN_TO_ALL = frozenset({f"{_OPENID}/begin", f"{_OPENID}/complete", f"{_OPENID}/backchannel-logout"})
 """Paths that take no key, as neither a person who signs in nor the OpenID provider has one."""
 
 
@@ -103,6 +102,11 @@ def split(text: str) -> tuple[str, str] | None:
 def is_session(text: str) -> bool:
     """True if a text has the form of a session's token."""
     return text.startswith(f"{SESSION_PREFIX}_") and text.isascii() and text.isprintable()
+
+
+def is_link(text: str) -> bool:
+    """True if a text has the form of a sign-in link's token."""
+    return text.startswith(f"{LINK_PREFIX}_") and text.isascii() and text.isprintable()
 
 
 def opens(key: ApiKey, secret: str) -> bool:

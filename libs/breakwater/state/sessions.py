@@ -13,7 +13,7 @@ import secrets
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from breakwater.policy.callers import SESSION_PREFIX
+from breakwater.policy.callers import LINK_PREFIX, SESSION_PREFIX
 from breakwater.state.connection import Redis, Script, ScriptCall, read_hashes
 
 LASTS_MS = 12 * 3600 * 1000
@@ -135,6 +135,16 @@ class Sessions:
             return None
         return known
 
+    async def offer(self, key_id: str) -> str:
+        """The token of a new sign-in link, which is as good as a key, once. Only its digest is stored."""
+        token = f"{LINK_PREFIX}_{secrets.token_urlsafe(16)}"
+        await self._redis.client.set(_link(token), key_id, ex=LINK_S)
+        return token
+
+    async def redeem(self, token: str) -> str | None:
+        """The id of a link's key, once; None if the link was used before, or is too old."""
+        return cast("str | None", await self._redis.client.getdel(_link(token)))
+
     async def end(self, token: str) -> Known | None:
         """Ends a session: from now on its token opens nothing. Returns it; None where there was none."""
         parts, known = _parts(token), await self.find(token)
@@ -179,16 +189,6 @@ class SignIns:
             _, key = cast("tuple[object, str]", await pipe.execute())
         return bytes.fromhex(key)
 
-    async def offer(self, key_id: str) -> str:
-        """The secret of a new link, which signs in once with the rights of a key. Only its digest is stored."""
-        secret = secrets.token_urlsafe(16)
-        await self._redis.client.set(_link(secret), key_id, ex=LINK_S)
-        return secret
-
-    async def redeem(self, secret: str) -> str | None:
-        """The id of a link's key, once; None if the link was used before, or is too old."""
-        return cast("str | None", await self._redis.client.getdel(_link(secret)))
-
     async def is_used(self, token: str) -> bool:
         """True if a token was used before."""
         return bool(await self._redis.client.exists(_used(token)))
@@ -198,8 +198,8 @@ class SignIns:
         return bool(await self._redis.client.set(_used(token), "1", nx=True, ex=lasts_s))
 
 
-def _link(secret: str) -> str:
-    return f"bw:sign-in:link:{_digest(secret)}"
+def _link(token: str) -> str:
+    return f"bw:sign-in:link:{_digest(token)}"
 
 
 def _used(token: str) -> str:

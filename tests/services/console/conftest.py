@@ -120,7 +120,7 @@ def interface(stub: Stub) -> Stub:
     stub.asked.clear()
     stub.queries.clear()
     stub.sessions.clear()
-    stub.redeemed.clear()
+    stub.links.clear()
     stub.answers["GET key"] = key_with(*SCOPES)
     return stub
 

@@ -378,24 +378,31 @@ async def test_what_is_no_session_opens_nothing(visited: Console, cookie: str):
 
 
 async def test_a_sign_in_link_leads_to_its_page_and_a_used_one_says_so(visited: Console):
-    link = "/sign-in/link?secret=s3cret&next=/agents?from=2026-11-21T12:00:00Z%26to=2026-11-21T12:01:00Z"
+    link = "/sign-in/link?token=bwl_x&next=/agents?from=2026-11-21T12:00:00Z%26to=2026-11-21T12:01:00Z"
+    visited.interface.links.add("bwl_x")
     async with visited.http.head(URL(visited.url + link, encoded=True)) as head:
-        assert ("Set-Cookie" in head.headers, visited.interface.redeemed) == (False, [])
+        assert ("Set-Cookie" in head.headers, visited.interface.links) == (False, {"bwl_x"})
     page = await visited.get(link, follow=False)
     assert page.status == 303
     assert page.headers["Location"] == "/agents?from=2026-11-21T12:00:00Z&to=2026-11-21T12:01:00Z"
-    assert visited.interface.redeemed == ["s3cret"]
     assert (await visited.get("/executions", follow=False)).status == 200
     visited.http.cookie_jar.clear()
-    visited.interface.answers["POST sessions/redeem"] = (409, problem("link_used", "this link was used before"))
     again = await visited.get(link, follow=False)
-    assert again.status == 409
-    assert "This link was used before" in again.words
+    assert again.status == 401
+    assert "The API key is missing or wrong" in again.words
     assert (await visited.get("/executions", follow=False)).status == 303
 
 
+@pytest.mark.parametrize("token", ["", KEY, "bws_stub_1_session", "bwl_é"])
+async def test_a_sign_in_link_takes_no_key(visited: Console, token: str):
+    page = await visited.get(f"/sign-in/link?token={quote(token)}", follow=False)
+    assert (page.status, "Set-Cookie" in page.headers) == (200, False)
+    assert visited.interface.asked == []
+
+
 async def test_a_sign_in_link_leads_to_no_other_site(visited: Console):
-    page = await visited.get("/sign-in/link?secret=s3cret&next=//evil.example", follow=False)
+    visited.interface.links.add("bwl_x")
+    page = await visited.get("/sign-in/link?token=bwl_x&next=//evil.example", follow=False)
     assert page.headers["Location"] == "/"
 
 
