@@ -119,9 +119,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Generator[Checkout]:
     shutil.copytree(ROOT / "examples", path / "examples", ignore=shutil.ignore_patterns("node_modules"))
     (path / "examples" / "node" / "node_modules").symlink_to(ROOT / "examples" / "node" / "node_modules")
     (path / ".venv").symlink_to(sys.prefix)
+    # The tutorial has a copy made; `make up` takes the file itself.
+    shutil.copy(ROOT / "examples" / "breakwater.yaml", path / "tutorial.yaml")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BREAKWATER_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    up = [sys.executable, "-m", "breakwater.cli", "up", "--config", "examples/breakwater.yaml", "--simulate"]
+    up = [sys.executable, "-m", "breakwater.cli", "up", "--config", "tutorial.yaml", "--simulate"]
     with (path / "up.log").open("wb") as log:
         process = subprocess.Popen(up, cwd=path, env=environment, stdout=log, stderr=log)
     try:

@@ -19,7 +19,8 @@ from tests.nodejs import node_with
 
 pytestmark = pytest.mark.long(about_s=25, together=True)
 
-NOT_RUN_HERE = ("make ", "docker ")
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+NOT_RUN_HERE = ("make ", "docker ", "cp examples/breakwater.yaml tutorial.yaml\nmake ")
 """What installs, or needs Docker. That these targets and services exist is tested in test_documents.py."""
 
 PAGES = (
@@ -32,7 +33,6 @@ PAGES = (
             "python-client.md",
             "commands.md",
             "providers.md",
-            "tutorial.md",
             "adoption.md",
         )
     ),
@@ -65,7 +65,8 @@ def is_stored(checkout: Checkout, execution_id: str) -> bool:
 
 def run_block(checkout: Checkout, block: Block, where: str) -> None:
     text = AS_CHANGED + changed(block.text) if block.language == "diff" else block.text
-    for command in checkout.commands(text) if block.language == "sh" else [checkout.as_here(text)]:
+    whole = block.language != "sh" or text.startswith("export ")
+    for command in [checkout.as_here(text)] if whole else checkout.commands(text):
         ran = checkout.sh(command) if block.language == "sh" else checkout.run(sys.executable, "-", stdin=command)
         said = f"{where}:\n{command}\n{ran.stdout}\n{ran.stderr}"
         assert ran.returncode == 0, said
@@ -81,8 +82,26 @@ def test_every_block_runs_as_written(checkout: Checkout) -> None:
                 # It is there a second after it was decided, and a person takes longer than that to type.
                 wait_until(lambda job=job: is_stored(checkout, job), f"{job} in ClickHouse")
             run_block(checkout, block, f"{page.name}, line {block.line}")
-            if "agents add intern" in block.text:
-                wait_until(lambda: "agents.intern: added" in (checkout.path / "up.log").read_text(), "the new agent")
+
+
+def test_all_blocks_of_the_tutorial_can_be_pasted_at_once(checkout: Checkout) -> None:
+    example = (ROOT / "examples" / "breakwater.yaml").read_text()
+    pasted = "".join(f"{block.text}\n" for block in runnable(TUTORIAL))
+    ran = checkout.run("sh", "-eux", stdin=pasted)
+    said = f"{ran.stdout}\n{ran.stderr}"
+    assert ran.returncode == 0, said
+    for text in (
+        "Write a haiku about calm.",
+        "gpt-4o-mini · 4 attempts",
+        "Breaker open: content-writer on gpt-4o",
+        "gpt-4o: answers",
+        "was open, is now closed",
+        "Added intern to tutorial.yaml, which the running plane has applied",
+        "exit code 3: the job was dead-lettered",
+        "Write one word.",
+    ):
+        assert text in said, f"{text}:\n{said}"
+    assert (ROOT / "examples" / "breakwater.yaml").read_text() == example
 
 
 def test_the_jobs_of_the_page_succeeded(checkout: Checkout) -> None:

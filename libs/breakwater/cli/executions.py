@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -25,6 +26,8 @@ from breakwater.views.executions import ATTEMPTS, COLUMNS, FACTS, RUNS, STEPS, i
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree as RichTree
+
+    from breakwater.analytics.client import Analytics
 
 
 T = TypeVar("T")
@@ -114,10 +117,9 @@ def executions(
             lines = connect.asked(url, lambda analytics: search(analytics, filters, limit=limit)).lines
             _show_list(COLUMNS, lines, "no executions", as_json=as_json)
     elif tree:
-        whole = _known(connect.asked(url, lambda analytics: execution_tree(analytics, execution_id)), execution_id)
-        show_tree(whole, as_json=as_json)
+        show_tree(_recorded(url, execution_tree, execution_id), as_json=as_json)
     else:
-        found = _known(connect.asked(url, lambda analytics: find_execution(analytics, execution_id)), execution_id)
+        found = _recorded(url, find_execution, execution_id)
         _show_execution(_decrypted(found, PlaneLocation(data)), as_json=as_json)
 
 
@@ -131,12 +133,26 @@ def _show_list(columns: Sequence[Column[T]], rows: Sequence[T], empty: str, *, a
         output.table(columns, rows, empty=empty)
 
 
-def _known(found: T | None, execution_id: str) -> T:
+RECORDED_S = 3.0
+"""Time to wait for a record, which appears about a second after its job has ended."""
+
+
+def _recorded(url: str, find: Callable[[Analytics, str], Awaitable[T | None]], execution_id: str) -> T:
+    """The record that a query finds within `RECORDED_S`. Raises CliError: it finds none."""
+
+    async def wait(analytics: Analytics) -> T | None:
+        for _ in range(12):
+            if (found := await find(analytics, execution_id)) is not None:
+                return found
+            await asyncio.sleep(RECORDED_S / 12)
+        return None
+
+    found = connect.asked(url, wait)
     if found is None:
         raise CliError(
             "unknown_execution",
             f"there is no execution {execution_id!r}",
-            "A job appears here about a second after it was decided; `breakwater tail` shows what is going on.",
+            "A job appears here about a second after it has ended; `breakwater tail` shows the running ones.",
         )
     return found
 
