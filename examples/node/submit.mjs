@@ -8,12 +8,11 @@ import { jetstream } from "@nats-io/jetstream";
 import { connect, createInbox } from "@nats-io/transport-node";
 
 const endpoints = JSON.parse(readFileSync(`${process.argv[2] ?? `${import.meta.dirname}/../../.breakwater`}/endpoints.json`, "utf8"));
-const nats = new URL(endpoints.nats_url);
 // Names in subjects are percent-encoded; encodeURIComponent skips seven characters that must be encoded, too.
 const token = (text) =>
   encodeURIComponent(text).replace(/[.!~*'()]/g, (c) => "%" + c.charCodeAt(0).toString(16).toUpperCase());
 
-const client = await connect({ servers: nats.host, user: nats.username, pass: nats.password });
+const client = await connect({ servers: endpoints.nats_server, user: endpoints.nats_user, pass: endpoints.nats_password });
 const inbox = createInbox();
 const results = client.subscribe(inbox, { max: 1, timeout: 60_000 });
 const job = {

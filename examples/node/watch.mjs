@@ -6,11 +6,10 @@ import { readFileSync } from "node:fs";
 import { connect } from "@nats-io/transport-node";
 
 const endpoints = JSON.parse(readFileSync(`${process.argv[2] ?? `${import.meta.dirname}/../../.breakwater`}/endpoints.json`, "utf8"));
-const nats = new URL(endpoints.nats_url);
 const client = await connect({
-  servers: nats.host,
-  user: nats.username,
-  pass: nats.password,
+  servers: endpoints.nats_server,
+  user: endpoints.nats_user, // `connect` ignores a user in the URL
+  pass: endpoints.nats_password,
   maxReconnectAttempts: -1,
 });
 

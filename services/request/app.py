@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -31,7 +32,7 @@ from breakwater.bus.publisher import Publisher
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
 from breakwater.contracts.access import OPENID_CALLBACK
 from breakwater.contracts.events import Reconciliation
-from breakwater.contracts.subjects import CANCELS, CANCELS_BY_USER
+from breakwater.contracts.subjects import AGENTS, AGENTS_BY_USER, CANCELS, CANCELS_BY_USER
 from breakwater.coordination.reconciliation import RecordedSpend, compare
 from breakwater.policy.redact import Redactor
 from breakwater.runtime import background
@@ -58,9 +59,11 @@ from services.request.audit import AuditLog
 from services.request.auth import RequireApiKey
 from services.request.breakers import AgentAvailability, AgentRoutes, BreakerRoutes
 from services.request.budgets import BudgetRoutes
+from services.request.callable_agents import CallableAgentTable
 from services.request.cancels import CancelRequests, CancelRoutes, Cancels
 from services.request.costs import CostRoutes
 from services.request.dead_letters import DeadLetterRoutes, Replays
+from services.request.dialects import nothing_at
 from services.request.dialects.openai import NameRequests, OpenAIRoutes
 from services.request.event_stream import OpenStreams
 from services.request.events import EventLog, EventRoutes
@@ -112,6 +115,7 @@ class RequestService:
         self._incidents = IncidentLog(self._connection, self._publisher, redactor)
         self._cancels = Cancels(self._lookup, Executions(self._redis), self._publisher, self._connection)
         self._cancel_requests = CancelRequests(self._cancels, config, redactor)
+        self._callable_agents = CallableAgentTable(config)
         self._analytics = connect(settings.clickhouse_url)
         self._live = LiveConfig(config)
         self._quota = QueueQuota(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
@@ -160,6 +164,7 @@ class RequestService:
         self._quota.set_share(config.limits.jobs_max_bytes_per_agent)
         self._live.reload(config)
         self._cancel_requests.reload(config, redactor)
+        self._callable_agents = CallableAgentTable(config)
         self._app.now, self._gauges = app, gauges
 
     def stop(self) -> None:
@@ -275,18 +280,17 @@ class RequestService:
             slow.cancel()
         for subject in (CANCELS, CANCELS_BY_USER):
             await self._broker.connection.subscribe(subject, queue="request", cb=self._cancel)
+        for subject in (AGENTS, AGENTS_BY_USER):
+            await self._broker.connection.subscribe(subject, queue="request", cb=self._list_agents)
         await subscribed(self._broker)
         self._subscribed = True
         structlog.get_logger().info("service_ready")
 
     async def _cancel(self, message: Msg) -> None:
-        async def respond(answer: bytes) -> None:
-            # A program or a connection that is gone has no use for it.
-            if message.reply:
-                with suppress(NatsError):
-                    await message.respond(answer)
+        await self._cancel_requests.receive(message.subject, message.data, partial(_respond, message))
 
-        await self._cancel_requests.receive(message.subject, message.data, respond)
+    async def _list_agents(self, message: Msg) -> None:
+        await _respond(message, self._callable_agents.response(message.subject))
 
     def _any_connection(self) -> Client:
         """The connection, which may be lost just now: subscriptions are made when it is back."""
@@ -335,6 +339,13 @@ def _provider_of(console: ConsoleSettings, openid: OpenId) -> OpenIdProvider:
     return OpenIdProvider(openid, openid.secret(), f"{console.url}{OPENID_CALLBACK}")
 
 
+async def _respond(message: Msg, response: bytes) -> None:
+    # A program or a connection that is gone has no use for it.
+    if message.reply:
+        with suppress(NatsError):
+            await message.respond(response)
+
+
 async def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return error.response(request.url.path)
@@ -344,9 +355,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     match error.status_code:
         case 404:
-            problem = RequestError(
-                404, "not_found", f"there is nothing at {request.url.path}; /docs shows what there is"
-            )
+            problem = RequestError(404, "not_found", nothing_at(request.url.path))
         case 405:
             message = f"{request.method} is not possible here; see the Allow header"
             problem = RequestError(405, "method_not_allowed", message, headers=error.headers)

@@ -100,6 +100,7 @@ class AnswerStream:
     def _message(self, execution_id: str, flight: InFlight, chunks: Sequence[Chunk]) -> bytes:
         return orjson.dumps(
             {
+                "type": "chunks",
                 "execution_id": execution_id,
                 "agent": self._job.agent_name,
                 "number": self._number,

@@ -30,6 +30,8 @@ from breakwater.bus.publisher import FULL
 from breakwater.bus.topology import Plan, worker_consumer
 from breakwater.config import parse_config
 from breakwater.contracts.subjects import (
+    AGENTS,
+    AGENTS_BY_USER,
     CANCEL_REQUESTS,
     CANCELS,
     CANCELS_BY_USER,
@@ -199,6 +201,22 @@ async def test_who_asks_for_a_cancel_stands_in_the_subject_and_can_not_be_chosen
         await billing.settled()
         assert len(billing.refused) == 3
         assert len(heard) == 3
+
+
+async def test_who_asks_for_the_agents_stands_in_the_subject(tmp_path: Path) -> None:
+    async with running(tmp_path, "request") as users:
+        request = users["request"].client
+
+        async def answer(message: Msg) -> None:
+            await message.respond(message.subject.encode())
+
+        for subject in (AGENTS, AGENTS_BY_USER):
+            await request.subscribe(subject, queue="request", cb=answer)
+        await users["request"].settled()
+        for user, asked in (("client", "bw.agents"), ("program-billing", "bw.agents-by.program-billing")):
+            assert (await users[user].client.request(AGENTS, b"", timeout=60)).data.decode() == asked
+        with pytest.raises((TimeoutError, NoRespondersError)):
+            await users["program-billing"].client.request("bw.agents-by.program-help-desk", b"", timeout=0.5)
 
 
 async def test_whose_job_it_is_stands_in_the_subject_and_in_no_header_of_the_program(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ from typing import Any
 from breakwater.bus import topology
 from breakwater.contracts import subjects
 from breakwater.contracts.subjects import (
+    AGENTS,
+    AGENTS_BY_USER,
     CANCELS,
     CANCELS_BY_USER,
     CHANNEL_TESTS,
@@ -116,11 +118,14 @@ def program(name: str, agents: Iterable[str]) -> Grant:
     events = _below(*(f"{kind}.{token}" for kind in ("executions", "breakers") for token in tokens))
     progress = _below(*(f"progress.{token}" for token in tokens))
     # Ids of jobs name no agent: the sender of a cancel is added to it, and the worker looks at whose job it is.
-    cancels = (CANCELS, subjects.cancels_by(user))
+    requests = ((CANCELS, subjects.cancels_by(user)), (AGENTS, subjects.agents_by(user)))
     return Grant(
         user,
         publish=tuple(f"$JS.API.DIRECT.GET.{Stream.EVENTS}.{of}" for of in events),
-        publish_as=(cancels, *((subjects.job(agent), subjects.job_by(agent, user)) for agent in agents)),
+        publish_as=(
+            *requests,
+            *((subjects.job(agent), subjects.job_by(agent, user)) for agent in agents),
+        ),
         subscribe=(*events, *progress, f"{CLIENT_INBOX}.{user}.>", f"{REPLIES}{user}.>"),
     )
 
@@ -186,7 +191,7 @@ GRANTS = (
         ),
         sends=(*_below("progress", "cancel-requests"), CHANNEL_TESTS),
         subscribe=_below("results", "progress", "chunks"),
-        serves=(CANCELS, CANCELS_BY_USER),
+        serves=(CANCELS, CANCELS_BY_USER, AGENTS, AGENTS_BY_USER),
     ),
     Grant(
         "worker",
@@ -285,7 +290,7 @@ GRANTS = (
             *_facts(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
             *reads(Stream.EVENTS, Stream.ALERTS, Stream.RESULTS),
         ),
-        sends=(CANCELS,),
+        sends=(CANCELS, AGENTS),
         subscribe=(
             *_below("attempts", "executions", "breakers", "budgets", "guards", "alerts", "audit"),
             *_below("progress", "results", "chunks"),

@@ -13,7 +13,7 @@ from breakwater.contracts.events import AuditEvent, BreakerTransition, BudgetEve
 from breakwater.contracts.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
-from breakwater.contracts.submission import CancelRequest
+from breakwater.contracts.submission import CallableAgents, CancelRequest
 
 AGENT = "The agent's name."
 EXECUTION = "The execution's id, which is the job's."
@@ -44,6 +44,16 @@ CHANNELS = (
         "receive",
         "Publish jobs here. A job is accepted once JetStream acknowledges it; an agent that is not in the config has "
         "no subject, and the publish fails immediately. An invalid job is dead-lettered; its reply_to gets the result.",
+    ),
+    Channel(
+        "agents",
+        "bw.agents",
+        {},
+        CallableAgents,
+        None,
+        "send",
+        "The response to a request here, whose body is not read: the agents that you may call, with the subjects of "
+        "their jobs. A program of the config gets its own agents.",
     ),
     Channel(
         "cancel",

@@ -330,6 +330,7 @@ class Choice(Event):
 class Result(Execution):
     """The result of a job, for its submitter: the execution with its output as the model returned it."""
 
+    type: Literal["result"] = Field(default="result", description="Distinguishes it from `AnswerChunks` at `reply_to`.")
     job_id: FullId
     choices: tuple[Choice, ...] = Field(
         default=(),
@@ -347,6 +348,7 @@ class Result(Execution):
 class AnswerChunks(Event):
     """Part of a streamed answer, while it is produced: as the model said it, not stored, at most once."""
 
+    type: Literal["chunks"] = Field(default="chunks", description="Distinguishes them from the `Result` at `reply_to`.")
     execution_id: FullId
     agent: Identifier
     number: int = Field(

@@ -219,6 +219,15 @@ CANCELS = "bw.cancel.*"
 CANCELS_BY_USER = "bw.cancel-by.*.*"
 """The same, with who asks."""
 
+AGENTS = "bw.agents"
+"""Subject of programs' requests for the agents that they may call; core NATS, a request."""
+
+AGENTS_BY_USER = "bw.agents-by.*"
+"""The same, with who asks."""
+
+agents_by: Callable[[str], str] = partial(_subject, "agents-by")
+"""Subject that `AGENTS` of a user's own account becomes."""
+
 worker: Callable[[str], str] = partial(_subject, "workers")
 """Subject that a worker listens on while NATS has its connection; core NATS, nothing is sent there. Internal."""
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from breakwater.contracts.execution import Attempt, Cancellation, CostBasis, Reason, Status
 from breakwater.contracts.http import ReasonText
 from breakwater.contracts.job import Job
-from breakwater.contracts.types import Count, Event, FullId, Identifier, Message, Money, Timestamp
+from breakwater.contracts.types import Count, Event, FullId, Identifier, Message, ModelId, Money, Timestamp
 
 
 class SubmitQuery(Message):
@@ -46,6 +46,20 @@ class CancelRequest(Message):
     """The reason for cancelling a job."""
 
     reason: ReasonText | None = Field(default=None, description="Reason for the record; stored redacted.")
+
+
+class CallableAgent(Event):
+    """An agent that the sender may call."""
+
+    agent: Identifier
+    subject: str = Field(description="Where jobs for it are published.")
+    model: ModelId | None
+
+
+class CallableAgents(Event):
+    """The agents that the sender may call."""
+
+    agents: tuple[CallableAgent, ...]
 
 
 class CancelledJob(Event):

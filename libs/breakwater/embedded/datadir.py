@@ -33,6 +33,7 @@ class Endpoints(BaseModel):
     """The addresses of one stack; URLs include user and password, so that any client of the protocol works.
 
     Attributes:
+        nats_server: the same address as `nats_url` for clients that take user and password apart, such as Node.js'.
         clickhouse_url: ClickHouse's HTTP protocol, as `reader`, who only reads.
         api_key_file: holds a key for the HTTP API.
         config_file: the config; the services read a copy of it.
@@ -48,6 +49,9 @@ class Endpoints(BaseModel):
     request_url: str
     console_url: str
     nats_url: str
+    nats_server: str | None = None
+    nats_user: str | None = None
+    nats_password: str | None = Field(default=None, repr=False)
     redis_url: str
     clickhouse_url: str
     api_key_file: Path

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
@@ -156,10 +157,15 @@ def plan_stack(
     if "clickhouse" not in given:
         passwords = data.secret_file("clickhouse"), data.secret_file("clickhouse-reader")
         servers.append(clickhouse_spec(data.path, ports["clickhouse"], "breakwater", *passwords))
+    nats_url = nats_for("client")
+    nats = urlsplit(nats_url)
     endpoints = Endpoints(
         request_url=settings["request_url"],
         console_url=f"http://{LOOPBACK}:{console_port}",
-        nats_url=nats_for("client"),
+        nats_url=nats_url,
+        nats_server=f"{nats.scheme}://{nats.netloc.rpartition('@')[2]}",
+        nats_user=nats.username and unquote(nats.username),
+        nats_password=nats.password and unquote(nats.password),
         redis_url=redis_url,
         clickhouse_url=reader_url,
         api_key_file=data.secret_file("api-key"),

@@ -21,6 +21,7 @@ from breakwater.policy.ownership import job_digest
 from breakwater.security.api_keys import create_key
 from breakwater.security.encryption import LEFT_OUT
 from breakwater.state.connection import Redis
+from services.request.openapi import document
 from tests.helpers import until
 from tests.openai_client import openai_client
 from tests.services.request.conftest import HttpApi, StartApi, publish_result, result_of
@@ -163,6 +164,16 @@ async def test_model_names_an_agent_an_agent_with_a_model_or_a_model_of_the_keys
         assert (await of_key.models.retrieve(name)).id == name
 
 
+async def test_the_environment_of_the_sdk_is_enough(plane: Decider, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{plane.api.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", key(plane, agents=("writer",)))
+    async with openai.AsyncOpenAI() as of_environment:
+        for model in ("writer", "openai/gpt-4o", "gpt-4o-mini"):
+            answer = await of_environment.chat.completions.create(model=model, **ASK)
+            assert answer.choices[0].message.content, model
+    assert {job["agent"] for job in plane.jobs} == {"writer"}
+
+
 async def test_a_model_that_the_key_may_not_use_is_not_found(plane: Decider) -> None:
     for name, agents in UNKNOWN:
         of_key = client(plane, key=key(plane, agents=agents))
@@ -270,6 +281,17 @@ async def test_what_is_not_served_is_refused_in_openais_shape(plane: Decider) ->
     with pytest.raises(openai.NotFoundError) as unknown:
         await client(plane).embeddings.create(model="writer", input="x")
     assert unknown.value.code == "unknown_url"
+    for path in (path for path in document()["paths"] if path.startswith("/v1/")):
+        assert path in unknown.value.message
+    with pytest.raises(openai.NotFoundError, match=r"set_default_openai_api.*use_responses_api=False"):
+        await client(plane).responses.create(model="writer", input="x")
+    for path, said in (
+        ("/v1/v1/messages", "Messages API is not served yet"),
+        ("/v1/v1/chat/completions", "ends in /v1"),
+        ("/chat/completions", "ends in /v1"),
+        ("/v1/files", "served are"),
+    ):
+        assert said in (await plane.api.ask("POST", path, data=b"{}")).json["error"]["message"], path
     with pytest.raises(openai.AuthenticationError) as without:
         await client(plane, key="bw_0_0").models.list()
     assert without.value.code == "invalid_api_key"
