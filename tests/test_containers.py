@@ -40,6 +40,7 @@ from deploy.simulate.__main__ import files as simulation_files
 from services.__main__ import NAMES, run
 from tests import docker_servers
 from tests.compose import COMPOSE, GIVEN, NODES, OURS, PASSWORD, ROOT, SERVICES, load, nats_cluster, redis_server, size
+from tests.docs.markdown import blocks
 from tests.helpers import until
 from tests.nats_node import nats_program
 from tests.server_sources import RunningServer
@@ -318,6 +319,11 @@ async def test_the_cluster_keeps_accepted_jobs_when_a_node_dies(cluster: dict[st
         await setup.close()
         cluster["nats-1"].kill()
 
+        # As docs/containers.md has it: the first node of the list is gone, another one answers.
+        program = await _connected_as_documented([int(cluster[node].url.rpartition(":")[2]) for node in NODES])
+        assert (await until(lambda: _published(program), "another node to answer")).stream == "JOBS"
+        await program.close()
+
         worker = await nats.connect(url("worker", "nats-3"), inbox_prefix=inbox_prefix("worker"))
         subscription = await worker.jetstream(timeout=20).pull_subscribe_bind("worker-writer", stream="JOBS")
         job = await _fetched(subscription)
@@ -325,6 +331,17 @@ async def test_the_cluster_keeps_accepted_jobs_when_a_node_dies(cluster: dict[st
         await job.ack_sync(timeout=20)
         await worker.close()
         await client.close()
+
+
+async def _connected_as_documented(ports: list[int]) -> Client:
+    [block] = [one.text for one in blocks(ROOT / "docs" / "containers.md") if one.language == "python"]
+    assert "(4222, 4223, 4224)" in block
+    assert [SERVICES[node]["ports"] for node in NODES] == [[f"127.0.0.1:{port}:4222"] for port in (4222, 4223, 4224)]
+    found: dict[str, Any] = {}
+    exec(block.replace("(4222, 4223, 4224)", str(ports)), found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BW_NATS_CLIENT_PASSWORD", PASSWORD)
+        return await found["connect"]()
 
 
 async def _published(client: Client) -> PubAck | None:
