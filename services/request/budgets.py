@@ -24,7 +24,7 @@ from breakwater.contracts.types import Message, is_identifier, ms_from_time, tim
 from breakwater.contracts.validation import FieldError
 from breakwater.errors import UnavailableError
 from breakwater.policy.budget import OTHERS, WINDOWS, CapTable, Counter, Period, periods_at, threshold
-from breakwater.policy.formats import money
+from breakwater.policy.formats import exact_money
 from breakwater.policy.ledger import AttemptSums, is_reached
 from breakwater.state.budget_counters import BudgetCounters, PeriodCounters, Snapshot
 from breakwater.state.budgets import NotFilledError
@@ -151,7 +151,7 @@ class BudgetRoutes:
             raise RequestError(409, "no_cap", message, [detail])
         if limit < configured:
             detail = FieldError(path="limit_usd", message="give more; or exactly that, which takes a raise back")
-            message = f"a cap can't be below what the config says ({money(configured)})"
+            message = f"a cap can't be below what the config says ({exact_money(configured)})"
             raise RequestError(422, "below_cap", message, [detail])
         if snapshot.filled is None:
             raise NotFilledError

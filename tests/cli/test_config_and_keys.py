@@ -230,7 +230,7 @@ def test_config_check_warns_of_models_that_go_elsewhere_and_calls_that_no_cap_ha
         "set models.openai/m.provider to 'p' if that is meant",
         "agents.mixed: has programs and chat models in its chain, so its jobs may have no `input`, which only "
         "programs take",
-        "agents.dear: no call is ever made under the hard cap: the output of a call to p/dear alone may cost $0.41, "
+        "agents.dear: no call is ever made under the hard cap: the output of a call to p/dear alone may cost $0.410, "
         "and agents.dear.budget.daily_usd is $0.25 (raise it, or lower max_tokens)",
     ]
 

@@ -126,8 +126,8 @@ async def test_a_tree_as_json_is_nested(run: Run, analytics: Analytics) -> None:
 async def test_a_parent_that_still_runs_is_shown_and_what_is_missing_is_said(run: Run, analytics: Analytics) -> None:
     await store(analytics, [execution("child", parent_execution_id="running")])
     ran = await in_thread(run, "executions", "running", "--tree")
-    assert ran.out.startswith("running  not recorded, or not yet  with those below $0.001\n└── child  ")
-    assert ran.out.endswith("total  1 execution, $0.001\n")
+    assert ran.out.startswith("running  not recorded, or not yet  with those below $0.00100\n└── child  ")
+    assert ran.out.endswith("total  1 execution, $0.00100\n")
     reported = (await in_thread(run, "executions", "child", "--tree", "--json")).json
     assert (reported["root"]["recorded"], "agent" in reported["root"]) == (False, False)
 

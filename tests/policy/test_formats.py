@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.contracts.types import usd_from_nano
-from breakwater.policy.formats import at_least, exact_money, money, moneys, percent, typed_money
+from breakwater.policy.formats import at_least, beyond, exact_money, money, moneys, percent, typed_money
 
 NANO = st.integers(-(10**18), 10**18)
 
@@ -58,6 +58,11 @@ def test_amounts_that_would_look_equal_are_exact() -> None:
     assert moneys(4_752_000, 4_752_001) == ("$0.004752", "$0.004752001")
     assert moneys(4_752_000, 4_800_000) == ("$0.00475", "$0.0048")
     assert moneys(4_799_999, 4_800_000) == ("$0.004799999", "$0.0048")
+
+
+def test_an_amount_that_does_not_fit_never_looks_as_if_it_did() -> None:
+    assert beyond(9_800_000_000, 400_000_000, 10**10) == ("$9.80", "$0.40", "$10.00")
+    assert beyond(1_004_000_000, 499_000_000, 1_500_000_000) == ("$1.004", "$0.499", "$1.50")
 
 
 def test_a_sum_that_lacks_a_part_is_a_lower_bound() -> None:

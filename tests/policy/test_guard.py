@@ -92,7 +92,7 @@ CENT = USD // 100
     ("concluded", "own", "worst_case", "held", "expected"),
     [
         (0, 0, 10 * USD, 0, None),
-        (0, 0, 10 * USD + 1, 0, "$0.00 spent, and the next call may cost up to $10.00 (limit: $10.00)"),
+        (0, 0, 10 * USD + 1, 0, "$0.00 spent, and the next call may cost up to $10.000000001 (limit: $10.00)"),
         (9 * USD, 80 * CENT, 20 * CENT, 0, None),
         (9 * USD, 80 * CENT, 40 * CENT, 0, "$9.80 spent, and the next call may cost up to $0.40 (limit: $10.00)"),
         (9 * USD, 80 * CENT, 40 * CENT, 9 * USD, "$9.80 spent, and the next call may cost up to $0.40 (limit: $10.00)"),

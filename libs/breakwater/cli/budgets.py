@@ -13,7 +13,7 @@ from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.cli.errors import ExitCode
 from breakwater.contracts.budgets import BudgetList, BudgetStatus, UnchangedBudget
 from breakwater.contracts.events import BudgetEvent, Reconciliation
-from breakwater.policy.formats import counted, exact_money, money, typed_money
+from breakwater.policy.formats import counted, exact_money, money, moneys, typed_money
 from breakwater.views.budgets import COLUMNS, RECONCILIATION, differs
 from breakwater.views.columns import clock, with_words
 
@@ -145,7 +145,8 @@ def _show_raised(event: BudgetEvent, budget: str) -> None:
         )
         return
     until = "" if event.resets_at is None else f" until {clock(event.resets_at)}"
-    change = f"was {money(event.previous)}, is now {money(event.limit)}{until}"
+    was, now = moneys(event.previous or 0, event.limit or 0)
+    change = f"was {was}, is now {now}{until}"
     output.write(f"the cap of {budget} {change}, by {event.by}: {event.reason}")
     undo = f"breakwater budgets raise {shlex.quote(budget)} {typed_money(event.configured or 0)} --reason TEXT"
     output.note(f"{money(event.total)} of it is spent; `{undo}` sets it back to the config's")

@@ -262,7 +262,11 @@ def _budget(event: Mapping[str, Any]) -> _Parts:
     when = f"{whose}/{event['window']} {event['period']}"
     if kind in {"raised", "raise_ended", "repaired"}:
         was, now = event.get("previous"), event["total"] if kind == "repaired" else limit
-        change = f"{formats.money(was)} is now {formats.money(now)}" if was is not None and now is not None else ""
+        change = (
+            f"{formats.exact_money(was)} is now {formats.exact_money(now)}"
+            if was is not None and now is not None
+            else ""
+        )
         return (kind, kind), [when, change, str(event.get("reason") or "")]
     spent = formats.money(event["total"]) + (f" of {formats.money(limit)}" if limit is not None else "")
     refuses = kind == "hard_cap" and event["enforcement"] == "hard"

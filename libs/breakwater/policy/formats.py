@@ -22,9 +22,9 @@ def money(amount: int | str | None) -> str:
     if amount is None:
         return "unknown"
     usd = _usd(amount)
-    rounded = round(usd, 2 if not usd or abs(usd) >= 1 else 2 - usd.adjusted())
+    rounded = _rounded(usd)
     # A rounded amount keeps its zeros, which count: `$0.0390`.
-    return _written(round(rounded, 2) if abs(rounded) >= 1 else rounded, keep_zeros=rounded != usd)
+    return _written(rounded, keep_zeros=rounded != usd)
 
 
 def exact_money(amount: int | str | None) -> str:
@@ -39,6 +39,12 @@ def moneys(*amounts: int) -> tuple[str, ...]:
     return shown if different else tuple(map(exact_money, amounts))
 
 
+def beyond(spent: int, amount: int, limit: int) -> tuple[str, ...]:
+    """An amount that a limit has no room for: all three exact where it would look as if it had, rounded otherwise."""
+    shown = [_rounded(_usd(one)) for one in (spent, amount, limit)]
+    return tuple(map(money if shown[0] + shown[1] > shown[2] else exact_money, (spent, amount, limit)))
+
+
 def typed_money(nano: int) -> str:
     """An amount as it can be typed, in a command or a config: `1204.204999`."""
     return exact_money(nano).replace("$", "").replace(",", "")
@@ -51,6 +57,11 @@ def at_least(nano: int | None, unknown: int) -> str:
 
 def _usd(amount: int | str) -> Decimal:
     return Decimal(amount) if isinstance(amount, str) else Decimal(amount).scaleb(-9)
+
+
+def _rounded(usd: Decimal) -> Decimal:
+    rounded = round(usd, 2 if not usd or abs(usd) >= 1 else 2 - usd.adjusted())
+    return round(rounded, 2) if abs(rounded) >= 1 else rounded
 
 
 def _written(usd: Decimal, *, keep_zeros: bool = False) -> str:

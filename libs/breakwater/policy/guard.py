@@ -20,7 +20,7 @@ from breakwater.contracts.execution import Execution, Reason
 from breakwater.contracts.types import Message, Off, UsdAmount
 from breakwater.policy.breaker import Preset, take_preset
 from breakwater.policy.budget import fits
-from breakwater.policy.formats import counted, money, moneys
+from breakwater.policy.formats import beyond, counted, money, moneys
 from breakwater.policy.json_values import NoJsonError, find_json
 
 
@@ -217,8 +217,8 @@ def before_call(
         return Trip("max_cost", f"{money(spent)} spent (limit: {money(limit)})")
     most = worst_case or 0
     if not fits(most, limit=limit, spent=spent):
-        next_call = f"the next call may cost up to {money(most)}"
-        return Trip("max_cost", f"{money(spent)} spent, and {next_call} (limit: {money(limit)})")
+        so_far, needed, cap = beyond(spent, most, limit)
+        return Trip("max_cost", f"{so_far} spent, and the next call may cost up to {needed} (limit: {cap})")
     return None if fits(most, limit=limit, spent=spent, reserved=held) else TaskBudgetHeld(held)
 
 

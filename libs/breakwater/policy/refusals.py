@@ -14,7 +14,7 @@ from breakwater.contracts.execution import ErrorInfo, ErrorKind
 from breakwater.contracts.types import time_from_ms
 from breakwater.policy.breaker import GUARD_PRESETS, BreakerKey
 from breakwater.policy.budget import MAX_TENANTS, Counter, OverBudget, fits
-from breakwater.policy.formats import moment, moneys, sentence
+from breakwater.policy.formats import beyond, moment, moneys, sentence
 from breakwater.policy.guard import SOFT_PERCENT
 from breakwater.policy.rate_limit import HELD, RateLimit
 
@@ -147,7 +147,7 @@ def budget_held(over: OverBudget, model: str) -> ErrorInfo:
 def over_own_cap(agent: str, model: str, worst_case: int, spent: int, cap: int) -> ErrorInfo:
     """The job's own cap has no room for the call."""
     never, setting = not fits(worst_case, limit=cap, spent=0), f"agents.{agent}.max_cost_usd"
-    so_far, most, limit = moneys(spent, worst_case, cap)
+    so_far, most, limit = beyond(spent, worst_case, cap)
     return refusal(
         "budget_exceeded",
         "CallOverCapError" if never else "BudgetExceededError",
@@ -248,7 +248,7 @@ def task_budget_held(agent: str, *, used: int = 0, worst_case: int = 0, cap: int
     """
     figures = ""
     if cap is not None:
-        spent, limit, most = moneys(used, cap, worst_case)
+        spent, most, limit = beyond(used, worst_case, cap)
         figures = f"{spent} of {limit} is spent or held, and the call may cost up to {most}"
     return refusal(
         "budget_exceeded",

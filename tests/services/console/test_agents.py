@@ -250,7 +250,7 @@ async def test_one_agent_is_reported_whole(console: Console):
         "the budget agent:writer/daily 1",
         "daily hard cap $5.00 $5.00",
         "monthly $9.00 no monthly cap",
-        "w/1 succeeded gpt-4.1 2 $0.001 1.0 s",
+        "w/1 succeeded gpt-4.1 2 $0.00100 1.0 s",
     ):
         assert reported in page.words, reported
     for others in ("of another agent", "x is down", "x1", "$8.00", "$7.00", "$15.00"):
