@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.browser.conftest import RunningPlane, Visitor
 
@@ -387,6 +387,24 @@ def test_the_navigation_counts_what_needs_attention(visitor: Visitor, by_phone: 
         badge = someone.page.get_by_role("navigation", name="Pages").get_by_role("link", name="Dead letters")
         expect(badge).to_have_accessible_name(f"Dead letters {all_reasons} dead letters")
         expect(badge.locator(".badge")).to_be_visible()
+
+
+def test_a_page_is_not_live_while_clickhouse_does_not_respond(visitor: Visitor):
+    page, empty = visitor.page, '<div id="away" data-live></div>'
+    visitor.open("/?window=15m")
+    expect(page.locator(".live")).to_have_text("live")
+
+    def without_clickhouse(route: Route) -> None:
+        served = route.fetch()
+        body = served.text()
+        assert empty in body
+        away = '<div id="away" data-live><p class="notice bad" data-away="ClickHouse">It is silent.</p></div>'
+        route.fulfill(response=served, body=body.replace(empty, away))
+
+    page.route("**/?window=15m", without_clickhouse)
+    expect(page.locator(".live.stale")).to_have_text("not live: ClickHouse does not respond")
+    page.unroute_all(behavior="wait")
+    expect(page.locator(".live:not(.stale)")).to_have_text("live")
 
 
 def test_without_javascript_nothing_pretends_to_be_live(chromium: Browser, plane: RunningPlane):

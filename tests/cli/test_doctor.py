@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,3 +54,19 @@ def test_a_secret_that_only_the_shell_of_up_has_is_no_problem_while_that_runs(
     assert "KEY_OF_ANOTHER_SHELL" in run("doctor").out
     monkeypatch.setattr(PlaneLocation, "runs_with", lambda _, config: config == Path("breakwater.yaml"))
     assert run("doctor").out.startswith("2 ok")
+
+
+async def test_a_clickhouse_that_is_silent_is_named_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    names = ("clickhouse", "calls")
+    monkeypatch.setattr(doctor, "CHECKS", [one for one in doctor.CHECKS if one[0] in names])
+    monkeypatch.setattr("breakwater.cli.doctor_checks.ANSWER_TIMEOUT_S", 0.2)
+    async with await asyncio.start_server(silent, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"http://127.0.0.1:{port}/breakwater")
+        [found] = await doctor.all_findings(PlaneLocation(None), None)
+    assert (found.area, found.verdict) == ("clickhouse", "fail")
+    assert found.text.startswith("ClickHouse does not answer")

@@ -84,7 +84,7 @@ def doctor(
 
 
 async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Finding]:
-    """The findings of all checks, which run at the same time."""
+    """The findings of all checks, which run at the same time. A server that fails several of them is found once."""
 
     async def guarded(area: str, find: Check) -> list[Finding]:
         try:
@@ -97,7 +97,11 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
             remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address right?"
             return [Finding(area, "fail", known.message, remedy)]
 
-    return [finding for found in await asyncio.gather(*(guarded(*one) for one in CHECKS)) for finding in found]
+    found: dict[tuple[str, str], Finding] = {}
+    for findings in await asyncio.gather(*(guarded(*one) for one in CHECKS)):
+        for one in findings:
+            found.setdefault(("" if one.verdict == "fail" else one.area, one.text), one)
+    return list(found.values())
 
 
 def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbose: bool) -> None:

@@ -45,6 +45,9 @@ from breakwater.state.budgets import Budgets
 from breakwater.state.inspect import inspect
 from breakwater.state.workers import Workers
 
+ANSWER_TIMEOUT_S = 5.0
+"""Longest silence of ClickHouse: less than a check may take, so that each names it."""
+
 COMPARED_WITHIN = timedelta(minutes=10)
 LOST_SHOWN = timedelta(days=1)
 """Time for which rows that ClickHouse had lost are worth a warning."""
@@ -147,7 +150,7 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
 async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
     """ClickHouse itself, and its tables, which must be those of this version."""
     url = plane.clickhouse_url
-    async with connect.analytics(url) as analytics:
+    async with connect.analytics(url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
         await analytics.ping()
         _, ms = await timed(analytics.ping())
         version = (await analytics.query("SELECT version()")).rows[0][0]
@@ -172,7 +175,10 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
 
 async def record_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
     """The comparison of ClickHouse with EVENTS: how far it is, and what was lacking."""
-    async with connect.bus(plane.admin_nats_url) as client, connect.analytics(plane.clickhouse_url) as analytics:
+    async with (
+        connect.bus(plane.admin_nats_url) as client,
+        connect.analytics(plane.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics,
+    ):
         lookup = Lookup(lambda: client)
         try:
             done = await last_comparison(analytics, (await lookup.facts(Stream.EVENTS)).identity)
@@ -233,7 +239,7 @@ async def encryption_findings(plane: PlaneLocation, config: Config | None) -> Fi
 async def _encrypted(plane: PlaneLocation) -> dict[str, str]:
     """The keys of all stored texts, each with the records that it encrypts."""
     by_key = "SELECT encryption_key, count() FROM executions WHERE encryption_key IS NOT NULL GROUP BY encryption_key"
-    async with connect.analytics(plane.clickhouse_url) as analytics:
+    async with connect.analytics(plane.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
         try:
             stored = {str(key): f"{count:,} executions" for key, count in (await analytics.query(by_key)).rows}
         except QueryError:
@@ -378,7 +384,7 @@ GROUP BY ALL ORDER BY provider, calls DESC
 
 async def call_findings(plane: PlaneLocation, config: Config | None) -> Findings:
     """The outcome of the last hour's calls, by provider; nothing where none was called."""
-    async with connect.analytics(plane.clickhouse_url) as analytics:
+    async with connect.analytics(plane.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
         try:
             rows = (await analytics.query(_OUTCOMES)).rows
         except QueryError:
