@@ -40,7 +40,9 @@ PAST: tuple[Column[Any], ...] = (
     *(one for one in INCIDENTS if one.key != "since"),
     Column("started", lambda one: one.opened_at, "time"),
     Column("lasted", lambda one: one.duration_ms, "duration", name="lasted_ms", missing="ongoing"),
-    Column("acknowledged", lambda one: one.time_to_acknowledge_ms, "duration", name="acknowledged_after_ms"),
+    Column(
+        "acknowledged", lambda one: one.time_to_acknowledge_ms, "duration", name="acknowledged_after_ms", page=False
+    ),
 )
 
 

@@ -39,7 +39,7 @@ class BreakerRow:
 
 COLUMNS: tuple[Column[BreakerRow], ...] = (
     *lifted(BREAKERS, lambda row: row.status),
-    Column("open in the range", lambda row: row.open_ms, "duration", name="open_ms"),
+    Column("time open", lambda row: row.open_ms, "duration", name="open_ms"),
     Column("openings", lambda row: row.openings, page=False),
 )
 ACTIONS: tuple[Column[OperatorAction], ...] = (

@@ -182,7 +182,7 @@ async def test_all_of_one_is_shown(run: Run, stub: Stub) -> None:
         "severity": "critical",
         "event": "budget_hard_cap",
         "since": clock(SINCE, NOW),
-        "happened": f"1,200 times, the last at {clock(NOW, NOW)}",
+        "count": f"1,200 occurrences, the last at {clock(NOW, NOW)}",
         "acknowledged": f"by ops at {clock(NOW, NOW)}",
         "reason": "looking at it",
         "text": CAP["text"],

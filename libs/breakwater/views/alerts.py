@@ -6,6 +6,7 @@ from datetime import datetime
 
 from breakwater.contracts.alerts import Alert, UndeliveredAlert
 from breakwater.policy.alert_rules import began_with, highest_severity
+from breakwater.policy.formats import counted
 from breakwater.views.columns import Column, clock
 
 NO_CHANNEL = (
@@ -42,7 +43,7 @@ def done(by: str | None, at: datetime | None) -> str:
 
 
 def _happened(alert: Alert) -> str:
-    times = "once" if alert.count == 1 else f"{alert.count:,} times"
+    times = counted(alert.count, "occurrence")
     return times if alert.last_at == alert.opened_at else f"{times}, the last at {clock(alert.last_at)}"
 
 
@@ -55,7 +56,7 @@ FACTS: tuple[Column[Alert], ...] = (
     Column("model", lambda one: one.model),
     Column("tenant", lambda one: one.tenant),
     Column("since", lambda one: one.opened_at, "time"),
-    Column("happened", _happened),
+    Column("count", _happened),
     Column("ends", lambda one: one.ends_at if one.status != "resolved" else None, "time"),
     Column("reminders", lambda one: one.reminders or None, "count"),
     Column("acknowledged", lambda one: done(one.acknowledged_by, one.acknowledged_at)),

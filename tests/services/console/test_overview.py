@@ -20,7 +20,7 @@ async def test_a_plane_where_nothing_ran_says_so_and_what_would_appear(console: 
     for reported in (
         "Nothing ran",
         "No call failed",
-        "Nothing was held back",
+        "No call was blocked",
         "Nothing was wasted",
         "Nothing was spent",
         "No model was called",
