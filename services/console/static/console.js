@@ -77,7 +77,7 @@ function labelling(part) {
       });
       if (row.querySelector(".brief")) {
         row.classList.add("unfolds");
-        const named = row.querySelector(".brief-1").textContent.trim().slice(0, 80);
+        const named = row.querySelector(".brief-1").textContent.trim().replace(/\s+/g, " ").slice(0, 80);
         row.insertAdjacentHTML("beforeend", '<td class="unfold" role="cell"><details><summary></summary></details></td>');
         row.querySelector(".unfold summary").setAttribute("aria-label", `Details of ${named}`);
       }
