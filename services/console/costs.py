@@ -143,7 +143,6 @@ def view(visit: Visit, costs: Fetched[tuple[Costs, SpendHistory | None]]) -> dic
         "month": month,
         "download": f"/costs.csv?{urlencode(asked.parameters)}",
         "tone": tone,
-        "capped": capped,
     }
 
 

@@ -165,7 +165,7 @@ def _remarks(live: Live) -> Iterator[Remark]:
             yield Remark("no breaker service is running, so failures open no breaker", "/breakers", "bad")
     if (budgets := live.budgets.value) is not None:
         if budgets.filled:
-            yield from _are(sum(spent(one) for one in budgets.budgets), "budget", "spent", "/budgets", "bad")
+            yield from _are(sum(spent(one) for one in budgets.budgets), "budget", "exhausted", "/budgets", "bad")
         else:
             yield Remark("the budgets' counters are being rebuilt from the records", "/budgets", "bad")
     if (queues := live.queues.value) is not None:

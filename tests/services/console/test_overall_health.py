@@ -121,7 +121,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
                 budgets=[budget("global/daily", "5"), budget("agent:a/daily", "1", None)],
             ),
             "bad",
-            "2 breakers are open, 1 budget is spent and 1 breaker is being probed.",
+            "2 breakers are open, 1 budget is exhausted and 1 breaker is being probed.",
         ),
         (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", "1 breaker is isolated."),
         (QUIET, live(alive=False), "bad", "no breaker service is running, so failures open no breaker."),

@@ -80,7 +80,7 @@ async def test_the_five_questions_are_answered(console: Console):
     assert "Exhausted budgets 1 of 2" in page.words
     assert "Open incidents 2 1 critical" in page.words
     remarks = (
-        "1 breaker is open , 1 budget is spent , sink is behind by 12,000 messages , "
+        "1 breaker is open , 1 budget is exhausted , sink is behind by 12,000 messages , "
         "1 critical incident is unacknowledged and 50 % of executions failed in the last 1h ."
     )
     assert remarks in page.words
