@@ -223,7 +223,8 @@ def test_an_agent_is_added_and_the_rest_of_the_file_stays_as_it_is(run: Run) -> 
     agent = load_config(CONFIG).agents["a-b"]
     assert (agent.chain, agent.system_prompt, agent.budget.enforcement) == (("gpt-5", "m"), "Say:\nyes", "hard")
     assert "has an agent a-b already" in run("agents", "add", "a-b", "--model", "m").err
-    assert "control character" in run("agents", "add", "a/b\n", "--model", "m").err
+    for wrong in ("a/b\n", "my agent"):
+        assert "must not contain spaces or control characters" in run("agents", "add", wrong, "--model", "m").err
     assert CONFIG.read_text() == added
     assert "m has no price (set models.m.price)" in run("agents", "add", "c", "--model", "m", "--daily-usd", "1").err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -189,3 +190,26 @@ def endpoints(directory: Path) -> Endpoints:
         pid=4711,
         started_at=datetime.now(UTC),
     )
+
+
+@pytest.mark.parametrize("group", ["agents", "alerts", "breakers", "budgets", "dlq", "guards", "plans"])
+def test_the_help_of_a_group_has_the_options_of_its_list(run: Run, group: str) -> None:
+    options = set(re.findall(r"(?<=\s)--[a-z-]+", run(group, "list", "--help").out.partition("Options")[2]))
+    assert {"--data", "--json"} <= options
+    assert options <= set(re.findall(r"(?<=\s)--[a-z-]+", run(group, "--help").out.partition("Options")[2]))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("submit", "my agent", "x"),
+        ("submit", "a", "x", "--tenant", "Acme Corp"),
+        ("submit", "a", "x", "--task-id", "run 1"),
+        ("submit", "a", "x", "--depends-on", "job 1"),
+        ("keys", "create", "my key"),
+        ("keys", "create", "k", "--scope", "submit", "--agent", "my agent"),
+    ],
+)
+def test_an_identifier_with_a_space_is_refused(run: Run, arguments: tuple[str, ...]) -> None:
+    ran = run(*arguments)
+    assert (ran.code, "contains a space" in ran.err) == (ExitCode.USAGE, True)

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -227,13 +228,19 @@ def _cli_error(error: ApiError, unanswered: str, unknown: str, again: str) -> Cl
 class ListsByItself(typer.core.TyperGroup):
     """Does `list` where no command is named: `breakwater breakers --json` is `breakwater breakers list --json`.
 
-    Its help has the first example of each of its commands.
+    Its help has the options of `list`, and the first example of each of its commands.
     """
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         found = [_EXAMPLE.search(command.help or "") for command in self.commands.values()]
         self.help = "\n\n".join([(self.help or "").strip(), "For example:", *(one[0] for one in found if one)])
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # private to typer
+        """Writes the help."""
+        shown = copy(self)
+        shown.params = [*self.commands["list"].params, *self.params]
+        super(ListsByItself, shown).format_help(ctx, formatter)  # pyright: ignore[reportArgumentType]
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]  # the context's class is private to typer
         """Takes the arguments of the group."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ def sendable(name: str, value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise wrong_usage(f"{name} is not UTF-8 text", _REMEDY) from None
+
+
+def without_spaces(given: Mapping[str, str | Iterable[str] | None]) -> None:
+    """Raises CliError where an identifier contains a space: it would have to be quoted in every command."""
+    for option, value in given.items():
+        for one in (value,) if isinstance(value, str) else value or ():
+            if any(map(str.isspace, one)):
+                raise wrong_usage(f"{option}: {one!r} contains a space", "Use a hyphen instead.")
 
 
 def _decoded(name: str, given: bytes) -> str:

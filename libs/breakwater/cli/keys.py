@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from breakwater.cli import output
+from breakwater.cli.given import without_spaces
 from breakwater.cli.output import Column
 from breakwater.cli.plane import DEFAULT_DATA, DataOption, JsonOption
 from breakwater.contracts.access import KEY_SCOPES, KeyScope
@@ -82,6 +83,7 @@ def create(
 
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
     """
+    without_spaces({"NAME": name, "--tenant": tenant, "--agent": agent})
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]
     scopes = tuple[KeyScope, ...](one for one in KEY_SCOPES if not scope or one in scope)

@@ -16,7 +16,7 @@ import typer
 from breakwater.cli import connect, formats, output
 from breakwater.cli.api import Api, api_command, api_errors
 from breakwater.cli.errors import ExitCode, wrong_usage
-from breakwater.cli.given import read_file, read_stdin, sendable
+from breakwater.cli.given import read_file, read_stdin, sendable, without_spaces
 from breakwater.cli.output import Column
 from breakwater.cli.plane import PlaneLocation
 from breakwater.client import ApiClient
@@ -113,6 +113,8 @@ def submit(
 
         breakwater submit --job job.json --via nats --no-wait
     """
+    named = {"--job-id": job_id, "--tenant": tenant, "--task-id": task_id, "--plan": plan_id}
+    without_spaces({"AGENT": agent, **named, "--depends-on": depends_on})
     given = {
         "agent": agent,
         "prompt": _prompt(prompt, message_file),

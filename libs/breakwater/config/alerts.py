@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from breakwater.contracts.alerts import AlertEvent
-from breakwater.contracts.types import Identifier, Message
+from breakwater.contracts.types import Message, Name
 from breakwater.errors import ConfigError
 from breakwater.policy.alert_rules import PLACEHOLDERS, AnomalyRules, Demanding, Reminders, Route
 from breakwater.policy.links import LEAST_SECRET
@@ -149,7 +149,7 @@ class Alerts(Message):
         default=(),
         description="Private networks that messages may be sent to, such as `10.1.0.0/16`; others are refused.",
     )
-    channels: dict[Identifier, AlertChannel] = Field(default_factory=dict)
+    channels: dict[Name, AlertChannel] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

@@ -24,7 +24,7 @@ from breakwater.config.alerts import Alerts
 from breakwater.config.console import ConsoleSettings
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import DUPLICATE_WINDOW_S
-from breakwater.contracts.types import NO_CONTROLS, Identifier, Message, ModelId, Off, UsdAmount
+from breakwater.contracts.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.policy.budget import OTHERS, Caps, CapTable
@@ -321,7 +321,7 @@ class BudgetSettings(Message):
         le=86_400,
         description="The interval at which the counters are reconciled with recorded spend.",
     )
-    tenants: dict[Identifier, Caps] = Field(
+    tenants: dict[Name, Caps] = Field(
         default_factory=dict, description="Caps per tenant; `*` applies to each tenant that is not listed."
     )
 
@@ -421,7 +421,7 @@ class NatsProgram(Message):
     """A program that connects to NATS with a user of its own, `program-<name>`, and may use some agents only."""
 
     agents: tuple[Identifier, ...] = Field(min_length=1, description="Agents that the program may use.")
-    tenants: tuple[Identifier, ...] = Field(
+    tenants: tuple[Name, ...] = Field(
         default=(),
         description=(
             "Tenants that the program may submit jobs for; empty: any. If there is exactly one, "
@@ -482,10 +482,10 @@ CostTag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=
 class Config(Message):
     """The config file."""
 
-    providers: dict[Identifier, ProviderEntry]
+    providers: dict[Name, ProviderEntry]
     models: dict[ModelId, ModelSettings] = Field(default_factory=dict)
     defaults: AgentDefaults = AgentDefaults()
-    agents: dict[Identifier, Agent] = Field(min_length=1)
+    agents: dict[Name, Agent] = Field(min_length=1)
     budgets: BudgetSettings = BudgetSettings()
     cost_tags: tuple[CostTag, ...] = Field(
         default=(),

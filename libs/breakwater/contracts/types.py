@@ -118,6 +118,11 @@ NO_CONTROLS, NO_CONTROLS_OR_EMPTY = rf"^[^{_CONTROLS}]+$", rf"^[^{_CONTROLS}]*$"
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_CONTROLS)]
 """A name chosen by people or programs: any text without control characters; subjects carry it encoded."""
 
+NO_SPACES = rf"^[^\s{_CONTROLS}]+$"
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_SPACES)]
+"""An identifier in the config, which people type into commands: without spaces."""
+
 MAX_SCOPE = 64
 """Longest name of the owner of an id, in bytes of UTF-8."""
 

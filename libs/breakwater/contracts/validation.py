@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
-from breakwater.contracts.types import NO_CONTROLS, NO_CONTROLS_OR_EMPTY
+from breakwater.contracts.types import NO_CONTROLS, NO_CONTROLS_OR_EMPTY, NO_SPACES
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,10 @@ def _no_constant(name: str) -> NoReturn:
 
 def about_controls(detail: Any) -> str | None:
     """Words for a text that is refused for a control character; None for other mistakes."""
-    if detail["type"] == "string_pattern_mismatch" and detail["ctx"]["pattern"] in {NO_CONTROLS, NO_CONTROLS_OR_EMPTY}:
+    pattern = detail["ctx"]["pattern"] if detail["type"] == "string_pattern_mismatch" else None
+    if pattern == NO_SPACES:
+        return "must not contain spaces or control characters; use a hyphen instead"
+    if pattern in {NO_CONTROLS, NO_CONTROLS_OR_EMPTY}:
         return "must not contain control characters, line breaks or bidirectional control characters"
     return None
 
