@@ -289,7 +289,7 @@ def _cost_summary(result: dict[str, Any]) -> str:
     if result["dry_run"]:
         # One call of the model that would be called first.
         first = next((one for one in result["output"]["models"] if one["admission"] != "refused"), None)
-        return "nothing would be called" if first is None else f"worst case {_planned_cost(first['worst_case_cost'])}"
+        return "nothing would be called" if first is None else f"worst case {formats.money(first['worst_case_cost'])}"
     cost = result["total_cost"]
     return "cost unknown" if cost is None else formats.money(cost)
 
@@ -302,7 +302,7 @@ def _answer(result: dict[str, Any]) -> None:
             Column("model", lambda one: one["model"]),
             Column("provider", lambda one: one["provider"]),
             Column("max attempts", lambda one: " + ".join(str(one[name]) for name in tries if one[name]), right=True),
-            Column("worst-case cost", lambda one: _planned_cost(one["worst_case_cost"]), right=True),
+            Column("worst-case cost", lambda one: formats.money(one["worst_case_cost"]), right=True),
             Column("admission", lambda one: one["admission"]),
             Column("refusal", _planned_refusal),
         ]
@@ -318,10 +318,6 @@ def _planned_refusal(model: dict[str, Any]) -> str:
         return ""
     after_s = refusal["retry_after_s"]
     return refusal["message"] + ("" if after_s is None else f" (retry after {after_s:.3g} s)")
-
-
-def _planned_cost(cost: str | None) -> str:
-    return "unknown" if cost is None else formats.money(cost)
 
 
 def _failure(result: dict[str, Any]) -> None:

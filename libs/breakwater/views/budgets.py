@@ -80,8 +80,7 @@ def _calls(budget: BudgetReconciliation) -> Cell:
     return f"{budget.counted_calls:,} counted, {budget.recorded_calls:,} recorded", "warn"
 
 
-def _compared(get: Callable[[BudgetReconciliation], int], title: str, drop: int) -> Column[BudgetReconciliation]:
-    # Amounts are shown to the nano-dollar, as they are compared.
+def _compared(title: str, get: Callable[[BudgetReconciliation], int], drop: int = 0) -> Column[BudgetReconciliation]:
     return Column(title, get, "usd", lambda one: exact_money(get(one)), drop=drop)
 
 
@@ -92,10 +91,10 @@ def _difference(budget: BudgetReconciliation) -> Cell:
 RECONCILIATION: tuple[Column[BudgetReconciliation], ...] = (
     Column("budget", lambda one: one.budget),
     Column("period", lambda one: one.period),
-    _compared(lambda one: one.counted, "Redis", 0),
-    _compared(lambda one: one.stored, "ClickHouse", 1),
-    _compared(lambda one: one.logged, "EVENTS", 2),
-    _compared(lambda one: one.unrecorded, "unrecorded", 3),
+    _compared("Redis", lambda one: one.counted),
+    _compared("ClickHouse", lambda one: one.stored, 1),
+    _compared("EVENTS", lambda one: one.logged, 2),
+    _compared("unrecorded", lambda one: one.unrecorded, 3),
     Column("difference", lambda one: one.difference, "usd", _difference),
     Column("calls", lambda one: one.counted_calls, "count", _calls, terminal=False),
 )

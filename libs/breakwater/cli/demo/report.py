@@ -14,7 +14,7 @@ from breakwater.analytics.rows import attempt_of, execution_of
 from breakwater.cli import output
 from breakwater.cli.demo.reconciliation import ComparedFigure, LedgerComparison
 from breakwater.cli.demo.scenario import BURST, RETRY_AFTER_S, STORY, trouble_at
-from breakwater.cli.formats import counted, duration, exact, money
+from breakwater.cli.formats import counted, duration, exact, exact_money, money
 from breakwater.cli.output import Cell, Column
 from breakwater.contracts.alerts import Alert
 from breakwater.contracts.execution import Attempt, Execution
@@ -319,7 +319,7 @@ def _success(agent: AgentSummary) -> Cell:
 
 
 def _amount(value: int | str | None) -> Cell:
-    return _NONE if value is None else f"${value}" if isinstance(value, str) else str(value)
+    return _NONE if value is None else exact_money(value) if isinstance(value, str) else str(value)
 
 
 def _verdict(report: DemoReport) -> Cell:
