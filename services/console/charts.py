@@ -244,16 +244,15 @@ def _figure(
             ms_from_time(row.at),
             row.text,
             row.span and f"/executions?{urlencode({**executions, **between(*row.span)})}",
-            [_cell(one.values[at], unit) for one in series],
+            [
+                (None, "", "") if value is None else (value, unit.text(value), unit.exact(value))
+                for value in (one.values[at] for one in series)
+            ],
         )
         for at, row in enumerate(rows)
     ]
     identity = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
     return _MACROS.figure(label, identity, unit.name, start, end, zooms, series, table)
-
-
-def _cell(value: float | None, unit: Unit) -> tuple[float | None, str, str]:
-    return (None, "", "") if value is None else (value, unit.text(value), unit.exact(value))
 
 
 def _when(moment: datetime, step: timedelta) -> str:

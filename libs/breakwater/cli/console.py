@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from breakwater.cli import connect, output
 from breakwater.cli.errors import CliError
-from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
+from breakwater.cli.plane import DataOption, PlaneLocation
+from breakwater.embedded.datadir import Endpoints
+from breakwater.policy.callers import split
+from breakwater.state.sessions import Sessions
 
-if TYPE_CHECKING:
-    from breakwater.embedded.datadir import Endpoints
 
-
-def console(data: DataOption = None, as_json: JsonOption = False) -> None:
+def console(data: DataOption = None) -> None:
     """Print a link that signs in to the console of a local stack.
 
     It works once, within ten minutes, and gives the rights of the stack's first API key.
@@ -24,18 +23,11 @@ def console(data: DataOption = None, as_json: JsonOption = False) -> None:
 
         breakwater console --data /var/lib/breakwater
     """
-    link = connect.run(sign_in_link(PlaneLocation(data).endpoints))
-    if as_json:
-        output.json_document({"sign_in_link": link})
-    else:
-        output.write(link)
+    output.write(connect.run(sign_in_link(PlaneLocation(data).endpoints)))
 
 
 async def sign_in_link(endpoints: Endpoints, page: str = "/") -> str:
     """A new link to a page of the console. Raises CliError, StateUnavailableError."""
-    from breakwater.policy.callers import split
-    from breakwater.state.sessions import Sessions
-
     key = split(endpoints.api_key_file.read_text(encoding="utf-8").strip())
     if key is None:
         raise CliError("api_key", f"{endpoints.api_key_file} holds no API key", "`breakwater keys create` makes one.")

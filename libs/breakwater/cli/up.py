@@ -221,7 +221,7 @@ def _show_endpoints(stack: Stack, key: str | None, link: str, agent: str, *, sim
     output.styled(("Breakwater is up.", "bold green"))
     for name, value in (
         ("console", endpoints.console_url),
-        ("  signs in once", link),
+        ("sign-in link", f"{link} (works once, within 10 minutes)"),
         ("API", endpoints.request_url + "/docs"),
         server("nats", endpoints.nats_url),
         server("redis", endpoints.redis_url),
