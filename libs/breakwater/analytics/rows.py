@@ -110,11 +110,7 @@ def audit_row(event: AuditEvent, sequence: int) -> StoredRow:
 def execution_of(*, attempts: Iterable[Attempt] = (), **row: Any) -> Execution:
     """The terminal record that a row of `executions` was made from, with the attempts given."""
     texts = {name: None if row[name] is None else from_json(row[name]) for name in JSON_COLUMNS}
-    error, known = _error_of(row), tuple(attempts)
-    for refused in (one.error for one in known if one.short_circuited and one.error is not None):
-        if error is not None and error.class_ == refused.class_ and refused.message.startswith(error.message):
-            error = refused  # with its figures
-    return Execution.model_validate({**row, **texts, "error": error, "attempts": known})
+    return Execution.model_validate({**row, **texts, "error": _error_of(row), "attempts": tuple(attempts)})
 
 
 def attempt_of(**row: Any) -> Attempt:

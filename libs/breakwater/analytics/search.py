@@ -42,7 +42,12 @@ async def find_execution(analytics: Analytics, execution_id: str) -> Execution |
     """
     parameters = {"execution_id": execution_id}
     for record in await analytics.read(execution_of, SQL["one_execution"], parameters):
-        return record.model_copy(update={"attempts": await analytics.read(attempt_of, SQL["its_attempts"], parameters)})
+        attempts, error = await analytics.read(attempt_of, SQL["its_attempts"], parameters), record.error
+        for refused in (one.error for one in attempts if one.short_circuited):
+            # Of a refusal, only the attempt has the figures.
+            if error is not None and refused is not None and refused.message.startswith(error.message):
+                error = error.model_copy(update={"message": refused.message})
+        return record.model_copy(update={"attempts": attempts, "error": error})
     return None
 
 

@@ -16,6 +16,7 @@ from breakwater.policy.breaker import GUARD_PRESETS, BreakerKey
 from breakwater.policy.budget import MAX_TENANTS, Counter, OverBudget, fits
 from breakwater.policy.formats import beyond, moment, moneys, sentence
 from breakwater.policy.guard import SOFT_PERCENT
+from breakwater.policy.ownership import shown
 from breakwater.policy.rate_limit import HELD, RateLimit
 
 RETRY_HELD_S = 5.0
@@ -218,8 +219,8 @@ def task_stopped(
         to_do = f"make the job smaller, or raise {setting}, and replay its dead letter; `{reset}` resolves the alert"
     else:
         message = (
-            f"task {task_id}{whose} is stopped by the guard of agent {agent} ({rule}: {_TASK_RULES[rule]}) until an "
-            "operator resets it; other work needs another task_id"
+            f"task {shown(task_id)}{whose} is stopped by the guard of agent {agent} ({rule}: {_TASK_RULES[rule]}) "
+            "until an operator resets it; other work needs another task_id"
         )
         to_do = f"look at its last executions; `{reset}` resumes it, and {setting} sets the limit"
         if rule == "max_iterations":
@@ -292,7 +293,7 @@ def breaker_open(
     if state == ISOLATED:
         to_do = f"`{reset}` once calls may resume"
     elif key.task is not None:
-        whose, to_do = f"task {key.task}", "fix what fails, or submit the job with looser `breaker` rules"
+        whose, to_do = f"task {shown(key.task)}", "fix what fails, or submit the job with looser `breaker` rules"
     what = f"provider {key.model.removesuffix('/*')}" if key.model.endswith("/*") else key.model
     return refusal(
         "breaker_open",
