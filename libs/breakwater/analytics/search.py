@@ -11,7 +11,7 @@ as `Analytics.query` does.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -314,17 +314,51 @@ async def _keys(
     low, high = (max(low, at_ms), high) if upwards else (low, min(high, at_ms + 1))
     keys = list[_Key]()
     parts = await _parts(analytics, filters, _Span(low, high))
-    place = {"at": time_from_ms(at_ms), "at_id": at_id, "end": end, "floor": time_from_ms(parts[-1].from_ms)}
+    place: dict[str, Any] = {
+        "at": time_from_ms(at_ms),
+        "at_id": at_id,
+        "end": end,
+        "floor": time_from_ms(parts[-1].from_ms),
+    }
     statement = SQL[f"{what}_{'upwards' if upwards else 'downwards'}"]
     for part in parts if upwards else reversed(parts):
         # Where words are looked for, whole: reading long texts takes the longer the more often it is begun.
         for span in [part] if part.words else _slices(part, upwards=upwards):
-            parameters = filters.parameters(span, limit=limit - len(keys), **place)
-            texts = filters.matching(span) if what == "keys" else (*filters.matching(span), *filters.matching_later())
-            keys += (await analytics.query(statement % texts, parameters)).rows
-            if len(keys) >= limit:
-                return keys
+            while True:
+                parameters = filters.parameters(span, limit=limit, **place)
+                found: Sequence[_Key] = (await analytics.query(statement % filters.matching(span), parameters)).rows
+                later = (
+                    await _later(analytics, filters, span, place, found, upwards=upwards)
+                    if what == "runs"
+                    else set[str]()
+                )
+                keys += [key for key in found if key[0] not in later]
+                if len(keys) >= limit:
+                    return keys[:limit]
+                if len(found) < limit:
+                    break
+                # Those that were left out make room for others.
+                place |= {"at": found[-1][1], "at_id": found[-1][2]}
     return keys
+
+
+async def _later(
+    analytics: Analytics,
+    filters: Filters,
+    span: _Span,
+    place: Mapping[str, Any],
+    found: Sequence[_Key],
+    *,
+    upwards: bool,
+) -> set[str]:
+    """The runs of which a later step matches, too: their place is there."""
+    to = time_from_ms(span.to_ms)
+    others = {**place, "later": to if upwards else min(to, place["at"])}
+    sql, later = SQL["runs_later"] % filters.matching_later(), set[str]()
+    for begin in range(0, len(found), _IDS_AT_ONCE):
+        ids = [key[0] for key in found[begin : begin + _IDS_AT_ONCE]]
+        later |= {row[0] for row in (await analytics.query(sql, filters.parameters(span, runs=ids, **others))).rows}
+    return later
 
 
 async def _parts(analytics: Analytics, filters: Filters, span: _Span) -> list[_Span]:

@@ -41,7 +41,6 @@ WHERE (completed_at, execution_id) < ({at:DateTime64(3, 'UTC')}, {at_id:String})
 ORDER BY completed_at DESC, execution_id DESC
 LIMIT {limit:UInt32}
 
--- Of a run whose steps match in more than one place, the last one counts: what has later ones is left out.
 -- name: runs_of_id
 SELECT run_id, (max((completed_at, execution_id)) AS last).1, last.2
 FROM executions FINAL
@@ -54,12 +53,7 @@ LIMIT {limit:UInt32}
 SELECT run_id, (max((completed_at, execution_id)) AS last).1, last.2
 FROM executions FINAL
 PREWHERE %s
-WHERE (completed_at, execution_id) > ({at:DateTime64(3, 'UTC')}, {at_id:String}) AND (%s) AND run_id NOT IN (
-    SELECT run_id
-    FROM executions FINAL
-    PREWHERE completed_at >= {to:DateTime64(3, 'UTC')} AND completed_at < {end:DateTime64(3, 'UTC')} AND %s
-    WHERE %s
-)
+WHERE (completed_at, execution_id) > ({at:DateTime64(3, 'UTC')}, {at_id:String}) AND (%s)
 GROUP BY run_id
 ORDER BY last
 LIMIT {limit:UInt32}
@@ -68,17 +62,19 @@ LIMIT {limit:UInt32}
 SELECT run_id, (max((completed_at, execution_id)) AS last).1, last.2
 FROM executions FINAL
 PREWHERE %s
-WHERE (completed_at, execution_id) < ({at:DateTime64(3, 'UTC')}, {at_id:String}) AND (%s) AND run_id NOT IN (
-    SELECT run_id
-    FROM executions FINAL
-    PREWHERE completed_at >= least({to:DateTime64(3, 'UTC')}, {at:DateTime64(3, 'UTC')})
-        AND completed_at < {end:DateTime64(3, 'UTC')} AND %s
-    WHERE (completed_at >= {to:DateTime64(3, 'UTC')}
-        OR (completed_at, execution_id) >= ({at:DateTime64(3, 'UTC')}, {at_id:String})) AND (%s)
-)
+WHERE (completed_at, execution_id) < ({at:DateTime64(3, 'UTC')}, {at_id:String}) AND (%s)
 GROUP BY run_id
 ORDER BY last DESC
 LIMIT {limit:UInt32}
+
+-- Those whose place is a later one: of the steps that match, the last one counts.
+-- name: runs_later
+SELECT DISTINCT run_id
+FROM executions FINAL
+PREWHERE run_id IN {runs:Array(String)} AND completed_at >= {later:DateTime64(3, 'UTC')}
+    AND completed_at < {end:DateTime64(3, 'UTC')} AND %s
+WHERE (completed_at >= {to:DateTime64(3, 'UTC')}
+    OR (completed_at, execution_id) >= ({at:DateTime64(3, 'UTC')}, {at_id:String})) AND (%s)
 
 -- name: largest_runs
 SELECT run_id, (max((completed_at, execution_id)) AS last).1, last.2
@@ -119,13 +115,13 @@ SELECT
     min(executions.cache_hit) AS cache_hit,
     min(executions.dry_run) AS dry_run
 FROM executions FINAL
-WHERE run_id IN {runs:Array(String)}
+PREWHERE run_id IN {runs:Array(String)}
 GROUP BY run_id
 
 -- name: steps
 SELECT %s
 FROM executions FINAL
-WHERE run_id = {run_id:String}
+PREWHERE run_id = {run_id:String}
 ORDER BY queued_at, execution_id
 LIMIT {limit:UInt32}
 
