@@ -98,7 +98,15 @@ def test_a_key_in_the_environment_becomes_a_config_that_refers_to_it(
 def test_without_a_provider_it_says_what_it_looked_for(run: Run) -> None:
     ran = run("init")
     assert (ran.code, "OPENAI_API_KEY" in ran.err, CONFIG.exists()) == (ExitCode.FAILED, True, False)
+    assert "breakwater up --simulate" in ran.err
     assert "there is none" in run("init", "--provider", "openai").err
+
+
+def test_the_first_config_of_a_simulation_is_one_of_openai(run: Run) -> None:
+    assert run("up").code == ExitCode.USAGE
+    init.simulated_config(CONFIG)
+    config = load_config(CONFIG)
+    assert (list(config.agents), config.agents["assistant"].budget.enforcement) == (["assistant"], "hard")
 
 
 @pytest.mark.parametrize(

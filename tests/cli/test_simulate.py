@@ -38,7 +38,8 @@ async def test_faults_are_added_and_taken_back(run: Run, tmp_path: Path) -> None
             data.write_endpoints(
                 endpoints(data.path).model_copy(update={"simulated_provider_url": "http://127.0.0.1:9"})
             )
-            assert (await simulate("reset")).code == ExitCode.UNREACHABLE
+            ran = await simulate("reset")
+            assert (ran.code, "connection refused at 127.0.0.1:9" in ran.err) == (ExitCode.UNREACHABLE, True)
             data.write_endpoints(endpoints(data.path))
             assert "breakwater up --simulate" in (await simulate("reset")).err
     ran = run("simulate", "reset")

@@ -11,6 +11,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from breakwater.cli import connect, output
 from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
+from breakwater.providers.failures import transport_failure, unreachable_at
 
 _HELP = """Break the simulated provider of a running `breakwater up --simulate`, and see what the plane makes of it.
 
@@ -76,4 +77,5 @@ async def _post(url: str, body: dict[str, Any]) -> tuple[int, Any]:
         async with ClientSession(timeout=ClientTimeout(10)) as session, session.post(url, json=body) as answer:
             return answer.status, await answer.json()
     except (ClientError, TimeoutError) as error:
-        raise unreachable(f"the simulated provider does not answer at {url}: {error!r}") from error
+        why = unreachable_at(transport_failure(error), url)
+        raise unreachable(f"the simulated provider does not answer: {why}") from error
