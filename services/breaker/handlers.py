@@ -19,7 +19,7 @@ from breakwater.contracts.execution import Attempt
 from breakwater.contracts.types import ms_from_time
 from breakwater.coordination.breaker_events import Seen, decide, observation_of, publish_saved
 from breakwater.policy.breaker import ALL, BreakerKey
-from breakwater.policy.health import failed
+from breakwater.policy.health import failed, out_of_budget
 from breakwater.runtime.outage import Outages
 from breakwater.state.breakers import Breakers
 from breakwater.state.health import EndedCall, Healths
@@ -76,7 +76,9 @@ class BreakerHandler:
             agent = self.config.agents.get(attempt.agent)
             if agent is None:
                 continue
-            if (went_wrong := failed(attempt)) is not None:
+            if out_of_budget(attempt):
+                batch.health.setdefault(attempt.agent, {}).setdefault("", []).append(EndedCall(sequence, at_ms, True))
+            elif (went_wrong := failed(attempt)) is not None:
                 models = batch.health.setdefault(attempt.agent, {})
                 models.setdefault(attempt.model, []).append(EndedCall(sequence, at_ms, went_wrong))
             if agent.breaker is not None:

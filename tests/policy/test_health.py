@@ -16,6 +16,7 @@ from breakwater.policy.health import (
     failed,
     health_of_agent,
     health_of_model,
+    out_of_budget,
 )
 
 MOMENT = time_from_ms(1_795_000_000_000)
@@ -51,6 +52,23 @@ def test_a_call_that_no_cap_ever_has_room_for_speaks_against_it(class_name: str)
     refused = attempt("short_circuited", "budget_exceeded")
     error = ErrorInfo(kind="budget_exceeded", class_=class_name, message="x")
     assert failed(refused.model_copy(update={"error": error})) is True
+
+
+@pytest.mark.parametrize(
+    ("refused_by", "class_name", "expected"),
+    [
+        ("agent:writer/daily", "BudgetExceededError", True),
+        ("global/monthly", "BudgetExceededError", True),
+        ("tenant:acme/daily", "BudgetExceededError", False),
+        ("agent:writer/daily", "BudgetHeldError", False),
+    ],
+)
+def test_an_exhausted_cap_speaks_against_the_agent_unless_it_is_a_tenants(
+    refused_by: str, class_name: str, *, expected: bool
+) -> None:
+    error = ErrorInfo(kind="budget_exceeded", class_=class_name, message="x")
+    refused = attempt("short_circuited").model_copy(update={"error": error, "refused_by": refused_by})
+    assert (out_of_budget(refused), failed(refused)) == (expected, None)
 
 
 @pytest.mark.parametrize("kind", get_args(ErrorKind))
@@ -110,12 +128,17 @@ def test_a_model_is_unhealthy_while_its_breaker_is_not_closed(
     ("models", "calls", "verdict"),
     [
         ({}, CallHealth(), UNCALLED),
-        ({}, CallHealth(1, 2, None, 1, 1), SOME),
+        ({}, CallHealth(1, 2, None, 1, 1), ("degraded", "the last call failed or was refused")),
         ({"m": UNCALLED, "n": HEALTHY}, CallHealth(0, None, 1, 20, 0), HEALTHY),
         ({"m": DOWN, "n": DOWN}, FEW, ("unhealthy", "m: 24 calls failed in a row")),
         ({"m": HEALTHY, "n": DOWN}, CallHealth(0, None, 1, 9, 0), ("degraded", "n: 24 calls failed in a row")),
         ({"m": SOME, "n": HEALTHY}, CallHealth(0, None, 1, 9, 1), ("degraded", "m: the last call failed")),
-        ({"m": HEALTHY}, CallHealth(0, None, 1, 20, 17), ("degraded", "17 of the last 20 calls failed")),
+        (
+            {"m": HEALTHY},
+            CallHealth(0, None, 1, 20, 17),
+            ("degraded", "17 of the last 20 calls failed or were refused"),
+        ),
+        ({"m": HEALTHY}, MANY, ("unhealthy", f"{NONE_SUCCEEDS} calls failed or were refused in a row")),
         ({"m": SOME, "n": SOME}, MANY, ("unhealthy", f"{NONE_SUCCEEDS} calls failed in a row")),
     ],
 )

@@ -54,6 +54,11 @@ async def test_failures_since_the_latest_success_are_counted_by_model_and_togeth
     )
 
 
+async def test_a_refusal_by_a_budget_counts_for_the_agent_and_no_model(redis: Redis) -> None:
+    await note(redis, {MODEL: calls(False), "": calls(True, first=2)})
+    assert await lately(redis) == {MODEL: CallHealth(0, None, 1_010, 1, 0), "": CallHealth(1, 1_020, 1_010, 2, 1)}
+
+
 async def test_what_never_happened_is_not_known(redis: Redis) -> None:
     await note(redis, {MODEL: calls(True), OTHER: calls(False, first=2)})
     assert await lately(redis) == {

@@ -47,6 +47,13 @@ def failed(attempt: Attempt) -> bool | None:
     return True
 
 
+def out_of_budget(attempt: Attempt) -> bool:
+    """True if an exhausted cap, other than a tenant's, refused a call: that speaks against its agent, not its model."""
+    error = attempt.error
+    spent = error is not None and error.class_ == "BudgetExceededError" and attempt.outcome == "short_circuited"
+    return spent and not (attempt.refused_by or "").startswith("tenant:")
+
+
 class Verdict(NamedTuple):
     """A health, and the reason for it in a few words."""
 
@@ -104,7 +111,9 @@ def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, afforda
     """
     if not affordable:
         return Verdict("unhealthy", "a hard cap has no room for a call")
-    of_models, of_calls = combined(models), _of_calls(calls)
+    of_models = combined(models)
+    failed = "failed" if of_models.health != "healthy" else "failed or were refused"
+    of_calls = _of_calls(calls, failed)
     if calls.consecutive_failures >= NONE_SUCCEEDS:
         return of_calls
     if of_models.health != "healthy":
@@ -127,15 +136,16 @@ def combined(parts: Mapping[str, Verdict]) -> Verdict:
     return called[0] if len(parts) == 1 else Verdict("healthy", "healthy for all agents")
 
 
-def _of_calls(calls: CallHealth) -> Verdict:
+def _of_calls(calls: CallHealth, failed: str = "failed") -> Verdict:
     in_a_row, known, failures = calls.consecutive_failures, calls.last_calls, calls.last_failures
     if in_a_row >= NONE_SUCCEEDS:
-        return Verdict("unhealthy", f"{in_a_row:,} calls failed in a row")
+        return Verdict("unhealthy", f"{in_a_row:,} calls {failed} in a row")
     if failures > max(in_a_row, 1) and failures >= known * SOME_FAIL:
         is_down = failures >= LAST_CALLS * NEARLY_ALL_FAIL
-        return Verdict("unhealthy" if is_down else "degraded", f"{failures} of the last {known} calls failed")
+        return Verdict("unhealthy" if is_down else "degraded", f"{failures} of the last {known} calls {failed}")
     if in_a_row:
-        return Verdict("degraded", "the last call failed" if in_a_row == 1 else f"{in_a_row} calls failed in a row")
+        last = f"the last call {failed.replace('were', 'was')}"
+        return Verdict("degraded", last if in_a_row == 1 else f"{in_a_row} calls {failed} in a row")
     if calls.last_success_ms is None:
         return UNCALLED
     if known == 1:

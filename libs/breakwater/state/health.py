@@ -67,10 +67,10 @@ class Healths:
 
     @staticmethod
     def note_call(agent: str, by_model: Mapping[str, Sequence[EndedCall]]) -> ScriptCall:
-        """Takes an agent's calls into account, each once."""
+        """Takes an agent's calls into account, each once; those under `""` count for no model."""
         together = [one for calls in by_model.values() for one in calls]
         arguments: list[str | int] = [KEEP_MS, LAST_CALLS]
-        for model, calls in (("", together), *by_model.items()):
+        for model, calls in ({"": together} | {model: calls for model, calls in by_model.items() if model}).items():
             in_order = sorted(calls, key=lambda one: one.sequence)
             # From the latest success on, and the last ones: the rest leaves no trace.
             success = max((place for place, one in enumerate(in_order) if not one.failed), default=0)
