@@ -138,7 +138,7 @@ def no_answer(error: Exception) -> SendError:
                 f"the receiver answered {error.status}; redirects are not followed: set the final URL", permanent=True
             )
         case aiohttp.InvalidURL():
-            return SendError("its URL is invalid; write its host as a name or a standard IP address", permanent=True)
+            return SendError("its URL is invalid; write the host as a name or a standard IP address", permanent=True)
         case _:
             return SendError(f"no usable answer ({type(error).__name__})")
 
@@ -224,7 +224,7 @@ class PythonCallable(AlertSender):
         """Calls it once. Raises SendError."""
         if self._running is not None and not self._running.done():
             # It would get the next message while it still has the last one, and leave a thread behind at each try.
-            raise SendError("the callable still runs since an earlier try")
+            raise SendError("the callable is still running from an earlier try")
         event = message.event if isinstance(message, Alert) else "digest"
         kind: type[Any] = type(self._notify)
         called = getattr(kind, "__call__", None)  # noqa: B004  looked at, not called

@@ -97,13 +97,13 @@ def _read(setting: str, read: Callable[[], T]) -> T:
 def _slack_app(slack: SlackChannel, token: str, setting: str) -> SlackApp:
     if slack.channel is None or not _CHANNEL_ID.fullmatch(slack.channel):
         raise ConfigError(
-            f"{setting}.channel: give the channel's id, such as C0123456 (at the end of its `About`), not its name: "
-            "Slack updates no message of a channel that is only named"
+            f"{setting}.channel: use the channel's id, such as C0123456 (at the end of its `About`), "
+            "not its name: Slack can't update messages by channel name"
         )
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(f"{setting}.bot_token: is no token; one begins with xoxb-")
+        raise ConfigError(f"{setting}.bot_token: is not a bot token; they begin with xoxb-")
     if urlsplit(usable_url(slack.api_url, f"{setting}.api_url")).username is not None:
-        raise ConfigError(f"{setting}.api_url: must hold no user and no password; the bot token is sent to it")
+        raise ConfigError(f"{setting}.api_url: must not contain user and password; the bot token is sent to it")
     return SlackApp(token, slack.channel, slack.api_url)
 
 
@@ -156,14 +156,14 @@ class ChannelTester:
     async def _problem(self, name: str) -> str | None:
         channel = self._channels.get(name)
         if channel is None:
-            return "the alerter's config has no such channel; it may have to be restarted"
+            return "the alerter's config has no such channel; restart the alerter if the channel is new"
         try:
             async with asyncio.timeout(TEST_TIMEOUT_S):
                 await channel.send(test_alert(name, self._now()))
             if await self._bus.is_disabled(channel):
                 await self._bus.enable(channel)  # the receiver is back
         except TimeoutError:
-            return f"no answer within {TEST_TIMEOUT_S:g} s; perhaps it arrives all the same"
+            return f"no response within {TEST_TIMEOUT_S:g} s; it may still arrive"
         except (SendError, BusError) as error:
             return str(error)
         return None

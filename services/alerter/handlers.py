@@ -286,5 +286,5 @@ class Sweep:
             source_id=f"{alert.alert_id}/forgotten",
             at=now,
             payload=alert.payload,
-            reason="the figures by which it was found were lost with an alerter; should it last, it fires again",
+            reason="the figures behind it were lost with an alerter; if it persists, it fires again",
         )

@@ -52,12 +52,12 @@ _ADVICE: Mapping[str, str] = {
     "token_revoked": f"the token was revoked; install the app again, and {_NEW_TOKEN}",
     "account_inactive": f"the bot was removed from the workspace; install the app again, and {_NEW_TOKEN}",
     "missing_scope": "give the app the scope `chat:write`, and install it again",
-    "channel_not_found": "set the channel's id, such as C0123456; into a private channel the bot must be invited",
+    "channel_not_found": "set the channel's id, such as C0123456; invite the bot to a private channel",
     "not_in_channel": "invite the bot: write `/invite @its-name` in the channel",
-    "is_archived": "the channel is archived; set another one",
-    "restricted_action": "the workspace does not let the bot post in this channel; ask its administrator",
+    "is_archived": "the channel is archived; choose another one",
+    "restricted_action": "the workspace does not allow the bot to post in this channel; ask its administrator",
 }
-_NOT_SLACK = "the answer is not one of Slack's"
+_NOT_SLACK = "the response is not from Slack"
 _NO_HOOK = frozenset({"no_service", "no_active_hooks", "channel_is_archived"})
 
 
@@ -97,7 +97,7 @@ class SlackWebhook(HttpChannel):
         code = answer.body if _CODE.fullmatch(answer.body) else ""
         if answer.status_code in {404, 410} and code in _NO_HOOK:
             raise SendError(
-                f"Slack refuses: {code}; the webhook takes no messages any more: make a new one, and set its URL",
+                (f"Slack refuses: {code}; the webhook no longer accepts messages: create a new one, and set its URL"),
                 permanent=True,
                 disables=True,
             )
@@ -165,7 +165,7 @@ class SlackBot(HttpChannel):
         answer = await self._call("chat.postMessage", {**shown, **thread})
         ts = answer.get("ts")
         if not isinstance(ts, str):
-            raise SendError("Slack did not say which message it posted")
+            raise SendError("Slack did not return the id of the posted message")
         return ts
 
     async def _updated(self, ts: str, shown: Mapping[str, Any]) -> bool:

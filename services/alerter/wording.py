@@ -80,7 +80,7 @@ class Wording:
             case "reminded":
                 words = f"Reminder {alert.reminders}: it has needed an operator since {moment(alert.opened_at)}"
             case "reopened":
-                words = f"It is back, soon after it was resolved: {times}"
+                words = f"It recurred soon after it was resolved: {times}"
             case _:
                 words = f"It happened again: {times}"
         return Worded(self._title(alert), (((words,),),))
@@ -89,7 +89,7 @@ class Wording:
         """The alerts that were held back, as figures and as the first titles, the worst in front."""
         total = sum(digest.counts.values())
         were = "alert was" if total == 1 else "alerts were"
-        title = f"{total:,} {were} held back {_span(digest)} ({_WHY[digest.why]})"
+        title = f"{total:,} {were} delayed {_span(digest)} ({_WHY[digest.why]})"
         shown = sorted(digest.alerts, key=_urgency)[:SHOWN_TITLES]
         lines = [self._held_back(held, digest.at) for held in shown]
         if total > len(shown):
@@ -189,7 +189,7 @@ def _people(alert: Alert) -> list[str]:
     if alert.status == "resolved" and alert.resolved_by is not None:
         people.append(f"Resolved by {alert.resolved_by}{reason}")
     elif alert.status == "resolved" and reason:
-        people.append(f"Resolved by itself{reason}")
+        people.append(f"Resolved automatically{reason}")
     return [clean(line) for line in people]
 
 

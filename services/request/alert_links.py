@@ -121,7 +121,7 @@ class LinkRoutes:
             changed=changed,
         )
         if not changed:
-            return self._pages.incident(alert, wrong="Nothing was changed: it is so already.")
+            return self._pages.incident(alert, wrong="Nothing was changed: it is already in this state.")
         # Relative, as a proxy may serve us below a path of its own; and of the query, only what is signed.
         signed = {name: request.query_params.get(name, "") for name in ("expires", "signature")}
         return self._pages.seen(f"?{urlencode(signed)}")
@@ -136,13 +136,13 @@ class LinkRoutes:
             asked.get("signature", ""),
             self._now(),
         )
-        return None if why is None else self._pages.message("This link can't be followed", why, 403)
+        return None if why is None else self._pages.message("This link is not valid", why, 403)
 
     def _trouble(self, error: RequestError | BusError) -> Response:
         if isinstance(error, RequestError):
             return self._pages.message("This was not done", error.message, error.status, error.headers)
-        why = f"it may be done or not: {error}; load this page again"
-        return self._pages.message("Breakwater can't answer now", why, 503, {"Retry-After": "1"})
+        why = f"it is unknown whether it was done: {error}; reload this page"
+        return self._pages.message("Breakwater can't respond now", why, 503, {"Retry-After": "1"})
 
 
 def _linked(known: Incidents, request: Request) -> Alert:
@@ -158,7 +158,7 @@ def _fields(body: bytes) -> dict[str, str]:
     try:
         return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError as error:
-        raise RequestError(400, "not_a_form", "this is not what the form on this page sends") from error
+        raise RequestError(400, "not_a_form", "this request does not come from the form on this page") from error
 
 
 def _in_words(error: ValidationError) -> str:

@@ -187,12 +187,12 @@ def named(known: Incidents, name: str) -> Alert:
         details = [
             FieldError(path="incident_id", message=f"{alert.incident_id} is {alert.title!r}") for alert in begin_so[:20]
         ]
-        message = f"{len(begin_so)} incidents begin with {name!r}; give more of the id"
+        message = f"{len(begin_so)} incidents begin with {name!r}; use a longer prefix"
         raise RequestError(409, "ambiguous_incident", message, details)
     hint = (
-        "those resolved long ago are only in ClickHouse; `breakwater alerts list --status all` lists what is known"
+        ("incidents resolved long ago are only in ClickHouse; `breakwater alerts list --status all` lists the others")
         if long_enough
-        else "give its id, or the beginning of it: `inc_` and at least 6 characters"
+        else "use its id, or a unique prefix: `inc_` and at least 6 characters"
     )
     raise unknown("incident", f"no incident {name!r} is known", "incident_id", hint)
 
@@ -238,7 +238,7 @@ class ChannelRoutes:
             message = "no alerter is running, so nothing can be sent; `breakwater doctor` shows which services are"
             raise unavailable("no_alerter", message) from error
         except BusError as error:
-            raise unavailable("unavailable", f"whether it was sent is not known: {error}") from error
+            raise unavailable("unavailable", f"it is unknown whether it was sent: {error}") from error
         tested = ChannelTest.model_validate_json(answer)
         request.log("channel_tested", channel=channel, delivered=tested.delivered)
         return tested
@@ -279,10 +279,10 @@ class ChannelRoutes:
         description="Each is sent again once, unchanged and with the same id; those that were sent again before are "
         "skipped, unless `dead_letter_id` names one. One request covers up to a thousand; if there are more, the "
         "response says where to continue.",
-        result="They will be sent again.",
+        result="The alerts that will be sent again.",
         errors={
             404: "There is no such channel (`unknown_channel`) or dead letter (`unknown_dead_letter`).",
-            503: f"{NATS_UNAVAILABLE} Ask again: none is sent twice.",
+            503: f"{NATS_UNAVAILABLE} Repeating the request is safe: none is sent twice.",
         },
     )
     async def replay_alerts(self, request: ApiRequest[ReplayAlertsRequest]) -> AlertReplays:

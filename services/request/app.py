@@ -317,7 +317,7 @@ class RequestService:
         except BusUnavailableError as error:
             raise unavailable("not_ready", str(error)) from None
         if not self._subscribed:
-            raise unavailable("not_ready", "the requests of programs are not subscribed to yet")
+            raise unavailable("not_ready", "requests of programs are not subscribed to yet")
 
 
 class _LiveApp:
@@ -374,5 +374,5 @@ async def _undecryptable(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, _error: Exception) -> Response:
     # The server logs the error itself; its text must not leave the plane.
-    problem = RequestError(500, "internal", "something went wrong inside Breakwater; its log says what")
+    problem = RequestError(500, "internal", "internal error; see the log of `request`")
     return problem.response(request.url.path)

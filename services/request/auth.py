@@ -125,7 +125,7 @@ class RequireApiKey:
         if caller is None and is_session(key):
             raise _unauthorized("this session has ended; sign in again")
         if caller is None:
-            raise _unauthorized("this API key is not known; `breakwater keys create NAME` makes one")
+            raise _unauthorized("this API key is unknown; `breakwater keys create NAME` creates one")
         return caller
 
     async def _find(self, token: str) -> Caller | None:
@@ -157,8 +157,8 @@ class RequireApiKey:
         except StateUnavailableError:
             return None
         if caller is None:
-            return "this API key is not known any more"
-        return None if caller.may(needed) else "this API key may not see this any more"
+            return "this API key was revoked"
+        return None if caller.may(needed) else "this API key no longer has access to this"
 
 
 def is_guarded(path: str) -> bool:
@@ -178,12 +178,13 @@ def _key_of(scope: Scope) -> str:
 def _forbidden(caller: Caller, needed: tuple[KeyScope, ...]) -> RequestError:
     if caller.kind == "person":
         message = (
-            f"this takes the role {' or '.join(roles_that_may(needed))}; {caller.name!r} is {_listed(caller.roles)}"
+            f"this needs the role {' or '.join(roles_that_may(needed))}; {caller.name!r} is {_listed(caller.roles)}"
         )
     else:
         message = (
-            f"this takes an API key with the scope {' or '.join(needed)}; the key {caller.name!r} has the scope "
-            f"{_listed(caller.scopes)}; `breakwater keys create NAME --scope {needed[0]}` makes one that may"
+            f"this needs an API key with the scope {' or '.join(needed)}; the key {caller.name!r} "
+            f"has the scope {_listed(caller.scopes)}; "
+            f"`breakwater keys create NAME --scope {needed[0]}` creates one"
         )
     challenge = f'Bearer realm="breakwater", error="insufficient_scope", scope="{needed[0]}"'
     return RequestError(403, "forbidden", message, headers={"WWW-Authenticate": challenge})
@@ -191,8 +192,8 @@ def _forbidden(caller: Caller, needed: tuple[KeyScope, ...]) -> RequestError:
 
 def _too_many() -> RequestError:
     message = (
-        "this API key has as many requests under way here as it may, most of which wait for results or for their own "
-        "bodies; send it again when some are answered, or wait for fewer results"
+        "this API key has reached its limit of concurrent requests; most of them wait for "
+        "results. Retry when some have ended, or wait for fewer results at a time"
     )
     return RequestError(429, "too_many_requests", message, headers={"Retry-After": "1"})
 

@@ -168,7 +168,7 @@ class BreakerRoutes:
         "/api/v1/breakers",
         tag="breakers",
         summary="The state of every breaker",
-        description="Those of the agents' own models, and all others used within the last week.",
+        description="Breakers of the agents' models, and all others used within the last week.",
         result="By agent and model.",
         errors={503: REDIS_UNAVAILABLE},
     )
@@ -232,7 +232,7 @@ class BreakerRoutes:
             await self._publish(key, dumped([event]))
         except BusError as error:
             message = f"the breaker is {event.to_state} from now on, but its event is not published yet: {error}"
-            raise unavailable("not_published", f"{message}; a breaker service does that once it can") from error
+            raise unavailable("not_published", f"{message}; a breaker service will publish it") from error
         return event
 
     async def _save(self, key: BreakerKey, decide: BreakerDecision) -> tuple[Loaded, BreakerTransition | None]:
@@ -274,7 +274,7 @@ class BreakerRoutes:
             return "agent", f"agent {key.agent!r} has `breaker: off`"
         meant = None if agent is None else breaker_of(self._config, key.agent, key.model)
         if meant is not None and meant in self._configured:
-            return "agent", f"its calls meet the shared one of agent {meant.agent!r} and model {meant.model!r}"
+            return "agent", f"its calls use the shared breaker of agent {meant.agent!r} and model {meant.model!r}"
         models = {one.model for one in self._configured if one.agent in (key.agent, ALL)}
         if models and (agent is not None or key.agent == ALL):
             return "model", suggestion(key.model, models).removeprefix("; ")

@@ -94,7 +94,7 @@ class BudgetRoutes:
         summary="Compare the counters in Redis with the record",
         description="Reads the counters in Redis, and adds up all attempts in ClickHouse and the event log, as of the "
         "same moment. The budget service repairs differences by itself.",
-        result="Both figures for every budget, whether they agree or not.",
+        result="Both figures for every budget.",
         errors={
             503: "Redis, NATS or ClickHouse is unavailable (`unavailable`), or the counters are being rebuilt "
             "(`not_filled`)."
@@ -146,12 +146,12 @@ class BudgetRoutes:
             where = "budgets.global" if counter.of is None else f"budgets.tenants.{counter.of}"
             if counter.scope == "agent":
                 where = f"agents.{counter.of}.budget"
-            message = f"the budget {counter.name} has no cap that could be raised"
+            message = f"the budget {counter.name} has no cap to raise"
             detail = FieldError(path="budget", message=f"the config sets one with {where}.{counter.window}_usd")
             raise RequestError(409, "no_cap", message, [detail])
         if limit < configured:
-            detail = FieldError(path="limit_usd", message="give more; or exactly that, which takes a raise back")
-            message = f"a cap can't be below what the config says ({exact_money(configured)})"
+            detail = FieldError(path="limit_usd", message="use a higher one, or exactly the config's to revoke a raise")
+            message = f"a cap can't be lower than the config's ({exact_money(configured)})"
             raise RequestError(422, "below_cap", message, [detail])
         if snapshot.filled is None:
             raise NotFilledError
@@ -201,7 +201,7 @@ def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
             if one == window:
                 return caps.counter(key, one)
     if key == f"tenant:{OTHERS}":
-        hint = "every tenant that the config does not name has a cap of its own: name one of them"
+        hint = "each tenant that the config does not list has its own cap: name a tenant"
     else:
         meant = (key,) if known else caps.keys()
         hint = suggestion(budget, [f"{one}/{window}" for one in meant for window in WINDOWS]).removeprefix("; ")
@@ -209,7 +209,7 @@ def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
 
 
 def _not_filled() -> RequestError:
-    message = "the counters are being rebuilt from the record, and until then hard caps refuse calls; ask again"
+    message = "the counters are being rebuilt from the record; until then hard caps refuse calls. Retry in a moment"
     return unavailable("not_filled", message)
 
 

@@ -105,7 +105,10 @@ class CancelRoutes:
         body=CancelRequest,
         results={
             200: ("The job has ended, `cancelled` or, before that, otherwise: see `status`.", CancelledJob),
-            202: ("It is being cancelled, whatever crashes. With `wait_s`: still.", CancelledJob),
+            202: (
+                ("It is being cancelled, even if a process crashes. With `wait_s`: not finished in time."),
+                CancelledJob,
+            ),
         },
         errors={
             404: "There is no such job (`unknown_job`).",
@@ -173,7 +176,7 @@ class CancelRequests:
         tasks = self._under_way.setdefault(user, set())
         if len(tasks) >= MAX_AT_ONCE:
             await respond(
-                _refusal(RequestError(429, "too_many_requests", f"{MAX_AT_ONCE} are under way; ask again later"))
+                _refusal(RequestError(429, "too_many_requests", f"{MAX_AT_ONCE} are in progress; retry later"))
             )
             return
 
@@ -222,7 +225,8 @@ class CancelRequests:
         # A job that came over NATS may be unknown yet. The request names its possible owners.
         if await self._cancels.has_too_many(user, job_id):
             message = (
-                f"{MAX_UNSEEN:,} requests of this user are kept for jobs that no worker has seen; wait for some to end"
+                f"{MAX_UNSEEN:,} requests of this user for jobs that no worker has seen are pending; wait for "
+                "some to end"
             )
             raise RequestError(429, "too_many_requests", message)
         by = Cancellation(by="program", name=user, reason=reason, at=datetime.now(UTC))

@@ -60,9 +60,12 @@ class CostRoutes:
         "/api/v1/costs.csv",
         tag="costs",
         summary="Costs of the calls of a month, as CSV",
-        description="All lines of `/api/v1/costs`, without the total. Amounts are in USD with nine decimal places; "
-        "unknown ones are empty. A name that a spreadsheet would take for a formula has an apostrophe in front.",
-        result="A heading and the lines.",
+        description=(
+            "All rows of `/api/v1/costs`, without the total. Amounts are in USD with nine "
+            "decimal places; unknown ones are empty. A name that a spreadsheet would interpret "
+            "as a formula gets an apostrophe in front."
+        ),
+        result="A header and the rows.",
         content_type="text/csv",
         errors={503: CLICKHOUSE_UNAVAILABLE},
     )

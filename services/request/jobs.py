@@ -59,7 +59,7 @@ class JobRoutes:
         },
         errors={
             404: "The agent is not configured (`unknown_agent`).",
-            409: "The job id is that of another job, or of another key's (`id_conflict`).",
+            409: "The job id belongs to a different job, or to another key (`id_conflict`).",
             422: "The body is not a job (`invalid_job`), or the query is wrong (`invalid_query`).",
             429: TOO_MANY,
             503: "Nothing was accepted: NATS is unavailable (`unavailable`) or full (`refused`); or the breakers of "

@@ -90,7 +90,7 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "examples": ["content-writer/gpt-4.1-mini"]},
     },
     "incident_id": {
-        "description": "Or a prefix that no other incident has: `inc_` and at least 6 characters.",
+        "description": "Or a unique prefix: `inc_` and at least 6 characters.",
         "schema": {"type": "string", "examples": ["inc_3f9a1c07d2e84b56a1c0d375", "inc_3f9a1c07"]},
     },
     "dead_letter_id": {
@@ -113,11 +113,11 @@ _SECURITY = {
     ),
 }
 _HEADERS = {
-    202: {"Location": {"description": "Where the result will be.", "schema": {"type": "string"}}},
+    202: {"Location": {"description": "URL of the result.", "schema": {"type": "string"}}},
     401: {"WWW-Authenticate": {"description": "`Bearer`", "schema": {"type": "string"}}},
     403: {"WWW-Authenticate": {"description": "`Bearer` with `insufficient_scope`.", "schema": {"type": "string"}}},
-    429: {"Retry-After": {"description": "Seconds until it is worth another try.", "schema": {"type": "integer"}}},
-    503: {"Retry-After": {"description": "Seconds until it is worth another try.", "schema": {"type": "integer"}}},
+    429: {"Retry-After": {"description": "Seconds until a retry makes sense.", "schema": {"type": "integer"}}},
+    503: {"Retry-After": {"description": "Seconds until a retry makes sense.", "schema": {"type": "integer"}}},
 }
 _OF_STREAMS = (Progress, Attempt, ExecutionSummary, BreakerTransition, BudgetEvent, GuardEvent, Alert, EventGap)
 _ERRORS_OF_BODIES = {

@@ -140,7 +140,7 @@ class OpenIdProvider:
         async with self._bounded():
             metadata = await self._read_metadata()
             if issuer != metadata.issuer and (issuer or metadata.authorization_response_iss_parameter_supported):
-                raise self._invalid("the answer is not from this issuer")
+                raise self._invalid("the response is not from this issuer")
             tokens = await self._redeem(metadata, flow, code)
             claims = await self._verified(metadata, tokens.id_token, flow)
             return SignedIn(tokens.id_token, await self._completed(metadata, claims, tokens.access_token))
@@ -172,7 +172,7 @@ class OpenIdProvider:
 
     def _no_logout(self, why: str) -> RequestError:
         structlog.get_logger().warning("openid_logout_invalid", issuer=self._settings.issuer, why=why)
-        return RequestError(400, "invalid_logout_token", f"this is no logout token for this client: {why}")
+        return RequestError(400, "invalid_logout_token", f"this is not a logout token for this client: {why}")
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncGenerator[None]:
@@ -206,9 +206,9 @@ class OpenIdProvider:
         except ValidationError as error:
             mistake = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in mistake["loc"])
-            raise self._unavailable(f"its openid-configuration is wrong: {where}: {mistake['msg']}") from None
+            raise self._unavailable(f"its openid-configuration is invalid: {where}: {mistake['msg']}") from None
         if found.issuer != self._settings.issuer:
-            raise self._unavailable(f"it calls itself {found.issuer!r}, and console.openid.issuer is another")
+            raise self._unavailable(f"it states the issuer {found.issuer!r}, which differs from console.openid.issuer")
         self._metadata = time.monotonic(), found
         return found
 
@@ -233,7 +233,7 @@ class OpenIdProvider:
         try:
             return _Tokens.model_validate(given)
         except ValidationError:
-            raise self._invalid("there is no ID token in its answer") from None
+            raise self._invalid("its response has no ID token") from None
 
     async def _verified(self, metadata: ProviderMetadata, id_token: str, flow: SignInFlow) -> dict[str, Any]:
         try:
@@ -275,11 +275,11 @@ class OpenIdProvider:
         try:
             checks.validate(claims)
         except ExpiredTokenError:
-            raise self._skewed(f"its ID token has expired {now - int(claims['exp'])} s ago") from None
+            raise self._skewed(f"its ID token expired {now - int(claims['exp'])} s ago") from None
         except InvalidClaimError as error:
             ahead = claims.get(error.claim, 0) if error.claim in ("iat", "nbf") else 0
             if isinstance(ahead, int | float) and ahead > now + LEEWAY_S:
-                raise self._skewed(f"its ID token is from {int(ahead) - now} s in the future") from None
+                raise self._skewed(f"its ID token was issued {int(ahead) - now} s in the future") from None
             raise
         others = isinstance(claims["aud"], list) and len(cast("list[str]", claims["aud"])) > 1
         if claims.get("azp", None if others else client_id) != client_id:
@@ -313,7 +313,7 @@ class OpenIdProvider:
         _, document = await self._ask("GET", metadata.userinfo_endpoint, headers=headers, only=200)
         more = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
         if more.get("sub") != claims["sub"]:
-            raise self._invalid("its userinfo is of another person")
+            raise self._invalid("its userinfo belongs to another person")
         return {**more, **claims}
 
     async def _ask(
@@ -346,7 +346,7 @@ class OpenIdProvider:
         structlog.get_logger().warning("openid_code_refused", issuer=self._settings.issuer, error=code)
         if code == "invalid_grant":
             return RequestError(
-                403, "openid_refused", f"{self._host} takes this sign-in for used or too old; sign in again"
+                403, "openid_refused", f"{self._host} says that this sign-in was used or is too old; sign in again"
             )
         if code in ("invalid_client", "unauthorized_client"):
             message = (
@@ -359,12 +359,14 @@ class OpenIdProvider:
         structlog.get_logger().warning("openid_unavailable", issuer=self._settings.issuer, why=why, **logged)
         return unavailable(
             "openid_unavailable",
-            f"signing in at {self._host} is not possible now: {why}. Try again; API keys work meanwhile",
+            f"signing in at {self._host} is not possible now: {why}. Try again later; API keys still work",
         )
 
     def _invalid(self, why: str) -> RequestError:
         structlog.get_logger().warning("openid_invalid", issuer=self._settings.issuer, why=why)
-        return RequestError(403, "openid_invalid", f"what {self._host} answers can't be trusted: {why}; sign in again")
+        return RequestError(
+            403, "openid_invalid", f"the response of {self._host} can't be trusted: {why}; sign in again"
+        )
 
     def _skewed(self, why: str) -> RequestError:
         structlog.get_logger().warning("openid_clock_skew", issuer=self._settings.issuer, why=why)
@@ -403,13 +405,13 @@ def _reason(error: Exception) -> str:
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
             return "its certificate is not trusted here"
         case aiohttp.ClientConnectorError(os_error=AddressRefusedError()) | AddressRefusedError():
-            return "an endpoint of it is at an address that is not public (console.openid.allow_networks)"
+            return "one of its endpoints has a private address (console.openid.allow_networks)"
         case aiohttp.ClientConnectorError():
             return "no connection can be made"
         case TimeoutError():
             return f"it does not respond within {TIMEOUT_S:g} s"
         case aiohttp.ClientPayloadError():
-            return "its answer is too long, or breaks off"
+            return "its response is too long, or incomplete"
         case ValueError():
             return "it does not answer with JSON"
         case _:

@@ -38,8 +38,8 @@ from services.request.problems import not_done, not_read
 NATS_UNAVAILABLE = "NATS is unavailable (`unavailable`)."
 CLICKHOUSE_UNAVAILABLE = "ClickHouse is unavailable (`unavailable`); the message says why."
 REDIS_UNAVAILABLE = "Redis is unavailable (`unavailable`)."
-TOO_MANY = "The API key has as many requests under way in this process as it may (`too_many_requests`)."
-PERHAPS_DONE = "It may have been done all the same; asking again is safe."
+TOO_MANY = "The API key has reached its limit of concurrent requests in this process (`too_many_requests`)."
+PERHAPS_DONE = "It may still have been done; repeating the request is safe."
 
 PROGRESS = "/progress"
 

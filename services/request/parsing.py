@@ -33,7 +33,7 @@ _A_JOB = (
     "keep large inputs elsewhere and send a reference to them"
 )
 
-A_REQUEST = "a request like this may have at most {limit:,} bytes"
+A_REQUEST = "the maximum size of this request is {limit:,} bytes"
 
 InputT = TypeVar("InputT", bound=Message)
 
@@ -122,7 +122,7 @@ def wait_s_of(query: bytes) -> float | None:
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
     unknown = next((name for name in given if name != "wait_s"), None)
     if unknown is not None:
-        raise _invalid("query", [FieldError(unknown, "is not a parameter here; the only one is wait_s")])
+        raise _invalid("query", [FieldError(unknown, "is not a known parameter; the only one is wait_s")])
     try:
         seconds = float(given.get("wait_s", ""))
     except ValueError:
@@ -158,7 +158,7 @@ def invalid_job(details: Iterable[FieldError]) -> RequestError:
 def _explain(error: ValidationError, body: bytes, model: type[Message], what: str) -> NoReturn:
     count = error.error_count()
     if count > MAX_EXPLAINED:
-        raise RequestError(422, f"invalid_{what}", f"the {what} has {count:,} mistakes, too many to list")
+        raise RequestError(422, f"invalid_{what}", f"the {what} has {count:,} errors, too many to list")
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         _explain_syntax(str(first.get("ctx", {}).get("error", "")), body)
@@ -168,7 +168,7 @@ def _explain(error: ValidationError, body: bytes, model: type[Message], what: st
 def _invalid(what: str, details: Iterable[FieldError]) -> RequestError:
     listed = list(details)
     first = f"{listed[0].path}: {listed[0].message}" if listed[0].path else listed[0].message
-    message = first if len(listed) == 1 else f"{len(listed)} mistakes; the first: {first}"
+    message = first if len(listed) == 1 else f"{len(listed)} errors; the first: {first}"
     return RequestError(422, f"invalid_{what}", message, listed[:MAX_DETAILS])
 
 

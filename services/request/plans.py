@@ -68,7 +68,7 @@ class PlanRoutes:
         results={202: ("Accepted, or a draft. `Location` is where its state is.", AcceptedPlan)},
         errors={
             404: "An agent is not configured (`unknown_agent`).",
-            409: "A job id is that of another job, or of another key's (`id_conflict`).",
+            409: "A job id belongs to a different job, or to another key (`id_conflict`).",
             422: "The body is not a plan (`invalid_request`), or a job in it is invalid (`invalid_job`).",
             429: TOO_MANY,
             503: "The plan was refused (`agent_unavailable`). Or NATS or Redis is unavailable (`unavailable`), or NATS "
@@ -146,7 +146,7 @@ class PlanRoutes:
             own_id = f"{plan_id}.{number + 1}"
             try:
                 if job.plan_id not in (None, plan_id):
-                    raise invalid_job([FieldError(path="plan_id", message=f"is not that of the plan, {plan_id!r}")])
+                    raise invalid_job([FieldError(path="plan_id", message=f"differs from the plan's, {plan_id!r}")])
                 job = job.model_copy(update={"plan_id": plan_id})
                 body = job.model_dump_json(exclude_unset=True).encode()
                 generated_id = make_job_id() if plan.plan_id else own_id
@@ -155,9 +155,9 @@ class PlanRoutes:
                 raise _of_job(number, problem) from None
         depends_on = {one.job_id: one.job.depends_on for one in sent}
         if len(depends_on) < len(sent):
-            raise invalid_job([FieldError(path="jobs", message="two of them have the same job_id")])
+            raise invalid_job([FieldError(path="jobs", message="two jobs have the same job_id")])
         if circle := circle_among(depends_on):
-            message = f"they depend on one another in a circle: {' on '.join(repr(shown(one)) for one in circle)}"
+            message = f"they depend on each other in a circle: {' on '.join(repr(shown(one)) for one in circle)}"
             raise invalid_job([FieldError(path="jobs", message=message)])
         return plan_id, sent
 

@@ -85,12 +85,16 @@ def openai_param(path: str) -> str:
 def unknown_job(job_id: str | None) -> RequestError:
     """404: the job is unknown. None for an id that no job can have."""
     if job_id is None:
-        return RequestError(404, "unknown_job", "this can't be a job's id: 1 to 128 characters, no control characters")
+        return RequestError(
+            404, "unknown_job", "this is not a valid job id: 1 to 128 characters, no control characters"
+        )
     return RequestError(
         404,
         "unknown_job",
-        f"no job {job_id!r} is decided or being worked on, and none was accepted over HTTP within a day; "
-        "one that was published straight to NATS appears when a worker takes it",
+        (
+            f"there is no job {job_id!r}: none has ended or is in progress, and none was accepted over "
+            "HTTP within a day. A job published on NATS appears when a worker takes it"
+        ),
     )
 
 
@@ -111,4 +115,4 @@ def not_read(error: Exception) -> RequestError:
 
 def not_done(error: Exception) -> RequestError:
     """503: an action was perhaps not carried out; asking again shows it."""
-    return unavailable("unavailable", f"this can't be done now: {error}; ask again")
+    return unavailable("unavailable", f"this can't be done now: {error}; retry")

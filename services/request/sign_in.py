@@ -69,7 +69,7 @@ class SessionRoutes:
         tag="keys",
         summary="The API key of this request, and what it may be used for",
         description="For programs that sign people in by their key. With a session's token, whose session it is.",
-        result="The key, or the person.",
+        result="The key or the person.",
     )
     async def show_key(self, request: ApiRequest[Message]) -> KeyDetails:
         """The key or the person of the request."""
@@ -90,7 +90,7 @@ class SessionRoutes:
         """Begins a session with the rights of the key."""
         key = request.caller
         if request.session is not None:
-            raise RequestError(409, "is_a_session", "a session is begun with an API key, and not with another session")
+            raise RequestError(409, "is_a_session", "a session starts with an API key, not with another session")
         begun = await self.sessions.begin(KeySession(key.id))
         request.log("signed_in", session=begun.id)
         await self.audit.note("sign_in", actor_of(key), {"session": begun.id})
@@ -101,7 +101,7 @@ class SessionRoutes:
         "/api/v1/sessions/end",
         tag="keys",
         summary="End the session whose token the request is sent with",
-        result="It has ended, everywhere.",
+        result="The session has ended everywhere.",
         errors={409: "It was sent with an API key (`not_a_session`).", 503: REDIS_UNAVAILABLE},
     )
     async def sign_out(self, request: ApiRequest[Message]) -> EndedSession:
@@ -148,7 +148,7 @@ class OpenIdRoutes:
         tag="openid",
         summary="Begin a sign-in with OpenID Connect",
         description="For the console, which keeps `flow` in a cookie, and sends the browser to `url`.",
-        results={200: ("Where the browser goes.", OpenIdRedirect)},
+        results={200: ("URL for the browser.", OpenIdRedirect)},
         errors={404: NO_OPENID, 503: OPENID_UNAVAILABLE},
     )
     async def begin_openid(self, _: Request) -> Response:
@@ -176,8 +176,10 @@ class OpenIdRoutes:
             409: "It was completed before, or tried (`openid_refused`).",
             502: "The provider does not accept the client (`openid_client_refused`), or refuses in another way "
             "(`openid_refused`).",
-            429: "Too many sign-ins from this address have failed within a minute, or are under way "
-            "(`too_many_sign_ins`).",
+            429: (
+                "Too many sign-ins from this address have failed within a minute, or are in progress "
+                "(`too_many_sign_ins`)."
+            ),
             503: f"{OPENID_UNAVAILABLE} Or Redis is (`unavailable`).",
         },
     )
@@ -188,7 +190,10 @@ class OpenIdRoutes:
         flow = SignInFlow(brought.flow)
         # First: the other parameters are ignored unless this browser has begun the sign-in.
         if not flow.is_state(brought.state):
-            message = "this answer is not for a sign-in of this browser, or it was begun again meanwhile; sign in again"
+            message = (
+                "this response does not belong to a sign-in of this browser, or the sign-in was "
+                "restarted; sign in again"
+            )
             raise RequestError(403, "openid_state", message)
         with _stored():
             if not flow.is_begun(await self._sign_ins.key(), int(time.time())):
@@ -215,7 +220,7 @@ class OpenIdRoutes:
         "come from its own one, and `sub` alone all of the person.",
         body=BackChannelLogout,
         body_type="application/x-www-form-urlencoded",
-        results={200: ("They have ended, everywhere.", EndedSessions)},
+        results={200: ("The sessions have ended everywhere.", EndedSessions)},
         errors={
             400: "The logout token is not signed by the provider, is for another client, too old, or was used before "
             "(`invalid_logout_token`).",
@@ -255,7 +260,7 @@ class OpenIdRoutes:
         if not roles_of(values, settings.roles, settings.default_role):
             structlog.get_logger().warning("sign_in_refused", why="no role", by=name, subject=subject)
             await self._audit.note("sign_in", actor, {}, error="no_role")
-            what = f"the claim {settings.roles_claim!r} has no value that gives a role"
+            what = f"the claim {settings.roles_claim!r} has no value that maps to a role"
             message = f"{name!r} has no role in Breakwater: {what}. An administrator can add one (console.openid.roles)"
             raise RequestError(403, "no_role", message)
         known = settings.role_values
@@ -302,7 +307,7 @@ def _attempt(limits: SignInLimits, request: Request) -> Generator[SignInTry]:
                 attempt.failed = problem.status != 503
                 raise
     except TooManySignInsError:
-        message = "too many sign-ins from this address are under way, or have failed within a minute; wait a minute"
+        message = "too many sign-ins from this address are in progress, or have failed within a minute; wait a minute"
         raise RequestError(429, "too_many_sign_ins", message, headers={"Retry-After": "60"}) from None
 
 

@@ -162,7 +162,7 @@ async def test_something_else_that_listens_there_is_distinguished_from_a_plane(
     stub.answers["GET agents"] = answer
     ran = await in_thread(run, "agents")
     assert ran.code == ExitCode.FAILED
-    assert "is it the right URL?" in ran.err
+    assert "check the URL" in ran.err
 
 
 async def test_a_service_that_is_down_is_reported_with_its_address_and_what_to_do(run: Run, stub: Stub) -> None:

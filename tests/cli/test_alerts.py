@@ -99,7 +99,7 @@ async def test_incidents_are_listed_with_what_ack_takes(run: Run, stub: Stub, co
     _, cap, pending = ran.out.splitlines()
     assert cap.split()[:5] == ["inc_77aa0011", "acknowledged", "critical", "budget_hard_cap", "1,200"]
     assert cap.endswith("Budget refuses calls: all agents, daily")
-    assert pending.split()[:6] == ["inc_3f9a1c07", "pending", "critical", "guard_tripped", "researcher", "1"]
+    assert pending.split()[:6] == ["inc_3f9a1c07", "pending", "warning", "guard_tripped", "researcher", "1"]
     assert clock(SINCE, NOW) in pending
     assert stub.queries == [{"status": "unresolved", "limit": "100"}]
     assert (await in_thread(run, *command, "--json")).json == LISTED
@@ -110,7 +110,7 @@ async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
     stub.answers["GET alerts"] = (200, {"alerts": [CAP, PENDING], "more": True, "channels": 1})
     ran = await in_thread(run, "alerts", *arguments)
     assert stub.queries == [{"status": "all", "event": "breaker_open", "agent": "a b&c", "limit": "2"}]
-    assert ran.err == "(there are more than these 2; see --limit)\n"
+    assert ran.err == "(more than these 2; see --limit)\n"
     stub.answers["GET alerts"] = (200, {"alerts": [], "more": False, "channels": 1})
     for given, said in (
         ([], "no incident is unresolved"),
@@ -133,8 +133,8 @@ async def test_a_status_that_is_none_is_wrong_usage(run: Run, stub: Stub) -> Non
 @pytest.mark.parametrize(
     ("width", "first", "left_out"),
     [
-        (60, "inc_77aa0011  acknowledged  budget_hard_cap", "(severity, agent, count, since: left out"),
-        (80, "inc_77aa0011  acknowledged  budget_hard_cap  1,200", "(severity, agent: left out"),
+        (60, "inc_77aa0011  acknowledged  budget_hard_cap", "(severity, agent, count, since: omitted"),
+        (80, "inc_77aa0011  acknowledged  budget_hard_cap  1,200", "(severity, agent: omitted"),
         (100, "inc_77aa0011  acknowledged  critical  budget_hard_cap", ""),
         (140, "inc_77aa0011  acknowledged  critical  budget_hard_cap", ""),
     ],
@@ -288,7 +288,7 @@ async def test_what_did_not_arrive_is_listed(run: Run, stub: Stub) -> None:
     assert first.split()[:5] == ["17", "ops", clock(NOW, NOW), "no", "alert_1"]
     assert first.endswith("ops: the receiver answered 500 (tried 12 times)")
     assert second.split()[-3:] == ["second", "line:", "gone"]
-    assert ran.err == "(there are more than these 2; see --limit)\n"
+    assert ran.err == "(more than these 2; see --limit)\n"
     assert (await in_thread(run, "alerts", "undelivered", "--json")).json == document
     stub.answers["GET alerts/undelivered"] = (200, {"undelivered": [], "more": False, "channels": 1})
     ran = await in_thread(run, "alerts", "undelivered", "--channel", "ops")

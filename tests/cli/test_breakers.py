@@ -156,8 +156,8 @@ async def test_doctor_finds_that_no_breaker_service_is_alive(
 
     verdict, text = await found()
     assert verdict == "warn"
-    assert text.startswith("no breaker service is alive")
+    assert text.startswith("no breaker service is running")
     redis = Redis(own_redis_server.url)
     await Breakers(redis).beat()
     await redis.close()
-    assert await found() == ("ok", "a breaker service is alive")
+    assert await found() == ("ok", "a breaker service is running")

@@ -138,7 +138,7 @@ async def test_budgets_are_listed_with_what_is_left_of_them(run: Run, stub: Stub
     assert writer.split()[:5] == ["agent:writer/daily", "$50.00", "$8.41", "$0.00123", "$41.59"]
     assert writer.split()[5:] == ["in", "10", "h", "hard", "21", "%"]
     until = clock(TONIGHT, NOW)
-    assert ran.err == f"agent:writer/daily is raised to $50.00 until {until}, by ops: launch day\n"
+    assert ran.err == f"agent:writer/daily raised to $50.00 until {until}, by ops: launch day\n"
 
 
 @pytest.mark.parametrize("command", [["budgets", "--json"], ["budgets", "list", "--json"]], ids=" ".join)
@@ -167,7 +167,7 @@ async def test_that_calls_cost_more_than_was_held_is_said_once_for_an_agent(run:
     stub.answers["GET budgets"] = listed(*(budget(name, estimate=accuracy(104.0, 3)) for name in names))
     ran = await in_thread(run, "budgets")
     [line] = ran.err.splitlines()
-    assert line.startswith("agent:writer/monthly: of 1,200 calls 3 cost more than was held for them")
+    assert line.startswith("agent:writer/monthly: of 1,200 calls 3 cost more than was reserved for them")
     stub.answers["GET budgets"] = listed(*(budget(name, estimate=accuracy(104.0, 3)) for name in names[::3]))
     assert (await in_thread(run, "budgets")).err.startswith("global/monthly: of 1,200 calls 3 cost more")
 
@@ -205,7 +205,7 @@ async def test_on_eighty_columns_nothing_is_left_out(run: Run, stub: Stub, termi
     assert max(len(line.rstrip()) for line in ran.out.splitlines()) <= 80
     # With longer names, what is held for a moment goes first; it is taken from what is left.
     stub.answers["GET budgets"] = listed(*BUDGETS, BUDGETS[2] | {"budget": "agent:content-writer/daily"})
-    assert "(in flight: left out" in (await in_thread(run, "budgets")).err
+    assert "(in flight: omitted" in (await in_thread(run, "budgets")).err
 
 
 async def test_counters_that_agree_with_the_record_are_said_to(run: Run, stub: Stub) -> None:
@@ -234,7 +234,7 @@ async def test_what_else_can_differ_is_reported(run: Run, stub: Stub) -> None:
     for change, said in [
         ({"reserved": "0.130000000"}, "$0.13 reserved for calls that hold $0.12"),
         ({"budgets": [EQUAL | {"counted_calls": 13}]}, "global/daily of 2026-11-21"),
-        ({}, "not in what is spent, but in what is held for calls, or in estimates"),
+        ({}, "not in the spend, but in reservations or estimates"),
     ]:
         stub.answers["GET budgets/reconciliation"] = (200, RECONCILIATION | {"equal": False} | change)
         ran = await in_thread(run, "budgets", "reconcile")
@@ -258,7 +258,7 @@ async def test_a_cap_is_raised_and_it_is_said_for_how_long(run: Run, stub: Stub)
         f"the cap of agent:writer/daily was $1,010.50, is now $50.00 until {until}, by ops: launch day\n"
     )
     undo = "`breakwater budgets raise agent:writer/daily 10.50 --reason TEXT`"
-    assert ran.err == f"$8.41 of it is spent; {undo} sets it back to the config's\n"
+    assert ran.err == f"$8.41 of it is spent; {undo} restores the config's cap\n"
     assert (await in_thread(run, *RAISE, "--json")).json == RAISED
 
 
@@ -266,7 +266,7 @@ async def test_where_a_raise_is_taken_back_nothing_is_left_to_undo(run: Run, stu
     ended = RAISED | {"kind": "raise_ended", "limit": "10.500000000"}
     stub.answers["POST budgets/raise"] = (200, ended)
     ran = await in_thread(run, *RAISE)
-    said = "the config's own cap of agent:writer/daily, $10.50, holds again; it was $1,010.50\n"
+    said = "the config's cap of agent:writer/daily, $10.50, is effective again; before: $1,010.50\n"
     assert (ran.out, ran.err) == (said, "")
 
 
@@ -284,9 +284,9 @@ async def test_what_to_type_to_set_it_back_can_be_pasted_into_a_shell(run: Run, 
 async def test_where_the_cap_is_that_already_it_is_said_who_raised_it(run: Run, stub: Stub) -> None:
     stub.answers["POST budgets/raise"] = (200, BUDGETS[2] | {"unchanged": True})
     ran = await in_thread(run, *RAISE)
-    assert (ran.out, ran.err) == ("the cap of agent:writer/daily is $50.00 already, by ops: launch day\n", "")
+    assert (ran.out, ran.err) == ("the cap of agent:writer/daily is already $50.00, by ops: launch day\n", "")
     stub.answers["POST budgets/raise"] = (200, BUDGETS[0] | {"unchanged": True})
-    assert (await in_thread(run, *RAISE)).out == "the cap of global/daily is $1,000.00 already\n"
+    assert (await in_thread(run, *RAISE)).out == "the cap of global/daily is already $1,000.00\n"
 
 
 @pytest.mark.parametrize(
@@ -317,9 +317,9 @@ async def test_doctor_finds_that_the_counters_are_lost(
         return one["verdict"], one["text"]
 
     verdict, text = await found()
-    assert (verdict, text.partition(":")[0]) == ("fail", "the counters are lost, or not made yet")
+    assert (verdict, text.partition(":")[0]) == ("fail", "the counters are lost, or not built yet")
     redis = Redis(own_redis_server.url)
     counters = BudgetCounters(redis, ZoneInfo("UTC"))
     await counters.fill(None, "log", 0, counters.periods(datetime.now(UTC)), {}, {})
     await redis.close()
-    assert await found() == ("ok", "the counters are there")
+    assert await found() == ("ok", "the counters are complete")

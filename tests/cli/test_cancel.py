@@ -48,9 +48,9 @@ async def test_programs_get_what_the_api_says(stub: Stub, run: Run) -> None:
 @pytest.mark.parametrize(
     ("status", "code", "remark"),
     [
-        ("succeeded", ExitCode.FAILED, "had ended before"),
-        ("dead_lettered", ExitCode.FAILED, "had ended before"),
-        ("cancelling", ExitCode.UNDECIDED, "ends without another call"),
+        ("succeeded", ExitCode.FAILED, "had already ended"),
+        ("dead_lettered", ExitCode.FAILED, "had already ended"),
+        ("cancelling", ExitCode.UNDECIDED, "ends and makes no further call"),
     ],
 )
 async def test_what_is_not_cancelled_is_said_and_has_its_exit_code(

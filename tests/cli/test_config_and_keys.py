@@ -205,8 +205,8 @@ def test_config_check_shows_shared_caps_and_warns_of_what_is_hardly_meant(run: R
     assert "$0.50 a job" in ran.out
     assert "budgets.tenants.*: $5.00/day, $4.00/month soft, days and months of Europe/Berlin" in ran.out
     assert run("config", "check", str(file), "--json").json["warnings"] == [
-        "agents.a.budget: is hard but has no cap, so nothing is refused; set daily_usd or monthly_usd",
-        "budgets.tenants.*: a day may cost more than its month",
+        "agents.a.budget: is hard but has no cap, so it refuses nothing; set daily_usd or monthly_usd",
+        "budgets.tenants.*: the daily cap exceeds the monthly one",
         "agents.a: no call is ever made under the hard cap: m has no price (set models.m.price)",
     ]
 
@@ -226,10 +226,10 @@ def test_config_check_warns_of_models_that_go_elsewhere_and_calls_that_no_cap_ha
         "  short: {model: p/dear, max_tokens: 2000, budget: {daily_usd: 0.25, enforcement: hard}}\n"
     )
     assert run("config", "check", str(file), "--json").json["warnings"] == [
-        "agents.elsewhere: no provider is named 'openai', so 'p' is asked for a model named 'openai/m'; "
-        "set models.openai/m.provider to 'p' if that is meant",
-        "agents.mixed: has programs and chat models in its chain, so its jobs may have no `input`, which only "
-        "programs take",
+        "agents.elsewhere: no provider is named 'openai', so 'p' is called with the model name 'openai/m'; if that is "
+        "intended, set models.openai/m.provider to 'p'",
+        "agents.mixed: has process or callable models and chat models in its chain; its jobs can't have `input`, "
+        "which chat models don't support",
         "agents.dear: no call is ever made under the hard cap: the output of a call to p/dear alone may cost $0.410, "
         "and agents.dear.budget.daily_usd is $0.25 (raise it, or lower max_tokens)",
     ]
@@ -247,8 +247,8 @@ def test_config_check_warns_of_a_price_that_leaves_out_what_long_inputs_cost(run
         return run("config", "check", str(file), "--json").json["warnings"]
 
     assert warned("") == [
-        "models.google/gemini-2.5-pro.price: has one price, and the price list others above 200,000 tokens of input; "
-        "set price.tiers with above_tokens: 200000"
+        "models.google/gemini-2.5-pro.price: has a single price, but the price list has others above 200,000 input "
+        "tokens; set price.tiers with above_tokens: 200000"
     ]
     assert warned(", tiers: [{above_tokens: 200000, input_usd_per_mtok: 2, output_usd_per_mtok: 3}]") == []
 
@@ -265,7 +265,7 @@ def test_config_check_warns_of_alerts_that_nobody_would_get(run: Run, tmp_path: 
         return run("config", "check", str(file), "--json").json["warnings"]
 
     refused = "alerts.channels.ops.webhook.url: is refused (loopback); alerts.allow_networks may allow it"
-    never = "alerts.channels.ops.events: breaker_open is never announced, as alerts.on_events lacks it"
+    never = "alerts.channels.ops.events: breaker_open is never sent, because alerts.on_events does not list it"
     assert warned("http://127.0.0.1:9/", "[guard_tripped]") == [never, refused]
     assert warned("http://10.1.2.3/", "[breaker_open]") == []
     assert warned("https://hooks.example.com/", "[breaker_open]") == []

@@ -295,12 +295,12 @@ def test_check_lists_what_is_stale_and_writes_nothing(run: Run, tmp_path: Path) 
     assert ran.json["stale"] == {
         "openapi.json": "differs",
         "schemas/Job.json": "is missing",
-        "schemas/Old.json": "is not part of the contract any more",
+        "schemas/Old.json": "is no longer part of the contract",
     }
     assert (out / "openapi.json").read_text() == "{}"
     assert run("contract", "--out", str(out)).code == 0
     assert not (out / "schemas" / "Old.json").exists()
-    assert run("contract", "--out", str(out), "--check").out.endswith("all as the code says\n")
+    assert run("contract", "--out", str(out), "--check").out.endswith("all up to date\n")
 
 
 def test_the_readme_covers_every_file_and_no_other() -> None:

@@ -30,7 +30,7 @@ async def test_a_month_by_tenant_with_its_forecast_and_the_total(stub: Stub, run
         ["none", "$8.00", "$11.43", "$0.00", "$11.90", "1,204"],
         ["all", "$48.41+", "$69.16", "$2.18", "$61.90", "$300.00", "9,204"],
     ]
-    assert "the others spent $0.000000007" in ran.err
+    assert "others: $0.000000007" in ran.err
     assert "2026-11 in Europe/Berlin" in ran.err
 
 

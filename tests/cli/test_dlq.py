@@ -116,7 +116,7 @@ async def test_which_ones_are_meant_is_asked_for(run: Run, stub: Stub) -> None:
     arguments = ["--reason", "error", "--agent", "a b&c", "--since", "2026-11-21T10:00Z", "--limit", "1"]
     ran = await in_thread(run, "dlq", "list", *arguments)
     assert stub.queries == [{"reason": "error", "agent": "a b&c", "since": "2026-11-21T10:00:00.000Z", "limit": "1"}]
-    assert ran.err == "(there are more than these 1; see --limit)\n"
+    assert ran.err == "(more than these 1; see --limit)\n"
     stub.answers["GET dlq"] = (200, {"dead_letters": [], "more": False, "counts": []})
     for given, said in (
         ([], "nothing was given up within 7 days"),
@@ -246,7 +246,7 @@ async def test_many_that_are_chosen_go_on_until_there_are_no_more(run: Run, stub
     ]
     assert ran.code == ExitCode.OK
     head, *named, rest = ran.out.splitlines()
-    assert (head, len(named), rest) == ("901 jobs queued again", 10, "  and 891 more; --json names all of them")
+    assert (head, len(named), rest) == ("901 jobs queued again", 10, "  and 891 more; --json lists all of them")
     assert ran.err.splitlines() == [
         "900 replayed, 100 before, 0 skipped; going on",
         "100 dead letters had been replayed before",
@@ -271,10 +271,10 @@ async def test_what_was_replayed_before_an_outage_is_said(run: Run, stub: Stub) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["replay"], "no dead letters were chosen"),
-        (["replay", "17", "--all"], "name dead letters, or choose them by --reason, --agent, --all and --since"),
-        (["replay", "17", "--since", "2h"], "name dead letters, or choose them"),
-        (["replay", "--since", "2h"], "no dead letters were chosen"),
+        (["replay"], "no dead letters were selected"),
+        (["replay", "17", "--all"], "name dead letters, or select them by --reason, --agent, --all and --since"),
+        (["replay", "17", "--since", "2h"], "name dead letters, or select them"),
+        (["replay", "--since", "2h"], "no dead letters were selected"),
         (["replay", "0"], "should be greater than or equal to 1"),
         (["replay", "--all", "--since", "soon"], "--since 'soon' is neither a duration nor a time"),
         (["list", "--since", "soon"], "--since 'soon' is neither a duration nor a time"),

@@ -50,7 +50,7 @@ async def test_a_channel_that_nobody_serves_is_found(client: Client) -> None:
     found = await look(client)
     assert (found.verdict, found.text) == (
         "warn",
-        "alerter-channel-ops: 0 waiting, 0 held back or being sent, and nothing reads them",
+        "alerter-channel-ops: 0 waiting, 0 delayed or being sent, and no service reads them",
     )
     assert "`alerter` running" in found.remedy
 
@@ -71,11 +71,11 @@ async def test_what_is_held_back_for_a_while_is_meant_and_for_longer_is_not(
 ) -> None:
     await hold(client, 3)
     found = await look(client)
-    assert (found.verdict, found.text) == ("ok", "alerter-channel-ops: 0 waiting, 3 held back or being sent")
+    assert (found.verdict, found.text) == ("ok", "alerter-channel-ops: 0 waiting, 3 delayed or being sent")
     monkeypatch.setattr(doctor_nats, "SENDING", timedelta())
     found = await look(client)
     assert found.verdict == "warn"
-    assert "3 held back or being sent, the oldest for " in found.text
+    assert "3 delayed or being sent, the oldest for " in found.text
     assert "breakwater alerts test ops" in found.remedy
 
 

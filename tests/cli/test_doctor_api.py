@@ -29,7 +29,7 @@ async def test_what_the_key_may_do_is_reported(monkeypatch: pytest.MonkeyPatch) 
     [
         ("bw_wrong", None, "fail", "the API key is not accepted"),
         ("", None, "warn", "no API key was tried"),
-        (KEY, (404, problem("not_found", "no")), "warn", "what the API key may do is not known (404)"),
+        (KEY, (404, problem("not_found", "no")), "warn", "the rights of the API key are unknown (404)"),
     ],
 )
 async def test_a_key_that_does_not_open_is_reported(

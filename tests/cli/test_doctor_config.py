@@ -62,7 +62,7 @@ async def test_services_whose_file_cannot_be_used_are_named(
 ) -> None:
     async with serving("worker", worker=NOW.version, budget=EDITED.version) as urls:
         found_here = await found(monkeypatch, urls, file, None)
-    text = f"the config file can't be used, and the last good one stays effective in worker (version {NOW.version})"
+    text = f"the config file is invalid; the last good one stays effective in worker (version {NOW.version})"
     behind = f"version {EDITED.version} is not effective in worker ({NOW.version})"
     assert found_here == [("warn", text), *([] if file is None else [("warn", behind)])]
 

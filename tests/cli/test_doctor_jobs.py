@@ -66,11 +66,11 @@ async def test_a_job_is_somewhere_or_has_vanished(client: Client, own_redis_serv
         await jetstream.publish(subjects.execution("writer", recorded), b"{}", headers=FIRST)
         await jetstream.publish(subjects.result(answered), b"{}", headers=FIRST)
         found = await look()
-        assert (found.verdict, found.text) == ("ok", "all of 6 accepted jobs are decided, in progress, or waiting")
+        assert (found.verdict, found.text) == ("ok", "all 6 accepted jobs have ended, are in progress, or are waiting")
         await jetstream.purge_stream("JOBS")
         found = await look()
         assert found.verdict == "fail"
-        assert found.text.startswith("2 of 6 accepted jobs have vanished")
+        assert found.text.startswith("2 of 6 accepted jobs are missing")
         assert queued in found.text
         assert woken in found.text
         await jetstream.purge_stream("RESULTS")
@@ -115,10 +115,10 @@ async def test_of_very_many_jobs_some_are_looked_at(
     jobs = [f"many-{number}" for number in range(600)]
     try:
         await accept(redis, *jobs)
-        assert (await look()).text.startswith("40 of 40 (of 600, chosen at random) accepted jobs have vanished")
+        assert (await look()).text.startswith("40 of 40 (of 600, chosen at random) accepted jobs are missing")
         for job_id in jobs:
             await jetstream.publish(subjects.result(job_id), b"{}", headers=FIRST)
-        assert (await look()).text.startswith("all of 40 (of 600, chosen at random) accepted jobs are decided")
+        assert (await look()).text.startswith("all 40 (of 600, chosen at random) accepted jobs have ended")
         commands = await redis.client.info("commandstats")
         assert "cmdstat_hgetall" not in commands
     finally:

@@ -61,7 +61,7 @@ async def found(answers: Mapping[str, Any], suffix: str = "") -> tuple[str, str,
 
 async def test_a_provider_that_is_as_it_should_be_is_ok() -> None:
     verdict, text, _ = await found({DISCOVERY: {"backchannel_logout_supported": True}})
-    assert (verdict, "is what it should be, with 1 keys" in text, "back-channel" in text) == ("ok", True, False)
+    assert (verdict, "is valid, with 1 keys" in text, "back-channel" in text) == ("ok", True, False)
     assert "it does not end sessions here (back-channel)" in (await found({}))[1]
 
 
@@ -69,16 +69,16 @@ async def test_a_provider_that_is_as_it_should_be_is_ok() -> None:
     ("answers", "said", "to_do"),
     [
         ({DISCOVERY: {"issuer": "https://another.example"}}, "'https://another.example'", "exactly as"),
-        ({DISCOVERY: {"issuer": None}}, "of the issuer None", "exactly as"),
+        ({DISCOVERY: {"issuer": None}}, "belongs to the issuer None", "exactly as"),
         ({DISCOVERY: web.Response(status=404)}, "HTTP 404", "console.openid.issuer"),
         ({DISCOVERY: web.Response(status=302, headers={"Location": "/"})}, "redirected (302)", "console.openid.issuer"),
         ({DISCOVERY: web.Response(text="<html>")}, "no JSON", "console.openid.issuer"),
         ({DISCOVERY: web.Response(text="[]")}, "no JSON object", "console.openid.issuer"),
         ({DISCOVERY: web.Response(text="x" * 100_000)}, "too long", "console.openid.issuer"),
-        ({DISCOVERY: {"token_endpoint": None}}, "does not say token_endpoint", "right path"),
+        ({DISCOVERY: {"token_endpoint": None}}, "does not state token_endpoint", "path correct"),
         ({DISCOVERY: {"jwks_uri": "http://127.0.0.2:9/"}}, "not public", "allow_networks"),
         ({KEYS: web.Response(status=500)}, "HTTP 500", "people can"),
-        ({KEYS: {"keys": []}}, "there is no key", "people can"),
+        ({KEYS: {"keys": []}}, "it has no key", "people can"),
         ({KEYS: {"keys": [{**KEY, "use": "enc"}, {**KEY, "n": 7}, {"kty": "oct", "k": "x"}, 7]}}, "no key", "people"),
         ({KEYS: {"keys": 7}}, "no key", "people"),
     ],

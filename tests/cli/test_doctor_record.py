@@ -41,9 +41,9 @@ async def test_it_says_when_they_were_compared_and_warns_of_what_was_lacking_or_
         not_yet = await found()
         assert (not_yet.verdict, "last compared: never" in not_yet.text) == ("warn", True)
         whole = await found(LogComparison(settled=0, upto=1, at=now))
-        assert (whole.verdict, "up to event 1; no event was lacking" in whole.text) == ("ok", True)
+        assert (whole.verdict, "up to event 1; no event was missing" in whole.text) == ("ok", True)
         lacking = LogComparison(settled=1, upto=1, lost=3, lost_at=now, at=now)
         filled = await found(lacking)
-        assert (filled.verdict, "3 in all, and stored again" in filled.text) == ("warn", True)
+        assert (filled.verdict, "3 in total, and were stored again" in filled.text) == ("warn", True)
         monkeypatch.setattr(doctor_checks, "LOST_SHOWN", timedelta(0))
         assert (await found()).verdict == "ok", "long ago"

@@ -36,7 +36,7 @@ async def says_version(server: RunningServer, version: bytes) -> AsyncGenerator[
 
 async def versions_found(url: str, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     monkeypatch.setenv("BREAKWATER_REDIS_URL", url)
-    return [found async for found in redis_findings(PlaneLocation(None)) if "holes" in found.text]
+    return [found async for found in redis_findings(PlaneLocation(None)) if "vulnerabilit" in found.text]
 
 
 async def test_the_server_of_the_local_stack_has_no_known_holes(
@@ -53,5 +53,5 @@ async def test_an_old_server_is_named_with_its_holes(
     async with says_version(redis_server, b"8.1.0") as url:
         (found,) = await versions_found(url, monkeypatch)
     assert found.verdict == "warn"
-    assert found.text == "Valkey 8.1.0 has known holes: CVE-2025-21605, CVE-2025-49844"
+    assert found.text == "Valkey 8.1.0 has known vulnerabilities: CVE-2025-21605, CVE-2025-49844"
     assert "Upgrade" in found.remedy

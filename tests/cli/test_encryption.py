@@ -57,7 +57,7 @@ def test_keys_are_made_listed_and_replaced_and_texts_are_encrypted_and_read(
     }
     given(monkeypatch, first + job)
     assert run("encryption", "decrypt").out == job * 2
-    assert "encryption: on, with the first of 2 keys; all decrypt" in run("config", "check").out
+    assert "encryption: on; the first of 2 keys encrypts, all decrypt" in run("config", "check").out
 
     config.write_text(CONFIG + f"encryption: {{keys: [{references[1]}, {references[1]}]}}\n")
     given(monkeypatch, job + first)
@@ -82,7 +82,10 @@ def test_the_planes_own_key_is_read_from_the_data_directory_and_named(
     monkeypatch.setenv("BREAKWATER_CONFIG", str(config))
     monkeypatch.chdir(tmp_path)
     assert run("encryption", "keys").out == f"{own.own_id}  decrypts, the plane's own for agents that keep no texts\n"
-    assert "encrypted with the plane's own key; where BREAKWATER_PLANE_KEY is not set" in run("config", "check").out
+    assert (
+        "encrypted with the plane's own key, or not at all if BREAKWATER_PLANE_KEY is not set"
+        in run("config", "check").out
+    )
     stored = own.encrypt_document(b'{"output":"hello"}', private=True)
     given(monkeypatch, stored.decode())
     assert run("encryption", "decrypt").out == '{"output":"hello"}\n'

@@ -30,8 +30,8 @@ FAMILY = [
     ),
 ]
 DRAWN = """\
-root  writer  succeeded  gpt-4.1  $0.000001  9.0 s  with those below $0.00000102+
-├── a  writer  succeeded  gpt-4.1  from the cache  $0.00  20 ms  with those below $0.00+
+root  writer  succeeded  gpt-4.1  $0.000001  9.0 s  including children $0.00000102+
+├── a  writer  succeeded  gpt-4.1  from the cache  $0.00  20 ms  including children $0.00+
 │   └── a1  writer  dead_lettered: timeout  unknown  1.0 s
 └── b  tagger  succeeded  gpt-4.1  $0.00000002  10 ms
 total  4 executions, $0.00000102+, of it $0.000000005 wasted
@@ -126,7 +126,7 @@ async def test_a_tree_as_json_is_nested(run: Run, analytics: Analytics) -> None:
 async def test_a_parent_that_still_runs_is_shown_and_what_is_missing_is_said(run: Run, analytics: Analytics) -> None:
     await store(analytics, [execution("child", parent_execution_id="running")])
     ran = await in_thread(run, "executions", "running", "--tree")
-    assert ran.out.startswith("running  not recorded, or not yet  with those below $0.00100\n└── child  ")
+    assert ran.out.startswith("running  not recorded (yet)  including children $0.00100\n└── child  ")
     assert ran.out.endswith("total  1 execution, $0.00100\n")
     reported = (await in_thread(run, "executions", "child", "--tree", "--json")).json
     assert (reported["root"]["recorded"], "agent" in reported["root"]) == (False, False)

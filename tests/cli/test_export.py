@@ -185,10 +185,10 @@ async def test_no_rows_are_a_success_that_says_so_and_leave_no_file(run: Run, an
     ran = await in_thread(run, *ask)
     assert (ran.code, ran.out) == (ExitCode.OK, "")
     assert ran.err == (
-        "no executions of agent 'nobody' to export; no file is written\n(what else you asked for fits agents writer)\n"
+        "no executions of agent 'nobody' to export; no file is written\n(the other filters match agents writer)\n"
     )
     nothing = await in_thread(run, *ask, "--until", "2020-01-01")
-    assert nothing.err.endswith("(what else you asked for fits no agent)\n")
+    assert nothing.err.endswith("(the other filters match no agent)\n")
     assert (await in_thread(run, *ask, "--json")).json == {"rows": 0, "bytes": 0, "file": None}
     assert list(Path().iterdir()) == []
 
@@ -200,7 +200,7 @@ async def test_a_file_that_is_there_is_replaced_only_by_force(run: Run, analytic
     ask = ("executions", "export", "--format", "jsonl", "--output", str(file))
     ran = await in_thread(run, *ask)
     assert (ran.code, file.read_text()) == (ExitCode.USAGE, "precious")
-    assert "kept.jsonl exists already" in ran.err
+    assert "kept.jsonl already exists" in ran.err
     assert "--force" in ran.err
     ran = await in_thread(run, *ask, "--force")
     assert ran.code == ExitCode.OK
@@ -217,7 +217,7 @@ async def test_an_answer_that_breaks_off_leaves_no_file(
         monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"{url.rstrip('/')}/{analytics.database}")
         ran = await in_thread(run, "executions", "export", "--format", form)
     assert ran.code == ExitCode.UNREACHABLE, ran.err
-    assert "broke off" in ran.err
+    assert "aborted" in ran.err
     assert list(Path().iterdir()) == []
     monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"{clickhouse_server.url.rstrip('/')}/{analytics.database}")
     whole = await in_thread(run, "executions", "export", "--format", form, "--json")
@@ -265,10 +265,10 @@ async def test_a_parquet_file_reports_whether_it_is_whole(run: Run, analytics: A
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--what", "attempts", "--status", "succeeded"), "--status is of executions"),
+        (("--what", "attempts", "--status", "succeeded"), "--status applies only to executions"),
         (("--output", "-", "--json"), "--json prints a summary on stdout"),
-        (("--since", "1h", "--until", "2h"), "--since 1h is not before --until 2h, so no time lies between"),
-        (("--since", "2999-01-01"), "--since 2999-01-01 is not before now"),
+        (("--since", "1h", "--until", "2h"), "--since 1h must be before --until 2h"),
+        (("--since", "2999-01-01"), "--since 2999-01-01 must be before now"),
         (("--until", "soon"), "--until 'soon' is neither a duration nor a time"),
     ],
 )

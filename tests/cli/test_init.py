@@ -91,7 +91,7 @@ def test_a_key_in_the_environment_becomes_a_config_that_refers_to_it(
         "executions --since 1h",
     ]
     again = run("init")
-    assert (again.code, "exists already" in again.err) == (ExitCode.USAGE, True)
+    assert (again.code, "already exists" in again.err) == (ExitCode.USAGE, True)
     assert run("init", "--force").code == ExitCode.OK
 
 
@@ -99,7 +99,7 @@ def test_without_a_provider_it_says_what_it_looked_for(run: Run) -> None:
     ran = run("init")
     assert (ran.code, "OPENAI_API_KEY" in ran.err, CONFIG.exists()) == (ExitCode.FAILED, True, False)
     assert "breakwater up --simulate" in ran.err
-    assert "there is none" in run("init", "--provider", "openai").err
+    assert "available: none" in run("init", "--provider", "openai").err
 
 
 def test_the_first_config_of_a_simulation_is_one_of_openai(run: Run) -> None:
@@ -230,7 +230,7 @@ def test_an_agent_is_added_and_the_rest_of_the_file_stays_as_it_is(run: Run) -> 
     assert [line for line in added.splitlines() if line in EXISTING.splitlines()] == EXISTING.splitlines()
     agent = load_config(CONFIG).agents["a-b"]
     assert (agent.chain, agent.system_prompt, agent.budget.enforcement) == (("gpt-5", "m"), "Say:\nyes", "hard")
-    assert "has an agent a-b already" in run("agents", "add", "a-b", "--model", "m").err
+    assert "already has an agent a-b" in run("agents", "add", "a-b", "--model", "m").err
     for wrong in ("a/b\n", "my agent"):
         assert "must not contain spaces or control characters" in run("agents", "add", wrong, "--model", "m").err
     assert CONFIG.read_text() == added

@@ -130,7 +130,7 @@ async def test_jobs_are_submitted_and_found_again(run: Run, plane: Plane) -> Non
     assert "answered from its record" not in ran.err
     await asyncio.sleep(CLOCKS_DIFFER.total_seconds() + 0.1)
     again = await in_thread(run, "submit", "writer", "other", "--job-id", "order/1", "--via", "nats", "--json")
-    assert "answered from its record: order/1" in again.err
+    assert "answered from the record: order/1" in again.err
     assert again.json["output"] == ran.out.rstrip("\n")
     assert [attempt["attempt_id"] for attempt in await plane.attempts("writer", "order/1")] == ["order/1:1"]
 
@@ -408,12 +408,12 @@ async def test_doctor_finds_a_healthy_plane_healthy(run: Run, plane: Plane) -> N
     texts = "\n".join(one["text"] for one in ran.json["findings"])
     for part in (
         f"{len(AGENTS)} agents",
-        f"9 streams and {len(AGENTS) + 10} consumers are as the config asks",
+        f"9 streams and {len(AGENTS) + 10} consumers are as the config requires",
         "worker-writer: 0 waiting",
         "appendonly yes",
         "noeviction",
-        "a breaker service is alive",
-        "the counters are there",
+        "a breaker service is running",
+        "the counters are complete",
         "the schema is at version",
         "may submit, read, operate",
         "nothing was called",
@@ -447,7 +447,7 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(
         "consumer worker-missing is missing",
         "breakwater setup",
         "the API key is not accepted",
-        "0 in progress, and nothing reads them",
+        "0 in progress, and no service reads them",
         "Is the service `alerter` running?",
     ):
         assert part in ran.out
@@ -481,7 +481,7 @@ async def test_a_table_that_is_gone_is_found_and_made_again(run: Run, plane: Pla
 
 
 async def test_setup_does_what_is_missing_and_nothing_twice(run: Run, plane: Plane) -> None:
-    assert (await in_thread(run, "setup")).out == "everything is as it should be; nothing was done\n"
+    assert (await in_thread(run, "setup")).out == "everything is up to date; nothing was changed\n"
     other = with_another_agent(plane, "new")
     ran = await in_thread(run, "setup", "--config", other, "--json")
     assert ran.json["done"] == ["updated stream JOBS (subjects)", "created consumer worker-new"]

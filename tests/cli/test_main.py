@@ -64,7 +64,7 @@ def test_each_command_is_listed_with_its_purpose(run: Run) -> None:
 
 def test_help_documents_the_exit_codes(run: Run) -> None:
     text = " ".join(run("--help").out.split())
-    for number in ("0 ok", "1 failed", "2 wrong usage", "3 the job was", "4 the plane", "5 the job is accepted"):
+    for number in ("0 ok", "1 failed", "2 wrong usage", "3 the job was", "4 the plane", "5 the job was accepted"):
         assert number in text
 
 

@@ -29,7 +29,7 @@ async def test_a_lost_response_says_how_to_find_out(run: Run, stub: Stub, case: 
     stub.answers[f"POST {case.action}"] = (200, None)
     ran = await in_thread(run, *case.command)
     assert ran.code == ExitCode.UNREACHABLE
-    assert f"`{case.look}` shows whether it is done; doing it again does no harm." in ran.err
+    assert f"`{case.look}` shows whether it was done; repeating it is safe." in ran.err
 
 
 @each_action

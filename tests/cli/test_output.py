@@ -112,7 +112,7 @@ def test_a_narrow_terminal_gets_the_columns_that_matter_and_names_the_rest(on_te
     assert "content-writer" in shown
     assert "$0.000042" in shown
     assert "an error" not in shown
-    assert "error: left out" in shown
+    assert "error: omitted" in shown
 
 
 HOSTILE = "a\x1b]0;title\x07b\x9b2Jc\u202ed\re\x7f"

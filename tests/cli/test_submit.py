@@ -86,7 +86,7 @@ def test_rules_of_the_job_are_flags_and_win_over_those_of_its_file(sent: Sent, t
 def test_what_is_set_must_be_a_rule(sent: Sent) -> None:
     for rule in ("timeout_s=5", "guard=5", "budget.daily_usd=5"):
         sent("writer", "hi", code=ExitCode.UNDECIDED)
-        with pytest.raises(AssertionError, match=r"is no rule.*guard\.max_iterations=5"):
+        with pytest.raises(AssertionError, match=r"is not a rule.*guard\.max_iterations=5"):
             sent("writer", "hi", "--set", rule)
 
 
@@ -110,12 +110,12 @@ def test_options_go_over_the_job_of_a_file(sent: Sent, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["writer"], "no input for the agent"),
+        (["writer"], "the job has no input"),
         (["--job", "nope.json"], "can't be read"),
         (["--job", "-"], "is not JSON"),
         (["writer", "hi", "--param", "x"], "is not KEY=JSON"),
         (["writer", "hi", "--param", 'x={"a"'], "is not JSON"),
-        (["writer", "hi", "--message-file", "x"], "both"),
+        (["writer", "hi", "--message-file", "x"], "exclude each other"),
         (["writer", "--message-file", "x"], "can't be read"),
         ([], "the agent is missing"),
     ],
@@ -155,7 +155,7 @@ def test_what_is_no_text_is_said_with_its_place(
 
 def test_a_value_that_is_no_json_is_reported_and_taken_as_text(run: Run, sent: Sent) -> None:
     ran = run("submit", "writer", "hi", "--param", "stream=tru", "--param", "seed=1", "--no-wait")
-    assert ran.err == "--param stream: 'tru' is not JSON, and is taken as text\naccepted\n"
+    assert ran.err == "--param stream: 'tru' is not JSON; it is used as text\naccepted\n"
 
 
 def test_an_answer_from_the_record_is_distinguished_from_a_new_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_an_answer_from_the_record_is_distinguished_from_a_new_one(capsys: pytes
         note_if_recorded({"execution_id": "j", "queued_at": f"2026-11-21T10:00:0{second}.500Z"}, now)
     assert capsys.readouterr().err == ""
     note_if_recorded({"execution_id": "j", "queued_at": "2026-11-21T10:00:03.500Z"}, now)
-    assert "answered from its record: j was submitted at 2026-11-21T10:00:03.500Z" in capsys.readouterr().err
+    assert "answered from the record: j was submitted at 2026-11-21T10:00:03.500Z" in capsys.readouterr().err
 
 
 def refused(status: int, error: dict[str, Any] | str, again: str = "") -> CliError:
@@ -236,7 +236,7 @@ def test_a_key_that_may_not_is_to_be_exchanged_for_another_one() -> None:
         "details": [],
     }
     error = refused(403, body)
-    assert error.remedy == "Name another one with --api-key or BREAKWATER_API_KEY."
+    assert error.remedy == "Pass another one with --api-key or BREAKWATER_API_KEY."
     assert refused(403, "<html>").code == "http"
 
 
@@ -256,7 +256,7 @@ def test_an_answer_that_is_cut_off_is_reported(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setenv("BREAKWATER_URL", "http://127.0.0.1:9")
     ran = run("submit", "writer", "hi")
     assert ran.out == "Once\n"
-    assert ("cut off by its output limit" in ran.err) == (reason == "length")
+    assert ("truncated by the output limit" in ran.err) == (reason == "length")
 
 
 def test_what_stopped_a_job_is_said_with_its_statistics(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,7 @@ def test_a_wrong_config_is_reported_before_anything_is_made(tmp_path: Path) -> N
 def test_a_missing_config_names_what_to_do(tmp_path: Path) -> None:
     code, text = refused(tmp_path / "data", config=tmp_path / "none.yaml")
     assert code == 1
-    assert "there is no such file" in text
+    assert "no such file" in text
 
 
 def test_a_missing_secret_stops_the_stack_with_its_name(tmp_path: Path) -> None:

@@ -279,13 +279,13 @@ async def test_five_hundred_incidents_at_once_reach_a_slack_that_refuses_and_an_
         kills = running.kills
         alerts = await running.alerts()
     assert len({alert.incident_id for alert in alerts}) == len(alerts) == 500
-    digests = [post for post in slack.messages() if "held back" in post.shown]
+    digests = [post for post in slack.messages() if "delayed" in post.shown]
     singles = Counter(
         found[1]
         for post in slack.messages()
         if post not in digests and (found := re.search(r"on (m\d+)\b", post.shown))
     )
-    [held_back] = [int(re.search(r"([\d,]+) alerts were held back", post.shown)[1]) for post in digests]  # type: ignore[index]
+    [held_back] = [int(re.search(r"([\d,]+) alerts were delayed", post.shown)[1]) for post in digests]  # type: ignore[index]
     duplicates = sum(singles.values()) - len(singles)
     gaps = [later.at - earlier.at for earlier, later in zip(slack.calls, slack.calls[1:], strict=False)]
     show(

@@ -696,7 +696,7 @@ names = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_NPROC", "RLIMIT_NOFILE")
 limits = {name: resource.getrlimit(getattr(resource, name)) for name in names}
 print(json.dumps({"status": "success", "code": 0, "result": limits}))
 """
-ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process set another one's limits")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process choose another one's limits")
 
 
 @ON_LINUX

@@ -43,7 +43,7 @@ def agents(
     api: Api,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="AGO", help="Show runs, latency and cost too, since: 1h, 24h, 7d, a time."),
+        typer.Option("--since", metavar="AGO", help="Also show runs, latency and cost since: 1h, 24h, 7d, or a time."),
     ] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -93,15 +93,15 @@ def agents(
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What programs call it.")],
-    model: Annotated[str, typer.Option("--model", help="The model to call.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name that programs use.")],
+    model: Annotated[str, typer.Option("--model", help="Model to call.")],
     fallback: Annotated[
-        list[str] | None, typer.Option("--fallback", metavar="MODEL", help="Called if that fails; may be repeated.")
+        list[str] | None, typer.Option("--fallback", metavar="MODEL", help="Fallback model. Repeatable.")
     ] = None,
-    system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="Before what jobs say.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Of an answer.")] = None,
+    system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="System prompt for all jobs.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Maximum tokens of an answer.")] = None,
     daily_usd: Annotated[
-        str | None, typer.Option("--daily-usd", parser=usd, help="What it may spend in a day.")
+        str | None, typer.Option("--daily-usd", parser=usd, help="Hard cap on the spend per day, in USD.")
     ] = None,
     guard: Annotated[
         str | None,
@@ -110,7 +110,7 @@ def add(
     file: Annotated[Path | None, typer.Option("--config", "-c", help=OWN_CONFIG)] = None,
     data: DataOption = None,
 ) -> None:
-    """Add an agent to the config file, whose comments and order stay. Nothing is written unless all of it is right.
+    """Add an agent to the config file, keeping comments and order. Nothing is written unless the result is valid.
 
     If `breakwater up` runs with this file, the command returns when the agent can be called.
 
@@ -127,9 +127,9 @@ def add(
 
     path = own_config(file)
     if name in load_config(path).agents:
-        raise wrong_usage(f"{path} has an agent {name} already")
+        raise wrong_usage(f"{path} already has an agent {name}")
     if guard is not None and guard not in GUARD_PRESETS:
-        raise wrong_usage(f"there is no preset {guard!r} of guards", f"Known are {', '.join(GUARD_PRESETS)}.")
+        raise wrong_usage(f"there is no preset {guard!r} of guards", f"Presets: {', '.join(GUARD_PRESETS)}.")
     agent = StartingAgent(name, model, fallback or (), system_prompt, max_tokens, daily_usd, guard)
     try:
         text = with_agent(path.read_bytes().decode(), agent)
@@ -166,7 +166,7 @@ async def _until_listed(plane: PlaneLocation, agent: str, file: Path) -> None:
                 await asyncio.sleep(0.2)
     raise CliError(
         "not_applied",
-        f"{agent} is added to {file}, but the running plane has not applied it after {APPLIED_S:g} s",
+        f"{agent} was added to {file}, but the running plane has not applied it after {APPLIED_S:g} s",
         "The output of `breakwater up` says why.",
     )
 

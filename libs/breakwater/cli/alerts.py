@@ -23,17 +23,17 @@ TEST_TIMEOUT_S = 30.0
 
 _SHORT = len("inc_") + 8
 
-_HELP = """See incidents; acknowledge or resolve them; test a channel. Without a command it lists them.
+_HELP = """List incidents; acknowledge or resolve them; test a channel. Without a command it lists them.
 
-An incident is named by its id, or by so much of it that no other one begins so.
+Name an incident by its id, or by a unique prefix.
 """
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
 
 IncidentArgument = Annotated[
-    str, typer.Argument(metavar="INCIDENT", help="Its id as `breakwater alerts` shows it, such as inc_3f9a1c07.")
+    str, typer.Argument(metavar="INCIDENT", help="Incident id, or a unique prefix, such as inc_3f9a1c07.")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many, the newest.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Maximum number of rows, newest first.")]
 
 
 @app.command(name="list")
@@ -42,18 +42,18 @@ def list_(
     api: Api,
     status: Annotated[
         str,
-        typer.Option("--status", help="unresolved, firing, pending, acknowledged, resolved or all."),
+        typer.Option("--status", help="Filter by status: unresolved, firing, pending, acknowledged, resolved or all."),
     ] = "unresolved",
     event: Annotated[
-        str | None, typer.Option("--event", metavar="NAME", help="Only these: breaker_open, guard_tripped, …")
+        str | None, typer.Option("--event", metavar="NAME", help="Filter by event: breaker_open, guard_tripped, …")
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only those of this agent.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Filter by agent.")] = None,
     limit: LimitOption = 100,
 ) -> None:
     """List the unresolved incidents, the newest first.
 
-    One that is `pending` needs an operator: reminders are sent until an operator acknowledges or resolves it.
-    The column `count` shows how often it happened.
+    One that is `pending` needs an operator: reminders are sent until an operator acknowledges or resolves it. The
+    column `count` shows the number of occurrences.
 
     For example:
 
@@ -121,9 +121,11 @@ def resolve(api: Api, incident: IncidentArgument, reason: ReasonOption = None) -
 @api_command
 def send_test(
     api: Api,
-    channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="Its name in the config's alerts.channels.")],
+    channel: Annotated[
+        str, typer.Argument(metavar="CHANNEL", help="Name of the channel in the config's alerts.channels.")
+    ],
 ) -> None:
-    """Send a test message to a channel, and say whether it arrived. Exits with code 1 if it did not.
+    """Send a test message to a channel, and print whether it was delivered. Exits with code 1 if it was not.
 
     For example:
 
@@ -140,7 +142,7 @@ def send_test(
         "alerts/test",
         {"channel": channel},
         see="",
-        unanswered=f"The message may have been sent all the same: look there. {SEE_DOCTOR}",
+        unanswered=f"The message may still have been sent: check the channel. {SEE_DOCTOR}",
         unknown="The config names channels in alerts.channels.",
         timeout_s=TEST_TIMEOUT_S,
     )
@@ -152,10 +154,10 @@ def send_test(
 @api_command
 def undelivered(
     api: Api,
-    channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only of this channel.")] = None,
+    channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Filter by channel.")] = None,
     limit: LimitOption = 100,
 ) -> None:
-    """List the alerts that a channel did not take, and that were given up, the latest first.
+    """List the alerts that could not be delivered to a channel, latest first.
 
     For example:
 
@@ -177,15 +179,15 @@ def undelivered(
 @api_command
 def replay(
     api: Api,
-    channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only of this channel.")] = None,
+    channel: Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Filter by channel.")] = None,
     dead_letter_id: Annotated[
         int | None,
-        typer.Option("--dead-letter", metavar="N", min=1, help="Only this, even if it was sent again before."),
+        typer.Option("--dead-letter", metavar="N", min=1, help="Send only this one, even if it was sent again before."),
     ] = None,
 ) -> None:
     """Send undelivered alerts again, each once.
 
-    `breakwater alerts undelivered` lists them with their numbers. What fails again is listed there again.
+    `breakwater alerts undelivered` lists them with their numbers, including those that fail again.
 
     For example:
 

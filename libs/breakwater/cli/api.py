@@ -23,7 +23,7 @@ from breakwater.cli.output import Column
 from breakwater.cli.plane import ApiKeyOption, DataOption, JsonOption, PlaneLocation, UrlOption
 from breakwater.client import ApiClient, ApiError, ApiRefusedError, ApiUnavailableError, Form, parse
 
-ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; it is kept on record.")]
+ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Reason; it is recorded.")]
 
 _EXAMPLE = re.compile(r"^    breakwater .+$", re.MULTILINE)
 
@@ -33,7 +33,7 @@ Row = TypeVar("Row")
 TIMEOUT_S = 15.0
 """For any response, beyond a wait that the API is asked for."""
 
-SEE_DOCTOR = "`breakwater doctor` shows what answers and what does not."
+SEE_DOCTOR = "`breakwater doctor` shows which servers and services respond."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Api:
         *,
         see: str,
         unknown: str = "",
-        unanswered: str = "`{}` shows whether it is done; doing it again does no harm.",
+        unanswered: str = "`{}` shows whether it was done; repeating it is safe.",
         timeout_s: float = TIMEOUT_S,
     ) -> tuple[Any, T]:
         """Has an action carried out. Returns its result as `get` does. Raises CliError.
@@ -132,7 +132,7 @@ class Api:
     def note_more(self, found: object, limit: object) -> None:
         """Notes that a list was cut at its limit, if it was."""
         if getattr(found, "more", False):
-            output.note(f"(there are more than these {limit:,}; see --limit)")
+            output.note(f"(more than these {limit:,}; see --limit)")
 
     def client(self) -> ApiClient:
         """A client of it, to be closed. Raises CliError: no plane is running."""
@@ -209,9 +209,9 @@ def _cli_error(error: ApiError, unanswered: str, unknown: str, again: str) -> Cl
     )
     match error.status:
         case 401:
-            return CliError(error.code, error.message, "Name one with --api-key or BREAKWATER_API_KEY.")
+            return CliError(error.code, error.message, "Pass one with --api-key or BREAKWATER_API_KEY.")
         case 403:
-            return CliError(error.code, error.message, "Name another one with --api-key or BREAKWATER_API_KEY.")
+            return CliError(error.code, error.message, "Pass another one with --api-key or BREAKWATER_API_KEY.")
         case 404:
             return CliError(error.code, error.message, details or unknown)
         case 503:

@@ -14,21 +14,22 @@ from breakwater.contracts.events import BreakerTransition, GuardEvent
 from breakwater.policy.formats import counted, money
 from breakwater.views.breakers import COLUMNS, TASKS
 
-NO_BREAKER_SERVICE = "no breaker service is alive: no breaker opens or closes; see `breakwater doctor`"
+NO_BREAKER_SERVICE = "no breaker service is running, so no breaker opens or closes; see `breakwater doctor`"
 
-_HELP = """See which breakers are open; force one open, or reset it. Without a command it lists them.
+_HELP = """List breakers; force one open, or reset it. Without a command it lists them.
 
-A breaker that agents share (`scope`) has the agent `*`, one of a whole provider the model `openai/*`; quote them.
+A breaker that agents share (`scope`) has the agent `*`, and a provider's breaker the model `openai/*`; quote them.
 """
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
 guards = typer.Typer(
-    cls=ListsByItself, help="See the tasks that a guard has stopped, and reset them. Without a command it lists them."
+    cls=ListsByItself,
+    help=("List the tasks that a guard has stopped, and reset them. Without a command it lists them."),
 )
 
-AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="Whose breaker; '*' for one that agents share.")]
+AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="Agent of the breaker; '*' if agents share it.")]
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="On which model; 'openai/*' for one of a whole provider.")
+    str, typer.Argument(metavar="MODEL", help="Model of the breaker; 'openai/*' for a provider's breaker.")
 ]
 
 
@@ -47,7 +48,7 @@ def list_(api: Api) -> None:
     def rows(listed: BreakerList) -> list[BreakerStatus]:
         return sorted(listed.breakers, key=lambda one: (one.state == "closed", one.agent, one.model))
 
-    nothing = "no agent has a breaker: the config has `breaker: off` for all"
+    nothing = "no agent has a breaker: the config sets `breaker: off` for all"
     if not api.table(BreakerList, "breakers", COLUMNS, rows, empty=nothing).alive and not api.as_json:
         output.note(NO_BREAKER_SERVICE, "yellow")
 
@@ -119,17 +120,18 @@ def list_tasks(api: Api) -> None:
 @api_command
 def reset_task(
     api: Api,
-    task: Annotated[str, typer.Argument(metavar="TASK", help="Its task id, as `breakwater guards` shows it.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Task id, as `breakwater guards` shows it.")],
     tenant: Annotated[
-        str | None, typer.Option("--tenant", help="Whose task; tenants do not share tasks of one id.")
+        str | None,
+        typer.Option("--tenant", help="Tenant of the task. The same task id of two tenants means two tasks."),
     ] = None,
     reason: ReasonOption = None,
 ) -> None:
-    """Let a stopped task go on. What it has used is counted from zero again.
+    """Allow a stopped task to continue. Its usage counts from zero again.
 
     For example:
 
-        breakwater guards reset nightly-review-17 --reason "the loop is mended"
+        breakwater guards reset nightly-review-17 --reason "the loop is fixed"
 
         breakwater guards reset nightly-review-17 --tenant acme --json
     """
@@ -138,7 +140,7 @@ def reset_task(
         whose = f" of {event.tenant}" if event.tenant else ""
         output.write(f"{event.task_id}{whose} may continue: {event.reason}")
         used = f"{counted(event.iterations, 'iteration')}, {counted(event.tokens, 'token')}"
-        output.note(f"it had used {used} and {money(event.cost)}; that is counted from zero again")
+        output.note(f"it had used {used} and {money(event.cost)}; its usage counts from zero again")
 
     done = api.act(
         GuardEvent,

@@ -17,9 +17,10 @@ from breakwater.policy.formats import counted, exact_money, money, moneys, typed
 from breakwater.views.budgets import COLUMNS, RECONCILIATION, differs
 from breakwater.views.columns import clock, with_words
 
-NOT_FILLED = "the counters are being rebuilt: the figures mean nothing yet, and hard caps refuse calls until it is done"
+NOT_FILLED = "the counters are being rebuilt: the figures are meaningless, and hard caps refuse calls until then"
 
-_HELP = """See what is left of every budget, compare it with the record, raise a cap. Without a command it lists them.
+_HELP = """List budgets and what is left of them, compare them with the record, raise a cap. Without a command it lists
+them.
 """
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
@@ -31,17 +32,17 @@ def list_(
     api: Api,
     agent: Annotated[
         str | None,
-        typer.Option("--agent", metavar="NAME", help="Only budgets that a call of this agent counts against."),
+        typer.Option("--agent", metavar="NAME", help="Filter by agent: budgets that its calls count against."),
     ] = None,
     tenant: Annotated[
         str | None,
-        typer.Option("--tenant", metavar="NAME", help="Only budgets that a call for this tenant counts against."),
+        typer.Option("--tenant", metavar="NAME", help="Filter by tenant: budgets that calls for it count against."),
     ] = None,
 ) -> None:
     """List the budgets of this day and month. `mode` is how a cap is enforced: hard, soft or none.
 
-    `in flight` is held by calls under way, and `free` is left for others. `est.` is what calls cost in percent of what
-    was held for them. A `+` after the spend marks calls of unknown cost.
+    `in flight` is reserved by running calls, and `free` is left for others. `est.` is the cost of calls as a
+    percentage of their reservations. A `+` after the spend marks calls of unknown cost.
 
     For example:
 
@@ -76,12 +77,12 @@ def reconcile(api: Api) -> None:
 def raise_(
     api: Api,
     budget: Annotated[
-        str, typer.Argument(metavar="BUDGET", help="Its name as `breakwater budgets` shows it, such as global/daily.")
+        str, typer.Argument(metavar="BUDGET", help="Budget as `breakwater budgets` lists it, such as global/daily.")
     ],
-    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="The new cap in USD.")],
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept on record.")],
+    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="New cap in USD.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason; it is recorded.")],
 ) -> None:
-    """Raise a cap until its day or month ends. To take a raise back, set the config's cap.
+    """Raise a cap until its day or month ends. To revoke a raise, set the config's cap.
 
     For example:
 
@@ -93,7 +94,7 @@ def raise_(
             _show_raised(result, budget)
             return
         by = "" if result.raised is None else f", by {result.raised.by}: {result.raised.reason}"
-        output.write(f"the cap of {result.budget} is {money(result.limit)} already{by}")
+        output.write(f"the cap of {result.budget} is already {money(result.limit)}{by}")
 
     body = {"budget": budget, "limit_usd": limit, "reason": reason}
     api.answer(api.act((BudgetEvent, UnchangedBudget), "budgets/raise", body, see="breakwater budgets"), show)
@@ -108,9 +109,7 @@ def _show(listed: BudgetList) -> None:
     for one in listed.budgets:
         if (raised := one.raised) is not None:
             until = clock(one.resets_at)
-            output.note(
-                f"{one.budget} is raised to {money(raised.limit)} until {until}, by {raised.by}: {raised.reason}"
-            )
+            output.note(f"{one.budget} raised to {money(raised.limit)} until {until}, by {raised.by}: {raised.reason}")
     _note_exceeded(listed.budgets)
 
 
@@ -121,15 +120,18 @@ def _note_exceeded(budgets: Sequence[BudgetStatus]) -> None:
     for one in [one for one in monthly if one.scope == "agent"] or monthly[:1]:
         assert one.estimate is not None
         output.note(
-            f"{one.budget}: of {counted(one.estimate.calls, 'call')} {one.estimate.exceeded:,} cost more than "
-            "was held for them; a hard cap can be exceeded by as much",
+            (
+                f"{one.budget}: of {counted(one.estimate.calls, 'call')} {one.estimate.exceeded:,} cost "
+                f"more than was reserved for them; a hard cap can be exceeded by "
+                "that amount"
+            ),
             "yellow",
         )
 
 
 def _show_reconciliation(reconciliation: Reconciliation) -> None:
     """Prints the counters and the record, and whether they agree."""
-    output.table(RECONCILIATION, reconciliation.budgets, empty="nothing is counted, and nothing on record")
+    output.table(RECONCILIATION, reconciliation.budgets, empty="nothing is counted or recorded")
     if reconciliation.equal:
         output.styled(("the counters agree with the record", "green"))
         return
@@ -141,7 +143,7 @@ def _show_raised(event: BudgetEvent, budget: str) -> None:
     """Says what a cap was raised to, and how to undo it."""
     if event.kind == "raise_ended":
         output.write(
-            f"the config's own cap of {budget}, {money(event.limit)}, holds again; it was {money(event.previous)}"
+            f"the config's cap of {budget}, {money(event.limit)}, is effective again; before: {money(event.previous)}"
         )
         return
     until = "" if event.resets_at is None else f" until {clock(event.resets_at)}"
@@ -149,7 +151,7 @@ def _show_raised(event: BudgetEvent, budget: str) -> None:
     change = f"was {was}, is now {now}{until}"
     output.write(f"the cap of {budget} {change}, by {event.by}: {event.reason}")
     undo = f"breakwater budgets raise {shlex.quote(budget)} {typed_money(event.configured or 0)} --reason TEXT"
-    output.note(f"{money(event.total)} of it is spent; `{undo}` sets it back to the config's")
+    output.note(f"{money(event.total)} of it is spent; `{undo}` restores the config's cap")
 
 
 def _what_differs(reconciliation: Reconciliation) -> str:
@@ -157,4 +159,4 @@ def _what_differs(reconciliation: Reconciliation) -> str:
     if reconciliation.reserved != reconciliation.held:
         reserved, held = exact_money(reconciliation.reserved), exact_money(reconciliation.held)
         wrong.append(f"{reserved} reserved for calls that hold {held}")
-    return ", ".join(wrong) or "not in what is spent, but in what is held for calls, or in estimates"
+    return ", ".join(wrong) or "not in the spend, but in reservations or estimates"

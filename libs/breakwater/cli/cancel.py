@@ -25,16 +25,16 @@ AT_ONCE = 16
 @api_command
 def cancel(
     api: Api,
-    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Of jobs: their executions' ids.")],
-    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; kept in the record.")] = None,
+    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Job ids, which are also their execution ids.")],
+    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Reason; it is recorded.")] = None,
     wait_s: Annotated[
-        float, typer.Option("--wait-s", metavar="SECONDS", help="How long to wait for each to end; 0: not at all.")
+        float, typer.Option("--wait-s", metavar="SECONDS", help="Seconds to wait for each job to end; 0: not at all.")
     ] = DEFAULT_WAIT_S,
 ) -> None:
-    """Cancel jobs. One that waits or sleeps makes no other call; a call under way is aborted within a second.
+    """Cancel jobs. A waiting or parked job makes no further call; a call in flight is aborted within a second.
 
-    What a call may have cost that was aborted is in the record of the job. Exit code: 1 if a job had ended before, 5 if
-    one has not ended yet: it will, when it is its turn in the queue.
+    The job's record has the estimated cost of an aborted call. Exit code: 1 if a job had already ended, 5 if one has
+    not ended yet: it will end when its turn comes in the queue.
 
     For example:
 
@@ -61,9 +61,9 @@ def cancel(
             Column("", _remark, below=True),
         ]
         output.table(columns, ended)
-    see = f"`breakwater executions {ids[0]}` shows whether it has ended; cancelling it again does no harm."
+    see = f"`breakwater executions {ids[0]}` shows whether it has ended; cancelling it again is safe."
     for _, error in found:
-        with api_errors(unanswered=see, unknown="`breakwater executions --since 1h` lists those that have ended."):
+        with api_errors(unanswered=see, unknown="`breakwater executions --since 1h` lists jobs that have ended."):
             if error is not None:
                 raise error
     statuses = {job.status for job in ended}
@@ -100,5 +100,5 @@ def _cost(job: CancelledJob) -> str:
 
 def _remark(job: CancelledJob) -> str:
     if job.status == "cancelling":
-        return "ends without another call"
-    return "" if job.status == "cancelled" else "had ended before it was to be cancelled"
+        return "ends and makes no further call"
+    return "" if job.status == "cancelled" else "had already ended"

@@ -53,9 +53,9 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a config file, and show the agents as they will run.
+    """Check a config file, and show the effective settings of its agents.
 
-    Lists all mistakes together, each with its path and what would be right, and ends with code 1.
+    Lists all errors, each with its path and a fix, and exits with code 1.
 
     For example:
 
@@ -86,11 +86,11 @@ def check(
     for name, caps in _shared_caps(config).items():
         output.write(f"{name}: {_caps(caps)}, days and months of {config.budgets.timezone}")
     if keys := config.encryption.keys:
-        output.write(f"encryption: on, with the first of {counted(len(keys), 'key')}; all decrypt")
+        output.write(f"encryption: on; the first of {counted(len(keys), 'key')} encrypts, all decrypt")
     elif private := config.private_agents:
         output.write(
-            f"texts of {', '.join(private)}: dead letters and results hold them encrypted with the plane's own key; "
-            "where BREAKWATER_PLANE_KEY is not set (`breakwater up` makes one), not at all"
+            f"texts of {', '.join(private)}: dead letters and results contain them encrypted with the plane's own "
+            "key, or not at all if BREAKWATER_PLANE_KEY is not set (`breakwater up` creates it)"
         )
     for warning in warnings(config):
         output.note(warning, "yellow")
@@ -99,13 +99,15 @@ def check(
 @app.command()
 def apply(
     file: FileArgument = None,
-    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who applies it. [default: your user]")] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="NAME", help="Name for the audit log. [default: your user]")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a config file, prepare NATS and ClickHouse for it, and notify people of what it changes.
 
-    Then send SIGHUP to the services: each takes the file over, and what has begun ends under the config it began with.
-    `breakwater up` does all of this by itself when its file is saved.
+    Then send SIGHUP to the services: each loads the file, while running jobs keep the config that they started with.
+    `breakwater up` does all of this automatically when its file is saved.
 
     For example, with containers:
 
@@ -118,10 +120,12 @@ def apply(
     if as_json:
         output.json_document(applied)
         return
-    output.styled((f"version {applied.version} ", "bold"), "is applied" if applied.before else "is the first applied")
+    output.styled(
+        (f"version {applied.version} ", "bold"), "is applied" if applied.before else "is the first one applied"
+    )
     for line in (*applied.done, *applied.changes):
         output.write(f"  {line}")
-    output.note("Send SIGHUP to the services now; `breakwater doctor` names those that are behind.")
+    output.note("Now send SIGHUP to the services; `breakwater doctor` names those that still use another version.")
 
 
 def warnings(config: Config) -> tuple[str, ...]:
@@ -131,15 +135,15 @@ def warnings(config: Config) -> tuple[str, ...]:
     for place, caps in {**every, **_shared_caps(config)}.items():
         daily, monthly = caps.daily_usd, caps.monthly_usd
         if caps.enforcement == "hard" and daily is None and monthly is None:
-            found.append(f"{place}: is hard but has no cap, so nothing is refused; set daily_usd or monthly_usd")
+            found.append(f"{place}: is hard but has no cap, so it refuses nothing; set daily_usd or monthly_usd")
         if daily is not None and monthly is not None and daily > monthly:
-            found.append(f"{place}: a day may cost more than its month")
+            found.append(f"{place}: the daily cap exceeds the monthly one")
     found += (warning for name in config.agents for warning in warnings_of_agent(config, name))
     for model, settings in config.models.items():
         if (above := long_inputs_cost_more(model, settings)) is not None:
             found.append(
-                f"models.{model}.price: has one price, and the price list others above {above:,} tokens of input; "
-                f"set price.tiers with above_tokens: {above}"
+                f"models.{model}.price: has a single price, but the price list has others above {above:,} input "
+                f"tokens; set price.tiers with above_tokens: {above}"
             )
     if len(set(config.encryption.keys)) < len(config.encryption.keys):
         found.append("encryption.keys: the same key is listed twice")
@@ -156,15 +160,18 @@ def warnings_of_agent(config: Config, name: str) -> Iterable[str]:
 def _about_models(config: Config, agent: Agent) -> Iterable[str]:
     local = [config.is_local(config.provider_name(agent, model)) for model in agent.chain]
     if any(local) and not all(local):
-        yield "has programs and chat models in its chain, so its jobs may have no `input`, which only programs take"
+        yield (
+            "has process or callable models and chat models in its chain; its jobs can't have "
+            "`input`, which chat models don't support"
+        )
     for model in agent.chain:
         prefix, _, name = model.partition("/")
         settings = config.models.get(model)
         if name and prefix not in config.providers and (settings is None or settings.provider is None):
             serving = config.provider_name(agent, model)
             yield (
-                f"no provider is named {prefix!r}, so {serving!r} is asked for a model named {model!r}; "
-                f"set models.{model}.provider to {serving!r} if that is meant"
+                f"no provider is named {prefix!r}, so {serving!r} is called with the model name {model!r}; if that is "
+                f"intended, set models.{model}.provider to {serving!r}"
             )
 
 
@@ -173,7 +180,10 @@ def _about_alerts(alerts: Alerts) -> Iterable[str]:
         # That a breaker has closed is announced for every incident that was one.
         never = sorted({*(channel.events or ())} - {*alerts.on_events, "breaker_closed"})
         if never:
-            yield f"alerts.channels.{name}.events: {', '.join(never)} is never announced, as alerts.on_events lacks it"
+            yield (
+                f"alerts.channels.{name}.events: {', '.join(never)} is never sent, because alerts.on_events does not "
+                "list it"
+            )
         if channel.webhook is not None and (why := _refused(channel.webhook.url, alerts.allow_networks)) is not None:
             yield f"alerts.channels.{name}.webhook.url: is refused ({why}); alerts.allow_networks may allow it"
 

@@ -134,7 +134,7 @@ async def bus(
             f"NATS does not answer at {shown(url)}: {why or type(why).__name__}",
             "A tls:// URL needs `handshake_first: true` in the server's tls block; nats:// uses TLS if the server asks."
             if isinstance(why, ssl.SSLError) and url.startswith("tls:")
-            else "`breakwater doctor` shows what answers and what does not.",
+            else "`breakwater doctor` shows which servers and services respond.",
         ) from error
     connected = True
     client.options.update(allow_reconnect=reconnects, max_reconnect_attempts=-1, reconnect_time_wait=0.5)
@@ -186,7 +186,7 @@ async def state(url: str) -> AsyncGenerator[Redis]:
     try:
         redis = Redis(url)
     except ValueError as error:
-        raise CliError("redis_url", f"the Redis URL can't be used: {error}", exit_code=ExitCode.USAGE) from None
+        raise CliError("redis_url", f"the Redis URL is invalid: {error}", exit_code=ExitCode.USAGE) from None
     try:
         yield redis
     finally:

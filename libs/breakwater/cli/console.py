@@ -30,7 +30,9 @@ async def sign_in_link(endpoints: Endpoints, page: str = "/") -> str:
     """A new link to a page of the console. Raises CliError, StateUnavailableError."""
     key = split(endpoints.api_key_file.read_text(encoding="utf-8").strip())
     if key is None:
-        raise CliError("api_key", f"{endpoints.api_key_file} holds no API key", "`breakwater keys create` makes one.")
+        raise CliError(
+            "api_key", f"{endpoints.api_key_file} contains no API key", "`breakwater keys create` creates one."
+        )
     async with connect.state(endpoints.redis_url) as redis:
         token = await Sessions(redis).offer(key[0])
     # Short, as it is shown on a terminal: only what ends a parameter is escaped.

@@ -30,7 +30,7 @@ def contract(
 ) -> None:
     """Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, and the schema of the config file.
 
-    All of it is made from the code that runs, so it matches what the services do. The same code gives the same bytes.
+    Everything is generated from the code of the services. The same code gives the same bytes.
 
     --strings prints help texts, messages, labels and texts of pages with their file and line; {…} replaces a value.
 
@@ -55,10 +55,10 @@ def contract(
     elif not check:
         output.write("\n".join(f"wrote {out / name}" for name in stale) or f"{out}: nothing has changed")
     elif not stale:
-        output.write(f"{out}: {len(wanted)} files, all as the code says")
+        output.write(f"{out}: {len(wanted)} files, all up to date")
     else:
         listed = "\n".join(f"  {name}: {why}" for name, why in stale.items())
-        raise CliError("stale", f"{out} is not as the code says:\n{listed}", "Run `breakwater contract`.")
+        raise CliError("stale", f"{out} is out of date: {listed}", "Run `breakwater contract`.")
     if check and stale:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -113,7 +113,7 @@ def differences(out: Path, wanted: dict[str, str]) -> dict[str, str]:
         elif path.read_text(encoding="utf-8") != text:
             found[name] = "differs"
     found |= {
-        name: "is not part of the contract any more"
+        name: "is no longer part of the contract"
         for path in sorted(out.glob("schemas/*.json"))
         if (name := path.relative_to(out).as_posix()) not in wanted
     }

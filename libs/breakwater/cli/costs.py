@@ -22,15 +22,16 @@ def costs(
         typer.Option("--by", metavar="WHAT", help="agent, tenant, model, provider, key, or tag:NAME of `cost_tags`."),
     ] = "agent",
     month: Annotated[
-        str | None, typer.Option("--month", metavar="YYYY-MM", help="In the budgets' time zone; by default this month.")
+        str | None,
+        typer.Option("--month", metavar="YYYY-MM", help="Month, in the budgets' time zone. [default: this month]"),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="The most lines.")] = 50,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print all lines as CSV, in exact amounts.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV, with exact amounts.")] = False,
 ) -> None:
-    """Show what the calls of a month cost, with the month before, the caps and what failed calls cost.
+    """Show the costs of a month, with the previous month, the caps and the cost of failed calls.
 
-    `at month's end` is a forecast at the present pace. A `+` after the spend marks calls of unknown cost. A key is
-    the API key that submitted the job; jobs from NATS have none.
+    `at month's end` is a forecast at the current rate. A `+` after the spend marks calls of unknown cost. A key is the
+    API key that submitted the job; jobs from NATS have none.
 
     For example:
 
@@ -45,7 +46,7 @@ def costs(
     query = {"month": month, **_grouping(by)}
     if as_csv:
         if api.as_json:
-            raise wrong_usage("--csv and --json exclude each other", "Leave one of them out.")
+            raise wrong_usage("--csv and --json exclude each other", "Use only one of them.")
         output.write(api.text("costs.csv", **query), end="")
         return
     api.answer(api.get(Costs, "costs", **query, limit=limit), _show)
@@ -65,5 +66,5 @@ def _show(costs: Costs) -> None:
         columns(costs), (*costs.lines, costs.total) if costs.lines else (), empty=f"nothing was spent in {costs.month}"
     )
     if costs.others is not None:
-        output.note(f"(the others spent {money(costs.others.spend)}; see --limit)")
+        output.note(f"(others: {money(costs.others.spend)}; see --limit)")
     output.note(f"{costs.month} in {costs.timezone}")

@@ -23,24 +23,25 @@ MAX_NUMBERS = 10
 
 MAX_COUNTS = 5
 
-_HELP = """See what was given up, look at it, and run such jobs again. Without a command it lists the latest.
+_HELP = """List dead letters, show one, and replay jobs. Without a command it lists the latest.
 
-A dead letter keeps a message that could not be handled, whole, for 30 days: a job that failed for good or is none,
-an alert that did not arrive, an event that could not be stored.
+A dead letter keeps a message that could not be handled for 30 days: a job that failed or is invalid, an alert that was
+not delivered, an event that could not be stored.
 """
 
 app = typer.Typer(cls=ListsByItself, help=_HELP)
 
 ReasonsOption = Annotated[
     str | None,
-    typer.Option("--reason", metavar="NAME", help="Only those of this reason: error, timeout, invalid, …"),
+    typer.Option("--reason", metavar="NAME", help="Filter by reason: error, timeout, invalid, …"),
 ]
 AgentOption = Annotated[
     str | None,
-    typer.Option("--agent", metavar="NAME", help="Only those of this agent, or of agent `unknown`."),
+    typer.Option("--agent", metavar="NAME", help="Filter by agent, or `unknown`."),
 ]
 SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="AGO", help="Given up since: 10m, 2h, 30d, a time. [default: 7d]")
+    str | None,
+    typer.Option("--since", metavar="AGO", help="Dead letters since: 10m, 2h, 30d, or a time. [default: 7d]"),
 ]
 
 
@@ -51,12 +52,14 @@ def list_(
     reason: ReasonsOption = None,
     agent: AgentOption = None,
     since: SinceOption = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many, the latest.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1_000, help="Maximum number of rows, latest first.")
+    ] = 100,
 ) -> None:
-    """List what was given up, the latest first.
+    """List dead letters, latest first.
 
-    The column `replay` says whether the job can run again (`possible`, or `no`: `show` says why), or the status of its
-    replay (`accepted`, `succeeded`, `dead_lettered`; `done` where its record has aged out).
+    The column `replay` shows whether the job can be replayed (`possible`, or `no`: `show` says why), or the status of
+    its replay (`accepted`, `succeeded`, `dead_lettered`; `done` if its record has expired).
 
     For example:
 
@@ -79,10 +82,10 @@ def list_(
 def show(
     api: Api,
     dead_letter_id: Annotated[
-        int, typer.Argument(metavar="DEAD_LETTER", help="Its number, as `breakwater dlq` lists it.")
+        int, typer.Argument(metavar="DEAD_LETTER", help="Number of the dead letter, as `breakwater dlq` lists it.")
     ],
 ) -> None:
-    """Show one dead letter: why it was given up, the original message, redacted, and whether it can run again.
+    """Show one dead letter: its reason, the original message, redacted, and whether it can be replayed.
 
     For example:
 
@@ -99,19 +102,21 @@ def replay(
     api: Api,
     dead_letters: Annotated[
         list[int] | None,
-        typer.Argument(metavar="DEAD_LETTER", min=1, help="Their numbers, as `breakwater dlq` lists them."),
+        typer.Argument(metavar="DEAD_LETTER", min=1, help="Numbers of dead letters, as `breakwater dlq` lists them."),
     ] = None,
     reason: ReasonsOption = None,
     agent: AgentOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Of every reason and agent, where none is named.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Select every reason and agent.")] = False,
     since: SinceOption = None,
-    why: Annotated[str | None, typer.Option("--why", metavar="TEXT", help="Why; it is kept with the replay.")] = None,
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="TEXT", help="Reason; it is recorded with the replay.")
+    ] = None,
 ) -> None:
-    """Run jobs again that were given up, each once: those that are named, or all of a reason, of an agent, or --all.
+    """Replay dead-lettered jobs, each once: the named ones, or all of a reason, of an agent, or --all.
 
-    A replay is a new execution of the same job. `metadata.replay_of` in its record names the old one. What was replayed
-    before is left alone, so asking again does no harm; what fails again is a new dead letter. What can't run is
-    skipped, with the reason. Exits with code 1 when none could run.
+    A replay is a new execution of the same job. `metadata.replay_of` in its record names the old one. Jobs that were
+    replayed before are skipped, so repeating the command is safe; a job that fails again is a new dead letter. Jobs
+    that can't be replayed are skipped, with the reason. Exits with code 1 if none could be replayed.
 
     For example:
 
@@ -123,11 +128,11 @@ def replay(
     """
     chosen = reason is not None or agent is not None or everything
     if dead_letters and (chosen or since is not None):
-        raise wrong_usage("name dead letters, or choose them by --reason, --agent, --all and --since", "Not both.")
+        raise wrong_usage("name dead letters, or select them by --reason, --agent, --all and --since", "Not both.")
     if not dead_letters and not chosen:
         raise wrong_usage(
-            "no dead letters were chosen",
-            "Name them, or choose by --reason, --agent or --all; `breakwater dlq` lists them.",
+            "no dead letters were selected",
+            "Name them, or select by --reason, --agent or --all; `breakwater dlq` lists them.",
         )
     body = {
         "dead_letters": list(dict.fromkeys(dead_letters or ())) or None,
@@ -199,7 +204,7 @@ def _show_details(one: DeadLetterDetails) -> None:
         output.facts((), [Column("header", str)], f"{name}: {value}")
     output.write("")
     if one.payload_withheld:
-        output.note("(the original is withheld: the agent keeps no prompts, or is configured no more)")
+        output.note("(the original is withheld: the agent keeps no prompts, or was removed from the config)")
         return
     if one.payload_omitted:
         output.note(f"(not kept: the original has {one.payload_bytes:,} bytes, SHA-256 {one.payload_sha256})")
@@ -217,7 +222,7 @@ def _show_replays(replays: DeadLetterReplays) -> None:
     for one in replays.replayed[:MAX_NUMBERS]:
         output.write(f"  dead letter {one.dead_letter_id} as {one.execution_id}")
     if len(replays.replayed) > MAX_NUMBERS:
-        output.write(f"  and {len(replays.replayed) - MAX_NUMBERS:,} more; --json names all of them")
+        output.write(f"  and {len(replays.replayed) - MAX_NUMBERS:,} more; --json lists all of them")
     if replays.already:
         output.note(f"{counted(replays.already, 'dead letter')} had been replayed before")
     alike: dict[str, list[int]] = {}

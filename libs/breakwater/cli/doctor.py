@@ -45,13 +45,13 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 def doctor(
     config: ConfigOption = None,
     data: DataOption = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what is ok, too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also show passed checks.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check the plane: config, servers, streams, schema, lags, clocks, providers. Changes nothing, calls no model.
 
-    Shows warnings and failures with their remedies, also of the calls of the last hour, by provider. Exits with code 1
-    if anything fails.
+    Shows warnings and failures with their remedies, including failed calls of the last hour, by provider. Exits with
+    code 1 if anything fails.
 
     For example:
 
@@ -66,11 +66,11 @@ def doctor(
     try:
         settings = plane.config(config)
     except (CliError, ConfigError) as error:
-        remedy = "Name it with --config, and correct what is listed."
+        remedy = "Name it with --config, and fix the listed errors."
         findings = [Finding("config", "fail", expected(error).message, remedy)]
     else:
         file = plane.config_file(config)
-        findings = [Finding("config", "ok", f"{file} is right, {formats.counted(len(settings.agents), 'agent')}")]
+        findings = [Finding("config", "ok", f"{file} is valid, {formats.counted(len(settings.agents), 'agent')}")]
         findings += [] if plane.runs_with(file) else of.secret_findings(settings)
     findings += run(all_findings(plane, settings))
     counts: Counter[FindingVerdict] = Counter(finding.verdict for finding in findings)
@@ -94,7 +94,7 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
             return [Finding(area, "fail", f"no answer within {CHECK_TIMEOUT_S:g} s", "See its log.")]
         except Exception as error:  # noqa: BLE001  `expected` raises a bug again
             known = expected(error)
-            remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address right?"
+            remedy = known.remedy if "doctor" not in known.remedy else "Is it running? Is the address correct?"
             return [Finding(area, "fail", known.message, remedy)]
 
     found: dict[tuple[str, str], Finding] = {}

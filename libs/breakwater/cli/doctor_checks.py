@@ -55,7 +55,7 @@ LOST_SHOWN = timedelta(days=1)
 
 def secret_findings(config: Config) -> list[Finding]:
     """The secrets and programs that the config names: those that can't be read from here are warned of."""
-    remedy = "Set it where the service runs; a service that has it in its own environment is not seen from here."
+    remedy = "Set it where the service runs. `doctor` does not see the environments of other machines."
     findings: list[Finding] = []
     named = list(named_secrets(config))
     for path, secret in named:
@@ -70,7 +70,7 @@ def secret_findings(config: Config) -> list[Finding]:
         findings.append(Finding("config", "fail", str(error), "Services do not start with it: see docs/security.md."))
     if named and not findings:
         findings.append(Finding("config", "ok", f"{len(named)} secrets can be read"))
-    remedy = "It must be there where the worker runs; what is there alone is not seen from here."
+    remedy = "It must exist where the worker runs. `doctor` does not see other machines."
     return findings + [Finding("config", "warn", one.strip(), remedy) for one in unusable_programs(config)]
 
 
@@ -82,7 +82,7 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         if facts.is_cluster:
             refused = f"{connect.shown(url)} runs as a Redis Cluster (cluster_enabled 1), which is not supported"
             yield Finding(
-                "redis", "fail", refused, "Use one server with `cluster-enabled no`, and replicas if you like."
+                "redis", "fail", refused, "Use one server with `cluster-enabled no`, with replicas if you like."
             )
             return
         alive = await Breakers(redis).alive()
@@ -92,23 +92,23 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
     yield clock("redis", facts.clock_ahead_s)
     yield judged(
         "redis",
-        f"{facts.version} has none of the holes that are checked for",
-        f"{facts.version} has known holes: {', '.join(facts.vulnerabilities)}",
+        f"{facts.version} has no known vulnerability",
+        f"{facts.version} has known vulnerabilities: {', '.join(facts.vulnerabilities)}",
         "Upgrade to the newest release of its branch, or to Valkey 9. A distribution may have fixed them without"
         " changing the version.",
         ok=not facts.vulnerabilities,
     )
     yield judged(
         "breakers",
-        "a breaker service is alive",
-        "no breaker service is alive: failures open no breaker, and the health of agents is out of date",
-        "Is the service `breaker` running? See its log; after an outage it makes up for what it missed first.",
+        "a breaker service is running",
+        ("no breaker service is running: failures open no breaker, and the health of agents is out of date"),
+        "Is the service `breaker` running? See its log. After an outage it first catches up.",
         ok=alive,
     )
     yield judged(
         "budgets",
-        "the counters are there",
-        "the counters are lost, or not made yet: no call is made under a hard cap",
+        "the counters are complete",
+        "the counters are lost, or not built yet: no call is made under a hard cap",
         "Is the service `budget` running? It rebuilds them; its log says what it waits for.",
         ok=filled,
         verdict="fail",
@@ -121,27 +121,29 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         yield judged(
             "workers",
             f"{formats.counted(len(workers), 'worker')}; if one dies, {taken_over}",
-            f"NATS does not show others {unheard} of {len(workers)} workers: if one of them dies, workers on other"
-            " machines miss it after 20 to 25 s only",
-            "Let the NATS user `worker` publish and subscribe to `bw.workers.*`, and restart the workers.",
+            (
+                f"{unheard} of {len(workers)} workers are not announced on NATS: if one of them dies, workers on other "
+                "machines notice only after 20 to 25 s"
+            ),
+            ("Allow the NATS user `worker` to publish and subscribe to `bw.workers.*`, and restart the workers."),
             ok=not unheard,
         )
     if facts.appendonly is None or facts.maxmemory_policy is None:
-        remedy = "Make sure of appendonly (or its like) and of noeviction where it is managed."
+        remedy = "Check that your managed Redis has appendonly (or an equivalent) and noeviction."
         yield Finding("redis", "warn", "its settings are hidden", remedy)
         return
     yield judged(
         "redis",
-        "keeps its data over a restart (appendonly yes)",
-        "loses its data with a restart (appendonly no)",
+        "keeps its data across restarts (appendonly yes)",
+        "loses its data at a restart (appendonly no)",
         "Set `appendonly yes`: breakers and budgets would be refused until they are rebuilt.",
         ok=facts.appendonly,
     )
     yield judged(
         "redis",
-        "never drops a key (noeviction)",
-        f"drops keys when memory gets short (maxmemory-policy {facts.maxmemory_policy})",
-        "Set `maxmemory-policy noeviction`: a dropped counter is a budget that can be overrun.",
+        "never evicts keys (noeviction)",
+        f"evicts keys when memory is low (maxmemory-policy {facts.maxmemory_policy})",
+        ("Set `maxmemory-policy noeviction`: an evicted counter is a budget that can be exceeded."),
         ok=facts.maxmemory_policy == "noeviction",
         verdict="fail",
     )
@@ -168,7 +170,7 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
         yield Finding("clickhouse", "fail", f"migrations {', '.join(map(str, pending))} are not applied", SETUP)
     elif (newest := max(applied)) > max(wanted):
         text = f"the schema is newer than this program (migration {newest})"
-        yield Finding("clickhouse", "warn", text, "Use the version of Breakwater that made it.")
+        yield Finding("clickhouse", "warn", text, "Use the version of Breakwater that created it.")
     elif not absent:
         yield Finding("clickhouse", "ok", f"the schema is at version {max(wanted)}")
 
@@ -193,11 +195,11 @@ async def record_findings(plane: PlaneLocation, _config: Config | None = None) -
         remedy = "Is the service `sink` running? It compares them every minute; its log says what it waits for."
         yield Finding("record", "warn", text, remedy)
     elif done.lost_at is None:
-        yield Finding("record", "ok", f"{compared}; no event was lacking")
+        yield Finding("record", "ok", f"{compared}; no event was missing")
     else:
         at = formats.clock(done.lost_at, now)
-        text = f"{compared}; events were lacking last at {at}, {done.lost:,} in all, and stored again"
-        remedy = "Did ClickHouse lose its disk or its power, or did a person delete rows? They are back; see its log."
+        text = f"{compared}; events were last missing at {at}, {done.lost:,} in total, and were stored again"
+        remedy = "Did ClickHouse lose its disk or power, or were rows deleted? They are restored; see its log."
         yield Finding("record", "warn" if now - done.lost_at < LOST_SHOWN else "ok", text, remedy)
 
 
@@ -214,17 +216,17 @@ async def encryption_findings(plane: PlaneLocation, config: Config | None) -> Fi
     for key, what in sorted(stored.items()):
         if key not in known:
             missed = True
-            unread = "which encryption.keys does not have: their texts can't be read"
+            unread = "which is not in encryption.keys: their texts can't be read"
             remedy = (
-                "Put that key back, behind the first one, or as BREAKWATER_PLANE_KEY where it was the plane's own; "
-                "`breakwater encryption keys` lists those that are there."
+                "Restore that key, after the first one, or as BREAKWATER_PLANE_KEY if it was the "
+                "plane's own; `breakwater encryption keys` lists the current ones."
             )
             yield Finding("encryption", "fail", f"{what} are encrypted with key {key}, {unread}", remedy)
     if private and not known:
         lost = "results and dead letters are stored without texts, as the plane has no key: answers are lost"
         remedy = (
-            "Set BREAKWATER_PLANE_KEY for the worker and request, to 32 random characters or more; a service that has "
-            "it in its own environment is not seen from here."
+            "Set BREAKWATER_PLANE_KEY for the worker and request, to at least 32 random "
+            "characters. `doctor` does not see the environments of other machines."
         )
         yield Finding("encryption", "warn", f"{private}: {lost}", remedy)
     elif not missed and (cipher.on or stored or private):
@@ -258,7 +260,7 @@ async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> F
             ready, text = await _get(f"{api.url}/readyz")
         except OSError as error:
             remedy = "Is the service `request` running? See its log."
-            yield Finding("api", "fail", f"{api.url} does not answer: {error}", remedy)
+            yield Finding("api", "fail", f"{api.url} does not respond: {error}", remedy)
             return
         not_ready = f"{api.url} is not ready ({ready}): {text[:200]}"
         yield judged(
@@ -268,13 +270,13 @@ async def api_findings(plane: PlaneLocation, _config: Config | None = None) -> F
             key = await api.get("key", timeout_s=CONNECT_TIMEOUT_S)
         except ApiKeyRefusedError:
             if api.api_key:
-                remedy = "Make one with `breakwater keys create NAME`, and set BREAKWATER_API_KEY."
+                remedy = "Create one with `breakwater keys create NAME`, and set BREAKWATER_API_KEY."
                 yield Finding("api", "fail", "the API key is not accepted", remedy)
             else:
                 yield Finding("api", "warn", "no API key was tried", "Set BREAKWATER_API_KEY.")
         except ApiError as error:
             remedy = "Is it the same version of Breakwater? See the log of `request`."
-            yield Finding("api", "warn", f"what the API key may do is not known ({error.status})", remedy)
+            yield Finding("api", "warn", f"the rights of the API key are unknown ({error.status})", remedy)
         else:
             yield Finding("api", "ok", f"the API key {key['name']!r} may {', '.join(key['scopes'])}")
 
@@ -287,10 +289,10 @@ async def console_findings(plane: PlaneLocation, _config: Config | None = None) 
         status, _ = await _get(f"{url}/healthz")
     except OSError as error:
         remedy = "Is the service `console` running? See its log."
-        yield Finding("console", "warn", f"{url} does not answer: {error}", remedy)
+        yield Finding("console", "warn", f"{url} does not respond: {error}", remedy)
         return
     remedy = "Is that the console? See its log."
-    yield judged("console", f"{url} answers", f"{url} answers {status}", remedy, ok=status == 200)
+    yield judged("console", f"{url} answers", f"{url} responds {status}", remedy, ok=status == 200)
 
 
 async def config_findings(plane: PlaneLocation, config: Config | None) -> Findings:
@@ -303,8 +305,8 @@ async def config_findings(plane: PlaneLocation, config: Config | None) -> Findin
     in_use, refusing = await _configs_in_use(await plane.metrics_urls(), plane.metrics_headers)
     if refusing:
         names = ", ".join(f"{name} (version {in_use[name]})" for name in sorted(refusing))
-        text = f"the config file can't be used, and the last good one stays effective in {names}"
-        remedy = "Their logs say what is wrong (`config_not_taken_over`). Correct the file, apply it, and send SIGHUP."
+        text = f"the config file is invalid; the last good one stays effective in {names}"
+        remedy = "Their logs name the error (`config_not_taken_over`). Fix the file, apply it, and send SIGHUP."
         yield Finding("config", "warn", text, remedy)
     applied = plane.effective_config() or config
     if applied is None:
@@ -313,7 +315,7 @@ async def config_findings(plane: PlaneLocation, config: Config | None) -> Findin
     if config is None or config.version != version:
         why = "is wrong" if config is None else f"is version {config.version} and not applied"
         text = f"version {version} stays effective, as the file {why}"
-        yield Finding("config", "warn", text, "See what `breakwater up` says of it.")
+        yield Finding("config", "warn", text, "The output of `breakwater up` says why.")
     if in_use:
         behind = ", ".join(sorted(f"{name} ({used})" for name, used in in_use.items() if used != version))
         good = f"version {version} is effective in each of {len(in_use)} processes"
@@ -366,7 +368,7 @@ async def _provider(name: str, base_url: str) -> Finding:
         text = f"{name}: no connection to {host}:{port}: {why}"
         return Finding("provider", "fail", text, f"Check providers.{name}.base_url, name resolution and the firewall.")
     writer.close()
-    return Finding("provider", "ok", f"{name}: {host}:{port} takes connections ({ms:.0f} ms; nothing was called)")
+    return Finding("provider", "ok", f"{name}: {host}:{port} accepts connections ({ms:.0f} ms; no call was made)")
 
 
 NEARLY_ALL = 0.8
@@ -447,13 +449,13 @@ async def _openid(openid: OpenId) -> Finding:
         )
         return Finding("openid", "fail", f"{url}: {error}", remedy)
     if (issuer := document.get("issuer")) != openid.issuer:
-        text = f"{url} is of the issuer {issuer!r}, and console.openid.issuer is {openid.issuer!r}"
-        remedy = "Write the issuer exactly as the provider names itself, with or without a slash at its end."
+        text = f"{url} belongs to the issuer {issuer!r}, but console.openid.issuer is {openid.issuer!r}"
+        remedy = "Write the issuer exactly as the provider states it, with or without a trailing slash."
         return Finding("openid", "fail", text, remedy)
     endpoints = ("authorization_endpoint", "token_endpoint", "jwks_uri")
     if lacking := [name for name in endpoints if not isinstance(document.get(name), str)]:
-        remedy = "Is that an OpenID Connect provider, and the right path of it?"
-        return Finding("openid", "fail", f"{url} does not say {', '.join(lacking)}", remedy)
+        remedy = "Is that an OpenID Connect provider, and is the path correct?"
+        return Finding("openid", "fail", f"{url} does not state {', '.join(lacking)}", remedy)
     try:
         keys = _signing_keys((await _json_at(document["jwks_uri"], openid)).get("keys"))
     except ValueError as error:
@@ -463,7 +465,7 @@ async def _openid(openid: OpenId) -> Finding:
         )
         return Finding("openid", "fail", f"{document['jwks_uri']}: {error}", remedy)
     logout = "" if document.get("backchannel_logout_supported") else "; it does not end sessions here (back-channel)"
-    text = f"{openid.issuer} answers in {ms:.0f} ms and is what it should be, with {keys} keys{logout}"
+    text = f"{openid.issuer} responds in {ms:.0f} ms and is valid, with {keys} keys{logout}"
     return answers("openid", text, ms, "Signing in takes several such requests.")
 
 
@@ -498,5 +500,5 @@ def _signing_keys(listed: object) -> int:
         parts = _KEY_PARTS.get(str(key.get("kty")), ())
         count += bool(parts) and all(isinstance(key.get(part), str) for part in parts)
     if not count:
-        raise ValueError("there is no key in it that ID tokens could be signed with")
+        raise ValueError("it has no key for signing ID tokens")
     return count

@@ -55,7 +55,7 @@ def clock(area: str, ahead_s: float) -> Finding:
     """A finding of a server's clock, `ahead_s` ahead of this machine's."""
     off_s = abs(ahead_s)
     if off_s < CLOCK_WARN_S:
-        return Finding(area, "ok", f"its clock is ours (within {max(off_s, 0.001):.3f} s)")
+        return Finding(area, "ok", f"its clock agrees with this machine's (within {max(off_s, 0.001):.3f} s)")
     text = f"its clock is {formats.duration(off_s * 1000)} {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
-    remedy = "Let both machines keep their time with NTP: budgets and cool-downs are counted by these clocks."
+    remedy = "Synchronize both machines with NTP: budgets and cool-downs use these clocks."
     return Finding(area, "fail" if off_s > CLOCK_FAIL_S else "warn", text, remedy)

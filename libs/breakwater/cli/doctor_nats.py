@@ -56,8 +56,10 @@ SETTLING = timedelta(seconds=30)
 _NAMED = 5
 
 _FALLS_BEHIND = {
-    "worker": "More jobs come than this agent's `concurrency` allows: raise it, or start more workers.",
-    "alerter": "It falls behind: see in its log why. One alerter at a time does this, so more of them are no help.",
+    "worker": ("More jobs arrive than this agent's `concurrency` allows: raise it, or start more workers."),
+    "alerter": (
+        "It falls behind; its log says why. Only one alerter at a time does this, so more alerters don't help."
+    ),
 }
 
 
@@ -75,7 +77,7 @@ async def nats_findings(plane: PlaneLocation, config: Config | None) -> Findings
             if one.cannot_write:
                 yield Finding("nats", "fail", f"{one.server} can't write: {one.error}", RESTART)
             else:
-                yield Finding("nats", "warn", f"{one.server} is not well: {one.error}", "See its log.")
+                yield Finding("nats", "warn", f"{one.server} is unhealthy: {one.error}", "See its log.")
         if config is not None:
             async for finding in _topology(client, config):
                 yield finding
@@ -123,17 +125,17 @@ def _differences(found: Survey) -> list[Finding]:
         if one.verdict == "missing":
             findings.append(Finding("nats", "fail", f"{what} is missing", SETUP))
         elif one.different == ("max_bytes",):
-            remedy = f"{SETUP} If that changes nothing, NATS has not as much storage: free some, or lower `limits`."
-            findings.append(Finding("nats", "warn", f"{what} has another limit in bytes than the config asks", remedy))
+            remedy = f"{SETUP} If that does not help, NATS lacks storage: free some, or lower `limits`."
+            findings.append(Finding("nats", "warn", f"{what} has a different size limit from the config", remedy))
         elif one.verdict == "differs":
-            findings.append(Finding("nats", "warn", f"{what} has another {', '.join(one.different)}", SETUP))
+            findings.append(Finding("nats", "warn", f"{what} has a different {', '.join(one.different)}", SETUP))
     if hidden := sum(one.verdict == "hidden" for one in every):
         remedy = "Set BREAKWATER_NATS_URL to an address with the user `setup`."
         findings.append(Finding("nats", "warn", f"this user may not see {hidden} streams and consumers", remedy))
     findings += [full for one in found.streams if (full := full_finding(one)) is not None]
     if all(one.verdict == "right" for one in every):
         count = f"{len(found.streams)} streams and {len(found.consumers)} consumers are"
-        findings.append(Finding("nats", "ok", f"{count} as the config asks"))
+        findings.append(Finding("nats", "ok", f"{count} as the config requires"))
     return findings
 
 
@@ -181,7 +183,7 @@ def _lag(consumer: ConsumerFound, *, stuck: bool) -> Finding:
         # Alerts that come late lose nothing.
         return Finding("lag", "warn" if service == "alerter" else "fail", text, remedy)
     if (consumer.waiting or 0) > LAG_WARN:
-        remedy = _FALLS_BEHIND.get(service, f"It falls behind: start one more `{service}`, or see in its log why.")
+        remedy = _FALLS_BEHIND.get(service, f"It falls behind: start another `{service}`, or check its log.")
         return Finding("lag", "warn", text, remedy)
     return Finding("lag", "ok", text)
 
@@ -190,7 +192,7 @@ def _unread(consumer: ConsumerFound, text: str, service: str) -> Finding | None:
     if consumer.readers != 0 or consumer.in_progress:
         return None
     return Finding(
-        "lag", "warn", f"{text}, and nothing reads them", f"Is the service `{service}` running? See its log."
+        "lag", "warn", f"{text}, and no service reads them", f"Is the service `{service}` running? See its log."
     )
 
 
@@ -223,8 +225,8 @@ def held_back_for(route: Route, quiet_s: float) -> timedelta:
 
 async def _channel(client: Client, consumer: ConsumerFound, name: str, allowed: timedelta) -> Finding:
     waiting, held = consumer.waiting or 0, consumer.in_progress or 0
-    text = f"{consumer.name}: {waiting:,} waiting, {held:,} held back or being sent"
-    log = "See in the log of `alerter` what its receiver says"
+    text = f"{consumer.name}: {waiting:,} waiting, {held:,} delayed or being sent"
+    log = "The log of `alerter` shows the receiver's responses"
     if (unread := _unread(consumer, text, "alerter")) is not None:
         return unread
     since = await _oldest(client, consumer.name) if held else None
@@ -256,15 +258,15 @@ async def job_findings(plane: PlaneLocation, _config: Config | None = None) -> F
             if lost:
                 waiting = await _waiting(client)
                 if waiting is None:
-                    text = f"more than {MAX_WAITING:,} jobs wait, too many to see whether accepted ones are missing"
-                    yield Finding("jobs", "warn", text, "Run this again once fewer wait.")
+                    text = f"more than {MAX_WAITING:,} jobs are waiting, too many to check for missing ones"
+                    yield Finding("jobs", "warn", text, "Run this again when fewer are waiting.")
                     return
                 lost = [job for job in lost if job.execution_id not in waiting]
     if not lost:
-        yield Finding("jobs", "ok", f"all of {count} accepted jobs are decided, in progress, or waiting")
+        yield Finding("jobs", "ok", f"all {count} accepted jobs have ended, are in progress, or are waiting")
         return
     names = ", ".join(job.execution_id for job in lost[:_NAMED]) + (", …" if len(lost) > _NAMED else "")
-    text = f"{len(lost):,} of {count} accepted jobs have vanished: they have no result, and don't wait: {names}"
+    text = f"{len(lost):,} of {count} accepted jobs are missing: they have no result, and are not waiting: {names}"
     yield Finding("jobs", "fail", text, "Was a stream deleted or purged? Submit them again, with the same job ids.")
 
 

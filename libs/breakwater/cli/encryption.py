@@ -13,7 +13,7 @@ from breakwater.cli.plane import ConfigOption, DataOption, JsonOption, PlaneLoca
 from breakwater.security import encryption
 from breakwater.security.encryption import DecryptionError
 
-app = typer.Typer(help="Keys that stored texts are encrypted with, and reading what is.", no_args_is_help=True)
+app = typer.Typer(help="Keys that encrypt stored texts, and decryption of such texts.", no_args_is_help=True)
 
 
 @app.command("new-key")
@@ -49,7 +49,7 @@ def keys(config: ConfigOption = None, data: DataOption = None, as_json: JsonOpti
         more = "" if not key["own"] else ", the plane's own" + ("" if cipher.on else " for agents that keep no texts")
         output.write(f"{key['id']}  {'encrypts and decrypts' if key['encrypts'] else 'decrypts'}{more}")
     if not cipher.on:
-        output.note("encryption is off: encryption.keys has none")
+        output.note("encryption is off: encryption.keys is empty")
 
 
 @app.command("encrypt")
@@ -62,7 +62,7 @@ def encrypt(config: ConfigOption = None, data: DataOption = None) -> None:
     """
     cipher = PlaneLocation(data).cipher(config)
     if not cipher.on:
-        raise CliError("encryption_off", "encryption.keys has no key", "`breakwater encryption new-key` makes one.")
+        raise CliError("encryption_off", "encryption.keys has no key", "`breakwater encryption new-key` creates one.")
     _each_line(cipher.encrypt_document, ValueError, "not_json")
 
 

@@ -27,8 +27,9 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES = (
-    "Exit codes: 0 ok · 1 failed · 2 wrong usage · 3 the job was dead-lettered or cancelled · "
-    "4 the plane is not reachable · 5 the job is accepted, and was not decided in the time given"
+    "Exit codes: 0 ok · 1 failed · 2 wrong usage · 3 the job was dead-lettered or "
+    "cancelled · 4 the plane is unreachable · 5 the job was accepted, and has not ended "
+    "in time"
 )
 
 
@@ -101,7 +102,7 @@ def expected(error: BaseException) -> CliError:
         case ConfigError():
             return CliError("config", str(error))
         case DecryptionError():
-            return CliError("undecryptable", str(error), "`breakwater encryption keys` lists the keys at hand.")
+            return CliError("undecryptable", str(error), "`breakwater encryption keys` lists the available keys.")
         case DataDirError():
             return CliError("data_dir", str(error))
         case PortInUseError():
@@ -113,7 +114,7 @@ def expected(error: BaseException) -> CliError:
         case QueryError():
             return CliError("query_failed", f"ClickHouse refuses it, code {error.code}: {error.message}")
         case UnavailableError():
-            return unreachable(str(error), "`breakwater doctor` shows what answers and what does not.")
+            return unreachable(str(error), "`breakwater doctor` shows which servers and services respond.")
         case AnalyticsError() | BusError():
             return CliError("failed", str(error))
         case _:

@@ -54,9 +54,9 @@ def executions(
     execution_id: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="Show this one, with its attempts.")
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="Of this agent only.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Filter by agent.")] = None,
     status: Annotated[Status | None, typer.Option("--status", help="That ended so.")] = None,
-    plan: Annotated[str | None, typer.Option("--plan", help="Of this plan only.")] = None,
+    plan: Annotated[str | None, typer.Option("--plan", help="Filter by plan.")] = None,
     runs: Annotated[
         bool,
         typer.Option("--runs", help="List runs: all executions of one task, session, trace or tree in one row."),
@@ -65,21 +65,21 @@ def executions(
         str | None, typer.Option("--run", metavar="RUN", help="Show the steps of this run, each below its parent.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="AGO", help="That ended since: 10m, 2h, 7d, a time.")
+        str | None, typer.Option("--since", metavar="AGO", help="Ended since: 10m, 2h, 7d, or a time.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Maximum number of rows.")] = 20,
     tree: Annotated[
         bool, typer.Option("--tree", help="Show the tree of executions that ID belongs to, with its costs.")
     ] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List executions, the latest first; or show one, with every attempt it took, or with its tree.
+    """List executions, latest first; or show one, with all its attempts, or with its tree.
 
-    An execution is the record of a job, and has the job's id. It appears about a second after the job was decided.
-    A job that names a `parent_execution_id` is below that execution in its tree.
+    An execution is the record of a job, and has the job's id. It appears about a second after the job has ended. A job
+    that names a `parent_execution_id` is below that execution in its tree.
 
-    `breakwater executions export` writes all that you choose to a file: see its `--help`. An execution whose id is
+    `breakwater executions export` writes the selected ones to a file: see its `--help`. An execution whose id is
     `export` or `list` is shown by `breakwater executions -- export`.
 
     For example:
@@ -152,7 +152,7 @@ def _recorded(url: str, find: Callable[[Analytics, str], Awaitable[T | None]], e
         raise CliError(
             "unknown_execution",
             f"there is no execution {execution_id!r}",
-            "A job appears here about a second after it has ended; `breakwater tail` shows the running ones.",
+            ("A job appears here about a second after it has ended; `breakwater tail` shows live events."),
         )
     return found
 
@@ -218,7 +218,7 @@ def _line(node: TreeNode, asked: str) -> Text:
     execution = node.execution
     cells: list[output.Cell]
     if execution is None:
-        cells = [title, ("not recorded, or not yet", "dim")]
+        cells = [title, ("not recorded (yet)", "dim")]
     else:
         reason = f": {execution.reason}" if execution.reason else ""
         cells = [
@@ -231,7 +231,7 @@ def _line(node: TreeNode, asked: str) -> Text:
             (formats.duration(execution.duration_ms), "dim"),
         ]
     if node.children:
-        cells.append((f"with those below {_total(node)}", "dim"))
+        cells.append((f"including children {_total(node)}", "dim"))
     shown = [cell for cell in cells if cell not in ("", ("", ""))]
     return Text("  ").join(output.text(cell) for cell in shown)
 
@@ -246,13 +246,13 @@ def _total(node: TreeNode) -> str:
 
 def _missing(tree: Tree) -> list[str]:
     texts = {
-        "ancestors": f"only {MAX_LEVELS} levels are shown: the root lies further up",
-        "levels": f"only {MAX_LEVELS} levels are shown: there are more below, which the sums lack",
-        "nodes": f"only {MAX_NODES:,} executions are shown: there are more, which the sums lack",
+        "ancestors": f"only {MAX_LEVELS} levels are shown; the root is further up",
+        "levels": f"only {MAX_LEVELS} levels are shown; the sums exclude those further down",
+        "nodes": f"only {MAX_NODES:,} executions are shown; the sums exclude the others",
     }
     said = [texts[cut] for cut in tree.cut]
     if tree.circular:
-        said.append("these jobs name each other as parents: there is no root, and the first one here is any of them")
+        said.append("these jobs name each other as parents, so there is no root; the tree starts at one of them")
     return said
 
 

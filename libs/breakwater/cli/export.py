@@ -41,30 +41,32 @@ class ExportedFile:
 
 
 def export(
-    form: Annotated[ExportFormat, typer.Option("--format", help="Parquet, or a line of JSON for each record.")],
+    form: Annotated[ExportFormat, typer.Option("--format", help="Parquet, or one line of JSON per record.")],
     what: Annotated[ExportedRecords, typer.Option("--what", help="Which records.")] = "executions",
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="AGO", help="That ended (attempts: began) since: 2h, 7d, a time."),
+        typer.Option("--since", metavar="AGO", help="Ended (attempts: started) since: 2h, 7d, or a time."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="AGO", help="And before: 1d, a time.", show_default="now")
+        str | None, typer.Option("--until", metavar="AGO", help="And before: 1d, or a time.", show_default="now")
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="Of this agent only.")] = None,
-    status: Annotated[Status | None, typer.Option("--status", help="Executions that ended so.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Filter by agent.")] = None,
+    status: Annotated[Status | None, typer.Option("--status", help="Filter executions by status.")] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="Where to; `-` is stdout.", show_default="executions.parquet, …"),
+        typer.Option(
+            "--output", metavar="FILE", help="Output file; `-` means stdout.", show_default="executions.parquet, …"
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write executions or attempts to a file, each once and in no fixed order, without limit.
+    """Write executions or attempts to a file, each once, in no particular order, without a limit.
 
     Money is exact: a decimal string in USD in JSON lines, Decimal(18, 9) in Parquet. Times are UTC, in JSON lines as
-    RFC 3339. Messages, input, output and metadata are JSON values in JSON lines, and text that holds JSON in Parquet.
-    The file appears when it is whole; what breaks off leaves none. With --json a summary is printed.
+    RFC 3339. Messages, input, output and metadata are JSON values in JSON lines, and text with JSON in Parquet. The
+    file appears only when it is complete. With --json a summary is printed.
 
     For example:
 
@@ -76,10 +78,18 @@ def export(
     """
     target = file or Path(f"{what}.{form}")
     for wrong, message, remedy in (
-        (status is not None and what != "executions", "--status is of executions", "Attempts have an `outcome`."),
+        (
+            status is not None and what != "executions",
+            "--status applies only to executions",
+            "Attempts have an `outcome`.",
+        ),
         (as_json and target == STDOUT, "--json prints a summary on stdout, where the rows would go", _NAME),
-        (form == "parquet" and target == STDOUT and output.is_terminal(sys.stdout), "Parquet is binary", _NAME),
-        (target != STDOUT and target.exists() and not force, f"{target} exists already", f"{_NAME} Or add --force."),
+        (
+            form == "parquet" and target == STDOUT and output.is_terminal(sys.stdout),
+            "Parquet is a binary format",
+            _NAME,
+        ),
+        (target != STDOUT and target.exists() and not force, f"{target} already exists", f"{_NAME} Or add --force."),
     ):
         if wrong:
             raise wrong_usage(message, remedy)
@@ -97,7 +107,7 @@ def export(
         output.note(f"no {what}{of_it} to export; {'nothing' if target == STDOUT else 'no file'} is written")
         if agent is not None:
             others = exported_rows(what, since=begin, until=end, agent=None, status=status)
-            output.note(f"(what else you asked for fits {_agents(url, *others)})")
+            output.note(f"(the other filters match {_agents(url, *others)})")
 
 
 _NAME = "Name another file with --output."
@@ -110,8 +120,8 @@ def _range(since: str | None, until: str | None) -> tuple[datetime | None, datet
     if begin is not None and begin >= end:
         last = "now" if until is None else f"--until {until}"
         raise wrong_usage(
-            f"--since {since} is not before {last}, so no time lies between",
-            "--since is the earlier one: --since 2h --until 1h.",
+            f"--since {since} must be before {last}",
+            "--since is the earlier time: --since 2h --until 1h.",
         )
     return begin, end
 
@@ -138,8 +148,8 @@ async def _export(
         if not settings:
             raise CliError(
                 "read_only_user",
-                "this user of ClickHouse may not change settings, which an export needs",
-                "Take a user with `readonly = 2`.",
+                "this ClickHouse user may not change settings, which an export requires",
+                "Use a user with `readonly = 2`.",
             )
         ((progress.total,),) = (await analytics.query(f"SELECT count() FROM {rows}", parameters)).rows  # noqa: S608  parameters hold what people give
         if not progress.total:
@@ -152,7 +162,7 @@ async def _export(
             with written(target) as file:
                 await _copy(chunks, file, progress)
                 if not progress.whole:
-                    raise unreachable(f"ClickHouse broke off in the middle of its answer; {target} is not written")
+                    raise unreachable(f"ClickHouse aborted in the middle of its response; {target} was not written")
         return ExportedFile(progress.rows, progress.bytes, str(target))
 
 

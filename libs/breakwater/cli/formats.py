@@ -58,7 +58,7 @@ def usd(given: str) -> str:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if nano <= 0:
-        raise typer.BadParameter(f"{given} is no amount above 0")
+        raise typer.BadParameter(f"{given} is not an amount above 0")
     text = typed_money(nano)
     return text if nano_from_usd(str(float(text))) == nano else f'"{text}"'
 

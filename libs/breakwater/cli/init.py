@@ -126,7 +126,7 @@ def init(
     """
     asks = _somebody_is_there() and not as_json
     if file.exists() and not force:
-        raise wrong_usage(f"{file} exists already", "Name another one with --config FILE, or replace it with --force.")
+        raise wrong_usage(f"{file} already exists", "Name another one with --config FILE, or replace it with --force.")
     found = _chosen(provider, url, key_env, asks=asks)
     if model is None and not found.models and not found.trouble and (asks or found.base_url not in MODELS):
         found = run(_listed(found))
@@ -173,7 +173,7 @@ def _chosen(name: str | None, url: str | None, key_env: str | None, *, asks: boo
             if one.name == name:
                 return one
         there = ", ".join(one.name for one in found) or "none"
-        raise wrong_usage(f"the provider {name} is not found here; there is {there}", _WHAT_IS_LOOKED_FOR)
+        raise wrong_usage(f"the provider {name} was not found; available: {there}", _WHAT_IS_LOOKED_FOR)
     if not asks:
         if not found:
             raise CliError("no_provider", "no provider is found here", _WHAT_IS_LOOKED_FOR)
@@ -188,7 +188,7 @@ def _chosen(name: str | None, url: str | None, key_env: str | None, *, asks: boo
     if number <= len(found):
         return found[number - 1]
     address = typer.prompt("Its URL")
-    key_env = typer.prompt("The environment variable that has its key (empty: none)", default="", show_default=False)
+    key_env = typer.prompt("Environment variable with its key (empty: none)", default="", show_default=False)
     return run(_named(address, key_env or None))
 
 

@@ -32,8 +32,8 @@ def logs(
     services: Annotated[
         list[str] | None, typer.Argument(metavar="[SERVICE]...", help="Such as worker, sink, nats. [default: all]")
     ] = None,
-    since: Annotated[str, typer.Option("--since", metavar="AGO", help="Since: 10m, 2h, 1d, a time.")] = "1h",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is logged, until Ctrl-C.")] = False,
+    since: Annotated[str, typer.Option("--since", metavar="AGO", help="Since: 10m, 2h, 1d, or a time.")] = "1h",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the logs until Ctrl-C.")] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,7 +57,7 @@ def logs(
     wanted = services or []
     known = sorted({_service(file) for file in folder.glob("*.log*")})
     if unknown := [name for name in wanted if name not in {part for one in known for part in _names(one)}]:
-        raise wrong_usage(f"nothing of {', '.join(unknown)} is logged here", f"There is {', '.join(known)}.")
+        raise wrong_usage(f"there are no logs of {', '.join(unknown)}", f"There is {', '.join(known)}.")
     readers: dict[Path, LogReader] = {}
     while True:
         for file in folder.glob("*.log*"):

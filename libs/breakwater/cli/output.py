@@ -135,7 +135,7 @@ def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "
         draw(drawn)
         _draw_below([(columns[index].title, group[0][index]) for index in below])
     if left_out := [one.title for index, one in enumerate(columns) if index not in (*shown, *below)]:
-        note(f"({', '.join(left_out)}: left out, the terminal is too narrow; --json has everything)")
+        note(f"({', '.join(left_out)}: omitted, the terminal is too narrow; --json shows all columns)")
 
 
 def records(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing") -> None:

@@ -30,7 +30,7 @@ DataOption = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Data directory of a running `breakwater up`. [default: .breakwater]"),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs, errors too (on stderr).")]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON for programs, including errors (on stderr).")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="The HTTP API. [env: BREAKWATER_URL]")]
 ApiKeyOption = Annotated[str | None, typer.Option("--api-key", help="[env: BREAKWATER_API_KEY]")]
 ConfigOption = Annotated[
@@ -222,7 +222,7 @@ class PlaneLocation:
         return CliError(
             "not_running",
             looked,
-            f"Start one with `breakwater up{where}`, or name a running one with --data DIR{other}.",
+            f"Start one with `breakwater up{where}`, or select a running one with --data DIR{other}.",
             ExitCode.UNREACHABLE,
         )
 

@@ -12,13 +12,13 @@ from breakwater.cli.api import Api, ListsByItself, api_command
 from breakwater.contracts.submission import PlanList, PlanStatus
 from breakwater.views import plans
 
-app = typer.Typer(cls=ListsByItself, help="See the states of plans. Without a command it lists them.")
+app = typer.Typer(cls=ListsByItself, help="List plans and their states. Without a command it lists them.")
 
 
 @app.command(name="list")
 @api_command
 def list_(
-    api: Api, limit: Annotated[int, typer.Option("--limit", min=1, max=200, help="At most so many.")] = 20
+    api: Api, limit: Annotated[int, typer.Option("--limit", min=1, max=200, help="Maximum number of rows.")] = 20
 ) -> None:
     """List plans, the newest first, each with its state, its jobs, its cost and its waste.
 

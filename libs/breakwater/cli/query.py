@@ -44,27 +44,28 @@ RowFormat = Literal["table", "json", "csv"]
 
 
 def query(
-    sql: Annotated[str | None, typer.Argument(help="A statement for ClickHouse; `-` reads it from stdin.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", metavar="FILE.sql", help="The file of the statement.")] = None,
+    sql: Annotated[str | None, typer.Argument(help="ClickHouse statement; `-` reads it from stdin.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", metavar="FILE.sql", help="File with the statement.")] = None,
     form: Annotated[RowFormat, typer.Option("--format", help="A table, one JSON array of objects, or CSV.")] = "table",
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, help="At most so many rows.", show_default="1000 for a table, else all"),
+        typer.Option("--limit", min=1, help="Maximum number of rows.", show_default="1000 for a table, else all"),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long the statement may take.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of the statement in seconds.")
     ] = TIMEOUT_S,
-    write: Annotated[bool, typer.Option("--write", help="Let the statement change data or tables.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Allow the statement to change data or tables.")] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run SQL on the recorded executions, attempts, transitions, events of budgets and guards, and alerts; only reads.
 
-    The tables: executions, attempts, breaker_transitions, budget_events, guard_events, alerts. Use FINAL to count a row
-    once that was stored twice and not yet merged. The views need none: executions_per_minute, attempts_per_minute,
-    errors_per_minute, waste_per_minute, provider_health, spend_per_hour, retries_per_day, estimate_accuracy,
-    breaker_openings, incidents, cost_and_usage (in the columns of FOCUS). docs/analytics.md has a query for each
-    question. Money is Decimal in USD; times are UTC. What would change something is refused without --write.
+    The tables: executions, attempts, breaker_transitions, budget_events, guard_events, alerts. Use FINAL so that rows
+    that were stored twice and are not yet merged count once. The views need none: executions_per_minute,
+    attempts_per_minute, errors_per_minute, waste_per_minute, provider_health, spend_per_hour, retries_per_day,
+    estimate_accuracy, breaker_openings, incidents, cost_and_usage (in the columns of FOCUS). docs/analytics.md has a
+    query for each question. Money is Decimal in USD; times are UTC. What would change something is refused without
+    --write.
 
     For example:
 
@@ -79,7 +80,7 @@ def query(
     statement = _statement(sql, file)
     for_its_effect = _FOR_ITS_EFFECT.match(statement) is not None
     if for_its_effect and not write:
-        raise wrong_usage("this statement changes something, and `query` only reads", "Add --write if you mean it.")
+        raise wrong_usage("this statement changes data, and `query` only reads", "Add --write to allow it.")
     form = "json" if as_json else form
     plane = PlaneLocation(data)
     url = plane.admin_clickhouse_url if write else plane.clickhouse_url
@@ -121,8 +122,8 @@ async def _print(
         except AnalyticsUnavailableError as error:
             if "TIMEOUT_EXCEEDED" not in str(error):
                 raise
-            text = f"the statement took longer than {timeout_s:g} s, and was stopped"
-            raise CliError("query_timeout", text, "Allow it more with --timeout SECONDS.") from error
+            text = f"the statement took longer than {timeout_s:g} s and was stopped"
+            raise CliError("query_timeout", text, "Raise the limit with --timeout SECONDS.") from error
     return rows.cut
 
 

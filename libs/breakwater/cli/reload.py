@@ -54,13 +54,13 @@ def require_usable(path: Path, config: Config, *, simulate: bool = False) -> Non
     if not simulate:
         require_secrets(path, config)
     if wrong := unusable_programs(config):
-        raise ConfigError("\n".join([f"{path}: programs that the config names can't be used", *wrong]))
+        raise ConfigError("\n".join([f"{path}: process providers in the config are unusable", *wrong]))
 
 
 def require_secrets(path: Path, config: Config) -> None:
     """Raises ConfigError: secrets are missing here."""
     if missing := unreadable_secrets(config):
-        raise ConfigError("\n".join([f"{path}: secrets that the config names are missing", *missing]))
+        raise ConfigError("\n".join([f"{path}: secrets in the config are missing", *missing]))
 
 
 async def announce(nats_url: str, before: Config, after: Config, by: str) -> None:
@@ -131,10 +131,10 @@ class StackEvents:
             case "restarting_in":
                 times = f", {event.failures} times in a row" if event.failures > 1 else ""
                 log = f" (its log: {self.logs / event.name}.log)" if times else ""
-                text = f"  {event.name} {event.message}{times}; it is started again in {event.delay_s:g} s{log}"
+                text = f"  {event.name} {event.message}{times}; it restarts in {event.delay_s:g} s{log}"
                 style = "yellow"
             case "gave_up":
-                text, style = f"  {event.name} can't go on: {event.message}", "red"
+                text, style = f"  {event.name} can't continue: {event.message}", "red"
             case "stopping":
                 text = f"  stopping {event.name}"
             case _:
@@ -219,7 +219,7 @@ class ConfigFollower:
         changed = changes(before, config)
         lines = [f"  config version {config.version} is applied, in place of {before.version}:"]
         lines += [f"    {line}" for line in changed]
-        lines += [f"  {name} is started again, with the environment variables that it needs now" for name in restarted]
+        lines += [f"  {name} restarts with its new environment variables" for name in restarted]
         self._events.show(
             "config_applied",
             "\n".join(lines),

@@ -27,13 +27,16 @@ def setup(
     data: DataOption = None,
     as_json: JsonOption = False,
     print_sql: Annotated[
-        bool, typer.Option("--print-sql", help="Change nothing; print the SQL for ClickHouse, to run it yourself.")
+        bool,
+        typer.Option(
+            "--print-sql", help="Change nothing; print the SQL for ClickHouse, so that you can run it yourself."
+        ),
     ] = False,
 ) -> None:
     """Create and update the streams and consumers on NATS, and the tables of ClickHouse, as the config asks.
 
-    What is right is left alone, so this can be run at any time: after an upgrade, after an agent was added. It
-    removes nothing: streams and jobs of agents that are no longer configured stay. `breakwater up` does all this too.
+    Changes only what differs, so it can be run at any time: after an upgrade, after an agent was added. It removes
+    nothing: streams and jobs of agents that were removed from the config stay. `breakwater up` does all this too.
 
     For example:
 
@@ -52,7 +55,7 @@ def setup(
     if as_json:
         output.json_document({"ok": True, "done": done})
     else:
-        output.write("\n".join(done) or "everything is as it should be; nothing was done")
+        output.write("\n".join(done) or "everything is up to date; nothing was changed")
 
 
 async def prepare(settings: Settings, config: Config) -> tuple[str, ...]:
@@ -79,7 +82,7 @@ async def prepare_nats(settings: Settings, config: Config) -> tuple[str, ...]:
     except (OSError, TimeoutError, nats.errors.Error) as error:
         raise unreachable(
             f"JetStream does not answer at {connect.shown(nats_url)}: {str(error) or type(error).__name__}",
-            "Is JetStream switched on, and may this user create streams?",
+            "Is JetStream enabled, and may this user create streams?",
         ) from error
 
 

@@ -13,7 +13,7 @@ from breakwater.cli.errors import CliError, ExitCode, unreachable
 from breakwater.cli.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.providers.failures import transport_failure, unreachable_at
 
-_HELP = """Break the simulated provider of a running `breakwater up --simulate`, and see what the plane makes of it.
+_HELP = """Break the simulated provider of a running `breakwater up --simulate`, and watch how the plane reacts.
 
 A fault lasts until `breakwater simulate reset`, or until the models of the config change.
 
@@ -29,14 +29,16 @@ app = typer.Typer(help=_HELP, no_args_is_help=True)
 
 @app.command()
 def fault(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Whose calls fail, as the config names it.")],
-    status: Annotated[int | None, typer.Option(metavar="CODE", help="Answer calls with this HTTP status.")] = None,
-    hang_s: Annotated[float | None, typer.Option(metavar="SECONDS", help="Answer them only after this long.")] = None,
-    rate: Annotated[float | None, typer.Option(metavar="SHARE", help="Hit this share of them, from 0 to 1.")] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model id from the config.")],
+    status: Annotated[int | None, typer.Option(metavar="CODE", help="HTTP status of the responses.")] = None,
+    hang_s: Annotated[float | None, typer.Option(metavar="SECONDS", help="Seconds until calls are answered.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share of the calls that fail, from 0 to 1.")
+    ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have calls of a model fail, by --status or --hang-s; all of them, or as many as --rate says.
+    """Make calls of a model fail, with --status or --hang-s; all of them, or the share --rate.
 
     For example:
 

@@ -40,64 +40,69 @@ CLOCKS_DIFFER = timedelta(seconds=1)
 @api_command
 def submit(
     api: Api,
-    agent: Annotated[str | None, typer.Argument(help="The agent to run; --job may name it instead.")] = None,
-    prompt: Annotated[str | None, typer.Argument(help="One user message; `-` reads it from stdin.")] = None,
+    agent: Annotated[str | None, typer.Argument(help="Agent to run, unless --job names it.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="User message; `-` reads it from stdin.")] = None,
     message_file: Annotated[
-        Path | None, typer.Option("--message-file", metavar="FILE", help="The user message is in this file.")
+        Path | None, typer.Option("--message-file", metavar="FILE", help="File with the user message.")
     ] = None,
     job_file: Annotated[
         str | None, typer.Option("--job", metavar="FILE.json", help="A whole job as JSON; `-` reads it from stdin.")
     ] = None,
     job_id: Annotated[
-        str | None, typer.Option("--job-id", help="Idempotency key: the same id again is the same execution.")
+        str | None, typer.Option("--job-id", help="Idempotency key: the same id means the same execution.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Instead of the agent's model, where allowed.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Overrides the agent's model, if allowed.")] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option("--param", metavar="KEY=JSON", help="For the provider, such as max_tokens=60. Repeatable."),
+        typer.Option(
+            "--param", metavar="KEY=JSON", help="Parameter for the provider, such as max_tokens=60. Repeatable."
+        ),
     ] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="On whose behalf.")] = None,
-    task_id: Annotated[str | None, typer.Option("--task-id", help="The run this call is one iteration of.")] = None,
-    plan_id: Annotated[str | None, typer.Option("--plan", help="The plan that this job is a part of.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Tenant of the job.")] = None,
+    task_id: Annotated[str | None, typer.Option("--task-id", help="Task of which this job is an iteration.")] = None,
+    plan_id: Annotated[str | None, typer.Option("--plan", help="Plan that this job is part of.")] = None,
     depends_on: Annotated[
         list[str] | None,
-        typer.Option("--depends-on", metavar="JOB_ID", help="Starts when this job has succeeded. Repeatable."),
+        typer.Option("--depends-on", metavar="JOB_ID", help="Job that must succeed first. Repeatable."),
     ] = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option("--metadata", metavar="KEY=JSON", help="Your own data; stored with the execution. Repeatable."),
+        typer.Option("--metadata", metavar="KEY=JSON", help="Your own data, stored with the execution. Repeatable."),
     ] = None,
     total_timeout: Annotated[
-        float | None, typer.Option("--total-timeout", metavar="SECONDS", help="Over all attempts and waits.")
+        float | None, typer.Option("--total-timeout", metavar="SECONDS", help="Time limit over all attempts and waits.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option("--preset", metavar="NAME", help="Rules of the task's breaker, such as refactor.")
+        str | None, typer.Option("--preset", metavar="NAME", help="Preset of the task's breaker, such as refactor.")
     ] = None,
     breaker_consecutive: Annotated[
         int | None,
-        typer.Option("--breaker-consecutive", metavar="N", help="Open that breaker at so many failures in a row."),
+        typer.Option("--breaker-consecutive", metavar="N", help="Open the breaker at this many consecutive failures."),
     ] = None,
     breaker_same_error: Annotated[
         int | None,
-        typer.Option("--breaker-same-error", metavar="N", help="Open it when the same error has come so often."),
+        typer.Option(
+            "--breaker-same-error", metavar="N", help="Open the breaker when the same error occurs this often."
+        ),
     ] = None,
     rules: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="RULE=JSON", help="Any rule, such as guard.max_iterations=5. Repeatable."),
+        typer.Option("--set", metavar="RULE=JSON", help="Set any rule, such as guard.max_iterations=5. Repeatable."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show which models would be called, at which worst-case cost; call none.")
+        bool,
+        typer.Option("--dry-run", help="Show the models that would be called and the worst-case cost, and call none."),
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
-    wait_s: Annotated[float, typer.Option("--wait-s", metavar="SECONDS", help="How long to wait.")] = DEFAULT_WAIT_S,
+    wait_s: Annotated[float, typer.Option("--wait-s", metavar="SECONDS", help="Seconds to wait.")] = DEFAULT_WAIT_S,
     via: Annotated[
-        Literal["http", "nats"], typer.Option("--via", help="Through the HTTP API, or straight to NATS.")
+        Literal["http", "nats"], typer.Option("--via", help="Submit over the HTTP API or over NATS.")
     ] = "http",
 ) -> None:
     """Submit a job, and wait for its answer.
 
-    The answer goes to stdout, everything else to stderr. A job that was accepted is decided even if no client waits:
-    `breakwater executions JOB_ID` shows how it ended.
+    The answer goes to stdout, everything else to stderr. An accepted job runs even if no client waits: `breakwater
+    executions JOB_ID` shows its end.
 
     For example:
 
@@ -148,7 +153,7 @@ def submit(
     try:
         result = connect.run(sending, waiting=f"waiting for {job['agent']}" if wait and not api.as_json else "")
     except KeyboardInterrupt:
-        output.note(f"not waiting any longer; if the job was accepted, `breakwater executions {job['job_id']}` has it")
+        output.note(f"no longer waiting; if the job was accepted, `breakwater executions {job['job_id']}` shows it")
         raise
     if result is None:
         _show_accepted(job["job_id"], waited_s=waits_s, as_json=api.as_json)
@@ -189,9 +194,7 @@ def _job(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
     if job.get("job_id", "") is None:
         del job["job_id"]
     if not any(job.get(name) is not None for name in ("prompt", "messages", "input")):
-        raise wrong_usage(
-            "there is no input for the agent", "Add a prompt, `-` to read one from stdin, --message-file or --job."
-        )
+        raise wrong_usage("the job has no input", "Add a prompt, `-` to read one from stdin, --message-file or --job.")
     return job
 
 
@@ -201,7 +204,7 @@ def _add_rules(job: dict[str, Any], breaker: dict[str, Any], rules: dict[str, An
     for path, value in given.items():
         part, dot, name = path.partition(".")
         if part not in {"breaker", "guard", "retry"} or not dot:
-            raise wrong_usage(f"--set {path}: is no rule", "Write it like --set guard.max_iterations=5.")
+            raise wrong_usage(f"--set {path}: is not a rule", "Write it like --set guard.max_iterations=5.")
         held = job.get(part)
         job[part] = {**(cast(dict[str, Any], held) if isinstance(held, dict) else {}), name: value}
 
@@ -213,14 +216,14 @@ def _job_in(file: str) -> dict[str, Any]:
     except (json.JSONDecodeError, RecursionError) as error:
         raise wrong_usage(f"--job {file}: is not JSON: {error}") from error
     if not isinstance(job, dict):
-        raise wrong_usage(f"--job {file}: is not a JSON object", 'The least is {"agent": "…", "prompt": "…"}.')
+        raise wrong_usage(f"--job {file}: is not a JSON object", 'The minimum is {"agent": "…", "prompt": "…"}.')
     return cast(dict[str, Any], job)
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str | None:
     if file is not None:
         if prompt is not None:
-            raise wrong_usage("both a prompt and --message-file are given", "Give one of them.")
+            raise wrong_usage("a prompt and --message-file exclude each other", "Use one of them.")
         return read_file(file, option="--message-file")
     return read_stdin() if prompt == "-" else prompt
 
@@ -238,7 +241,7 @@ def _pairs(option: str, given: Iterable[str] | None) -> dict[str, Any] | None:
             if value[:1] in ("{", "[", '"'):
                 raise wrong_usage(f"{option} {key}: {value!r} is not JSON") from None
             # Said, as `tru` for `true` or `0,5` for `0.5` would else go unnoticed.
-            output.note(f"{option} {key}: {value!r} is not JSON, and is taken as text")
+            output.note(f"{option} {key}: {value!r} is not JSON; it is used as text")
             pairs[key] = value
     return pairs or None
 
@@ -266,7 +269,7 @@ def note_if_recorded(result: dict[str, Any], submitted_at: datetime) -> None:
     """
     queued_at = datetime.fromisoformat(result["queued_at"])
     if queued_at < submitted_at - CLOCKS_DIFFER:
-        output.note(f"answered from its record: {result['execution_id']} was submitted at {result['queued_at']}")
+        output.note(f"answered from the record: {result['execution_id']} was submitted at {result['queued_at']}")
 
 
 def _summary(result: dict[str, Any]) -> str:
@@ -279,7 +282,7 @@ def _summary(result: dict[str, Any]) -> str:
         _cost_summary(result),
         "estimated" if result["cost_basis"] == "estimated" else "",
         formats.duration(result["duration_ms"]),
-        "cut off by its output limit" if result.get("finish_reason") == "length" else "",
+        "truncated by the output limit" if result.get("finish_reason") == "length" else "",
         result["execution_id"],
     ]
     return " · ".join(part for part in parts if part)
@@ -289,7 +292,7 @@ def _cost_summary(result: dict[str, Any]) -> str:
     if result["dry_run"]:
         # One call of the model that would be called first.
         first = next((one for one in result["output"]["models"] if one["admission"] != "refused"), None)
-        return "nothing would be called" if first is None else f"worst case {formats.money(first['worst_case_cost'])}"
+        return "no call would be made" if first is None else f"worst case {formats.money(first['worst_case_cost'])}"
     cost = result["total_cost"]
     return "cost unknown" if cost is None else formats.money(cost)
 
@@ -325,7 +328,7 @@ def _failure(result: dict[str, Any]) -> None:
         output.write(result["output"])  # of an agent with `on_error: message`
     error: dict[str, Any] = result["error"] or {}
     reason = result["reason"] or "error"
-    said = joined(error.get("message") or "no reason was given", error.get("figures"))
+    said = joined(error.get("message") or "without a reason", error.get("figures"))
     output.write(f"{result['status'].replace('_', '-')}: {reason}: {said}", stderr=True)
     for attempt in result["attempts"]:
         problem = attempt["error"] or {}
@@ -345,8 +348,6 @@ def _show_accepted(job_id: str, *, waited_s: float, as_json: bool) -> None:
     else:
         output.write(job_id)
     if waited_s:
-        output.note(
-            f"accepted, and not decided within {waited_s:g} s; `breakwater executions {job_id}` shows how it ends"
-        )
+        output.note(f"accepted, and not finished within {waited_s:g} s; `breakwater executions {job_id}` shows its end")
         raise typer.Exit(ExitCode.UNDECIDED)
     output.note("accepted")

@@ -47,22 +47,22 @@ class ReceivedEvent:
 
 
 def tail(
-    agent: Annotated[str | None, typer.Option("--agent", help="Of this agent only.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Filter by agent.")] = None,
     events: Annotated[
         str | None, typer.Option("--events", metavar="KIND,…", help=f"Of {', '.join(KINDS)}. [default: all]")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="AGO", help="Begin with what was stored since: 10m, 2h, 1d, a time."),
+        typer.Option("--since", metavar="AGO", help="Start with events since: 10m, 2h, 1d, or a time."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with new events.")] = True,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Continue with new events.")] = True,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show live events: attempts, executions, breaker transitions, budget thresholds, alerts, progress.
 
-    One line for each, until Ctrl-C. With --json each line is a CloudEvent with the event as its data. What the past
-    holds comes from the event log (72 hours by default); progress is live only.
+    One line for each, until Ctrl-C. With --json each line is a CloudEvent with the event as its data. Past events come
+    from the event log (72 hours by default); progress is only shown live.
 
     For example:
 
@@ -186,7 +186,7 @@ def _kinds(events: str | None) -> tuple[str, ...]:
     unknown = [kind for kind in wanted if kind not in KINDS]
     if unknown or not wanted:
         what = ", ".join(unknown) or "an empty list"
-        raise wrong_usage(f"--events: {what} is no kind of event", f"There are {', '.join(KINDS)}.")
+        raise wrong_usage(f"--events: {what} is not a kind of event", f"Kinds: {', '.join(KINDS)}.")
     return tuple(dict.fromkeys(wanted))
 
 

@@ -46,29 +46,29 @@ def up(
         "breakwater.yaml"
     ),
     data: Annotated[
-        Path, typer.Option("--data", "-d", help="The directory of everything: streams, state, tables, secrets, logs.")
+        Path, typer.Option("--data", "-d", help="Data directory: streams, state, tables, secrets, logs.")
     ] = DEFAULT_DATA,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="How many worker processes to run.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Number of worker processes.")] = 1,
     http_port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help="Port of the API.", show_default="8080 or a free one")
     ] = None,
     console_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65_535, help="Port of the console's pages.", show_default="8081 or a free one"),
+        typer.Option(min=1, max=65_535, help="Port of the console.", show_default="8081 or a free one"),
     ] = None,
     simulate: Annotated[
         bool,
-        typer.Option(help="Replace every provider by a simulated one: nothing is called, nothing is spent."),
+        typer.Option(help="Replace every provider by a simulated one: no real calls, no cost."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print events and endpoints as JSON lines.")] = False,
 ) -> int:
     """Run the whole plane on this machine: NATS, Redis, ClickHouse and all services.
 
     Needs no Docker and no installed server. With --simulate and without a config file, it writes a first one.
-    Everything listens on loopback only, with passwords made at the first start. A part that dies is started again;
-    Ctrl-C stops everything, and the next start goes on with the same data.
+    Everything listens on loopback only, with passwords made at the first start. A process that dies is restarted;
+    Ctrl-C stops everything, and the next start continues with the same data.
 
-    When the config file is saved, it is checked and applied without a restart; a broken one changes nothing.
+    When the config file is saved, it is checked and applied without a restart; an invalid one changes nothing.
 
     A server that is already there is used instead of starting one: set BREAKWATER_NATS_URL, BREAKWATER_REDIS_URL or
     BREAKWATER_CLICKHOUSE_URL.
@@ -202,11 +202,11 @@ async def _mend_nats(supervisor: Supervisor, data: DataDir, stack: Stack, events
                     if error is None:
                         reported = False
                     elif shutil.disk_usage(data.path).free >= ROOM_BYTES:
-                        why = f"it could not write ({error}); there is room, so it starts again"
+                        why = f"it could not write ({error}); there is space again, so it restarts"
                         events.show("nats_can_write_again", f"  nats: {why}", "yellow", process="nats", message=why)
                         nats.signal(signal.SIGTERM)
                     elif not reported:
-                        why = f"{error}: make space; then it is started again"
+                        why = f"{error}: free disk space; then it restarts"
                         events.show("nats_cannot_write", f"  nats: {why}", "yellow", process="nats", message=why)
                         reported = True
                     await asyncio.sleep(LOOK_AT_DISK_EVERY_S)
@@ -235,7 +235,7 @@ def _show_endpoints(stack: Stack, key: str | None, link: str, agent: str, *, sim
     if key is not None:
         output.styled("\n  The first API key, shown once: ", (key, "bold"))
     if simulate:
-        output.styled(("\n  Every provider is simulated: nothing is called, nothing is spent.", "yellow"))
+        output.styled(("\n  Every provider is simulated: no real calls, no cost.", "yellow"))
     where = "" if endpoints.data_dir == DEFAULT_DATA.absolute() else f" --data {shlex.quote(str(endpoints.data_dir))}"
     output.styled("\n  Next, in another terminal here:")
     for arguments in (f'submit {shlex.quote(agent)} "Write a haiku about harbours."', "tail --since 1h"):

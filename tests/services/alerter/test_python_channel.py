@@ -126,7 +126,7 @@ async def test_one_that_hangs_is_not_called_again_while_it_does(make: Make) -> N
     )
     with pytest.raises(SendError, match="did not return"):
         await one.send(alert())
-    with pytest.raises(SendError, match="still runs since an earlier try"):
+    with pytest.raises(SendError, match="is still running from an earlier try"):
         await one.send(alert())
     assert received(make) == ["breaker_open"]
     make.module().gate.set()  # type: ignore[attr-defined]

@@ -57,7 +57,7 @@ async def test_every_change_is_a_message_of_its_own(double: SlackDouble, channel
         "*[critical] Breaker open: writer on gpt-4.1*",
         "*[acknowledged] Breaker open: writer on gpt-4.1*",
         "*[resolved] Breaker closed: writer on gpt-4.1*",
-        "*2 alerts were held back between 10:00 and 10:05 UTC (rate limit)*",
+        "*2 alerts were delayed between 10:00 and 10:05 UTC (rate limit)*",
     ]
 
 

@@ -126,7 +126,7 @@ async def test_a_digest_is_a_message_that_belongs_to_no_incident(
     double: SlackDouble, bot: SlackBot, posts: Remembered
 ) -> None:
     await bot.send(digest([held(1), held(2)]))
-    assert double.channel_view()[0].startswith("*2 alerts were held back")
+    assert double.channel_view()[0].startswith("*2 alerts were delayed")
     assert posts.ts == {}
 
 
@@ -207,14 +207,14 @@ async def test_a_connection_that_breaks_is_no_refusal(double: SlackDouble, bot: 
         ("account_inactive", True, True, "install the app again"),
         ("channel_not_found", True, False, "set the channel's id, such as C0123456"),
         ("not_in_channel", True, False, "invite the bot: write `/invite"),
-        ("is_archived", True, True, "set another one"),
+        ("is_archived", True, True, "choose another one"),
         ("missing_scope", True, False, "`chat:write`"),
         ("restricted_action", True, False, "ask its administrator"),
         ("msg_too_long", True, False, "Slack refuses: msg_too_long"),
         ("internal_error", False, False, "Slack refuses: internal_error"),
         ("http:500", False, False, "the receiver answered 500"),
         ("http:404", True, False, "the receiver answered 404"),
-        ("http:200", False, False, "the answer is not one of Slack's"),
+        ("http:200", False, False, "the response is not from Slack"),
     ],
 )
 async def test_a_refusal_says_what_to_do(
@@ -293,7 +293,7 @@ def test_a_channel_that_is_named_instead_of_identified_is_refused(
 ) -> None:
     monkeypatch.setenv("SLACK_TOKEN", TOKEN)
     config = config_of(channels={"ops": {"slack": {"bot_token": {"env": "SLACK_TOKEN"}, "channel": channel}}})
-    with pytest.raises(ConfigError, match=r"alerts\.channels\.ops\.slack\.channel: give the channel's id"):
+    with pytest.raises(ConfigError, match=r"alerts\.channels\.ops\.slack\.channel: use the channel's id"):
         channels_of(config.alerts, sent_messages=lambda _: posts, now=lambda: AT)
 
 
@@ -307,7 +307,7 @@ def test_a_token_that_is_missing_or_none_is_named_by_its_setting(
     ):
         channels_of(config.alerts, sent_messages=lambda _: posts, now=lambda: AT)
     monkeypatch.setenv("SLACK_TOKEN", "xoxb-1\r\nx-evil: 1")
-    with pytest.raises(ConfigError, match=r"alerts\.channels\.ops\.slack\.bot_token: is no token") as caught:
+    with pytest.raises(ConfigError, match=r"alerts\.channels\.ops\.slack\.bot_token: is not a bot token") as caught:
         channels_of(config.alerts, sent_messages=lambda _: posts, now=lambda: AT)
     assert "evil" not in str(caught.value)
 

@@ -229,7 +229,7 @@ def test_links_need_a_secret_of_some_length(monkeypatch: pytest.MonkeyPatch) -> 
     links = {"base_url": "https://bw.example", "secret": {"env": "LINK_SECRET"}}
     config = config_of(channels=settings_of(), links=links)
     monkeypatch.setenv("LINK_SECRET", "short")
-    with pytest.raises(ConfigError, match=r"alerts\.links\.secret: it has 5 characters, and must have 32"):
+    with pytest.raises(ConfigError, match=r"alerts\.links\.secret: it has 5 characters, but needs at least 32"):
         channels_of(config.alerts, sent_messages=_none, now=now)
     monkeypatch.setenv("LINK_SECRET", "x" * 32)
     assert len(channels_of(config.alerts, sent_messages=_none, now=now)) == 1

@@ -71,7 +71,7 @@ def test_what_comes_back_says_so() -> None:
     back = repeated(closed(alert()), 10, after_s=66 * 60)
     assert back.change == "reopened"
     assert "Critical, firing again" in plain(WORDS.alert(back))
-    assert "It is back, soon after it was resolved: 2 times now" in plain(WORDS.again(back))
+    assert "It recurred soon after it was resolved: 2 times now" in plain(WORDS.again(back))
 
 
 def test_an_acknowledged_alert_says_by_whom_and_why() -> None:
@@ -94,7 +94,7 @@ def test_what_is_over_by_itself_says_so_once() -> None:
     assert ", 1 h 5 min" in reported
     assert reported.count("robe succeeded") == 1
     faded = resolved(alert()).model_copy(update={"resolved_by": None, "reason": "the period has ended"})
-    assert plain(WORDS.alert(faded)).endswith("\nResolved by itself: the period has ended")
+    assert plain(WORDS.alert(faded)).endswith("\nResolved automatically: the period has ended")
 
 
 def test_a_shared_breaker_is_of_all_agents() -> None:
@@ -210,7 +210,7 @@ def test_a_digest_says_how_many_of_what_and_the_worst_titles_first() -> None:
         held(36, event="guard_tripped", status="pending", count=3, title="Task stopped: t1"),
     ]
     title, figures, *titles = plain(WORDS.digest(digest(list(reversed(alerts))))).split("\n")
-    assert title == "37 alerts were held back between 10:00 and 10:05 UTC (rate limit)"
+    assert title == "37 alerts were delayed between 10:00 and 10:05 UTC (rate limit)"
     assert figures == "breaker_open 30 (writer 20, tagger 10), budget_soft_cap 6, guard_tripped 1 (writer 1)"
     assert len(titles) == 21
     assert titles[0] == "[critical, pending] Task stopped: t1, 3 times"
@@ -226,7 +226,7 @@ def test_a_digest_of_one_night_has_its_dates_and_its_links() -> None:
     )
     reported = LINKED.digest(night)
     title, _, *titles = plain(reported).split("\n")
-    assert title == "2 alerts were held back between 2026-11-20 22:00 and 2026-11-21 10:00 UTC (quiet hours)"
+    assert title == "2 alerts were delayed between 2026-11-20 22:00 and 2026-11-21 10:00 UTC (quiet hours)"
     assert titles[0].startswith("[warning, firing] Breaker open: number 2: https://breakwater.example/alerts/inc_2?")
     assert titles[1].startswith("[resolved] Breaker open: number 1: https://")
     assert "|Breaker open: number 2>" in texts_of(reported)[-1]
@@ -234,9 +234,7 @@ def test_a_digest_of_one_night_has_its_dates_and_its_links() -> None:
 
 def test_a_digest_of_one_alert_says_when() -> None:
     one = digest([held(1)], held_until=AT)
-    assert plain(WORDS.digest(one)).startswith(
-        "1 alert was held back at 10:00 UTC (rate limit)\nbreaker_open 1 (writer"
-    )
+    assert plain(WORDS.digest(one)).startswith("1 alert was delayed at 10:00 UTC (rate limit)\nbreaker_open 1 (writer")
 
 
 @given(

@@ -233,7 +233,7 @@ async def test_more_than_ten_times_the_cap_is_asked_for_twice(console: Console):
 
 async def test_what_the_interface_refuses_is_reported_in_the_form_which_stays_filled(console: Console):
     console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily"))
-    refusal = "a cap can't be below what the config says ($10.00)"
+    refusal = "a cap can't be lower than the config's ($10.00)"
     console.interface.answers["POST budgets/raise"] = 422, problem("below_cap", refusal)
     page = await console.submit(HERE, HERE, limit_usd="1", reason="launch")
     form = page.text.split('<details class="act" open')[1].split("</form>")[0]

@@ -169,7 +169,7 @@ async def test_the_beginning_of_an_id_is_enough_where_no_other_one_begins_so(ale
         await alerting.act("alerts/resolve", incident_id="inc_aaaaaa"),
     ):
         assert (answer.status, answer.code) == (409, "ambiguous_incident")
-        assert answer.message == "2 incidents begin with 'inc_aaaaaa'; give more of the id"
+        assert answer.message == "2 incidents begin with 'inc_aaaaaa'; use a longer prefix"
         messages = [detail["message"] for detail in answer.json["error"]["details"]]
         assert "inc_aaaaaa222222 is 'The other'" in messages
         assert len(messages) == 2

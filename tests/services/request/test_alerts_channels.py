@@ -117,7 +117,7 @@ async def test_an_alerter_that_does_not_answer_is_distinguished_from_none(
     await listen(alerting.bus, silent)
     answer = await alerting.act("alerts/test", channel="ops")
     assert (answer.status, answer.code) == (503, "unavailable")
-    assert "whether it was sent is not known: no response on bw.alerter.test.ops within 0.1 s" in answer.message
+    assert "it is unknown whether it was sent: no response on bw.alerter.test.ops within 0.1 s" in answer.message
 
 
 async def test_a_channel_that_the_config_has_not_is_answered_with_those_that_it_has(alerting: HttpApi) -> None:

@@ -129,7 +129,7 @@ UNKNOWN = [
     ("writr", "m", "agent", "did you mean 'writer'?"),
     ("writer", "mm", "model", "did you mean 'm'?"),
     ("*", "share", "model", "did you mean 'shared'?"),
-    ("by-provider", "any", "agent", "its calls meet the shared one of agent '*' and model 'local/*'"),
+    ("by-provider", "any", "agent", "its calls use the shared breaker of agent '*' and model 'local/*'"),
     ("by-model", "shred", "model", "did you mean 'shared'?"),
     ("unguarded", "m", "agent", "agent 'unguarded' has `breaker: off`"),
 ]

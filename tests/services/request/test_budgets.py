@@ -232,7 +232,7 @@ UNKNOWN = [
     ("agent:writer/weekly", "did you mean 'agent:writer/daily'?"),
     ("agent:writer", "did you mean 'agent:writer/daily'?"),
     ("tenant:new/yearly", "did you mean 'tenant:new/"),
-    ("tenant:*/daily", "name one of them"),
+    ("tenant:*/daily", "name a tenant"),
     ("global", "did you mean 'global/daily'?"),
     ("tenant:/daily", "did you mean"),
     ("?", "known are agent:reader/daily, agent:reader/monthly"),
@@ -263,7 +263,7 @@ async def test_what_can_not_be_raised_is_refused_and_nothing_is_reported(capped:
         assert where in answer.json["error"]["details"][0]["message"]
     answer = await capped.act("budgets/raise", **RAISE | {"limit_usd": "9.999999999"})
     assert (answer.status, answer.code, answer.paths) == (422, "below_cap", ["limit_usd"])
-    assert answer.message == "a cap can't be below what the config says ($10.00)"
+    assert answer.message == "a cap can't be lower than the config's ($10.00)"
     assert await capped.events("bw.budgets.>") == []
 
 

@@ -256,7 +256,7 @@ async def test_streams_are_limited_for_each_key_and_end_with_it(api: HttpApi, mo
         async with reading(api, **as_leaving) as reader:
             revoke_key(api.settings.api_keys_file, leaving.split("_")[1])
             assert await reader.rest() == []
-            assert reader.comments[-1] == "this API key is not known any more"
+            assert reader.comments[-1] == "this API key was revoked"
         await attempted(api, "e1")
         assert await stays.executions(1) == ["e1"]
 

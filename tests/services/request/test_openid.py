@@ -195,7 +195,7 @@ async def test_who_may_not_is_refused_with_the_roles_that_may(api: HttpApi, prov
     sent = await token_of(api, provider, "vera")
     refused = await api.ask("POST", "/api/v1/alerts/ack", json={}, headers=sent)
     assert (refused.status, refused.code) == (403, "forbidden")
-    assert refused.message == "this takes the role operator or approver or admin; 'vera@example.com' is viewer"
+    assert refused.message == "this needs the role operator or approver or admin; 'vera@example.com' is viewer"
 
 
 async def test_who_has_no_role_gets_no_session_and_the_refusal_is_recorded(

@@ -93,13 +93,13 @@ def test_what_is_not_a_job_is_reported_with_its_path(body: object, path: str, sa
 def test_many_mistakes_are_counted_and_the_first_of_them_listed() -> None:
     body = {"agent": "w", "messages": [{"role": "robot"}] * 50}
     problem = problem_of(json.dumps(body).encode())
-    assert problem.message.startswith("50 mistakes; the first: messages.0.role")
+    assert problem.message.startswith("50 errors; the first: messages.0.role")
     assert len(problem.details) == MAX_DETAILS
 
 
 def test_a_flood_of_mistakes_is_only_counted() -> None:
     problem = problem_of(b'{"agent": "w", "messages": [' + b"{}," * 100_000 + b"{}]}")
-    assert "100,001 mistakes" in problem.message
+    assert "100,001 errors" in problem.message
 
 
 def test_a_job_without_an_id_is_sent_on_byte_for_byte_with_one_in_front() -> None:

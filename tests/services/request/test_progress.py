@@ -304,7 +304,7 @@ async def test_a_stream_ends_once_its_key_is_revoked_and_those_of_other_keys_go_
         revoke_key(api.settings.api_keys_file, revoked.split("_")[1])
         async with asyncio.timeout(60):
             assert await reader.rest() == []
-        assert reader.comments[-1] == "this API key is not known any more"
+        assert reader.comments[-1] == "this API key was revoked"
         await publish_step(api, job_id, "dispatched")
         assert await stays.step() == ("dispatched", None, None)
 
@@ -323,7 +323,7 @@ async def test_a_stream_ends_once_its_key_may_not_see_progress_any_more(
         path.write_text(json.dumps(document))
         async with asyncio.timeout(60):
             assert await reader.rest() == []
-        assert reader.comments[-1] == "this API key may not see this any more"
+        assert reader.comments[-1] == "this API key no longer has access to this"
 
 
 async def test_head_answers_at_once(api: HttpApi) -> None:

@@ -24,10 +24,10 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same jobs and the same answers.")] = 1,
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="DIR", help="Keep everything in this new or empty directory. [default: none]"),
+        typer.Option("--data", metavar="DIR", help="Keep all data in this new or empty directory. [default: none]"),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the temporary data directory, and say where it is.")
+        bool, typer.Option("--keep", help="Keep the temporary data directory, and print its path.")
     ] = False,
     leave: Annotated[bool, typer.Option("--exit", help="Stop everything after the report, as --json does.")] = False,
     as_json: JsonOption = False,
@@ -35,9 +35,9 @@ def demo(
     """Show the whole plane at work: failing providers, retries, breakers, budgets, alerts, ledgers that agree.
 
     Starts a fresh stack of its own on free ports, with a simulated provider that goes down, limits its rate and hangs.
-    Half of the jobs come over HTTP, half over NATS. In the end it compares the provider's ledger, Redis' counters and
-    ClickHouse's sums. Exits with 1 when they differ, or when something did not happen that should. Nothing is called
-    outside of this machine, and nothing is spent.
+    Half of the jobs arrive over HTTP, half over NATS. At the end it compares the provider's ledger, Redis' counters
+    and ClickHouse's sums. Exits with 1 if they differ, or if an expected event did not happen. It makes no calls
+    outside this machine, and costs nothing.
 
     After the report the stack goes on running until Ctrl-C, and a link signs in to the console, which shows what
     happened. Nothing is left behind, unless --keep or --data says so: `breakwater up` starts the stack again then.
@@ -51,7 +51,7 @@ def demo(
         breakwater demo --jobs 1000 --seed 7 --json | jq .reconciliation
     """
     if data is not None and data.exists() and (not data.is_dir() or any(data.iterdir())):
-        raise wrong_usage(f"{data} is not empty", "The demo needs a fresh directory: name a new or an empty one.")
+        raise wrong_usage(f"{data} is not empty", "The demo needs a new or empty directory.")
     directory = Path(tempfile.mkdtemp(prefix="breakwater-demo-")) if data is None else data.absolute()
     kept = keep or data is not None
     try:
