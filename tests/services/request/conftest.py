@@ -48,7 +48,7 @@ from services.request.app import build
 from tests.helpers import FIRST, nats_client, share_event_loop, until
 from tests.server_sources import RunningServer, Servers
 
-ODD_AGENT = "écrivain.v2 > all/*"
+ODD_AGENT = "écrivain.v2>all/*"
 CONFIG = f"""
 providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}
 defaults: {{model: m, allowed_models: ["*"]}}
