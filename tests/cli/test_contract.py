@@ -235,6 +235,7 @@ def test_the_addresses_are_the_subjects_that_the_code_uses_and_their_streams_tak
     made = {
         "jobs": subjects.job("A"),
         "cancel": subjects.cancel("J"),
+        "agents": subjects.AGENTS,
         "results": subjects.result("J"),
         "attempts": subjects.attempt("A", "E", 1),
         "executions": subjects.execution("A", "E"),
