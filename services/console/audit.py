@@ -40,7 +40,7 @@ def routes(context: PageContext) -> list[Route]:
         session = session_of(request)
         if session.may_audit:
             return await shown(context, request, "audit.html", view, found=_found, known=_known)
-        text = f"{session.name!r} lacks the scope `audit`, which the audit log takes."
+        text = f"{session.name!r} lacks the scope `audit`, which the audit log requires."
         return context.pages.plain(request, 403, "No access", text)
 
     return [Route("/audit", show, methods=["GET"])]

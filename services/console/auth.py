@@ -64,7 +64,7 @@ MAX_WANTED = 2_000
 """Bytes of the path of a page in a cookie."""
 _WHY = {
     "ended": "Your session has ended, or its key was revoked. Sign in again.",
-    "expired": "Your session had expired, and nothing was done. Sign in and submit the form again.",
+    "expired": "Your session had expired; nothing was changed. Sign in and submit the form again.",
 }
 
 
@@ -216,10 +216,10 @@ class SignIn:
         log = structlog.get_logger()
         if holder is None:
             log.warning("sign_in_refused", why="unknown key")
-            raise ApiError(403, "unknown_key", "This key is unknown. `breakwater keys create NAME` makes one.")
+            raise ApiError(403, "unknown_key", "This key is unknown. `breakwater keys create NAME` creates one.")
         if "read" not in holder.scopes:
             log.warning("sign_in_refused", why="no scope to read", key_id=holder.id, name=holder.name)
-            advice = "`breakwater keys create NAME --scope read` makes a key that may read"
+            advice = "`breakwater keys create NAME --scope read` creates a key that may read"
             raise ApiError(403, "no_scope", f"The key {holder.name!r} lacks the scope `read`; {advice}.")
         session = await api.act(NewSession, "sessions", {})
         self._sessions.add(session.token, holder, time.monotonic())
@@ -255,7 +255,7 @@ class SignIn:
                     raise
                 attempt.failed = False
         except TooManySignInsError:
-            text = "Too many sign-ins from your address are under way, or have failed within a minute. Wait a minute."
+            text = "Too many sign-ins from your address are in progress, or have failed within a minute. Wait a minute."
             return self._page(request, wanted, text, 429)
         except ApiError as error:
             response = self._page(request, wanted, error.message, error.status)
@@ -272,7 +272,7 @@ class SignIn:
         try:
             ended = await self._end(request)
         except ApiError as error:
-            text = f"{error.message}. Try again, or wait: a session ends by itself after twelve hours."
+            text = f"{error.message}. Try again, or wait: a session ends automatically after twelve hours."
             return self._pages.plain(request, error.status, "You are still signed in", text)
         if ended is not None and ended.continue_at is not None:
             # A page, and no redirect: the content security policy lets the form of signing out end here alone.

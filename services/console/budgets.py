@@ -75,7 +75,7 @@ class BudgetRow:
         if limit is None or self.used is None:
             return None
         colour = tone(self.status) or "good"
-        label = f"{money(spent)} spent and {money(reserved)} in flight of {money(limit)}"
+        label = f"{money(spent)} spent and {money(reserved)} reserved of {money(limit)}"
         parts = [(colour, float(spent)), ("second", float(reserved))] if limit else [(colour, 1.0)]
         return charts.share(parts, label, of=float(limit) or 1.0)
 
@@ -141,7 +141,7 @@ def routes(context: PageContext) -> list[Route]:
             return await one(request, RaiseRejected(given, reason, error.message))
         limit = money(nano_from_usd(wanted))
         if "unchanged" in result:
-            session.notify(f"The cap of {name} was {limit} already.")
+            session.notify(f"The cap of {name} was already {limit}.")
         else:
             session.notify(f"The cap of {name} is {limit} until its period ends.")
         return back_to(f"/budgets/{segment(name)}")
@@ -307,7 +307,7 @@ def _rejected(
     if not reason:
         return RaiseRejected(given, reason, "a raise needs a reason, for the record")
     if problem:
-        return RaiseRejected(given, reason, f"the present cap is unknown: {problem}")
+        return RaiseRejected(given, reason, f"the current cap is unknown: {problem}")
     present = status.limit if status else None
     if present is not None and limit > present * CONFIRM_FROM and confirmed != str(limit):
         confirm = f"raise it to {money(limit)}, more than ten times the cap of {money(present)}"

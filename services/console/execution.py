@@ -138,7 +138,7 @@ class ExecutionPage:
         here = f"/executions/{segment(execution_id)}"
         known = await fetched(self._dead_letter(session, execution_id))
         if known.problem is not None or known.value is None:
-            why = known.problem or "this job has no dead letter any more: they are kept for 30 days"
+            why = known.problem or "this job no longer has a dead letter: they are kept for 30 days"
             session.notify(f"The job was not replayed: {why}", "bad")
             return back_to(here)
         body = {"dead_letters": [known.value], "why": reason_of(fields, "why")}
@@ -161,9 +161,9 @@ class ExecutionPage:
         path = f"jobs/{segment(execution_id)}/cancel"
         found = await act(session, CancelledJob, path, {"reason": reason_of(fields)})
         if found is not None and found.status == "cancelling":
-            session.notify("The job is being cancelled. It makes no other call.")
+            session.notify("The job is being cancelled. It makes no further call.")
         elif found is not None and found.status != "cancelled":
-            session.notify(f"The job had ended before: {humanize(found.status)}.", "bad")
+            session.notify(f"The job had already ended: {humanize(found.status)}.", "bad")
         return back_to(f"/executions/{segment(execution_id)}")
 
     async def _dead_letter(self, session: Session, execution_id: str) -> int | None:

@@ -86,7 +86,7 @@ async def submitted(request: Request, *, approval: bool = False) -> tuple[Sessio
         raise FormError(403, "This form is too old, or was sent by another site. Reload the page and try again.")
     if not (session.may_approve if approval else session.may_operate):
         needed = "`operate` or `approve`" if approval else "`operate`"
-        raise FormError(403, f"{session.name!r} may not do that: it takes the scope {needed}.")
+        raise FormError(403, f"{session.name!r} may not do that: it requires the scope {needed}.")
     return session, fields
 
 

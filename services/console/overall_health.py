@@ -171,7 +171,7 @@ def _remarks(live: Live) -> Iterator[Remark]:
     if (queues := live.queues.value) is not None:
         for one in queues.services:
             if one.waiting is None:
-                yield Remark(f"{one.consumer} has no queue, so `breakwater setup` must run", "/#services", "bad")
+                yield Remark(f"{one.consumer} has no queue; run `breakwater setup`", "/#services", "bad")
             elif behind(one):
                 yield Remark(f"{one.service} is behind by {one.waiting:,} messages", "/#services", "bad")
         if waiting := stuck(queues.agents):

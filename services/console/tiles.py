@@ -63,7 +63,7 @@ def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | 
             f"{counted(totals.executions, 'execution')}, {totals.dead_lettered:,} failed{cancelled}",
             time_range.executions(agent=agent, status="dead_lettered"),
             "" if failed is None or failed < SOME_FAIL else "warn" if failed < MANY_FAIL else "bad",
-            "Of executions that succeeded or failed. Dry runs are left out.",
+            "Executions that succeeded or failed, without dry runs.",
         ),
         Tile("Spend", words.money(totals.spend), _calls(totals), "/budgets"),
         Tile(

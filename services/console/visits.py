@@ -130,7 +130,7 @@ async def shown(
             if isinstance(table, PageTable) and table.id == wanted:  # pyright: ignore[reportUnknownMemberType]
                 text = csv_text(table.columns, table.ordered)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
                 return Response(text, headers=csv_headers(wanted), media_type="text/csv")
-        missing = f"The page has no table {wanted!r} now: what is in it can't be read, or there is nothing in it."
+        missing = f"The page has no table {wanted!r} now: its data is unavailable, or it is empty."
         return context.pages.plain(request, 404, "Nothing to save", missing)
     return context.pages.render(request, template, visit=visit, **{**by_name, **values})
 

@@ -119,8 +119,8 @@ def waste_cause(cause: str) -> str:
 
 _COST_BASES = {
     "billed": "billed: the usage that providers reported, at their prices",
-    "estimated": "estimated: of at least one call no usage was reported, or none that can be true and priced",
-    "unknown": "unknown in part: at least one call has no known price, or no known usage",
+    "estimated": ("estimated: at least one call reported no usage, or usage that is implausible or has no price"),
+    "unknown": "partly unknown: at least one call has no known price or usage",
     "none": "no call was made",
 }
 
@@ -131,8 +131,8 @@ def cost_basis(basis: str) -> str:
 
 
 _FINISH_REASONS = {
-    "stop": "stop: the model ended by itself",
-    "length": "length: cut off by its output limit",
+    "stop": "stop: the model ended its answer",
+    "length": "length: truncated by the output limit",
     "tool_calls": "tool calls: the model asks for tools",
     "content_filter": "content filter: withheld by the provider",
 }

@@ -1,4 +1,4 @@
-"""`breakwater contract --strings` prints what people read."""
+"""`breakwater contract --strings` prints what people read, and none of it reads like a translation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,28 @@ from breakwater.cli.strings import ShownString, strings
 from tests.cli.conftest import Run
 
 ROOT = Path(__file__).parents[2]
+
+
+INSTEAD = {
+    r"Only (?:those|alerts|jobs) (?:of|with|that)": "Filter by …",
+    r"ended so": "the status",
+    r"[Tt]he most (?:bytes|lines|rows|jobs|alerts|that)": "Maximum …",
+    r"\bso much of it\b|no other (?:one )?begins so": "a unique prefix",
+    r"[Hh]eld back": "blocked, delayed",
+    r"[Hh]alf took": "Median",
+    r"Happened (?:once|\d)": "1 occurrence",
+    r"people are (?:notified|told)": "alert only",
+    r"at this pace": "Forecast",
+    r"\ball else\b|what else\b": "all other …",
+    r"\bmend": "fix",
+    r"nothing like": "the rule itself",
+    r"\} without a call\b": "overhead",
+    r"Choose all": "Select all",
+    r"Spent budgets": "Exhausted budgets",
+    r"[Ii]n whose name": "on behalf of",
+    r"\bfor ever\b": "forever",
+    r"\banew\b|\bbeside\b|\bat once\b|\b(?:no|any|some)body\b|\bwhoever\b|\btold\b": "plain words",
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +66,13 @@ def test_a_command_prints_them(run: Run) -> None:
     printed = run("contract", "--strings").out
     assert "breakwater/cli/contract.py" in printed
     assert len(printed.splitlines()) > 2_000
+
+
+def test_no_string_reads_like_a_translation(found: list[ShownString]) -> None:
+    faults = [
+        f"{one.path}:{one.line}: {one.text!r}: instead of {match[0]!r} say: {say}"
+        for one in found
+        for pattern, say in INSTEAD.items()
+        if (match := re.search(pattern, one.text))
+    ]
+    assert not faults, "\n".join(faults)

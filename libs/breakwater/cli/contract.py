@@ -19,7 +19,7 @@ from services.request.openapi import document as openapi
 
 
 def contract(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The directory.")] = Path("proto"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory.")] = Path("proto"),
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; list what is out of date, and exit with code 1.")
     ] = False,

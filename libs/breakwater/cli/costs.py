@@ -25,7 +25,7 @@ def costs(
         str | None,
         typer.Option("--month", metavar="YYYY-MM", help="Month, in the budgets' time zone. [default: this month]"),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="The most lines.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="Maximum number of rows.")] = 50,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV, with exact amounts.")] = False,
 ) -> None:
     """Show the costs of a month, with the previous month, the caps and the cost of failed calls.

@@ -55,7 +55,7 @@ def executions(
         str | None, typer.Argument(metavar="[ID]", help="Show this one, with its attempts.")
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Filter by agent.")] = None,
-    status: Annotated[Status | None, typer.Option("--status", help="That ended so.")] = None,
+    status: Annotated[Status | None, typer.Option("--status", help="Filter by status.")] = None,
     plan: Annotated[str | None, typer.Option("--plan", help="Filter by plan.")] = None,
     runs: Annotated[
         bool,

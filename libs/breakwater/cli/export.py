@@ -42,7 +42,7 @@ class ExportedFile:
 
 def export(
     form: Annotated[ExportFormat, typer.Option("--format", help="Parquet, or one line of JSON per record.")],
-    what: Annotated[ExportedRecords, typer.Option("--what", help="Which records.")] = "executions",
+    what: Annotated[ExportedRecords, typer.Option("--what", help="Kind of records.")] = "executions",
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="AGO", help="Ended (attempts: started) since: 2h, 7d, or a time."),

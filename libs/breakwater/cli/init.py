@@ -335,8 +335,8 @@ def config_text(provider: StartingProvider, agent: StartingAgent, *, priced: boo
     budget: {{daily_usd: {cap}, enforcement: soft}}
 """
     return f"""\
-# Breakwater's config. `breakwater config check` checks it, and shows what all else is set to by default: retries, a
-# circuit breaker, a guard on each task, redaction of secrets. `preset` sets breaker and guard of an agent, as in
+# Breakwater's config. `breakwater config check` checks it, and shows all other defaults: retries, a circuit breaker,
+# redaction of secrets. `preset` sets breaker and guard of an agent, as in
 # `breaker: {{preset: refactor}}`: {", ".join(PRESETS)}.
 providers:
   {_scalar(provider.name)}:

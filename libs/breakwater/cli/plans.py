@@ -33,7 +33,7 @@ def list_(
 
 @app.command()
 @api_command
-def show(api: Api, plan: Annotated[str, typer.Argument(metavar="PLAN", help="Its id.")]) -> None:
+def show(api: Api, plan: Annotated[str, typer.Argument(metavar="PLAN", help="Plan id.")]) -> None:
     """Show a plan with its jobs.
 
     For example:

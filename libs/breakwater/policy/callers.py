@@ -47,15 +47,15 @@ class ApiKey(Message):
     """Record of a key."""
 
     id: str = Field(pattern=r"^[0-9a-f]{12}$", description="Public: names the key in lists and logs.")
-    name: Identifier = Field(description="Who or what uses the key.")
+    name: Identifier = Field(description="User of the key.")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="Digest of the secret.")
     created_at: Timestamp
     # Keys that were made before there were scopes open everything, as they did.
     scopes: Annotated[tuple[KeyScope, ...], AfterValidator(_in_order)] = Field(
-        default=KEY_SCOPES, min_length=1, description="What the key is for; each once, in one order."
+        default=KEY_SCOPES, min_length=1, description="Permitted uses, sorted."
     )
-    tenants: tuple[Identifier, ...] = Field(default=(), description="In whose name it submits; empty: in anyone's.")
-    agents: tuple[Identifier, ...] = Field(default=(), description="For which agents it submits; empty: for all.")
+    tenants: tuple[Identifier, ...] = Field(default=(), description="Tenants it may submit jobs for; empty: any.")
+    agents: tuple[Identifier, ...] = Field(default=(), description="Agents it may submit jobs for; empty: all.")
 
     @model_validator(mode="after")
     def _bound_to_submitting(self) -> Self:

@@ -159,11 +159,11 @@ class OpenAIRoutes:
         "/v1/chat/completions",
         tag="openai",
         summary="Create a chat completion, as at OpenAI",
-        description="A call is a job, and is answered when it has ended, with the provider's own object; from a "
-        "provider of another dialect, with one of the same form. The headers `x-breakwater-execution-id`, "
-        "`-model`, `-attempts`, `-cost-usd` and `-cache` say how it came about, and `-dropped-params` which "
-        "params the model that answered was not sent, as its provider has nothing like them. `x-should-retry: false` "
-        "is set whenever Breakwater has retried already. With `stream`, the response is server-sent events: OpenAI's "
+        description="Each call is a job. The response contains the provider's own object, or one in OpenAI's format if "
+        "the provider speaks another dialect. The headers `x-breakwater-execution-id`, `-model`, `-attempts`, "
+        "`-cost-usd` and `-cache` describe the job, and `-dropped-params` lists params that were not sent because the "
+        "provider does not support them. `x-should-retry: false` is set if Breakwater has already retried. With "
+        "`stream`, the response is server-sent events: OpenAI's "
         "`chat.completion.chunk` objects and `[DONE]`, or an `error` after some of the answer.",
         headers={
             "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",

@@ -186,7 +186,7 @@ async def test_all_of_a_filter_without_a_script_goes_on_where_it_stopped(console
     assert asked(console) == {"reason": "error", "agent": "writer", "since": since}
     assert "100 replayed. About 1,900 are left: continue below." in page.words
     assert 'name="after" value="400-5000"' in page.text
-    assert "Continue: replay up to 1,900 that are left" in page.words
+    assert "Continue: replay up to 1,900 more" in page.words
     console.interface.answers["POST dlq/replay"] = outcome(*range(3))
     page = await console.submit("/dead-letters", "/dead-letters/replay", **fields | {"after": "400-5000", "reason": ""})
     assert asked(console) == {"agent": "writer", "since": since, "after": 400, "up_to": 5_000}

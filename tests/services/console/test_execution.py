@@ -199,8 +199,8 @@ async def test_what_answered_and_why_it_ended_is_said_in_words(console: Console)
     page = await console.get("/executions/e1")
     for said in (
         "gpt-4.1-mini answered; gpt-4.1 was requested",
-        "length: cut off by its output limit",
-        "estimated: of at least one call no usage was reported, or none that can be true and priced",
+        "length: truncated by the output limit",
+        "estimated: at least one call reported no usage, or usage that is implausible or has no price",
         "First token 2.3 s 300 ms into its call, 100 tokens/s",
         "temperature",
         "0.25",
@@ -409,7 +409,7 @@ async def test_a_job_that_has_not_ended_is_cancelled_from_its_page(console: Cons
         monkeypatch.setattr(ApiClient, "_url", of)
         for status, shown in (
             ("cancelling", "The job is being cancelled."),
-            ("succeeded", "The job had ended before: succeeded."),
+            ("succeeded", "The job had already ended: succeeded."),
         ):
             console.interface.answers["POST jobs/a/b/cancel"] = (200, known | {"status": status})
             page = await console.submit("/executions/a%2Fb", "/cancel/a%2Fb", reason="a wrong prompt")

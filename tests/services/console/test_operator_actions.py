@@ -53,7 +53,7 @@ async def test_a_key_that_may_only_look_does_nothing(visited: Console, case: Ope
     assert (await visited.sign_in()).status == 303
     page = await submit(visited, case)
     assert page.status == 403
-    assert "'viewer' may not do that: it takes the scope operate" in page.words
+    assert "'viewer' may not do that: it requires the scope operate" in page.words
     assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)
 
 

@@ -138,7 +138,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             QUIET,
             live(services=[service("sink-events", None, None)]),
             "bad",
-            "sink-events has no queue, so `breakwater setup` must run.",
+            "sink-events has no queue; run `breakwater setup`.",
         ),
         (QUIET, live(queues=[queue("writer", 3, 0)]), "warn", "jobs of writer are waiting and none is running."),
         (

@@ -220,7 +220,7 @@ async def test_dead_letters_are_grouped_by_their_error_but_for_numbers_in_it(con
     assert "no such model error writer 1 0" in page.words
     address = unescape(re.findall(r'href="(/dead-letters\?[^"]*error=[0-9a-f]{8}#list)"', page.text)[0])
     one = await console.get(address)
-    assert "Only those with the error “timeout after 31 s”" in one.words
+    assert "Filtered by the error “timeout after 31 s”" in one.words
     assert re.findall(r'aria-label="Select dead letter (\d)"', one.text) == ["9", "7"]
     assert "Replay all" not in one.words, "that would replay others, too"
 

@@ -20,7 +20,7 @@ from breakwater.embedded.datadir import DataDir
 
 
 def demo(
-    jobs: Annotated[int, typer.Option(min=100, max=2000, help="How many jobs.")] = 300,
+    jobs: Annotated[int, typer.Option(min=100, max=2000, help="Number of jobs.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same jobs and the same answers.")] = 1,
     data: Annotated[
         Path | None,
