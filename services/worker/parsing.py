@@ -87,6 +87,9 @@ def read_job(config: Config, agent_name: str, agent: Agent, delivery: Delivery) 
     owner = _owner(config, origin)
     inside = scope_references(job, origin.scope, scoped) if origin.chosen_ids else job
     execution_id = execution_id_of(delivery, inside, origin)
+    if (trace_id := tracing.trace_id_of(delivery.headers.get(Header.TRACEPARENT))) is not None:
+        # Callers choose it as they choose ids: with another's, a job does not join its run.
+        trace_id = scoped(trace_id, None if owner is None else scope_in(owner, None))
     return JobDelivery(
         delivery=delivery,
         agent_name=agent_name,
@@ -98,7 +101,7 @@ def read_job(config: Config, agent_name: str, agent: Agent, delivery: Delivery) 
         owner=owner,
         submitted_by=origin.sender,
         digest=job_digest(job, owner),
-        run_id=run_of(inside, execution_id, trace_id=tracing.trace_id_of(delivery.headers.get(Header.TRACEPARENT))),
+        run_id=run_of(inside, execution_id, trace_id=trace_id),
     )
 
 

@@ -14,7 +14,7 @@ def run_of(job: Job, execution_id: str, *, trace_id: str | None = None, run_of_p
     Args:
         job: with the ids as the plane calls them, and its own task.
         execution_id: of the job.
-        trace_id: of the W3C trace context that came with it.
+        trace_id: of the W3C trace context that came with it, scoped to its owner.
         run_of_parent: of the execution that it names as its parent.
     """
     named = job.task_id or job.session_id

@@ -18,7 +18,7 @@ PROGRAMS = {name: {"agents": ["writer"]} for name in ("one", "other")}
 GUARDED = {"writer": {"model": "sim/fast", "guard": {"max_iterations": 1}}}
 
 
-async def ask(plane: WorkerPlane, user: str, **job: Any) -> dict[str, Any]:
+async def ask(plane: WorkerPlane, user: str, headers: dict[str, str] | None = None, **job: Any) -> dict[str, Any]:
     """Publishes a job as the account of a program does, and waits for the answer."""
     client: Client = plane.client
     inbox, heard = client.new_inbox(), list[Msg]()
@@ -30,7 +30,7 @@ async def ask(plane: WorkerPlane, user: str, **job: Any) -> dict[str, Any]:
 
     subscription = await client.subscribe(inbox, cb=hear)
     body = {"agent": "writer", "prompt": "x", "reply_to": inbox, **job}
-    await plane.jetstream.publish(subjects.job_by("writer", user), json.dumps(body).encode())
+    await plane.jetstream.publish(subjects.job_by("writer", user), json.dumps(body).encode(), headers=headers)
     await until(lambda: heard, "the answer")
     await subscription.unsubscribe()
     return json.loads(heard[0].data)
@@ -54,6 +54,19 @@ async def test_a_programs_ids_are_names_of_its_own(start_worker: StartWorker) ->
             assert "'j'" in refused["error"]["message"]
         for name, owner in (("j@program-one", "program-one"), ("j@program-other", "program-other"), ("j", None)):
             assert (await plane.result(name))["owner"] == owner
+
+
+async def test_a_job_with_the_trace_of_another_programs_joins_no_run_of_it(start_worker: StartWorker) -> None:
+    trace_id = "ab" * 16
+    headers = {"traceparent": f"00-{trace_id}-{'cd' * 8}-01"}
+    async with start_worker(
+        {"sim/fast": model(answer="Done.")}, {"writer": {"model": "sim/fast"}}, programs=PROGRAMS
+    ) as plane:
+        for user in ("program-one", "program-other", "client"):
+            done = await ask(plane, user, job_id="j", headers=headers)
+            assert done["run_id"] == trace_id
+        recorded = [(await plane.result(name))["run_id"] for name in ("j@program-one", "j@program-other", "j")]
+        assert recorded == [f"{trace_id}@program-one", f"{trace_id}@program-other", trace_id]
 
 
 async def test_a_dry_run_of_a_program_takes_no_id(start_worker: StartWorker) -> None:
