@@ -14,7 +14,7 @@ import orjson
 from starlette.types import Receive
 
 from breakwater.bus.core import hearing
-from breakwater.bus.errors import BusUnavailableError
+from breakwater.bus.errors import BusError, BusUnavailableError
 from breakwater.bus.lookup import ClientGetter, Lookup
 from breakwater.bus.records import is_result_of, read_record
 from breakwater.contracts import subjects
@@ -196,14 +196,17 @@ class JobLookup:
     async def explained(self, caller: Caller, document: bytes) -> bytes:
         """A result or record, for operators with the figures of a refusal, which only the attempt in EVENTS has.
 
-        Raises BusError.
+        Without them if they can't be read now: the job has ended, and its answer is here.
         """
         if _REFUSED not in document or not caller.may(("operate",)):
             return document
         result = orjson.loads(document)
         if (error := result["error"]) is None:
             return document
-        for attempt in reversed(await self.results.attempts(result["execution_id"])):
+        attempts: list[Attempt] = []
+        with suppress(BusError):
+            attempts = await self.results.attempts(result["execution_id"])
+        for attempt in reversed(attempts):
             if attempt.short_circuited and attempt.error is not None and attempt.error.message == error["message"]:
                 error["figures"] = attempt.error.figures
                 return orjson.dumps(result)

@@ -8,8 +8,9 @@ import nats
 import pytest
 import redis.asyncio
 
+from breakwater.bus.errors import BusUnavailableError
 from breakwater.contracts import subjects
-from breakwater.contracts.execution import Execution
+from breakwater.contracts.execution import Attempt, ErrorInfo, Execution
 from breakwater.state.accepted import recent_keys
 from services.request.results import ResultReader, Waiters
 from tests.helpers import FIRST, until
@@ -269,3 +270,37 @@ async def test_an_accepted_job_is_known_to_every_other_process_too(api: HttpApi,
 async def test_an_unknown_job_is_not_found(api: HttpApi) -> None:
     shown = await api.ask("GET", "/api/v1/jobs/nobody-knows-it")
     assert (shown.status, shown.code) == (404, "unknown_job")
+
+
+async def test_a_refusal_is_answered_without_its_figures_while_these_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, api: HttpApi
+) -> None:
+    async def unread(*_: object) -> list[Attempt]:
+        raise BusUnavailableError("no response")
+
+    monkeypatch.setattr(ResultReader, "attempts", unread)
+    job_id = new_id()
+    error = ErrorInfo(kind="budget_exceeded", class_="BudgetExceededError", message="no room")
+    ended = result_of(job_id, "writer")
+    attempt = Attempt(
+        attempt_id=f"{job_id}:1",
+        execution_id=job_id,
+        agent="writer",
+        number=1,
+        model="sim/m",
+        provider="sim",
+        started_at=ended.queued_at,
+        completed_at=ended.completed_at,
+        duration_ms=0,
+        outcome="short_circuited",
+        short_circuited=True,
+        error=error,
+        cause="first",
+    )
+    refused = {"status": "dead_lettered", "reason": "budget_exceeded", "error": error, "attempts": (attempt,)}
+    await publish_result(api.bus, ended.model_copy(update=refused))
+    for answer in (
+        await api.post(JOB | {"job_id": job_id}, query="?wait_s=60"),
+        await api.ask("GET", f"/api/v1/jobs/{job_id}"),
+    ):
+        assert (answer.status, answer.json["error"]["message"]) == (200, "no room")
