@@ -7,7 +7,7 @@ import pytest
 from breakwater.contracts.events import BreakerState, Health
 from breakwater.contracts.execution import Attempt, ErrorInfo, ErrorKind, Outcome
 from breakwater.contracts.types import time_from_ms
-from breakwater.policy.budget import NEVER_FITS
+from breakwater.policy.budget import NEVER_FITS, OWN_CAP
 from breakwater.policy.health import (
     NONE_SUCCEEDS,
     UNCALLED,
@@ -60,10 +60,12 @@ def test_a_call_that_no_cap_ever_has_room_for_speaks_against_it(class_name: str)
         ("agent:writer/daily", "BudgetExceededError", True),
         ("global/monthly", "BudgetExceededError", True),
         ("tenant:acme/daily", "BudgetExceededError", False),
+        ("task", "BudgetExceededError", False),
+        (OWN_CAP, "BudgetExceededError", False),
         ("agent:writer/daily", "BudgetHeldError", False),
     ],
 )
-def test_an_exhausted_cap_speaks_against_the_agent_unless_it_is_a_tenants(
+def test_an_exhausted_cap_speaks_against_the_agent_unless_it_is_a_tenants_a_tasks_or_a_jobs(
     refused_by: str, class_name: str, *, expected: bool
 ) -> None:
     error = ErrorInfo(kind="budget_exceeded", class_=class_name, message="x")
@@ -89,6 +91,7 @@ SOME, DOWN = Verdict("degraded", "the last call failed"), Verdict("unhealthy", "
     [
         (CallHealth(), UNCALLED),
         (CallHealth(0, None, 1, 1, 0), ("healthy", "the last call succeeded")),
+        (CallHealth(0, None, 1), ("healthy", "the last call succeeded")),  # noted by an earlier version
         (CallHealth(0, None, 1, 20, 0), HEALTHY),
         (CallHealth(0, None, 1, 20, 3), ("healthy", "17 of the last 20 calls succeeded")),
         (CallHealth(0, None, 1, 20, 4), ("degraded", "4 of the last 20 calls failed")),

@@ -48,10 +48,13 @@ def failed(attempt: Attempt) -> bool | None:
 
 
 def out_of_budget(attempt: Attempt) -> bool:
-    """True if an exhausted cap, other than a tenant's, refused a call: that speaks against its agent, not its model."""
+    """True if an exhausted budget of the agent, or of all agents, refused a call: that speaks against the agent alone.
+
+    The caps of a tenant, a task or a job say nothing of others' jobs.
+    """
     error = attempt.error
     spent = error is not None and error.class_ == "BudgetExceededError" and attempt.outcome == "short_circuited"
-    return spent and not (attempt.refused_by or "").startswith("tenant:")
+    return spent and (attempt.refused_by or "").startswith(("agent:", "global/"))
 
 
 class Verdict(NamedTuple):
@@ -148,7 +151,7 @@ def _of_calls(calls: CallHealth, failed: str = "failed") -> Verdict:
         return Verdict("degraded", last if in_a_row == 1 else f"{in_a_row} calls {failed} in a row")
     if calls.last_success_ms is None:
         return UNCALLED
-    if known == 1:
+    if known <= 1:  # 0: an earlier version noted that call
         return Verdict("healthy", "the last call succeeded")
     return Verdict("healthy", f"{known - failures} of the last {known} calls succeeded")
 
