@@ -72,7 +72,7 @@ async def test_a_server_that_could_not_write_is_named_until_it_is_started_again(
             assert (found.server, found.cannot_write) == ("breakwater", True)
         [failed] = [one async for one in nats_findings(plane, None) if one.verdict == "fail"]
         assert "breakwater can't write: JetStream stream 'plane > EVENTS' write error" in failed.text
-        assert "restart the server" in failed.remedy
+        assert failed.remedy.endswith("restart the server: until then it accepts nothing for that stream.")
     await server.restart_async()
     async with AsyncExitStack() as stack:
         client = await connected(server, "worker", stack)

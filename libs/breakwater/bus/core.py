@@ -187,8 +187,7 @@ HEALTH_TIMEOUT_S = 0.5
 
 _WRITE_ERROR = " write error: "
 
-RESTART = "Free disk space, then restart the server: until then it accepts nothing for that "
-"stream."
+RESTART = "Free disk space, then restart the server: until then it accepts nothing for that stream."
 
 
 @dataclass(frozen=True, slots=True)
