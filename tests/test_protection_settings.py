@@ -90,7 +90,7 @@ def test_agents_that_share_a_breaker_have_the_same_rules() -> None:
     parse_config(agents("provider", consecutive_failures=3, same_error=5))
     parse_config(agents("model", within_s=5))  # of another model
     with pytest.raises(
-        ConfigError, match=r"agents\.b\.breaker: agent 'a' shares the breaker of p/\* and has other rules"
+        ConfigError, match=r"agents\.b\.breaker: agent 'a' shares the breaker of p/\* but has different rules"
     ):
         parse_config(agents("provider", within_s=5))
 
@@ -128,9 +128,9 @@ def test_a_class_that_calls_end_with_may_be_retried(on: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("agent", "defaults", "said"),
     [
-        ({"retry": {"on": [404, "NotFoundEror"]}}, {}, "agents.a.retry.on.1: 'NotFoundEror' is no error class that "),
+        ({"retry": {"on": [404, "NotFoundEror"]}}, {}, "agents.a.retry.on.1: 'NotFoundEror' is not a known error class"),
         ({"retry": {"on": ["NotFoundEror"]}}, {}, "; did you mean 'NotFoundError'? (line 5)"),
-        ({"retry": {"on": ["Zzz"]}}, {}, "; known are ActionNotSupportedError, "),
+        ({"retry": {"on": ["Zzz"]}}, {}, "; known: ActionNotSupportedError, "),
         ({}, {"retry": {"on": ["NotFoundEror"]}}, "1 mistake\n  defaults.retry.on.0: 'NotFoundEror'"),
     ],
 )

@@ -178,7 +178,7 @@ async def test_what_goes_wrong_is_said_on_the_sign_in_page_and_no_session_begins
         broken = await person.sign_in(plane.url)
         plane.provider.reset()
         for shown, status, said in (
-            (another, 403, "not for a sign-in of this browser"),
+            (another, 403, "does not belong to a sign-in of this browser"),
             (late, 403, "over ten minutes, or the browser kept no cookie"),
             (denied, 403, "cancelled or not permitted at the provider"),
             (broken, 503, "Signing in at localhost is not possible now: it answers with a redirect (302)"),

@@ -17,7 +17,7 @@ from breakwater.bus.topology import Plan, alert_consumer, worker_consumer
 from breakwater.contracts import subjects
 from tests.servers import RunningServer
 
-PLAN = Plan(agents={"writer": 8, "an agent/with.odd*name": 2}, alert_channels=("slack",))
+PLAN = Plan(agents={"writer": 8, "an-agent/with.odd*name": 2}, alert_channels=("slack",))
 
 
 @pytest_asyncio.fixture
@@ -52,7 +52,7 @@ async def test_publishing_to_an_agent_that_is_not_configured_fails_at_once(
     own_nats_server: RunningServer, jetstream: JetStreamContext
 ) -> None:
     await provision(own_nats_server.url, PLAN)
-    await jetstream.publish(subjects.job("an agent/with.odd*name"), b"{}")
+    await jetstream.publish(subjects.job("an-agent/with.odd*name"), b"{}")
     with pytest.raises(NoStreamResponseError):
         await jetstream.publish(subjects.job("nobody"), b"{}")
 
@@ -62,7 +62,7 @@ async def test_an_agent_that_is_gone_loses_its_subject_once_none_of_its_jobs_wai
 ) -> None:
     await provision(own_nats_server.url, PLAN)
     await jetstream.publish(subjects.job("writer"), b"{}")
-    without = Plan(agents={"an agent/with.odd*name": 2}, alert_channels=("slack",))
+    without = Plan(agents={"an-agent/with.odd*name": 2}, alert_channels=("slack",))
     assert await provision(own_nats_server.url, without) == ()
     subscription = await jetstream.pull_subscribe_bind(worker_consumer("writer"), "JOBS")
     [job] = await subscription.fetch(1, timeout=60)
@@ -90,7 +90,7 @@ async def test_the_alerters_stream_keeps_the_last_note_on_each_subject(
 ) -> None:
     await provision(own_nats_server.url, PLAN)
     for note in (b"one", b"two"):
-        await jetstream.publish(subjects.baseline("an agent/with.odd*name"), note)
+        await jetstream.publish(subjects.baseline("an-agent/with.odd*name"), note)
         await jetstream.publish(subjects.ALERTER_LEADER, note)
     assert (await jetstream.stream_info("ALERTER")).state.messages == 2
     # A test message is answered by an alerter, and not by a stream.

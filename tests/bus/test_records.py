@@ -17,8 +17,8 @@ OWN = subjects.attempt("writer", "a.b", 2)
     ("changes", "subject", "headers", "problem"),
     [
         ({}, OWN, FIRST, None),
-        ({}, OWN, {}, "without the condition"),
-        ({}, OWN, {next(iter(FIRST)): "7"}, "without the condition"),
+        ({}, OWN, {}, "without requiring"),
+        ({}, OWN, {next(iter(FIRST)): "7"}, "without requiring"),
         ({}, subjects.attempt("writer", "a.b", 3), FIRST, "belongs on"),
         ({}, subjects.attempt("critic", "a.b", 2), FIRST, "belongs on"),
         ({}, subjects.execution("writer", "a.b"), FIRST, "belongs on"),

@@ -70,10 +70,10 @@ UNDELIVERED = [
     },
     {
         "dead_letter_id": 9,
-        "channel": "second line",
+        "channel": "second.line",
         "alert_id": None,
         "title": None,
-        "error": "second line: gone",
+        "error": "second.line: gone",
         "at": format_time(SINCE),
         "replayed": True,
     },
@@ -160,7 +160,7 @@ async def test_undelivered_alerts_fit_the_terminal_with_title_and_error(
         terminal(width)
         ran = await in_thread(run, "alerts", "undelivered")
         assert max(len(line.rstrip()) for line in ran.out.splitlines()) <= width
-        for words in (PENDING["title"], "answered 500 (tried 12 times)", "second line: gone"):
+        for words in (PENDING["title"], "answered 500 (tried 12 times)", "second.line: gone"):
             assert words in ran.out
 
 
@@ -282,8 +282,8 @@ async def test_without_an_alerter_no_channel_is_blamed(run: Run, stub: Stub) -> 
 async def test_what_did_not_arrive_is_listed(run: Run, stub: Stub) -> None:
     document = {"undelivered": UNDELIVERED, "more": True, "channels": 1}
     stub.answers["GET alerts/undelivered"] = (200, document)
-    ran = await in_thread(run, "alerts", "undelivered", "--channel", "second line", "--limit", "2")
-    assert stub.queries == [{"channel": "second line", "limit": "2"}]
+    ran = await in_thread(run, "alerts", "undelivered", "--channel", "second.line", "--limit", "2")
+    assert stub.queries == [{"channel": "second.line", "limit": "2"}]
     _, first, second = ran.out.splitlines()
     assert first.split()[:5] == ["17", "ops", clock(NOW, NOW), "no", "alert_1"]
     assert first.endswith("ops: the receiver answered 500 (tried 12 times)")

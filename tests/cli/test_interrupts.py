@@ -65,7 +65,11 @@ class Terminal:
             mask = re.search(rf"{name}:\s*(\w+)", status.read_text())
             return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
 
-        wait_until(lambda: handled("SigIgn", signal.SIGPIPE) and not handled("SigCgt", signal.SIGINT), "its beginning")
+        # The moment is short: a slower look would miss it, and take the end of the command for its beginning.
+        until = time.monotonic() + 60
+        while not handled("SigIgn", signal.SIGPIPE) or handled("SigCgt", signal.SIGINT):
+            assert time.monotonic() < until, "its beginning"
+            time.sleep(0.001)
 
     def ctrl_c(self) -> None:
         self._read()

@@ -138,7 +138,7 @@ async def test_no_text_stands_at_rest_and_results_replays_records_and_exports_ar
     assert sorted(json.loads(line)["output"] or "" for line in lines.splitlines()) == ["", "", *[ANSWER] * 3]
     assert ANSWER in shown_here
     assert f"new texts are encrypted with key {cipher.key_ids[0]}, and all stored can be read" in doctor
-    assert f"4 executions are encrypted with key {cipher.key_ids[1]}, which encryption.keys does not have" in lost
+    assert f"4 executions are encrypted with key {cipher.key_ids[1]}, which is not in encryption.keys" in lost
 
 
 async def ready(whole: Whole) -> None:

@@ -139,7 +139,7 @@ def test_keys_are_named_by_the_config_and_reach_the_services_that_read_texts(mon
     assert cipher_of(config).key_ids == CIPHER.key_ids
     services = ("worker", "request", "console", "sink", "breaker", "budget", "alerter")
     assert [name for name in services if "BW_NEW_KEY" in variables_of(config, name)] == ["worker", "request", "console"]
-    with pytest.raises(ConfigError, match="restart them one by one"):
+    with pytest.raises(ConfigError, match="restart the services one by one"):
         require_reloadable(parse_config(CONFIG), config)
     with pytest.raises(ConfigError, match="a secret does not belong in the config"):
         parse_config(CONFIG + f"encryption: {{keys: [{NEW}]}}")

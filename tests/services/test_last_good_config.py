@@ -127,7 +127,7 @@ async def test_what_is_taken_over_while_it_runs_is_the_last_good_one(started: St
         started.file.write_text(config)
         started.process.send_signal(signal.SIGHUP)
         await until(lambda holds=holds, refused=refused: started.works_under(holds, refused=refused), "a reload")
-        assert started.last_good.read_text() == holds
+        await until(lambda holds=holds: started.last_good.read_text() == holds, "its copy")
     started.end()
     started.start("console", BROKEN)
     await until(lambda: started.works_under(BETTER, refused=True), "it to start again")

@@ -153,7 +153,7 @@ async def test_one_that_was_forced_open_admits_nobody_until_it_is_reset(redis: R
             unique_errors=len(forced.errors_seen),
             reason="isolated by an operator",
         )
-        refused = BreakerRefused(0, 0, probing=False, statistics=isolated)
+        refused = BreakerRefused(0, 0, probing=False, statistics=isolated, reason="isolated by ops")
         assert await admit(redis, "one:1") == await admit(redis, "job/1:2") == refused
         assert (await load(redis)).breaker == forced
         after, _ = reset(forced, by="ops", why="", rules=BreakerRules(), now_ms=1)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from breakwater.cli.errors import ExitCode
@@ -73,7 +74,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         signal.signal(signal.SIGINT, _exit if interrupted and before is _first else before)
 
 
-def _first(*_: object) -> NoReturn:
+def _first(_number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            # The import system prints an exception that its callbacks raise, and goes on: try again in a moment.
+            signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+            signal.setitimer(signal.ITIMER_REAL, 0.005)
+            return
+        frame = frame.f_back
     signal.signal(signal.SIGINT, _exit)
     raise KeyboardInterrupt
 

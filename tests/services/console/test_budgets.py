@@ -237,7 +237,7 @@ async def test_what_the_interface_refuses_is_reported_in_the_form_which_stays_fi
     console.interface.answers["POST budgets/raise"] = 422, problem("below_cap", refusal)
     page = await console.submit(HERE, HERE, limit_usd="1", reason="launch")
     form = page.text.split('<details class="act" open')[1].split("</form>")[0]
-    assert "The cap was not raised: a cap can&#39;t be below what the config says ($10.00)" in form
+    assert "The cap was not raised: a cap can&#39;t be lower than the config&#39;s ($10.00)" in form
     assert 'value="1"' in form
     assert 'value="launch"' in form
     page = await console.submit(HERE, HERE, limit_usd="12", reason=" ")

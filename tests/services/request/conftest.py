@@ -80,7 +80,7 @@ alerts:
   links: {base_url: "https://plane.example/breakwater", secret: {env: LINK_SECRET}}
   channels:
     ops: {python: {callable: "ours:notify"}}
-    "second line": {python: {callable: "ours:notify"}}
+    "second.line": {python: {callable: "ours:notify"}}
 """
 
 

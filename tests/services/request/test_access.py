@@ -119,6 +119,6 @@ def test_a_port_that_is_taken_is_reported_and_ends_the_process(environment: dict
         process = start_service("request", environment, log)
         assert process.wait(60) == 1
     said = log.read_text()
-    assert f"can't listen on 127.0.0.1:{port}: another program listens there already" in said
+    assert f"can't listen on 127.0.0.1:{port}: another program already listens there" in said
     assert "BREAKWATER_HTTP_PORT" in said
     assert "Traceback" not in said

@@ -85,7 +85,7 @@ async def listen(bus: Client, answer: Callable[[Msg], Awaitable[None]]) -> None:
     await bus.flush()
 
 
-@pytest.mark.parametrize("channel", ["ops", "second line"])
+@pytest.mark.parametrize("channel", ["ops", "second.line"])
 async def test_a_test_message_is_sent_by_an_alerter_and_what_came_of_it_is_reported(
     alerting: HttpApi, channel: str
 ) -> None:
@@ -123,8 +123,8 @@ async def test_an_alerter_that_does_not_answer_is_distinguished_from_none(
 async def test_a_channel_that_the_config_has_not_is_answered_with_those_that_it_has(alerting: HttpApi) -> None:
     for path in ("test", "replay"):
         for channel, hint in {
-            "opss": "did you mean 'ops'? known are ops, second line",
-            "pager": "known are ops, second line",
+            "opss": "did you mean 'ops'? known are ops, second.line",
+            "pager": "known are ops, second.line",
         }.items():
             answer = await alerting.act(f"alerts/{path}", channel=channel)
             assert (answer.status, answer.code, answer.paths) == (404, "unknown_channel", ["channel"])
@@ -145,7 +145,7 @@ async def test_what_did_not_arrive_is_listed_the_latest_first(alerting: HttpApi,
         at=NOW,
     )
     first = await give_up(alerting, "ops", alert)
-    second = await give_up(alerting, "second line", digest)
+    second = await give_up(alerting, "second.line", digest)
     third = await put_dead_letter(alerting, "ops", b"no alert", "why")
     await put_dead_letter(alerting, None, alert.json_bytes(), "of no channel")
     listed = await undelivered(alerting)
@@ -176,7 +176,7 @@ async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: 
     payload = json.dumps({"of": "a later version"}).encode()
     dead_letters = [
         await give_up(alerting, "ops", alert),
-        await put_dead_letter(alerting, "second line", payload, "why"),
+        await put_dead_letter(alerting, "second.line", payload, "why"),
         await give_up(alerting, "gone", alert),
         await give_up(alerting, None, alert),
     ]
@@ -187,18 +187,18 @@ async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: 
             "replayed": 2,
             "already": 0,
             "skipped": 1,
-            "channels": {"ops": 1, "second line": 1},
+            "channels": {"ops": 1, "second.line": 1},
             "continue_after": None,
         },
     )
     wanted = [
         (subjects.alert_replay("ops", dead_letters[0]), "ops", alert.json_bytes()),
-        (subjects.alert_replay("second line", dead_letters[1]), "second line", payload),
+        (subjects.alert_replay("second.line", dead_letters[1]), "second.line", payload),
     ]
     assert await again(alerting) == wanted
     assert [(one["channel"], one["replayed"]) for one in await undelivered(alerting)] == [
         ("gone", False),
-        ("second line", True),
+        ("second.line", True),
         ("ops", True),
     ]
     answer = await alerting.act("alerts/replay")
@@ -208,10 +208,10 @@ async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: 
 
 async def test_only_those_of_a_channel_are_tried_again_where_it_is_named(alerting: HttpApi, alert: Alert) -> None:
     await give_up(alerting, "ops", alert)
-    dead_letter = await give_up(alerting, "second line", alert)
-    answer = await alerting.act("alerts/replay", channel="second line")
+    dead_letter = await give_up(alerting, "second.line", alert)
+    answer = await alerting.act("alerts/replay", channel="second.line")
     assert (answer.json["replayed"], answer.json["already"], answer.json["skipped"]) == (1, 0, 0)
-    assert [where for where, _, _ in await again(alerting)] == [subjects.alert_replay("second line", dead_letter)]
+    assert [where for where, _, _ in await again(alerting)] == [subjects.alert_replay("second.line", dead_letter)]
 
 
 async def test_one_that_is_named_is_tried_once_more(alerting: HttpApi, alert: Alert) -> None:
@@ -237,7 +237,7 @@ async def test_a_dead_letter_that_is_not_there_is_said_so(alerting: HttpApi, ale
     for body in (
         {"dead_letter_id": 99},
         {"dead_letter_id": other.sequence},
-        {"dead_letter_id": mine, "channel": "second line"},
+        {"dead_letter_id": mine, "channel": "second.line"},
     ):
         answer = await alerting.act("alerts/replay", **body)
         assert (answer.status, answer.code, answer.paths) == (404, "unknown_dead_letter", ["dead_letter_id"]), body
@@ -262,7 +262,7 @@ async def test_one_request_looks_at_a_part_of_them_and_says_where_to_go_on(
     monkeypatch.setattr(alerts, "MAX_DEAD_LETTERS", 3)
     for _ in range(4):
         await give_up(alerting, "ops", alert)
-        await give_up(alerting, "second line", alert)
+        await give_up(alerting, "second.line", alert)
     replayed, after = list[int](), 0
     while after is not None:
         answer = (await alerting.act("alerts/replay", channel="ops", after=after)).json

@@ -315,7 +315,7 @@ async def test_without_links_in_the_config_there_are_no_pages(
 
 @pytest.mark.parametrize(
     ("secret", "words"),
-    [(None, "LINK_SECRET is not set"), ("x" * 31, "it has 31 characters, and must have 32 at least")],
+    [(None, "LINK_SECRET is not set"), ("x" * 31, "it has 31 characters, but needs at least 32")],
 )
 def test_a_secret_that_is_no_good_stops_it_at_the_start(
     secret: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -111,7 +111,7 @@ async def test_a_job_is_run_and_its_result_is_typed(plane: ClientPlane) -> None:
 async def test_a_job_is_submitted_and_waited_for_later(plane: ClientPlane) -> None:
     async with plane.client() as client:
         job_id = await client.submit(a_job("late"))
-        with pytest.raises(TimeoutError, match=rf"{job_id}.*goes on"):
+        with pytest.raises(TimeoutError, match=rf"{job_id}.*keeps running"):
             await client.wait(job_id, timeout_s=0.1)
         result = await client.wait(job_id)
         assert (result.job_id, result.output) == (job_id, ANSWER)
@@ -223,7 +223,7 @@ async def test_a_stream_that_fails_says_how_the_job_ended(plane: ClientPlane) ->
         with pytest.raises(ApiRefusedError) as refused:
             await anext(aiter(client.stream(a_job("unknown"))))
         assert refused.value.code == "model_not_found"
-        with pytest.raises(TimeoutError, match="goes on"):
+        with pytest.raises(TimeoutError, match="keeps running"):
             await anext(aiter(client.stream(a_job("late"), timeout_s=0.1)))
 
 

@@ -74,8 +74,8 @@ MODELS = {
     "claude": streaming(tool_calls=LOOKED_UP),
 }
 BREAKS = {
-    "cut": "the answer broke off",
-    "stalled": "nothing came",
+    "cut": "the connection was lost",
+    "stalled": "stalled",
     "garbled": "not JSON",
     "ended": "early",
     "failed": "too much",

@@ -76,7 +76,7 @@ async def test_how_far_services_and_alert_channels_are_behind(alerting: HttpApi)
         "sink-alerts": ("sink", 1, 0),
         "sink-audit": ("sink", 0, 0),
         "alerter-channel-ops": ("alerter", 1, 0),
-        f"alerter-channel-{subjects.encode_token('second line')}": ("alerter", 1, 0),
+        f"alerter-channel-{subjects.encode_token('second.line')}": ("alerter", 1, 0),
     }
 
 
