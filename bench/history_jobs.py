@@ -288,7 +288,9 @@ class Jobs:
         agent = job.agent
         wasted = _wasted(course.failed, answered=reason is None)
         waste = sum(wasted.values())
-        basis = "unknown" if course.unknown else "estimated" if course.estimated else "billed" if course.failed else "none"
+        basis = (
+            "unknown" if course.unknown else "estimated" if course.estimated else "billed" if course.failed else "none"
+        )
         known = course.known
         status = "succeeded" if reason is None else "cancelled" if reason == "cancelled" else "dead_lettered"
         error = NO_ERROR

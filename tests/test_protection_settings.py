@@ -128,7 +128,11 @@ def test_a_class_that_calls_end_with_may_be_retried(on: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("agent", "defaults", "said"),
     [
-        ({"retry": {"on": [404, "NotFoundEror"]}}, {}, "agents.a.retry.on.1: 'NotFoundEror' is not a known error class"),
+        (
+            {"retry": {"on": [404, "NotFoundEror"]}},
+            {},
+            "agents.a.retry.on.1: 'NotFoundEror' is not a known error class",
+        ),
         ({"retry": {"on": ["NotFoundEror"]}}, {}, "; did you mean 'NotFoundError'? (line 5)"),
         ({"retry": {"on": ["Zzz"]}}, {}, "; known: ActionNotSupportedError, "),
         ({}, {"retry": {"on": ["NotFoundEror"]}}, "1 mistake\n  defaults.retry.on.0: 'NotFoundEror'"),

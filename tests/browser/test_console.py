@@ -535,7 +535,7 @@ def test_what_was_typed_survives_a_sign_in_that_ended(visitor: Visitor):
     expect(page.locator("[data-refresh-s]")).to_contain_text("signed out", timeout=60_000)
     expect(page.get_by_role("textbox")).to_have_value("a long story")
     page.get_by_role("button", name="Isolate this breaker").click()
-    expect(page.get_by_role("alert")).to_contain_text("nothing was done")
+    expect(page.get_by_role("alert")).to_contain_text("nothing was changed")
     page.get_by_label("API key").fill(visitor.plane.key)
     page.get_by_role("button", name="Sign in").click()
     expect(page).to_have_url(re.compile(r"/breakers/one\?agent=support-triage"))

@@ -58,18 +58,19 @@ class Terminal:
         )
 
     def has_begun(self) -> None:
-        """Waits until the command's own code runs: Python ignores SIGPIPE by then, and catches SIGINT no more."""
+        """Waits until the command's own code runs: Python catches SIGINT until then."""
         status = Path(f"/proc/{self.process.pid}/status")
 
-        def handled(name: str, number: int) -> bool:
-            mask = re.search(rf"{name}:\s*(\w+)", status.read_text())
-            return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
+        def is_caught() -> bool:
+            mask = re.search(r"SigCgt:\s*(\w+)", status.read_text())
+            return mask is not None and bool(int(mask[1], 16) >> (signal.SIGINT - 1) & 1)
 
         # The moment is short: a slower look would miss it, and take the end of the command for its beginning.
         until = time.monotonic() + 60
-        while not handled("SigIgn", signal.SIGPIPE) or handled("SigCgt", signal.SIGINT):
-            assert time.monotonic() < until, "its beginning"
-            time.sleep(0.001)
+        for caught in (True, False):  # first Python's own handler, then none
+            while is_caught() != caught:
+                assert time.monotonic() < until, "its beginning"
+                time.sleep(0.001)
 
     def ctrl_c(self) -> None:
         self._read()

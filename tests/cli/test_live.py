@@ -203,7 +203,7 @@ async def test_agents_shows_health_runs_and_spend_as_they_are_now(run: Run, plan
     agents = await until(opened, what="the breaker to open, the spend to be settled, the rows to be there")
     planned = await in_thread(run, "submit", "breaking", "x", "--dry-run")
     assert "refused" in planned.out
-    assert "the breaker of breaking for sim/bad is open" in planned.out
+    assert "the breaker of agent breaking for sim/bad is open" in planned.out
     [model] = agents["spender"]["models"]
     assert (model["model"], model["health"], model["breaker"]) == ("sim/good", "healthy", "closed")
     assert agents["spender"]["spent_today"] == agents["spender"]["figures"]["spend"] == "0.000042000"
@@ -417,7 +417,7 @@ async def test_doctor_finds_a_healthy_plane_healthy(run: Run, plane: Plane) -> N
         "the schema is at version",
         "may submit, read, operate",
         "no call was made",
-        "its clock is ours",
+        "its clock agrees with this machine's",
     ):
         assert part in texts
     assert plane.sim.ledger.totals.calls == called
@@ -443,7 +443,7 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(
     ran = await in_thread(run, "doctor", "--config", with_another_agent(plane, "missing"))
     assert ran.code == ExitCode.FAILED
     for part in (
-        "stream JOBS has different subjects",
+        "stream JOBS differs from the config: subjects",
         "consumer worker-missing is missing",
         "breakwater setup",
         "the API key is not accepted",

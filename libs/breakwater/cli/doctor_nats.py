@@ -128,7 +128,9 @@ def _differences(found: Survey) -> list[Finding]:
             remedy = f"{SETUP} If that does not help, NATS lacks storage: free some, or lower `limits`."
             findings.append(Finding("nats", "warn", f"{what} has a different size limit from the config", remedy))
         elif one.verdict == "differs":
-            findings.append(Finding("nats", "warn", f"{what} has a different {', '.join(one.different)}", SETUP))
+            findings.append(
+                Finding("nats", "warn", f"{what} differs from the config: {', '.join(one.different)}", SETUP)
+            )
     if hidden := sum(one.verdict == "hidden" for one in every):
         remedy = "Set BREAKWATER_NATS_URL to an address with the user `setup`."
         findings.append(Finding("nats", "warn", f"this user may not see {hidden} streams and consumers", remedy))

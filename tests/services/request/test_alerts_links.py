@@ -100,7 +100,7 @@ async def test_a_link_shows_the_incident_and_what_may_be_done(alerting: HttpApi,
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     page = Page(answer)
     for words in (
-        "Needs an operator · critical · guard tripped",
+        "Needs an operator · warning · guard tripped",
         "Task stopped: t1",
         "Ten of ten. To do: breakwater guards reset 't1'",
         "writer",
@@ -290,7 +290,7 @@ async def test_without_nats_the_page_says_so(alerting: HttpApi, person: Person, 
         await person.send(link(alert.incident_id), {"name": "Ada", "action": "resolve"}),
     ):
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
-        assert "load this page again" in Page(answer).text
+        assert "reload this page" in Page(answer).text
     assert (await person.open("/alerts/x?expires=1&signature=2")).status == 403  # which needs nobody
 
 

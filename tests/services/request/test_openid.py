@@ -56,7 +56,9 @@ OPERATE, APPROVE, ADMIN = {"operator", "admin"}, {"operator", "approver", "admin
 RIGHTS: Mapping[str, set[str]] = {
     **dict.fromkeys(("sign_in", "show_key", "metrics", "list_models", "show_model"), ALL),
     **dict.fromkeys(("follow_job", "follow_events"), ALL),
-    **dict.fromkeys(("list_executions", "show_execution", "list_agents", "list_breakers", "list_stopped_tasks"), ALL),
+    **dict.fromkeys(
+        ("list_executions", "list_runs", "show_execution", "list_agents", "list_breakers", "list_stopped_tasks"), ALL
+    ),
     **dict.fromkeys(("list_budgets", "reconcile_budgets", "show_costs", "export_costs", "list_queues"), ALL),
     **dict.fromkeys(("list_plans", "show_plan", "list_incidents", "show_incident", "list_undelivered_alerts"), ALL),
     **dict.fromkeys(("list_dead_letters", "show_dead_letter"), ALL),

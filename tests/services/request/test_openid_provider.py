@@ -209,7 +209,11 @@ UNUSABLE: dict[str, tuple[str, Any, str]] = {
     "has an endpoint in plain text": (DISCOVERY, {"token_endpoint": "http://provider.example/token"}, "token_endpoint"),
     "has an endpoint that is a script": (DISCOVERY, {"end_session_endpoint": "javascript:alert(1)"}, "end_session"),
     "has its keys in our network": (DISCOVERY, {"jwks_uri": "https://10.1.2.3/keys"}, "private address"),
-    "redeems where clouds keep credentials": (DISCOVERY, {"token_endpoint": "https://169.254.169.254/"}, "private address"),
+    "redeems where clouds keep credentials": (
+        DISCOVERY,
+        {"token_endpoint": "https://169.254.169.254/"},
+        "private address",
+    ),
     "sends elsewhere": (DISCOVERY, web.Response(status=302, headers={"Location": "http://127.0.0.1/"}), "redirect"),
     "sends too much": (DISCOVERY, _long(), "too long"),
     "sends no JSON": (DISCOVERY, web.Response(text="<html>"), "JSON"),

@@ -102,7 +102,7 @@ async def test_the_time_of_day_may_be_set_while_a_job_runs(start_worker: StartWo
     provider = ScriptedProvider(fails, Answer("done", Usage(120, 40)))
     async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}, fake_clock=True) as plane:
         result = await plane.run({"agent": "writer", "job_id": "j1", "prompt": "hello"})
-        [slept] = plane.clock.slept
+        slept = max(plane.clock.slept)  # within an hour of midnight, a budget of the other day asks once more
     assert (result["status"], result["output"]) == ("succeeded", "done")
     assert slept * 1000 <= result["duration_ms"] < 60_000
     assert all(0 <= attempt["duration_ms"] < 60_000 for attempt in result["attempts"])
