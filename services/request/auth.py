@@ -119,7 +119,8 @@ class RequireApiKey:
             raise not_read(error) from error
         if caller is None and is_link(key):
             message = (
-                "this sign-in link was used before, or is over ten minutes old; `breakwater console` prints a new one"
+                "this sign-in link was used before, is over ten minutes old, or its key was revoked; "
+                "`breakwater console` prints a new one"
             )
             raise _unauthorized(message)
         if caller is None and is_session(key):

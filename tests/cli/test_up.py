@@ -24,6 +24,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from breakwater.cli.up import link_to_show
+from breakwater.embedded.datadir import Endpoints
 from breakwater.telemetry.metrics import PLANE_GAUGES
 from tests.helpers import wait_until
 from tests.servers import RunningServer
@@ -293,3 +295,14 @@ def test_a_taken_port_that_was_asked_for_is_reported(tmp_path: Path) -> None:
     assert code == 1
     assert port in text
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("contents", [None, "see the vault", f"bw_{'0' * 12}_{'x' * 43}"])
+async def test_a_stack_that_can_offer_no_sign_in_link_runs_without_one(tmp_path: Path, contents: str | None) -> None:
+    key = tmp_path / "api-key"
+    if contents is not None:
+        key.write_text(contents)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    endpoints = Endpoints.model_construct(api_key_file=key, redis_url=f"redis://127.0.0.1:{port}/0")
+    assert await link_to_show(endpoints) is None

@@ -24,7 +24,7 @@ from breakwater.cli.plane import DEFAULT_DATA
 from breakwater.cli.reload import ConfigFollower, StackEvents, require_usable
 from breakwater.cli.setup import prepare_clickhouse, prepare_nats
 from breakwater.config import Config, load_config
-from breakwater.embedded.datadir import DataDir
+from breakwater.embedded.datadir import DataDir, Endpoints
 from breakwater.embedded.process import ProcessSpec
 from breakwater.embedded.simulation import simulated
 from breakwater.embedded.stack import Stack, plan_stack
@@ -34,6 +34,7 @@ from breakwater.runtime.background import run_together
 from breakwater.runtime.files import write_private
 from breakwater.runtime.settings import Settings
 from breakwater.security.api_keys import create_key, list_keys
+from breakwater.state.connection import StateUnavailableError
 
 LOOK_AT_DISK_EVERY_S = 5.0
 
@@ -126,7 +127,7 @@ async def _run(
         if events.as_json:
             output.json_line({"event": "up", **stack.endpoints.model_dump(mode="json"), "first_api_key": key})
         else:
-            link = await sign_in_link(stack.endpoints)
+            link = await link_to_show(stack.endpoints)
             _show_endpoints(stack, key, link, next(iter(load_config(stack.setup.config).agents)), simulate=simulate)
         follower = ConfigFollower(supervisor, data, stack, config_file, events, simulation)
         following.append(asyncio.create_task(follower.run()))
@@ -186,6 +187,14 @@ async def start_stack(
     return key
 
 
+async def link_to_show(endpoints: Endpoints) -> str | None:
+    """A sign-in link; None if there can be none now, which is no reason for a stack that runs to end."""
+    try:
+        return await sign_in_link(endpoints)
+    except (CliError, StateUnavailableError, OSError, ValueError):
+        return None
+
+
 async def _mend_nats(supervisor: Supervisor, data: DataDir, stack: Stack, events: StackEvents) -> None:
     """Starts NATS again after its disk was full, as soon as there is room: before that, its streams take nothing.
 
@@ -212,7 +221,7 @@ async def _mend_nats(supervisor: Supervisor, data: DataDir, stack: Stack, events
                     await asyncio.sleep(LOOK_AT_DISK_EVERY_S)
 
 
-def _show_endpoints(stack: Stack, key: str | None, link: str, agent: str, *, simulate: bool) -> None:
+def _show_endpoints(stack: Stack, key: str | None, link: str | None, agent: str, *, simulate: bool) -> None:
     endpoints, metrics = stack.endpoints, list(stack.endpoints.metrics.values())
 
     def server(name: str, url: str) -> tuple[str, str]:
@@ -221,7 +230,7 @@ def _show_endpoints(stack: Stack, key: str | None, link: str, agent: str, *, sim
     output.styled(("Breakwater is up.", "bold green"))
     for name, value in (
         ("console", endpoints.console_url),
-        ("sign-in link", f"{link} (works once, within 10 minutes)"),
+        *([] if link is None else [("sign-in link", f"{link} (works once, within 10 minutes)")]),
         ("API", endpoints.request_url + "/docs"),
         server("nats", endpoints.nats_url),
         server("redis", endpoints.redis_url),
