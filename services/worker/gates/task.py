@@ -298,9 +298,8 @@ async def _trip(worker: WorkerContext, key: TaskKey, trip: Trip, task: Task, age
 
 
 async def _warn(worker: WorkerContext, job: Assignment, life: str, near: Trip, task: Task) -> None:
-    shared, at = shared_task(worker, job), worker.now()
-    assert shared is not None
-    key = shared[1]
+    # That of `shared_task`, which no longer knows of the children once the claim is lost.
+    key, at = TaskKey(job.job.tenant, job.job.task_id or job.execution_id), worker.now()
     event = GuardEvent(
         # Of two jobs that are near it at the same moment, both announce it, under one id.
         event_id=f"{key.name}@{life}#soft_cap",
