@@ -28,6 +28,7 @@ _MONTHS = (THIS_MONTH, LAST_MONTH)
 _NOT_KEPT = ("window", "from", "to", "after", "before", "whole")
 _LONG = timedelta(days=2)
 _LONGEST = timedelta(days=400)
+_FEW_MINUTES = timedelta(minutes=5)
 
 Links = list[tuple[str, str, bool]]
 """The same page for each time range: its name, the URL, whether it is the present one."""
@@ -60,16 +61,24 @@ class TimeRange:
         """As part of a sentence: `in the last 24h`."""
         if self.name in WINDOWS:
             return f"in the last {self.name}"
-        return (
-            f"from {_written(self.window.start)} to {_written(self.window.end)}" if self.name == CUSTOM else self.name
-        )
+        if self.name != CUSTOM:
+            return self.name
+        start, end = self._bounds
+        return f"from {start} to {end}"
 
     @property
     def bounds(self) -> str:
         """The exact bounds: it is made of whole steps, and starts a little earlier than its name says."""
-        start = _written(self.window.start)
+        start, end = self._bounds
         until_now = self.name in WINDOWS or self.name == THIS_MONTH
-        return f"since {start} UTC" if until_now else f"{start} to {_written(self.window.end)} UTC"
+        return f"since {start} UTC" if until_now else f"{start} to {end} UTC"
+
+    @property
+    def _bounds(self) -> tuple[str, str]:
+        """Start and end, with seconds in a range of a few minutes that does not start and end on one."""
+        start, end = self.window.start.astimezone(UTC), self.window.end.astimezone(UTC)
+        of = "%b %d %H:%M:%S" if end - start < _FEW_MINUTES and (start.second or end.second) else "%b %d %H:%M"
+        return f"{start:{of}}", f"{end:{of}}"
 
     @property
     def is_long(self) -> bool:
@@ -164,7 +173,3 @@ def _moment(name: str, text: str, now: datetime) -> datetime:
 
 def _midnight(day: date, zone: ZoneInfo) -> datetime:
     return datetime.combine(day, time.min, zone).astimezone(UTC)
-
-
-def _written(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%b %d %H:%M}"

@@ -42,7 +42,7 @@ async def test_waste_is_reported_with_its_causes(run: Run, analytics: Analytics)
     wasted = {"fallback": 700_000, "retry": 1_400_000, "worker_lost": 0}
     await store(analytics, [execution(total_cost=3_000_000, wasted_cost=2_100_000, wasted_by_cause=wasted)])
     shown = (await in_thread(run, "executions", "e1")).out
-    assert "  cost          $0.003\n  wasted        $0.0021 (retry $0.0014, fallback $0.0007)\n" in shown
+    assert "  cost            $0.003\n  wasted          $0.0021 (retry $0.0014, fallback $0.0007)\n" in shown
     reported = (await in_thread(run, "executions", "e1", "--json")).json
     assert reported["wasted_by_cause"] == {
         "fallback": "0.000700000",
@@ -53,14 +53,14 @@ async def test_waste_is_reported_with_its_causes(run: Run, analytics: Analytics)
 
 async def test_waste_of_before_its_causes_were_kept_is_reported_without_them(run: Run, analytics: Analytics) -> None:
     await store(analytics, [execution(wasted_cost=2_100_000)])
-    assert "  wasted        $0.0021\n" in (await in_thread(run, "executions", "e1")).out
+    assert "  wasted          $0.0021\n" in (await in_thread(run, "executions", "e1")).out
 
 
 async def test_an_answer_from_the_cache_names_its_source(run: Run, analytics: Analytics) -> None:
     await store(analytics, [execution("hit", cache_hit=True, cached_from="e1", total_cost=0, attempts_count=0)])
     shown = (await in_thread(run, "executions", "hit")).out
-    assert "  cache         answered from the cache of e1, nothing was called\n" in shown
-    assert "  cost          $0.00\n" in shown
+    assert "  cache           answered from the cache of e1, nothing was called\n" in shown
+    assert "  cost            $0.00\n" in shown
     assert "wasted" not in shown
 
 
@@ -72,7 +72,7 @@ async def test_what_a_call_left_out_is_reported(run: Run, analytics: Analytics) 
     )
     await store(analytics, [execution(attempts=attempts), execution("e2", attempts=(attempt("e2"),))])
     shown = (await in_thread(run, "executions", "e1")).out
-    assert "  left out      1 message in attempt 2, 4 messages in attempt 3\n" in shown
+    assert "  left out        1 message in attempt 2, 4 messages in attempt 3\n" in shown
     assert "left out" not in (await in_thread(run, "executions", "e2")).out
 
 
@@ -80,7 +80,7 @@ async def test_why_models_stopped_and_usage_that_is_not_credible_are_reported(ru
     attempts = (attempt(finish_reason="length", usage_problem="1e+15 output tokens were reported"),)
     await store(analytics, [execution(attempts=attempts, finish_reason="length"), execution("e2")])
     shown = (await in_thread(run, "executions", "e1")).out
-    assert "  finish reason length\n  usage         1e+15 output tokens were reported in attempt 1\n" in shown
+    assert "  finish reason   length\n  usage           1e+15 output tokens were reported in attempt 1\n" in shown
     assert shown.splitlines()[-1].split()[4] == "length"
     assert "finish reason" not in (await in_thread(run, "executions", "e2")).out
 

@@ -93,6 +93,15 @@ def test_without_a_plane_it_says_what_was_looked_for_and_how_to_start_one(run: R
     assert ran.out == ""
 
 
+def test_of_a_plane_that_starts_it_says_so(run: Run) -> None:
+    data = DataDir(Path(".breakwater"))
+    data.create()
+    with data.locked():
+        ran = run("agents")
+    assert ran.code == ExitCode.UNREACHABLE
+    assert "the plane of .breakwater is starting or stopping" in ran.err
+
+
 def test_errors_are_json_on_stderr_when_asked_for(run: Run) -> None:
     ran = run("executions", "--json")
     assert ran.code == ExitCode.UNREACHABLE

@@ -225,6 +225,12 @@ def test_columns_that_do_not_fit_at_all_are_folded(capsys: pytest.CaptureFixture
     assert lines == ["agent   model", "writer  a-model-of-a", "        -long-name", "    why  x"]
 
 
+def test_facts_keep_a_space_between_a_long_title_and_its_value(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = [Column("model", itemgetter(0)), Column("requested model", itemgetter(0))]
+    output.facts((), columns, ["gpt-4o"])
+    assert capsys.readouterr().out == "  model           gpt-4o\n  requested model gpt-4o\n"
+
+
 def test_json_has_times_as_rfc_3339_and_money_as_decimal_strings(capsys: pytest.CaptureFixture[str]) -> None:
     output.json_line({"at": NOW, "cost": Decimal("0.000042000"), "many": (1, 2), "text": "é"})
     assert capsys.readouterr().out == (

@@ -106,9 +106,10 @@ def facts(title: Sequence[Cell], columns: Iterable[Column[Row]], row: Row) -> No
     """Prints a title if there is one, and below it a line for each fact about the row that is not empty."""
     if title:
         styled(*title)
-    for column in columns:
-        if text_of(cell := _cell(column, row)):
-            styled((f"  {column.title:<14}", "dim"), cell)
+    told = [(column.title, cell) for column in columns if text_of(cell := _cell(column, row))]
+    width = max([13, *(len(name) for name, _ in told)]) + 1
+    for name, cell in told:
+        styled((f"  {name:<{width}}", "dim"), cell)
 
 
 def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing", gap: int = GAP) -> None:

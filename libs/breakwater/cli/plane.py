@@ -207,6 +207,8 @@ class PlaneLocation:
             try:
                 endpoints = read_endpoints(self.data)
             except NotRunningError:
+                if DataDir(self.data).holder() is not None:
+                    raise _starting(self.data) from None
                 raise self._not_running(f"no plane is running in {self.data}", variable) from None
             if DataDir(self.data).holder() is None:
                 raise self._not_running(
@@ -225,6 +227,11 @@ class PlaneLocation:
             f"Start one with `breakwater up{where}`, or select a running one with --data DIR{other}.",
             ExitCode.UNREACHABLE,
         )
+
+
+def _starting(data: Path) -> CliError:
+    hint = "Repeat this once `breakwater up` says that Breakwater is up."
+    return CliError("not_running", f"the plane of {data} is starting or stopping", hint, ExitCode.UNREACHABLE)
 
 
 def _key_in(file: Path) -> str | None:

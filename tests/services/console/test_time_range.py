@@ -27,6 +27,12 @@ def chosen(zone: str = "UTC", now: datetime = NOW, **query: str) -> TimeRange:
         ({"from": "2026-11-21T12:00Z", "to": "2026-11-21T13:00Z"}, "Nov 21 12:00 to Nov 21 13:00 UTC", 30, None),
         ({"from": "2026-11-21T12:00", "to": "2026-11-21T12:15:00"}, "Nov 21 12:00 to Nov 21 12:15 UTC", 10, None),
         ({"from": "2026-11-21T13:00+01:00", "to": "2026-11-21T12:01Z"}, "Nov 21 12:00 to Nov 21 12:01 UTC", 1, None),
+        (
+            {"from": "2026-11-21T12:00:09Z", "to": "2026-11-21T12:00:36Z"},
+            "Nov 21 12:00:09 to Nov 21 12:00:36 UTC",
+            1,
+            None,
+        ),
         # Until now, if it is open, or ends in the future.
         ({"from": "2026-11-22T12:00Z"}, "Nov 22 12:00 to Nov 22 12:07 UTC", 5, None),
         ({"from": "2026-11-22T12:00Z", "to": "2027-01-01T00:00Z"}, "Nov 22 12:00 to Nov 22 12:07 UTC", 5, None),
