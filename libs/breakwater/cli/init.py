@@ -152,7 +152,7 @@ def init(
     output.styled((f"Wrote {file}", "bold green"), f": the agent {agent} with {chosen_model} of {found}.")
     if answer is not None:
         output.styled(f"It answers: {answer}")
-    output.styled("\nNext; the second and third in another terminal here:")
+    output.styled("\nNext, the last two in another terminal here:")
     for command in commands:
         output.styled((f"  {command}", "bold"))
 

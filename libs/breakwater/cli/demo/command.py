@@ -69,7 +69,7 @@ def demo(
         output.note(f"the data is kept in {directory}; to look at it in the console, at the address that this prints:")
         output.styled((f"  {formats.program()} up --simulate --config {where}/breakwater.yaml --data {where}", "bold"))
     elif not as_json:
-        output.note("nothing is kept; with --keep the demo keeps its data, to be looked at in the console")
+        output.note("the data is deleted; `--keep` keeps it, for the console")
     return code
 
 
