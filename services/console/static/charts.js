@@ -22,7 +22,7 @@ const UNITS = {
     ms < SECOND ? `${short(ms, 1)} ms` : ms < MINUTE ? `${short(ms / SECOND, 1)} s` :
     ms < HOUR ? `${short(ms / MINUTE, 1)} min` : ms < 2 * DAY ? `${short(ms / HOUR, 1)} h` : `${short(ms / DAY, 1)} d`,
 };
-// The top of an axis on which nothing is.
+// The least top of an axis; of money, only where nothing was spent.
 const LEAST = { count: 1, money: 1e7, duration: SECOND };
 // The least width of a bar, in pixels.
 const BAR = 4;
@@ -81,7 +81,8 @@ function configOf(figure, rows, log) {
   });
   const stacked = datasets.every((one) => one.type === "bar") && !log;
   const tops = rows.map((_, at) => Math.max(...datasets.map((one) => one.data[at].y ?? 0)));
-  const highest = Math.max(LEAST[unit], ...tops);
+  const least = unit === "money" && tops.some((top) => top > 0) ? 0 : LEAST[unit];
+  const highest = Math.max(least, ...tops);
   const faint = () => colour("faint"), line = () => colour("line");
   const write = UNITS[unit];
   return {
@@ -96,7 +97,7 @@ function configOf(figure, rows, log) {
           ticks: { color: faint, maxRotation: 0, autoSkip: false, callback: (at, _, ticks) => timeOf(at, ticks) },
         },
         y: {
-          type: log ? "logarithmic" : "linear", stacked, beginAtZero: true, suggestedMax: LEAST[unit],
+          type: log ? "logarithmic" : "linear", stacked, beginAtZero: true, suggestedMax: least,
           grid: { color: line }, border: { display: false },
           afterBuildTicks: (axis) => { if (log) axis.ticks = powersOfTen(axis.min, axis.max); },
           ticks: {
