@@ -78,12 +78,16 @@ def _first(_number: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             # The import system prints an exception that its callbacks raise, and goes on: try again in a moment.
-            signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+            signal.signal(signal.SIGALRM, _again)
             signal.setitimer(signal.ITIMER_REAL, 0.005)
             return
         frame = frame.f_back
     signal.signal(signal.SIGINT, _exit)
     raise KeyboardInterrupt
+
+
+def _again(*_: object) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 def _exit(*_: object) -> NoReturn:
