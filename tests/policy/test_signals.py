@@ -315,9 +315,10 @@ def test_a_stopped_task_is_reported_with_what_where_since_when_why_and_what_to_d
     assert alert.source_id == "acme/nightly-review-17@1795255200000"
     assert alert.title == "Task stopped: nightly-review-17 of writer"
     assert alert.text == (
-        "Task nightly-review-17 of tenant acme is stopped by the guard of agent writer (max_iterations: it has run as "
-        "often as it may) until an operator resets it; other work needs another task_id. 10 iterations (limit: 10). "
-        "To do: look at its last executions; `breakwater guards reset --tenant=acme nightly-review-17` resumes it, and "
+        "Task nightly-review-17 of tenant acme is stopped by the guard of agent writer (max_iterations: it has "
+        "reached its limit of iterations) until an operator resets it; other work needs another task_id. "
+        "10 iterations (limit: 10). To do: look at its last executions; "
+        "`breakwater guards reset --tenant=acme nightly-review-17` resumes it, and "
         "agents.writer.guard.max_iterations sets the limit (`preset: agent-run` allows 100). "
         "Stopped at 2026-11-21 10:00:00 UTC after 10 iterations, 52,311 tokens, $4.21."
     )

@@ -375,6 +375,8 @@ NEARLY_ALL = 0.8
 """Share of failed calls from which on a provider is warned of."""
 FEW = 3
 """Calls of which a provider is only warned, if all of them failed."""
+LATEST = 10
+"""Calls of a model by which it is judged where others of its provider succeed."""
 
 _OUTCOMES = """
 SELECT provider, outcome = 'success' AS succeeded, error_kind, error_class, error_status_code, count() AS calls
@@ -382,6 +384,16 @@ FROM attempts FINAL
 WHERE started_at >= now() - INTERVAL 1 HOUR AND NOT short_circuited AND outcome != 'cancelled'
 GROUP BY ALL ORDER BY provider, calls DESC
 """
+_LATEST = f"""
+SELECT model, count(), argMax((error_kind, error_class, error_status_code), started_at)
+FROM (
+    SELECT model, outcome, started_at, error_kind, error_class, error_status_code FROM attempts FINAL
+    WHERE started_at >= now() - INTERVAL 1 HOUR AND NOT short_circuited AND outcome != 'cancelled'
+        AND provider = {{provider:String}}
+    ORDER BY started_at DESC LIMIT {LATEST} BY model
+)
+GROUP BY model HAVING count() >= {FEW} AND countIf(outcome = 'success') = 0 ORDER BY model
+"""  # noqa: S608  constants
 
 
 async def call_findings(plane: PlaneLocation, config: Config | None) -> Findings:
@@ -389,25 +401,37 @@ async def call_findings(plane: PlaneLocation, config: Config | None) -> Findings
     async with connect.analytics(plane.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
         try:
             rows = (await analytics.query(_OUTCOMES)).rows
+            latest = {
+                provider: (await analytics.query(_LATEST, {"provider": provider})).rows
+                for provider in dict.fromkeys(one[0] for one in rows)
+            }
         except QueryError:
             return  # migrations are not applied, which is said elsewhere
     keys = {} if config is None else dict(named_secrets(config))
     for provider, grouped in groupby(rows, itemgetter(0)):
-        outcomes = list(grouped)
+        outcomes, key = list(grouped), keys.get(f"providers.{provider}.api_key")
         calls, failures = sum(one[-1] for one in outcomes), [one for one in outcomes if not one[1]]
         failed = sum(one[-1] for one in failures)
         if failed < calls * NEARLY_ALL:
             yield Finding(
                 "calls", "ok", f"{provider}: {calls - failed:,} of {calls:,} calls of the last hour succeeded"
             )
+            for model, count, (kind, class_name, status) in latest[provider]:
+                failure = _named(class_name, status)
+                text = f"{provider}: the last {count} calls of {model} failed, the latest with {failure}"
+                yield Finding("calls", "fail", text, _remedy(provider, kind, status, key))
             continue
         _, _, kind, class_name, status, _ = failures[0]
-        named = class_name if status is None else f"{class_name} ({status})"
-        text = f"{provider}: {failed:,} of {formats.counted(calls, 'call')} of the last hour failed, most with {named}"
-        verdict = "fail" if failed == calls >= FEW else "warn"
-        yield Finding(
-            "calls", verdict, text, _remedy(provider, kind, status, keys.get(f"providers.{provider}.api_key"))
+        text = (
+            f"{provider}: {failed:,} of {formats.counted(calls, 'call')} of the last hour failed, "
+            f"most with {_named(class_name, status)}"
         )
+        verdict = "fail" if failed == calls >= FEW else "warn"
+        yield Finding("calls", verdict, text, _remedy(provider, kind, status, key))
+
+
+def _named(class_name: str, status: int | None) -> str:
+    return class_name if status is None else f"{class_name} ({status})"
 
 
 def _remedy(provider: str, kind: str | None, status: int | None, key: SecretRef | None) -> str:

@@ -106,9 +106,9 @@ def facts(title: Sequence[Cell], columns: Iterable[Column[Row]], row: Row) -> No
     """Prints a title if there is one, and below it a line for each fact about the row that is not empty."""
     if title:
         styled(*title)
-    told = [(column.title, cell) for column in columns if text_of(cell := _cell(column, row))]
-    width = max([13, *(len(name) for name, _ in told)]) + 1
-    for name, cell in told:
+    cells = [(column.title, cell) for column in columns if text_of(cell := _cell(column, row))]
+    width = max([13, *(len(name) for name, _ in cells)]) + 1
+    for name, cell in cells:
         styled((f"  {name:<{width}}", "dim"), cell)
 
 

@@ -113,7 +113,7 @@ def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, afforda
         affordable: False if a hard cap is too small for any call.
     """
     if not affordable:
-        return Verdict("unhealthy", "a hard cap has no room for a call")
+        return Verdict("unhealthy", "no call fits under a hard cap")
     of_models = combined(models)
     failed = "failed" if of_models.health != "healthy" else "failed or were refused"
     of_calls = _of_calls(calls, failed)
@@ -158,7 +158,7 @@ def _of_calls(calls: CallHealth, failed: str = "failed") -> Verdict:
 
 _WITHOUT_FIGURES: Mapping[GuardRule, str] = {
     # How much was used when a cap stopped it says what the cap is.
-    "max_iterations": "the task has run as often as it may",
+    "max_iterations": "the task has reached its limit of iterations",
     "max_tokens": "the task has used all its tokens",
     "max_cost": "the task's money is used up, or too little for another call",
     "confidence_drift": "the answers were less and less sure, or not sure enough",

@@ -187,7 +187,7 @@ def _budget(counter: Counter) -> str:
 # Tasks
 
 _TASK_RULES: dict[GuardRule, str] = {
-    "max_iterations": "it has run as often as it may",
+    "max_iterations": "it has reached its limit of iterations",
     "max_tokens": "it has used all its tokens",
     "max_cost": "its money is used up, or too little for another call",
     "consecutive_failures": "its jobs fail one after the other",

@@ -343,10 +343,10 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
 def cut_off(execution: Execution, cut: int, answers: int) -> Firing:
     """Signal that so many of an agent's latest answers were cut off, the one of this execution included."""
     what = (
-        f" was cut off by its output limit, as were {cut} of the agent's last {answers} answers: raise the agent's "
+        f" was truncated by its output limit, as were {cut} of the agent's last {answers} answers: raise the agent's "
         "`max_tokens`, or ask for less"
     )
-    return _unusual(execution, "finish_reason", what, title="Answers cut off")
+    return _unusual(execution, "finish_reason", what, title="Truncated answers")
 
 
 def _failed(execution: Execution) -> Firing:

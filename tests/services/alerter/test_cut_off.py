@@ -20,8 +20,10 @@ def test_an_agent_is_warned_of_while_many_of_its_answers_are_cut_off() -> None:
     assert told(answers, "length", *["stop"] * 8, "length", "stop", "length") == [10, 12]
     [signal] = answers.add(execution("e13", finish_reason="length"))
     assert (signal.key, signal.event, signal.fades) == ("agent_anomaly/writer/finish_reason", "agent_anomaly", True)
-    assert signal.title.startswith("Answers cut off: writer")
-    assert "Job e13 of writer was cut off by its output limit, as were 4 of the agent's last 13 answers" in signal.text
+    assert signal.title.startswith("Truncated answers: writer")
+    assert (
+        "Job e13 of writer was truncated by its output limit, as were 4 of the agent's last 13 answers" in signal.text
+    )
     assert told(answers, *["stop"] * 50, "length") == []
 
 

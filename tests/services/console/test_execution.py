@@ -283,7 +283,7 @@ async def test_a_replay_leads_to_the_new_execution(console: Console):
 async def test_why_a_replay_was_not_done_is_reported_on_the_page(console: Console):
     await store(console, refused())
     console.interface.answers["GET dlq"] = (200, {"dead_letters": [], "more": False, "counts": []})
-    assert "this job has no dead letter any more" in (await console.submit("/executions/e1", "/replay/e1")).words
+    assert "this job no longer has a dead letter" in (await console.submit("/executions/e1", "/replay/e1")).words
     console.interface.answers["GET dlq"] = (200, {"dead_letters": [dead_letter()], "more": False, "counts": []})
     skipped = {
         "replayed": [],

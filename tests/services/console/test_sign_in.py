@@ -61,7 +61,7 @@ async def test_without_a_key_there_is_nothing_to_see(visited: Console, path: str
 async def test_a_form_without_a_session_does_nothing_and_says_so(visited: Console):
     fields = {"agent": "writer", "model": "m"}
     page = await visited.post("/breakers/reset", fields, Referer=f"{visited.url}/breakers?window=7d")
-    assert "nothing was done" in page.words
+    assert "nothing was changed" in page.words
     assert 'name="next" value="/breakers?window=7d"' in page.text
     assert not any(asked.startswith("POST") for asked, _ in visited.interface.asked)
 

@@ -95,4 +95,5 @@ async def test_one_key_leaves_connections_to_others(api: HttpApi, path: str) -> 
         answers = await received(connections)
         # 503: those that connect faster than a busy machine answers.
         assert answers.keys() <= {b"429", b"503"}
-        assert sum(answers.values()) == ATTACKERS - MAX_CONNECTIONS // 2
+        refused, least = sum(answers.values()), ATTACKERS - MAX_CONNECTIONS // 2
+        assert least <= refused < least + 50  # connections of others may be open at that moment, too

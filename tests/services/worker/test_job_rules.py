@@ -85,7 +85,7 @@ async def test_a_cap_is_not_in_the_statistics_of_who_reached_it(start_worker: St
     agents = {"writer": {**AGENT, "guard": {"max_iterations": 7}}}
     async with start_worker({"sim/m": model()}, agents) as plane:
         *_, refused = [await run(plane, f"j{number}", task_id="t") for number in range(8)]
-        assert statistics(refused) == (0, 0, 0, "the task has run as often as it may")
+        assert statistics(refused) == (0, 0, 0, "the task has reached its limit of iterations")
         assert "7" not in json.dumps({"reason": refused["statistics"], "error": refused["error"]})
 
 

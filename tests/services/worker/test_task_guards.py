@@ -47,7 +47,7 @@ async def test_what_models_and_users_read_names_no_limit(start_worker: StartWork
         for text in (refused["output"], refused["error"]["user_message"]):
             assert "stopped" in text
             assert not any(limit in text.lower() for limit in LIMITS)
-        assert "(max_iterations: it has run as often as it may)" in refused["error"]["message"]
+        assert "(max_iterations: it has reached its limit of iterations)" in refused["error"]["message"]
         assert not any(figure.isdigit() for figure in refused["error"]["message"])
 
 
