@@ -95,7 +95,7 @@ def test_the_demo_stays_with_a_link_to_the_console_until_ctrl_c(tmp_path: Path) 
 
 def test_the_end_of_the_demo_says_how_to_look_at_what_it_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_run", lambda *_, **__: ExitCode.OK)
-    assert "with --keep" in run("demo").err
+    assert "`--keep` keeps it" in run("demo").err
     ran = run("demo", "--data", "it's kept")
     arguments = shlex.split(ran.out)[1:]
     data = str(Path("it's kept").absolute())

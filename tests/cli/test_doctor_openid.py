@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from breakwater.cli import doctor_findings
 from breakwater.cli.doctor_checks import openid_findings
 from breakwater.cli.plane import PlaneLocation
 from breakwater.config import parse_config
@@ -59,7 +60,8 @@ async def found(answers: Mapping[str, Any], suffix: str = "") -> tuple[str, str,
     return finding.verdict, finding.text, finding.remedy
 
 
-async def test_a_provider_that_is_as_it_should_be_is_ok() -> None:
+async def test_a_provider_that_is_as_it_should_be_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_findings, "SLOW_MS", 60_000.0)  # a busy machine is no fault of the provider
     verdict, text, _ = await found({DISCOVERY: {"backchannel_logout_supported": True}})
     assert (verdict, "is valid, with 1 keys" in text, "back-channel" in text) == ("ok", True, False)
     assert "it does not end sessions here (back-channel)" in (await found({}))[1]
