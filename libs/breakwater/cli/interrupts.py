@@ -62,8 +62,17 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
         if before is not signal.SIG_IGN:  # as for a background job of a script
             loop.add_signal_handler(signal.SIGINT, interrupt)
-        return await work
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            return await work
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            loop.remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, _exit if before is _first else before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
+    # An error in a loop that is half set up, or half closed, would be printed: SIGINT waits meanwhile, or ends it all.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return asyncio.run(main())
     except BaseException:
@@ -72,6 +81,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         signal.signal(signal.SIGINT, _exit if interrupted and before is _first else before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _first(_number: int, frame: FrameType | None) -> None:
