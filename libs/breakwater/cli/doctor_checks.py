@@ -101,7 +101,7 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
     yield judged(
         "breakers",
         "a breaker service is running",
-        ("no breaker service is running: failures open no breaker, and the health of agents is out of date"),
+        "no breaker service is running: failures open no breaker, and the health of agents is out of date",
         "Is the service `breaker` running? See its log. After an outage it first catches up.",
         ok=alive,
     )
@@ -125,7 +125,7 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
                 f"{unheard} of {len(workers)} workers are not announced on NATS: if one of them dies, workers on other "
                 "machines notice only after 20 to 25 s"
             ),
-            ("Allow the NATS user `worker` to publish and subscribe to `bw.workers.*`, and restart the workers."),
+            "Allow the NATS user `worker` to publish and subscribe to `bw.workers.*`, and restart the workers.",
             ok=not unheard,
         )
     if facts.appendonly is None or facts.maxmemory_policy is None:
@@ -143,7 +143,7 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         "redis",
         "never evicts keys (noeviction)",
         f"evicts keys when memory is low (maxmemory-policy {facts.maxmemory_policy})",
-        ("Set `maxmemory-policy noeviction`: an evicted counter is a budget that can be exceeded."),
+        "Set `maxmemory-policy noeviction`: an evicted counter is a budget that can be exceeded.",
         ok=facts.maxmemory_policy == "noeviction",
         verdict="fail",
     )
@@ -385,14 +385,13 @@ WHERE started_at >= now() - INTERVAL 1 HOUR AND NOT short_circuited AND outcome 
 GROUP BY ALL ORDER BY provider, calls DESC
 """
 _LATEST = f"""
-SELECT model, count(), argMax((error_kind, error_class, error_status_code), started_at)
+SELECT provider, model, count(), argMax((error_kind, error_class, error_status_code), started_at)
 FROM (
-    SELECT model, outcome, started_at, error_kind, error_class, error_status_code FROM attempts FINAL
+    SELECT provider, model, outcome, started_at, error_kind, error_class, error_status_code FROM attempts FINAL
     WHERE started_at >= now() - INTERVAL 1 HOUR AND NOT short_circuited AND outcome != 'cancelled'
-        AND provider = {{provider:String}}
-    ORDER BY started_at DESC LIMIT {LATEST} BY model
+    ORDER BY started_at DESC LIMIT {LATEST} BY provider, model
 )
-GROUP BY model HAVING count() >= {FEW} AND countIf(outcome = 'success') = 0 ORDER BY model
+GROUP BY provider, model HAVING count() >= {FEW} AND countIf(outcome = 'success') = 0 ORDER BY provider, model
 """  # noqa: S608  constants
 
 
@@ -401,10 +400,7 @@ async def call_findings(plane: PlaneLocation, config: Config | None) -> Findings
     async with connect.analytics(plane.clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
         try:
             rows = (await analytics.query(_OUTCOMES)).rows
-            latest = {
-                provider: (await analytics.query(_LATEST, {"provider": provider})).rows
-                for provider in dict.fromkeys(one[0] for one in rows)
-            }
+            failing = (await analytics.query(_LATEST)).rows
         except QueryError:
             return  # migrations are not applied, which is said elsewhere
     keys = {} if config is None else dict(named_secrets(config))
@@ -416,7 +412,7 @@ async def call_findings(plane: PlaneLocation, config: Config | None) -> Findings
             yield Finding(
                 "calls", "ok", f"{provider}: {calls - failed:,} of {calls:,} calls of the last hour succeeded"
             )
-            for model, count, (kind, class_name, status) in latest[provider]:
+            for _, model, count, (kind, class_name, status) in (one for one in failing if one[0] == provider):
                 failure = _named(class_name, status)
                 text = f"{provider}: the last {count} calls of {model} failed, the latest with {failure}"
                 yield Finding("calls", "fail", text, _remedy(provider, kind, status, key))
