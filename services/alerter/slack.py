@@ -97,7 +97,7 @@ class SlackWebhook(HttpChannel):
         code = answer.body if _CODE.fullmatch(answer.body) else ""
         if answer.status_code in {404, 410} and code in _NO_HOOK:
             raise SendError(
-                (f"Slack refuses: {code}; the webhook no longer accepts messages: create a new one, and set its URL"),
+                f"Slack refuses: {code}; the webhook no longer accepts messages: create a new one, and set its URL",
                 permanent=True,
                 disables=True,
             )

@@ -190,7 +190,7 @@ def named(known: Incidents, name: str) -> Alert:
         message = f"{len(begin_so)} incidents begin with {name!r}; use a longer prefix"
         raise RequestError(409, "ambiguous_incident", message, details)
     hint = (
-        ("incidents resolved long ago are only in ClickHouse; `breakwater alerts list --status all` lists the others")
+        "incidents resolved long ago are only in ClickHouse; `breakwater alerts list --status all` lists the others"
         if long_enough
         else "use its id, or a unique prefix: `inc_` and at least 6 characters"
     )

@@ -106,7 +106,7 @@ class CancelRoutes:
         results={
             200: ("The job has ended, `cancelled` or, before that, otherwise: see `status`.", CancelledJob),
             202: (
-                ("It is being cancelled, even if a process crashes. With `wait_s`: not finished in time."),
+                "It is being cancelled, even if a process crashes. With `wait_s`: not finished in time.",
                 CancelledJob,
             ),
         },

@@ -152,7 +152,7 @@ def _recorded(url: str, find: Callable[[Analytics, str], Awaitable[T | None]], e
         raise CliError(
             "unknown_execution",
             f"there is no execution {execution_id!r}",
-            ("A job appears here about a second after it has ended; `breakwater tail` shows live events."),
+            "A job appears here about a second after it has ended; `breakwater tail` shows live events.",
         )
     return found
 

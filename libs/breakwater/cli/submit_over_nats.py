@@ -83,7 +83,7 @@ async def _publish(publisher: Publisher, agent: str, called: str, job: dict[str,
         raise CliError(
             "unknown_agent",
             f"agent {agent!r} is not configured: no stream takes {subject}",
-            ("`breakwater agents` lists the configured ones; after a change of the config run `breakwater setup`."),
+            "`breakwater agents` lists the configured ones; after a change of the config run `breakwater setup`.",
         ) from error
     except BusUnavailableError as error:
         raise unreachable(

@@ -70,7 +70,7 @@ class ClickHouseError(BreakwaterError):
         """Makes the error (HTTP 501) for a feature of ClickHouse that this process does not have."""
         return cls.of(
             ErrorCode.NOT_IMPLEMENTED,
-            (f"Breakwater's local ClickHouse does not support {feature}; use a real ClickHouse server for it"),
+            f"Breakwater's local ClickHouse does not support {feature}; use a real ClickHouse server for it",
         )
 
     @classmethod
