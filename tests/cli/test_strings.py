@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from breakwater.cli.main import every_command
 from breakwater.cli.strings import ShownString, strings
 from tests.cli.conftest import Run
 
@@ -51,6 +54,18 @@ def found() -> list[ShownString]:
 )
 def test_it_finds_options_messages_pages_and_fields(found: list[ShownString], path: str, text: str) -> None:
     assert text in {one.text for one in found if one.path == path}
+
+
+def test_it_finds_the_help_of_every_command(found: list[ShownString]) -> None:
+    shown = {one.text for one in found}
+
+    def commands(group: Any) -> Iterator[Any]:
+        for one in group.commands.values():
+            yield from commands(one) if hasattr(one, "commands") else [one]
+
+    helps = [" ".join(one.callback.__doc__.split()) for one in commands(every_command())]
+    assert len(helps) > 40
+    assert not [text for text in helps if text not in shown]
 
 
 def test_each_is_where_it_says(found: list[ShownString]) -> None:

@@ -112,7 +112,7 @@ def resolve(api: Api, incident: IncidentArgument, reason: ReasonOption = None) -
 
     For example:
 
-        breakwater alerts resolve inc_3f9a1c07 --reason "the loop is mended"
+        breakwater alerts resolve inc_3f9a1c07 --reason "the loop is fixed"
     """
     _change(api, "resolve", incident, reason)
 

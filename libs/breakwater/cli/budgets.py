@@ -58,9 +58,9 @@ def list_(
 @app.command()
 @api_command
 def reconcile(api: Api) -> None:
-    """Compare what Redis has counted with what is on record, in ClickHouse and in EVENTS. Changes nothing.
+    """Compare the counters in Redis with the record in ClickHouse and EVENTS. Changes nothing.
 
-    Exits with code 1 if they differ. `unrecorded` is counted for calls whose worker died, at their estimate.
+    Exits with code 1 if they differ. `unrecorded` is the estimated cost of calls whose worker died.
 
     For example:
 

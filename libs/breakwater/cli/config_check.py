@@ -32,7 +32,7 @@ app = typer.Typer(help="Check the config file, and print what follows from it.",
 
 @app.command("nats-users")
 def nats_users(file: FileArgument = None) -> None:
-    """Print the accounts and users of NATS, those of the config's `programs` included, for a nats-server of your own.
+    """Print the accounts and users of NATS, including those of the config's `programs`, for your own nats-server.
 
     Passwords are variables, such as BW_NATS_PROGRAM_BILLING_PASSWORD. `breakwater up` needs none of this.
 

@@ -18,7 +18,7 @@ app = typer.Typer(help="Keys that encrypt stored texts, and decryption of such t
 
 @app.command("new-key")
 def new_key() -> None:
-    """Print a new key. It goes where the config's `encryption.keys` says, and is shown nowhere else.
+    """Print a new key. Store it where the config's `encryption.keys` points to; it is shown only once.
 
     For example:
 
@@ -29,7 +29,9 @@ def new_key() -> None:
 
 @app.command("keys")
 def keys(config: ConfigOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """List the ids of the config's keys: the first one encrypts, all decrypt. An id begins each encrypted text.
+    """List the ids of the config's keys: the first one encrypts, all decrypt.
+
+    Each encrypted text begins with such an id.
 
     The plane's own key comes last: without others, it encrypts the texts of agents that keep none.
 
@@ -54,7 +56,7 @@ def keys(config: ConfigOption = None, data: DataOption = None, as_json: JsonOpti
 
 @app.command("encrypt")
 def encrypt(config: ConfigOption = None, data: DataOption = None) -> None:
-    """Encrypt the texts in lines of JSON from stdin: jobs that a program publishes on NATS by itself.
+    """Encrypt the texts in JSON lines from stdin, for jobs that a program publishes on NATS itself.
 
     For example:
 
@@ -68,7 +70,7 @@ def encrypt(config: ConfigOption = None, data: DataOption = None) -> None:
 
 @app.command("decrypt")
 def decrypt(config: ConfigOption = None, data: DataOption = None) -> None:
-    """Decrypt the texts in lines of JSON from stdin: of an export, a query or a subscription to NATS.
+    """Decrypt the texts in JSON lines from stdin, such as an export, a query or a NATS subscription.
 
     For example:
 

@@ -52,7 +52,7 @@ def fault(
 
 @app.command()
 def reset(data: DataOption = None, as_json: JsonOption = False) -> None:
-    """Take all faults back that were added; breakers that have opened close as ever, or by `breakwater breakers reset`.
+    """Remove all added faults. Open breakers close after their cool-down, or with `breakwater breakers reset`.
 
     For example:
 

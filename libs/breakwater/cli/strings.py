@@ -18,6 +18,8 @@ _CODE = re.compile(
     r"|DateTime64|\bredis\.call|^-- "
 )
 """Patterns, SQL and its types, names of classes and of headers, content types."""
+_COMMAND = re.compile(r"typer\.|\w+Option\b|: Api\b|\.command\(")
+"""Arguments and decorators of a command of the command line."""
 _SHOWN_ATTRIBUTES = {"title", "aria-label", "placeholder", "alt", "data-confirm", "value"}
 _IGNORED_CALLS = {"compile", "getattr", "cast", "TypeVar", "Literal", "NewType", "import_module", "assert_never"}
 
@@ -79,9 +81,9 @@ def _of_python(source: str) -> Iterator[tuple[int, str]]:
 
 def _is_help(node: ast.AST) -> bool:
     """True for a command of the command line, whose docstring is its help."""
-    return isinstance(node, ast.FunctionDef) and "typer." in ast.unparse(node.args) + str(
-        [ast.unparse(one) for one in node.decorator_list]
-    )
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    return bool(_COMMAND.search(" ".join(map(ast.unparse, (node.args, *node.decorator_list)))))
 
 
 def _ignore_docstring(body: list[ast.stmt], ignored: set[ast.AST]) -> None:
