@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 
 import pytest
 from nats.aio.client import Client
@@ -82,6 +83,25 @@ async def test_one_works_and_when_it_stops_another_one_goes_on(client: Client) -
         assert work.most == 1
     finally:
         await background.stop(*tasks.values())
+
+
+async def test_work_that_loses_a_cancellation_is_stopped(client: Client) -> None:
+    begun = asyncio.Event()
+
+    async def deaf() -> None:
+        begun.set()
+        # As `asyncio.wait_for` of Python 3.11 does with one that arrives just as its wait ends.
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    connection = lambda: client  # noqa: E731
+    lease = LeaderLease(Lookup(connection), Publisher(connection, "a"), Stream.ALERTER, ALERTER_LEADER, "a")
+    running = asyncio.create_task(lease.run(deaf))
+    await begun.wait()
+    running.cancel()
+    assert (await asyncio.wait([running], timeout=10))[1] == set()
+    assert running.cancelled()
 
 
 async def test_a_turn_whose_holder_died_lapses(client: Client) -> None:

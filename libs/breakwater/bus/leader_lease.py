@@ -123,11 +123,8 @@ class LeaderLease:
 
 async def _ended(task: asyncio.Future[None]) -> bool:
     """Cancels a task, and waits until it has ended. Returns True if we were cancelled meanwhile."""
-    cancelled = False
-    task.cancel()
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            cancelled = True
-    return cancelled
+    try:
+        await background.stop(task)
+    except asyncio.CancelledError:
+        return True
+    return False

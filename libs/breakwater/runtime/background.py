@@ -32,7 +32,7 @@ async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
         await stop(*tasks)
 
 
-async def stop(*tasks: asyncio.Task[Any]) -> None:
+async def stop(*tasks: asyncio.Future[Any]) -> None:
     """Cancels tasks and returns once all have ended, even if this call is cancelled meanwhile.
 
     One is not enough: `asyncio.wait_for` of Python 3.11, which redis-py sends commands with, loses one that arrives
