@@ -16,9 +16,11 @@ from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
 from breakwater.contracts.job import Job
 from breakwater.contracts.types import Count, Event, Timestamp
+from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
+from breakwater.policy.dialects import DIALECTS, chat_form, conversation_of
 from breakwater.policy.output import OutputGuard
-from breakwater.policy.price import InputSize, max_output_of, size_of_messages, size_of_params
+from breakwater.policy.price import InputSize, max_output_of, max_tokens_of, size_of_messages, size_of_params
 from breakwater.state.executions import Claim
 from breakwater.state.tasks import TaskKey
 from services.worker.repairs import Repairs
@@ -187,12 +189,30 @@ class Assignment:
     @cached_property
     def messages(self) -> list[dict[str, JsonValue]]:
         """The conversation, with the agent's system prompt if the job has none."""
-        messages = self.job.chat_messages()
+        messages = conversation_of(self.job)
         prompt = self.agent.system_prompt
         has_own = any(message.get("role") in {"system", "developer"} for message in messages)
         if prompt is None or not messages or has_own:
             return messages
         return [{"role": "system", "content": prompt}, *messages]
+
+    @property
+    def losses(self) -> Sequence[FieldError]:
+        """The fields of the job's request that a provider of another API can't be sent."""
+        return () if self.job.api_request is None else chat_form(self.job.api_request).losses
+
+    def native_body(self, params: Mapping[str, JsonValue]) -> Mapping[str, JsonValue] | None:
+        """Returns the body for a provider that speaks the API of the job's request; None without such a request.
+
+        Args:
+            params: of the call, with the output limit of its reservation.
+        """
+        request = self.job.api_request
+        if request is None:
+            return None
+        most = max_tokens_of(params, self.agent.max_tokens)
+        dialect, prompt = DIALECTS[request.api], self.agent.system_prompt
+        return dialect.native_body(request.body, params=self.agent.params, max_tokens=most, system_prompt=prompt)
 
     @cached_property
     def input_size(self) -> InputSize:

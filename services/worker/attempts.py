@@ -260,7 +260,7 @@ class Attempts:
             may_trim=agent.on_context_overflow == "trim",
             max_corrections=0 if agent.output is None else agent.output.max_corrections,
             lowered=ended.lowered,
-            may_leave_out=self._job.adds(failure.param),
+            may_leave_out=self._job.adds(failure.param) and not self._is_native(ended.attempt),
         )
         if repaired is not None:
             if repaired.cause == "parameter":
@@ -272,6 +272,10 @@ class Attempts:
         if failure.status_code == 401 and not repairs.credential_refreshed and await self._has_new_key(ended):
             return Repaired("credential_refresh", repairs.model_copy(update={"credential_refreshed": True}))
         return None
+
+    def _is_native(self, attempt: Attempt) -> bool:
+        api = self._job.job.api
+        return api != "chat" and self._worker.config.speaks(attempt.provider, api)
 
     async def _has_new_key(self, ended: Ended) -> bool:
         """Returns True if the provider's key has changed, as far as that can be read before the deadline."""

@@ -37,7 +37,7 @@ from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
 from breakwater.policy.record import error_of
 from breakwater.policy.usage import Usage, credible
-from breakwater.providers.base import Answer, Call, CallError
+from breakwater.providers.base import Answer, Call, CallError, refused
 from breakwater.state.executions import ClaimLostError
 from breakwater.telemetry import tracing
 from services.worker.assignment import Assignment, InFlight
@@ -129,11 +129,13 @@ async def call(
         kind="client",
         attributes=lambda: call_began(worker, job, flight, target.name, streaming=stream is not None),
     )
+    params = job.parameters.values if most is None else limited(job.parameters.values, most)
+    speaks = worker.config.speaks(flight.provider, job.job.api)
     request = Call(
         job.attempt_id(flight.number),
         target.name,
         messages,
-        job.parameters.values if most is None else limited(job.parameters.values, most),
+        params,
         timeout_s,
         span.traceparent,
         agent=job.agent_name,
@@ -145,6 +147,10 @@ async def call(
         strict_output=guard is not None and guard.rules.strict and guard.fits_strict_mode,
         streaming=None if stream is None else stream.streaming,
         left_out=left_out,
+        api=job.job.api if speaks else "chat",
+        native=job.native_body(params) if speaks else None,
+        headers=dict(job.job.api_request.headers) if job.job.api_request else {},
+        repaired=messages is not job.messages and messages != job.messages,
     )
     sent, answer = False, None
     try:
@@ -183,6 +189,8 @@ async def call(
 async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, request: Call) -> Answer:
     """Returns a provider's answer, which may be empty if the agent allows that. Raises CallError."""
     try:
+        if request.native is None and job.losses:
+            raise refused(job.losses[0].message, job.losses[0].path)
         answer = await worker.providers[flight.provider].perform(request)
     except CallError as failed:
         if job.agent.on_empty_answer == "fail" or classify(failed.failure, job.now()).class_name != "EmptyAnswerError":

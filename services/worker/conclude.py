@@ -24,6 +24,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
+from breakwater.policy.dialects import conversation_of, params_of
 from breakwater.policy.ownership import document_as_chosen, shown
 from breakwater.policy.record import error_of, status_of, totals, why_unanswered, without_figures
 from breakwater.policy.runs import run_id, run_of
@@ -304,9 +305,9 @@ def redacted(worker: WorkerContext, received: JobDelivery, result: Result) -> Ex
     given: JsonValue = None
     params: JsonValue = None
     if received.agent.persist_prompts and received.job is not None:
-        messages = redact(cast(JsonValue, received.job.chat_messages()))
+        messages = redact(cast(JsonValue, conversation_of(received.job)))
         given = None if received.job.input is None else redact(received.job.input)
-        params = redact(received.job.params) if received.job.params else {}
+        params = redact(own) if (own := params_of(received.job)) else {}
     fields = vars(result) | {
         "output": redact(result.output) if received.agent.persist_responses else None,
         "messages": messages,

@@ -18,6 +18,7 @@ from breakwater.config import Agent
 from breakwater.contracts.execution import ErrorInfo, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import PROGRAM, Header
+from breakwater.policy.dialects import params_of
 from breakwater.policy.job_rules import JobRules
 from breakwater.policy.ledger import cost_tags
 from breakwater.policy.ownership import is_generated_id, scope_references, shown
@@ -246,7 +247,7 @@ class JobHandler:
         rules = self._agent.rules_for(job)
         assert isinstance(rules, JobRules)  # `validate_job` has refused others
         own = {name: one for name, one in (("guard", rules.guard), ("retry", rules.retry)) if one is not None}
-        tags: dict[str, str] = {}
+        tags, params = dict[str, str](), params_of(job)
         if job.metadata:
             keys = [key for key in self._worker.config.cost_tags if key in job.metadata]
             redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys})
@@ -261,7 +262,7 @@ class JobHandler:
             claim=claim,
             traceparent=traceparent or tracing.new_traceparent(),
             trace_id=tracing.sampled_trace_id(traceparent),
-            parameters=Parameters.of(self._agent, job.params, self._output_guard) if job.params else self._parameters,
+            parameters=Parameters.of(self._agent, params, self._output_guard) if params else self._parameters,
             now=self._worker.steady_time(),
             output_guard=self._output_guard,
             owner=received.owner,

@@ -29,6 +29,7 @@ class ResponseCache:
         self._rules = rules
         self._leads = False
         self._holder = job.execution_id  # the same after a crash
+        request = None if job.job.api_request is None else job.job.api_request.model_dump(mode="json")
         self._key = cache_key(
             agent=job.agent_name,
             tenant=job.job.tenant,
@@ -36,7 +37,7 @@ class ResponseCache:
             requested_model=job.chain[0],
             messages=job.messages,
             input=job.job.input,
-            params=job.parameters.values,
+            params=job.parameters.values if request is None else {**job.parameters.values, "api_request": request},
             schema=None if job.output_guard is None else dict(job.output_guard.schema),
         )
         if job.job.include_response:

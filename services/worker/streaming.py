@@ -203,10 +203,15 @@ class AttemptStream:
                     {**choice, "delta": {**delta, **({"content": text} if text else {})}, "finish_reason": None}
                 )
             if choice.get("finish_reason") is not None:
-                self._held.append({**chunk, "choices": [{**choice, "delta": {}}]})
-        if not chunk["choices"]:
-            self._held.append(chunk)
-        return {**chunk, "choices": choices} if choices else None
+                self._held.append({**_without_event(chunk), "choices": [{**choice, "delta": {}}]})
+        if not chunk["choices"] and (more := _without_event(chunk)).keys() > {"choices"}:
+            self._held.append(more)
+        # Its provider's events are those of another answer than the one that is continued.
+        return {**_without_event(chunk), "choices": choices} if choices else None
+
+
+def _without_event(chunk: Chunk) -> Chunk:
+    return {name: value for name, value in chunk.items() if name != "event"}
 
 
 def _text_of(chunk: Chunk) -> str:

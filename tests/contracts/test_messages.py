@@ -100,7 +100,7 @@ def test_a_field_of_a_later_version_is_ignored_in_an_event() -> None:
     [
         ({"promt": "x"}, "promt", "did you mean 'prompt'?"),
         ({"prompt": 3}, "prompt", "valid string"),
-        ({}, "", "exactly one of prompt, messages and input is required; found none"),
+        ({}, "", "exactly one of prompt, messages, input and api_request is required; found none"),
         ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "", "found prompt and messages"),
         ({"messages": []}, "messages", "is empty"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "should be"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import urlsplit
@@ -22,13 +23,14 @@ from pydantic import (
 
 from breakwater.config.alerts import Alerts
 from breakwater.config.console import ConsoleSettings
-from breakwater.contracts.job import Job
+from breakwater.contracts.job import CallApi, Job, NativeRequest
 from breakwater.contracts.subjects import DUPLICATE_WINDOW_S
 from breakwater.contracts.types import NO_CONTROLS, Identifier, Message, ModelId, Name, Off, UsdAmount
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.policy.budget import OTHERS, Caps, CapTable
 from breakwater.policy.classify import RETRYABLE_CLASSES
+from breakwater.policy.dialects import InvalidBodyError, chat_form
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
 from breakwater.policy.ledger import MAX_TAGS
@@ -698,6 +700,11 @@ class Config(Message):
         provider = self.provider_name(agent, model) or ""
         return f"{provider}/{self.name_at_provider(provider, model)}"
 
+    def speaks(self, provider: str | None, api: CallApi) -> bool:
+        """True if a provider takes requests of an API as they are."""
+        settings = None if provider is None else self.providers.get(provider)
+        return settings is not None and api in settings.apis
+
     def is_local(self, provider: str | None) -> bool:
         """True if a provider is a child program or a callable, which needs no model and may take any JSON as input."""
         return provider in self.providers and self.providers[provider].local
@@ -741,7 +748,9 @@ def validate_job(config: Config, job: Job) -> FieldError | None:
     for path, name in (*ids, *named, *(("depends_on", name) for name in job.depends_on)):
         if name is not None and holds_key(name):
             return FieldError(path, NO_KEY_IN_ID)
-    if job.params and (problem := _params_objection(config, agent, job)) is not None:
+    if job.api_request is not None and (problem := _request_objection(config, agent, job, job.api_request)) is not None:
+        return FieldError(f"api_request.body.{problem.path}", problem.message)
+    if job.params and (problem := _params_objection(config, agent, job, job.params)) is not None:
         return FieldError(f"params.{problem.path}", problem.message)
     allowed = {*agent.chain, *agent.allowed_models} if named else set[str]()
     for path, model in named:
@@ -764,18 +773,36 @@ def validate_job(config: Config, job: Job) -> FieldError | None:
     return None
 
 
-def _params_objection(config: Config, agent: Agent, job: Job) -> FieldError | None:
+def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRequest) -> FieldError | None:
+    """Returns the reason why the providers of a job's models can't be sent its request."""
+    try:
+        form = chat_form(request)
+    except InvalidBodyError as error:
+        return error.problem
+    providers = [config.provider_name(agent, model) for model in agent.chain_for(job)]
+    if form.losses and not any(config.speaks(provider, request.api) for provider in providers):
+        return form.losses[0]
+    if (why := config.strict_params(agent, job.tenant)) is not None:
+        for path, message in ((one.path, one.message) for one in form.unpriced):
+            name = re.split(r"[.\[]", path)[0]
+            if name not in agent.allowed_params:
+                how = f"list {name!r} in agents.{job.agent}.allowed_params to allow it"
+                return FieldError(path, f"{message}: {why}, only such fields are allowed; {how}")
+    return _params_objection(config, agent, job, form.params)
+
+
+def _params_objection(config: Config, agent: Agent, job: Job, params: Mapping[str, JsonValue]) -> FieldError | None:
     """Returns the reason why a job's params can't be sent to the providers of its models."""
-    if (problem := params_objection(job.params)) is not None:
+    if (problem := params_objection(params)) is not None:
         return problem
     named = {config.provider_name(agent, model) for model in agent.chain_for(job)}
     kinds = {config.providers[name].kind for name in named if name in config.providers and not config.is_local(name)}
-    if kinds and (problem := connection_objection(job.params)) is not None:
+    if kinds and (problem := connection_objection(params)) is not None:
         return problem
     if (why := config.strict_params(agent, job.tenant)) is None:
         return None
     for kind in sorted(kinds):
-        if (problem := unknown_objection(job.params, kind, agent.allowed_params)) is not None:
+        if (problem := unknown_objection(params, kind, agent.allowed_params)) is not None:
             known = problem.path.partition(".")[0]
             how = (
                 f"{why}, only such params are allowed; list {known!r} in agents.{job.agent}.allowed_params to allow it"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, StringConstraints, field_validator, model_validator
 
 from breakwater.contracts.subjects import is_reply_subject
-from breakwater.contracts.types import FullId, Identifier, Message, ModelId
+from breakwater.contracts.types import NO_CONTROLS, FullId, Identifier, Message, ModelId
 
 ID_ENTROPY_BYTES = 10
 MAX_DEPENDENCIES = 100
@@ -25,6 +26,16 @@ OwnRules = Annotated[
         examples=[{"consecutive_failures": 1}],
     ),
 ]
+
+RequestApi = Literal["responses", "messages", "embeddings"]
+CallApi = Literal["chat", RequestApi]
+
+SENT_BY_PLANE = ("model", "stream", "stream_options")
+"""Fields of an API's body that the plane sets itself."""
+
+HeaderValue = Annotated[str, StringConstraints(max_length=4096, pattern=NO_CONTROLS)]
+
+Derived = TypeVar("Derived")
 
 MessageRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -47,11 +58,42 @@ class ChatMessage(Message):
         return bool(content or self.tool_calls)
 
 
-class Job(Message):
-    """Run an agent on a prompt, on messages, or on any JSON input.
+class NativeRequest(Message):
+    """A request in the words of another API than OpenAI's chat completions.
 
-    `agent` alone is required, with exactly one of `prompt`, `messages` and `input`. `job_id` is the idempotency key and
-    becomes the execution's id: the same id again is the same execution, answered from its record.
+    A provider that speaks the API gets the body as it is, any other one its translation to a chat.
+    """
+
+    api: RequestApi = Field(description="OpenAI's Responses, Anthropic's Messages, or OpenAI's embeddings.")
+    body: dict[str, JsonValue] = Field(
+        description="The API's own JSON, without `model`, `stream` and `stream_options`: the job has places for those.",
+        examples=[{"input": "Write a haiku about tides."}],
+    )
+    headers: dict[Annotated[str, StringConstraints(pattern=r"^anthropic-beta$")], HeaderValue] = Field(
+        default_factory=dict, description="The header `anthropic-beta`, for a provider of the same API."
+    )
+
+    _derived: Any = PrivateAttr(default=None)
+
+    def derived(self, make: Callable[[NativeRequest], Derived]) -> Derived:
+        """The value that `make` computes of the request, computed once."""
+        if self._derived is None:
+            self._derived = make(self)
+        return self._derived
+
+    @field_validator("body")
+    @classmethod
+    def _has_no_fields_of_the_plane(cls, body: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if found := [name for name in SENT_BY_PLANE if name in body]:
+            raise ValueError(f"{found[0]!r} has a place of its own in a job, or is set by the plane")
+        return body
+
+
+class Job(Message):
+    """Run an agent on a prompt, on messages, on any JSON input, or on a request of another API.
+
+    `agent` alone is required, with exactly one of `prompt`, `messages`, `input` and `api_request`. `job_id` is the
+    idempotency key and becomes the execution's id: the same id again is the same execution, answered from its record.
     """
 
     agent: Identifier = Field(description="Configured agent to run; over NATS it must match the subject.")
@@ -63,6 +105,9 @@ class Job(Message):
         default=None, description="A conversation in OpenAI's chat format, including tools and tool calls."
     )
     input: JsonValue = Field(default=None, description="Any JSON value, for process and python agents.")
+    api_request: NativeRequest | None = Field(
+        default=None, description="A request of the Responses, Messages or embeddings API, which needs no `params`."
+    )
     params: dict[str, JsonValue] = Field(
         default_factory=dict, description="Passed to the provider: temperature, max_tokens, tools, response_format, …"
     )
@@ -147,11 +192,18 @@ class Job(Message):
 
     @model_validator(mode="after")
     def _one_kind_of_input(self) -> Self:
-        given = [name for name in ("prompt", "messages", "input") if getattr(self, name) is not None]
+        given = [name for name in ("prompt", "messages", "input", "api_request") if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) if given else "none of them"
-            raise ValueError(f"exactly one of prompt, messages and input is required; found {found}")
+            raise ValueError(f"exactly one of prompt, messages, input and api_request is required; found {found}")
+        if self.api_request is not None and self.params:
+            raise ValueError("params: belong into the body of `api_request`")
         return self
+
+    @property
+    def api(self) -> CallApi:
+        """The API that its request is written for."""
+        return "chat" if self.api_request is None else self.api_request.api
 
     @property
     def own_rules(self) -> dict[RulesPart, dict[str, JsonValue]]:
@@ -160,7 +212,7 @@ class Job(Message):
         return {part: settings for part, settings in rules.items() if settings is not None}
 
     def chat_messages(self) -> list[dict[str, JsonValue]]:
-        """The conversation as plain JSON; a prompt becomes one user message. Empty for a job with `input`."""
+        """The conversation as plain JSON; a prompt becomes one user message. Empty for a job without both."""
         if self.messages is not None:
             return [message.model_dump(mode="json", exclude_unset=True) for message in self.messages]
         return [] if self.prompt is None else [{"role": "user", "content": self.prompt}]

@@ -26,7 +26,7 @@ Chunk = Mapping[str, Any]
 
 OBJECT = "chat.completion.chunk"
 
-_NOT_HEAD = frozenset({"choices", "object", "usage"})
+_NOT_HEAD = frozenset({"choices", "event", "object", "usage"})
 _NOT_MORE = frozenset({"index", "delta", "message"})
 _PIECE = frozenset({"index", "function"})
 _OF_CALL = frozenset({"index", "id", "type", "function", "name", "arguments"})

@@ -341,7 +341,7 @@ class AnthropicSettings(HttpSettings):
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
-        return HttpProvider(Messages(self.base_url, self.version), self, redaction)
+        return HttpProvider({"chat": Messages(self.base_url, self.version)}, self, redaction)
 
     def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
         """`dropped_params`."""

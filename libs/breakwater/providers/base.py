@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from breakwater.contracts.execution import Choice
+from breakwater.contracts.job import CallApi
 from breakwater.contracts.types import Message, UsdAmount
 from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk
@@ -110,6 +111,10 @@ class Call:
         streaming: where the answer goes while it is produced, where that is wanted.
         left_out: parameters that the model does not know: what the provider adds itself is not added, and the output
             limit has its other name.
+        api: the API of `native`.
+        native: the request as its client wrote it, for a provider that speaks its API; None for a chat.
+        headers: of the client that go with `native`.
+        repaired: `messages` are not those of `native`: some were left out or added.
     """
 
     attempt_id: str
@@ -127,6 +132,10 @@ class Call:
     strict_output: bool = False
     streaming: Streaming | None = None
     left_out: Collection[str] = ()
+    api: CallApi = "chat"
+    native: Mapping[str, JsonValue] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    repaired: bool = False
 
 
 def silence(call: Call) -> str:
@@ -217,6 +226,11 @@ class ProviderSettings(Message):
 
     local: ClassVar[bool] = False
     """A program or a callable: it needs no model, and takes any JSON as input."""
+
+    @property
+    def apis(self) -> Collection[CallApi]:
+        """The APIs whose requests it takes as they are."""
+        return ("chat",)
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider; nothing is connected yet.

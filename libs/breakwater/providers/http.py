@@ -16,6 +16,7 @@ import orjson
 import structlog
 from yarl import URL
 
+from breakwater.contracts.job import CallApi
 from breakwater.errors import ConfigError
 from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.chat_messages import INTERRUPTED, fields
@@ -147,7 +148,7 @@ class HttpProvider:
     """Performs attempts at a model provider's endpoint.
 
     Args:
-        wire: the API that is spoken there.
+        wires: the APIs that are spoken there; a call without a request of its own API goes out as a chat.
         settings: whose key is read now, and whose headers go with every call.
         redaction: says what replaces the key in errors.
 
@@ -155,10 +156,10 @@ class HttpProvider:
         ConfigError: the URL or a header can't be used, or the key can't be read.
     """
 
-    def __init__(self, wire: Wire, settings: HttpSettings, redaction: RedactionRules) -> None:
-        self._wire = wire
+    def __init__(self, wires: Mapping[CallApi, Wire], settings: HttpSettings, redaction: RedactionRules) -> None:
+        self._wires = wires
         self._placeholder = redaction.placeholder
-        self._origin = _checked_origin(wire.url("model"))
+        self._origin = _checked_origin(wires["chat"].url("model"))
         self._headers = {"Content-Type": "application/json", **settings.headers}
         self._credential = Credential(settings.api_key)
         self._secrets = KnownSecrets([], self._placeholder)
@@ -167,7 +168,7 @@ class HttpProvider:
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
-        return f"HttpProvider({type(self._wire).__name__} at {self._origin})"
+        return f"HttpProvider({type(self._wires['chat']).__name__} at {self._origin})"
 
     async def perform(self, call: Call) -> Answer:
         """Makes the call once. Raises CallError."""
@@ -175,10 +176,11 @@ class HttpProvider:
         if self._secrets_version != version:
             self._secrets = KnownSecrets([] if key is None else [key], self._placeholder)
             self._secrets_version = version
+        wire = self._wires["chat" if call.native is None else call.api]
         try:
             if call.streaming is not None:
-                return await self._stream(call, key, call.streaming)
-            return self._read(await self._post(call, key))
+                return await self._stream(wire, call, key, call.streaming)
+            return self._read(wire, await self._post(wire, call, key))
         except CallError as failed:
             raise CallError(
                 _without(self._secrets, failed.failure),
@@ -198,10 +200,10 @@ class HttpProvider:
             await self._session.close()
             self._session = None
 
-    async def _post(self, call: Call, key: str | None) -> _HttpReply:
+    async def _post(self, wire: Wire, call: Call, key: str | None) -> _HttpReply:
         course = _RequestState()
         try:
-            async with AnswerTimeout(call.timeout_s), self._request(call, key, course) as response:
+            async with AnswerTimeout(call.timeout_s), self._request(wire, call, key, course) as response:
                 return await _reply(response)
         except TimeoutError as error:
             failure = TransportFailure("timeout", "TimeoutError", silence(call))
@@ -210,18 +212,18 @@ class HttpProvider:
             # What never left this process was never billed: a refused connection, an unknown host, a TLS failure.
             raise CallError(transport_failure(error), maybe_billed=course.sent) from error
 
-    async def _stream(self, call: Call, key: str | None, streaming: Streaming) -> Answer:
-        course, reader = _RequestState(), self._wire.stream_reader(streaming.answer)
+    async def _stream(self, wire: Wire, call: Call, key: str | None, streaming: Streaming) -> Answer:
+        course, reader = _RequestState(), wire.stream_reader(streaming.answer)
         failure: CallFailure | None = None
         maybe_billed, cause, status = True, None, 200
         try:
             async with (
                 AnswerTimeout(min(call.timeout_s, streaming.total_timeout_s)) as limit,
-                self._request(call, key, course) as response,
+                self._request(wire, call, key, course) as response,
             ):
                 if response.content_type != "text/event-stream" or not 200 <= response.status <= 299:
                     # An error, which may be an event; or the whole answer, from a server that does not stream.
-                    return self._read(await _reply(response))
+                    return self._read(wire, await _reply(response))
                 status = response.status
                 await receive(response, reader, streaming, limit, self._secrets)
         except TimeoutError as error:
@@ -231,30 +233,37 @@ class HttpProvider:
             _release(error)
             failure, maybe_billed, cause = transport_failure(error), course.sent, error
         except StreamBrokenError as broken:
-            raise self._broken_off(broken, reader, streaming.answer) from broken
+            raise self._broken_off(wire, broken, reader, streaming.answer) from broken
         except UnusableAnswerError as error:
             failure, cause = BrokenAnswer(str(error), status), error
         whole = self._secrets.hidden_in(reader.answer())  # of which each piece may have said a part
-        usage = self._wire.usage(whole)
+        usage = wire.usage(whole)
         # What breaks after the end of an answer takes nothing of it.
         if failure is None or reader.whole:
             try:
-                return self._answer(whole, status, usage)
+                return self._answer(wire, whole, status, usage)
             except UnusableAnswerError as error:
                 failure, cause = BrokenAnswer(str(error), status), error
         raise CallError(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
-    def _request(self, call: Call, key: str | None, course: _RequestState) -> _Requesting:
-        body = self._wire.body(call)
+    def _request(self, wire: Wire, call: Call, key: str | None, course: _RequestState) -> _Requesting:
+        body = wire.body(call)
         try:
             data = orjson.dumps(body)
         except TypeError:
             data = json.dumps(body).encode()  # numbers beyond 64 bits are JSON, too
-        headers = {"X-Client-Request-Id": call.attempt_id, **self._wire.headers(key)}
+        headers = {"X-Client-Request-Id": call.attempt_id, **wire.headers(key)}
+        if call.native is not None:
+            headers |= {name: self._joined(name, value) for name, value in call.headers.items()}
         if call.traceparent:
             headers["traceparent"] = call.traceparent
-        url = URL(self._wire.url(call.model), encoded=True)
+        url = URL(wire.url(call.model), encoded=True)
         return self._opened().post(url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=course)
+
+    def _joined(self, name: str, value: str) -> str:
+        """A client's header, after the config's own of that name: both are lists."""
+        own = (given for known, given in self._headers.items() if known.lower() == name)
+        return ", ".join((*own, value))
 
     def _opened(self) -> aiohttp.ClientSession:
         async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
@@ -273,42 +282,42 @@ class HttpProvider:
             )
         return self._session
 
-    def _read(self, reply: _HttpReply) -> Answer:
+    def _read(self, wire: Wire, reply: _HttpReply) -> Answer:
         status = reply.status
         if not 200 <= status <= 299:
             raise CallError(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
         body = (
-            self._assembled(reply)
+            self._assembled(wire, reply)
             if is_of_events(reply.payload)
             else self._secrets.hidden_in_read(reply.payload, _parsed(reply))
         )
-        usage = self._wire.usage(body)
+        usage = wire.usage(body)
         if carries_error(body):
-            raise CallError(error_in_answer(body, status), maybe_billed=self._begun(body), usage=usage)
+            raise CallError(error_in_answer(body, status), maybe_billed=self._begun(wire, body), usage=usage)
         try:
-            return self._answer(body, status, usage)
+            return self._answer(wire, body, status, usage)
         except UnusableAnswerError as error:
             if says_why(body):
                 raise CallError(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
             raise _broken(status, str(error), usage) from error
 
-    def _assembled(self, reply: _HttpReply) -> dict[str, Any]:
+    def _assembled(self, wire: Wire, reply: _HttpReply) -> dict[str, Any]:
         answer = Assembly()
-        reader = self._wire.stream_reader(answer)
+        reader = wire.stream_reader(answer)
         try:
             assembled(reply.payload, reader, answer, self._secrets)
         except StreamBrokenError as broken:
-            raise self._broken_off(broken, reader, answer) from broken
+            raise self._broken_off(wire, broken, reader, answer) from broken
         except UnusableAnswerError as error:
-            raise _broken(reply.status, str(error), self._wire.usage(reader.answer())) from error
+            raise _broken(reply.status, str(error), wire.usage(reader.answer())) from error
         return self._secrets.hidden_in(reader.answer())
 
-    def _broken_off(self, broken: StreamBrokenError, reader: StreamReader, answer: Assembly) -> CallError:
+    def _broken_off(self, wire: Wire, broken: StreamBrokenError, reader: StreamReader, answer: Assembly) -> CallError:
         said = reader.answer()
-        begun = answer.length > 0 or self._begun(said)
-        return CallError(broken.failure, maybe_billed=begun, usage=self._wire.usage(said))
+        begun = answer.length > 0 or self._begun(wire, said)
+        return CallError(broken.failure, maybe_billed=begun, usage=wire.usage(said))
 
-    def _begun(self, body: dict[str, Any]) -> bool:
+    def _begun(self, wire: Wire, body: dict[str, Any]) -> bool:
         """True if a model has said something before it failed: only then its provider may bill for it."""
         blocks = body.get("content")
         if isinstance(blocks, list):  # of Anthropic, perhaps of thinking alone
@@ -317,13 +326,13 @@ class HttpProvider:
             )
             return any(said)
         try:
-            return any(choice.output for choice in self._wire.choices(body))
+            return any(choice.output for choice in wire.choices(body))
         except UnusableAnswerError:
             return False
 
-    def _answer(self, body: dict[str, Any], status: int, usage: Usage | None) -> Answer:
+    def _answer(self, wire: Wire, body: dict[str, Any], status: int, usage: Usage | None) -> Answer:
         """The answer that a body holds. Raises UnusableAnswerError, CallError."""
-        choices = tuple(self._wire.choices(body))
+        choices = tuple(wire.choices(body))
         good = (one for one in choices if one.output is not None and one.finish_reason not in INTERRUPTED)
         chosen = next(good, choices[0])
         reason = chosen.finish_reason

@@ -36,7 +36,7 @@ class OpenAISettings(HttpSettings):
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
-        return HttpProvider(ChatCompletions(self.base_url), self, redaction)
+        return HttpProvider({"chat": ChatCompletions(self.base_url)}, self, redaction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class AzureSettings(HttpSettings):
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
-        return HttpProvider(AzureDeployments(self.base_url, self.api_version), self, redaction)
+        return HttpProvider({"chat": AzureDeployments(self.base_url, self.api_version)}, self, redaction)
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,7 +368,11 @@ async def test_a_replay_whose_record_has_aged_out_is_not_called_accepted(api: Ht
 
 CANT_RUN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no JSON": (b'{"agent": "writer", "prompt":', {}, "this is not a job: the body is not JSON: "),
-    "no job": ({"agent": "writer"}, {}, "this is not a job: exactly one of prompt, messages and input is required"),
+    "no job": (
+        {"agent": "writer"},
+        {},
+        "this is not a job: exactly one of prompt, messages, input and api_request is required",
+    ),
     "agent gone": (
         {"agent": "wroter", "prompt": "x"},
         {"agent": "wroter"},

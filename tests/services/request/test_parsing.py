@@ -63,7 +63,7 @@ def test_what_is_not_utf8_is_reported_with_the_byte() -> None:
         ({"agent": 5, "prompt": "x"}, "agent", "string"),
         ({"agent": "a\n", "prompt": "x"}, "agent", "must not contain control characters"),
         ({"agent": "w", "promt": "x"}, "promt", "did you mean 'prompt'"),
-        ({"agent": "w"}, "", "exactly one of prompt, messages and input"),
+        ({"agent": "w"}, "", "exactly one of prompt, messages, input and api_request"),
         ({"agent": "w", "prompt": "x", "input": 1}, "", "found prompt and input"),
         ({"agent": "w", "prompt": " \n"}, "prompt", "is empty"),
         ({"agent": "w", "prompt": ""}, "prompt", "is empty"),
