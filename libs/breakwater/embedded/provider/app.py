@@ -23,17 +23,26 @@ from pydantic import TypeAdapter, ValidationError
 from breakwater.contracts.types import format_time
 from breakwater.embedded.provider.anthropic import Anthropic
 from breakwater.embedded.provider.behaviour import Decision, ModelPlan, decide, make_plans
+from breakwater.embedded.provider.embeddings import AzureEmbeddings, Embeddings
 from breakwater.embedded.provider.ledger import CallLedger, LedgerCall
 from breakwater.embedded.provider.openai import Azure, OpenAI, RequestRefusedError
 from breakwater.embedded.provider.reply import JSON, WireReply, reply_to
+from breakwater.embedded.provider.responses import Responses
 from breakwater.embedded.provider.script import ErrorText, Fault, ProviderScript, ScriptError, build_script, mistakes
 
 MAX_BODY_BYTES = 64 * 2**20
 NO_MODEL = "-"
 WHOLE = Fraction(1)
 LOOPBACK = "127.0.0.1"
-OPENAI, AZURE, ANTHROPIC = OpenAI(), Azure(), Anthropic()
-_DEPLOYMENT = re.compile(r"/openai/deployments/(.+)/chat/completions")
+OPENAI, ANTHROPIC = OpenAI(), Anthropic()
+_PATHS = {
+    "/v1/chat/completions": OPENAI,
+    "/v1/responses": Responses(),
+    "/v1/embeddings": Embeddings(),
+    "/v1/messages": ANTHROPIC,
+}
+_DEPLOYMENT = re.compile(r"/openai/deployments/(.+)/(chat/completions|embeddings)")
+_DEPLOYED = {"chat/completions": Azure(), "embeddings": AzureEmbeddings()}
 _FAULTS = TypeAdapter(dict[str, tuple[Fault, ...]])
 _FOREVER_S = 86_400.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -141,12 +150,10 @@ class SimulatedProvider:
         if urlsplit(f"//{request.host}").hostname not in ("localhost", LOOPBACK, "::1", self._name or LOOPBACK):
             return _refusal(421, "This simulator answers to localhost only.")
         match request.method, request.path:
-            case "POST", "/v1/chat/completions":
-                return await self._chat(request, OPENAI)
-            case "POST", "/v1/messages":
-                return await self._chat(request, ANTHROPIC)
+            case "POST", path if dialect := _PATHS.get(path):
+                return await self._chat(request, dialect)
             case "POST", path if deployment := _DEPLOYMENT.fullmatch(path):
-                return await self._chat(request, AZURE, deployment[1])
+                return await self._chat(request, _DEPLOYED[deployment[2]], deployment[1])
             case "GET", "/v1/models":
                 return _json(OPENAI.models(self._plans)) if self._authorized(OPENAI, request) else _refusal(401)
             case "GET", "/_sim/health":
@@ -233,6 +240,9 @@ class SimulatedProvider:
             return call, Decision(refused.status, "invalid_request", refused.error)
         if plan is None or chat is None:
             return call, Decision(404, "unknown_model", dialect.unknown_model(model))
+        if (chat.body.get("dimensions") or 0) > plan.script.dimensions:
+            text = f"The embeddings of this model have at most {plan.script.dimensions} dimensions."
+            return call, Decision(400, "invalid_request", ErrorText(message=text, param="dimensions"))
         return call, decide(plan, call.number, received - self._clock_zero, chat)
 
     def _client_left(self, call: LedgerCall, decision: Decision, remaining_s: float) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from hashlib import blake2b
@@ -24,14 +25,19 @@ from breakwater.embedded.provider.script import (
     Latency,
     ModelScript,
     Pace,
+    Part,
     ProviderScript,
+    ScriptedHostedCall,
     ScriptedPrice,
+    ScriptedRefusal,
+    ScriptedText,
+    ScriptedThinking,
     ScriptedToolCall,
 )
 
 ECHOED_CHARS = 80
 MAX_DEPTH = 20
-UNBILLED = ("malformed_json", "empty_body", "truncated", "error_in_200", "reset")
+UNBILLED = ("malformed_json", "empty_body", "truncated", "error_in_200", "failed", "reset")
 """Kinds of faults whose answer does not report its usage."""
 
 _NORMAL = NormalDist()
@@ -121,6 +127,12 @@ class ChatRequest(BaseModel):
     tools: list[_Tool] | None = None
     tool_choice: Any = None
     response_format: _ResponseFormat | None = None
+    thinks: bool = False
+    """True if it asks for the model's thoughts, too."""
+    embeds: tuple[str, ...] = ()
+    """The texts that it wants embeddings of, instead of an answer."""
+    body: dict[str, Any] = {}
+    """The body as it came, where the answer repeats some of it."""
 
     @field_validator("top_logprobs", "stream_options")
     @classmethod
@@ -150,6 +162,16 @@ class ChatRequest(BaseModel):
     def offers_tools(self) -> bool:
         """True if tools are offered, and the last message is not the result of one."""
         return bool(self.tools) and self.messages[-1].role != "tool"
+
+    @property
+    def turn(self) -> int:
+        """Number of the assistant's messages."""
+        return sum(message.role == "assistant" for message in self.messages)
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens of its texts."""
+        return tokens_of(sum(len(message.text) for message in self.messages))
 
     @property
     def forced_tool(self) -> _Function | None:
@@ -188,26 +210,34 @@ class ChatRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class AnswerUsage:
-    """Tokens of an answer; `cached_tokens` are part of `input_tokens`."""
+    """Tokens of an answer; reasoning is a part of the output, and the others are disjoint parts of the input."""
 
     input_tokens: int
     output_tokens: int
     cached_tokens: int
+    cache_write_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def part(self, share: Fraction) -> AnswerUsage:
         """Returns the usage of a stream of which only a share of the content was sent."""
-        return replace(self, output_tokens=math.ceil(self.output_tokens * share))
+        sent = math.ceil(self.output_tokens * share)
+        return replace(self, output_tokens=sent, reasoning_tokens=min(self.reasoning_tokens, sent))
 
     def cost_nano(self, price: ScriptedPrice) -> int:
         """Returns the cost in whole nano-dollars.
 
-        The exact sum of the three parts is rounded half up, once: rounding each part would drift by up to a nano-dollar
+        The exact sum of all parts is rounded half up, once: rounding each part would drift by up to a nano-dollar
         and a half a call. The plane's own price function follows the same rule, so the two agree to the nano-dollar.
         """
-        cached_price = price.cached_input_usd_per_mtok
+        fresh_price, cached_price = price.input_usd_per_mtok, price.cached_input_usd_per_mtok
+        write_price, hour_price = price.cache_write_usd_per_mtok, price.cache_write_1h_usd_per_mtok
+        fresh = self.input_tokens - self.cached_tokens - self.cache_write_tokens - self.cache_write_1h_tokens
         exact = (
-            (self.input_tokens - self.cached_tokens) * price.input_usd_per_mtok
-            + self.cached_tokens * (price.input_usd_per_mtok if cached_price is None else cached_price)
+            fresh * fresh_price
+            + self.cached_tokens * (fresh_price if cached_price is None else cached_price)
+            + self.cache_write_tokens * (-(-fresh_price * 125 // 100) if write_price is None else write_price)
+            + self.cache_write_1h_tokens * (fresh_price * 2 if hour_price is None else hour_price)
             + self.output_tokens * price.output_usd_per_mtok
         )
         return (exact + TOKENS_PER_MTOK // 2) // TOKENS_PER_MTOK
@@ -219,6 +249,10 @@ class ScriptedAnswer:
 
     Attributes:
         number: the id, without the prefix of the interface.
+        request: the one that it answers.
+        parts: of the answer, in order.
+        stopped_by: the text of the request's `stop` that ended it.
+        dimensions: of embeddings.
         choices: number of choices with the same content; 0 for an answer without any.
         usage: tokens that are billed.
         shown_usage: tokens that the answer reports.
@@ -228,14 +262,36 @@ class ScriptedAnswer:
 
     number: str
     model: str
-    content: str | None
-    tool_calls: tuple[ScriptedToolCall, ...]
+    request: ChatRequest
+    parts: tuple[Part, ...]
+    stopped_by: str | None
+    dimensions: int
     finish_reason: str
     choices: int
     usage: AnswerUsage
     shown_usage: AnswerUsage | None
     stream_usage: bool
     top_logprobs: int | None
+
+    @property
+    def content(self) -> str | None:
+        """All of its text."""
+        texts = [part.text for part in self.parts if part.type == "text"]
+        return "".join(texts) if texts else None
+
+    @property
+    def tool_calls(self) -> tuple[ScriptedToolCall, ...]:
+        """Calls of the client's tools."""
+        return tuple(part for part in self.parts if part.type == "tool_call")
+
+    @property
+    def hosted_calls(self) -> tuple[ScriptedHostedCall, ...]:
+        """Calls of the provider's tools."""
+        return tuple(part for part in self.parts if part.type == "hosted")
+
+    def cost_nano(self, usage: AnswerUsage, price: ScriptedPrice) -> int:
+        """Returns the cost of a part of it in whole nano-dollars: its tokens, and all calls of the provider's tools."""
+        return usage.cost_nano(price) + sum(price.hosted_usd.get(call.tool, 0) for call in self.hosted_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +305,15 @@ class ModelPlan:
     def bits(self, number: int, lane: str) -> int:
         """Returns 64 bits of the request with that number; lanes keep the draws of one request independent."""
         return int.from_bytes(blake2b(f"{number}:{lane}".encode(), key=self.key, digest_size=8).digest())
+
+    def drawn(self, number: int, lane: str, rule: int | tuple[int, int]) -> int:
+        """Returns the number of a rule, or one from its range."""
+        return rule[0] + self.bits(number, lane) % (rule[1] - rule[0] + 1) if isinstance(rule, tuple) else rule
+
+    def input_tokens(self, number: int, request: ChatRequest) -> int:
+        """Returns the tokens of a request."""
+        rule = self.script.usage.input_tokens
+        return self.drawn(number, "input", request.input_tokens if rule is None else rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +330,7 @@ class Decision:
         billed: the answer is billed when its time has come, even if the client has left.
         pace: of its stream; None where it comes whole.
         rule: the fault of the script that applies.
+        headers: of an answer that is no error.
     """
 
     status: int | None
@@ -276,6 +342,7 @@ class Decision:
     billed: bool = False
     pace: Pace | None = None
     rule: Fault = NO_FAULT
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def make_plans(script: ProviderScript) -> dict[str, ModelPlan]:
@@ -310,6 +377,7 @@ def decide(plan: ModelPlan, number: int, elapsed_s: float, request: ChatRequest)
         billed=whole if rule.billed is None else rule.billed,
         pace=plan.script.stream if request.stream else None,
         rule=rule,
+        headers=plan.script.headers,
     )
 
 
@@ -338,32 +406,29 @@ def _delay_s(plan: ModelPlan, number: int, fault: Fault) -> float:
 
 def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> ScriptedAnswer:
     rules, choices = plan.script.usage, request.n or 1
-    content, tool_calls = _said(plan, number, request, fault)
-    if content is not None:
-        content = content[: min((at for stop in request.stop or () if (at := content.find(stop)) >= 0), default=None)]
-    length = len(content) if content is not None else sum(len(str(call.arguments)) for call in tool_calls)
-
-    def tokens(lane: str, rule: int | tuple[int, int] | None, otherwise: int) -> int:
-        if isinstance(rule, tuple):
-            return rule[0] + plan.bits(number, lane) % (rule[1] - rule[0] + 1)
-        return otherwise if rule is None else rule
-
-    asked = sum(len(message.text) for message in request.messages)
-    input_tokens = tokens("input", rules.input_tokens, tokens_of(asked))
-    output_tokens = tokens("output", rules.output_tokens, tokens_of(length))
-    cached_tokens = min(tokens("cached", rules.cached_tokens, 0), input_tokens)
-    finish_reason = "tool_calls" if tool_calls else "stop"
+    parts, stopped_by = _stopped(() if request.embeds else _said(plan, number, request, fault), request.stop)
+    input_tokens = plan.input_tokens(number, request)
+    cached = min(plan.drawn(number, "cached", rules.cached_tokens), input_tokens)
+    written = min(plan.drawn(number, "written", rules.cache_write_tokens), input_tokens - cached)
+    hour = min(plan.drawn(number, "hour", rules.cache_write_1h_tokens), input_tokens - cached - written)
+    length = tokens_of(sum(map(_length, parts)))
+    output_tokens = plan.drawn(number, "output", length if rules.output_tokens is None else rules.output_tokens)
+    finish_reason = "tool_calls" if any(part.type == "tool_call" for part in parts) else "stop"
     limit = request.max_completion_tokens or request.max_tokens
     if limit is not None and output_tokens > limit:
-        content, tool_calls, finish_reason = _cut(content or "", output_tokens, limit), (), "length"
-        output_tokens = limit
-    usage = AnswerUsage(input_tokens, output_tokens * choices, cached_tokens)
-    silent = fault.kind == "no_content"
+        parts, finish_reason, output_tokens = tuple(_cut(parts, output_tokens, limit)), "length", limit
+    thought = sum(len(part.text) for part in parts if part.type == "thinking")
+    rule = rules.reasoning_tokens
+    reasoning = plan.drawn(number, "reasoning", (thought and tokens_of(thought)) if rule is None else rule)
+    output_tokens = 0 if request.embeds else output_tokens * choices
+    usage = AnswerUsage(input_tokens, output_tokens, cached, written, hour, min(reasoning, output_tokens))
     return ScriptedAnswer(
         number=f"{plan.bits(number, 'id'):016x}",
         model=plan.model,
-        content=None if silent else content,
-        tool_calls=() if silent else tool_calls,
+        request=request,
+        parts=() if fault.kind == "no_content" else parts,
+        stopped_by=stopped_by,
+        dimensions=plan.script.dimensions,
         finish_reason=fault.finish_reason or finish_reason,
         choices=0 if fault.kind == "no_choices" else choices,
         usage=usage,
@@ -373,13 +438,38 @@ def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) ->
     )
 
 
-def _said(
-    plan: ModelPlan, number: int, request: ChatRequest, fault: Fault
-) -> tuple[str | None, tuple[ScriptedToolCall, ...]]:
+def _length(part: Part) -> int:
+    match part:
+        case ScriptedToolCall():
+            return len(str(part.arguments) if part.input is None else part.input)
+        case ScriptedHostedCall():
+            return 0
+        case _:
+            return len(part.text)
+
+
+def _said(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> tuple[Part, ...]:
+    """Returns the parts of the answer."""
+    turns, offered = plan.script.turns, {tool.function.name for tool in request.tools or ()}
+    turn = turns[request.turn] if request.turn < len(turns) else ()
+    if fault.answer is not None:
+        parts: tuple[Part, ...] = (ScriptedText(text=_filled(fault.answer, number, request)),)
+    elif turn and offered.issuperset(part.name for part in turn if part.type == "tool_call"):
+        parts = tuple(
+            part.model_copy(update={"text": _filled(part.text, number, request)}) if part.type == "text" else part
+            for part in turn
+        )
+    else:
+        text, calls = _without_turns(plan, number, request)
+        parts = calls if text is None else (ScriptedText(text=text),)
+    if request.thinks and not any(part.type == "thinking" for part in parts):
+        parts = (ScriptedThinking(text=f"Thinking about: {request.prompt[:ECHOED_CHARS]}"), *parts)
+    return parts
+
+
+def _without_turns(plan: ModelPlan, number: int, request: ChatRequest) -> tuple[str | None, tuple[Part, ...]]:
     """Returns the text, or the calls of tools."""
     rules, forced = plan.script, request.forced_tool
-    if fault.answer is not None:
-        return _filled(fault.answer, number, request), ()
     if request.offers_tools and rules.tool_calls:
         return None, rules.tool_calls
     if request.offers_tools and forced is not None:
@@ -396,14 +486,34 @@ def _said(
     return text, ()
 
 
+def _stopped(parts: tuple[Part, ...], stops: list[str] | None) -> tuple[tuple[Part, ...], str | None]:
+    """Returns what comes before the first of the texts that end an answer, and that text."""
+    for index, part in enumerate(parts):
+        found = [(at, stop) for stop in stops or () if part.type == "text" and (at := part.text.find(stop)) >= 0]
+        if found and part.type == "text":
+            at, stop = min(found)
+            return (*parts[:index], part.model_copy(update={"text": part.text[:at]})), stop
+    return parts, None
+
+
 def _filled(template: str, number: int, request: ChatRequest) -> str:
     values = {"{prompt}": request.prompt, "{n}": str(number)}
     # One pass: a placeholder inside the prompt's own text stays what it is.
     return _PLACEHOLDER.sub(lambda match: values[match[0]], template)
 
 
-def _cut(content: str, tokens: int, limit: int) -> str:
-    return content[: min(len(content) * limit // tokens, limit * CHARS_PER_TOKEN)]
+def _cut(parts: tuple[Part, ...], tokens: int, limit: int) -> Iterator[Part]:
+    """Yields as much of an answer as a limit leaves; calls of the client's tools are left out."""
+    texts = (ScriptedText, ScriptedThinking, ScriptedRefusal)
+    length = sum(len(part.text) for part in parts if isinstance(part, texts))
+    left = min(length * limit // tokens, limit * CHARS_PER_TOKEN)
+    for index, part in enumerate(parts):
+        if isinstance(part, ScriptedHostedCall):
+            yield part
+        elif isinstance(part, texts):
+            if left or not index:
+                yield part.model_copy(update={"text": part.text[:left]})
+            left = max(0, left - len(part.text))
 
 
 def example_of(schema: Any, text: str, depth: int = 0) -> Any:

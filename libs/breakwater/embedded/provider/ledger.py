@@ -32,6 +32,9 @@ class LedgerCall:
         input_tokens: billed tokens, zero when not billed; `cached_tokens` are a part of them.
         output_tokens: billed tokens of the answer.
         cached_tokens: billed tokens that were read from the cache.
+        cache_write_tokens: billed tokens that were written to it for five minutes.
+        cache_write_1h_tokens: billed tokens that were written to it for an hour.
+        reasoning_tokens: billed tokens of the output that were thoughts.
         cost_nano: nano-dollars, zero when not billed.
     """
 
@@ -48,6 +51,9 @@ class LedgerCall:
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    reasoning_tokens: int = 0
     cost_nano: int = 0
 
 
@@ -98,7 +104,8 @@ class CallLedger:
 
     def end(self, call: LedgerCall, decision: Decision, *, delivered: bool, share: Fraction) -> None:
         """Ends a call of which a share of the answer was sent."""
-        billed = decision.answer.usage.part(share) if decision.answer is not None and decision.billed else None
+        answer = decision.answer if decision.billed else None
+        billed = None if answer is None else answer.usage.part(share)
         ended = replace(
             call,
             status=decision.status,
@@ -106,7 +113,7 @@ class CallLedger:
             answered_at=None if decision.status is None else format_time(datetime.now(UTC)),
             delivered=delivered,
             billed=billed is not None,
-            cost_nano=billed.cost_nano(decision.price) if billed and decision.price else 0,
+            cost_nano=answer.cost_nano(billed, decision.price) if answer and billed and decision.price else 0,
             **({} if billed is None else asdict(billed)),
         )
         if call.seq in self._calls:

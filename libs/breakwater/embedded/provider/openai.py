@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, cast
 
 import orjson
@@ -12,7 +14,14 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from breakwater.embedded.provider.behaviour import CHARS_PER_TOKEN, AnswerUsage, ChatRequest, ScriptedAnswer
-from breakwater.embedded.provider.script import ErrorText, Pace, mistakes
+from breakwater.embedded.provider.script import (
+    ErrorText,
+    Pace,
+    ScriptedHostedCall,
+    ScriptedText,
+    ScriptedToolCall,
+    mistakes,
+)
 from breakwater.errors import BreakwaterError
 
 
@@ -47,8 +56,22 @@ def pieces_of(text: str, pace: Pace) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
+def sealed(text: str) -> str:
+    """Returns a text as only the provider reads it: a signature of a thought, or an encrypted one."""
+    return b64encode(blake2b(text.encode(), digest_size=16).digest() + text.encode()).decode()
+
+
+def unsealed(seal: object) -> str | None:
+    """Returns the text that was sealed; None for anything else."""
+    try:
+        opened = b64decode(str(seal), validate=True)[16:].decode()
+    except ValueError:
+        return None
+    return opened if sealed(opened) == seal else None
+
+
 class OpenAI:
-    """OpenAI's interface. The others are this one but for what they override.
+    """OpenAI's chat completions. The others are this one but for what they override.
 
     Attributes:
         id_header: carries the request's id.
@@ -150,16 +173,36 @@ class OpenAI:
             headers["x-ratelimit-reset-requests"] = f"{retry_after_s if retry_after_s is not None else 1:.10g}s"
         return headers
 
+    def failed(self, answer: ScriptedAnswer, error: ErrorText | None) -> dict[str, Any]:  # noqa: ARG002  for others
+        """Returns an answer that says that it failed."""
+        return self.error(500, error)
+
+    def failure(self, document: dict[str, Any], sent: int) -> StreamEvent:  # noqa: ARG002  for others
+        """Returns an error, or an answer that failed, as the last event of a stream after `sent` others."""
+        return StreamEvent(self.event(document))
+
     def event(self, document: Mapping[str, Any]) -> bytes:
         """Returns an event of a stream."""
         return b"data: %b\n\n" % orjson.dumps(document)
 
     def whole(self, answer: ScriptedAnswer) -> dict[str, Any]:
         """Returns an answer as a `chat.completion` object."""
-        message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None, "annotations": []}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.content,
+            "refusal": _joined(answer, "refusal"),
+            "annotations": [
+                {"type": "url_citation", "url_citation": cited}
+                for part in answer.parts
+                if part.type == "text"
+                for cited in citations(part)
+            ],
+        }
+        if (thought := _joined(answer, "thinking")) is not None:
+            message["reasoning_content"] = thought
         if answer.tool_calls:
             message["tool_calls"] = _tool_calls(answer)
-        logprobs = _logprobs(answer, answer.content)
+        logprobs = logprobs_of(answer, answer.content)
         choice = {"message": message, "logprobs": logprobs, "finish_reason": answer.finish_reason}
         choices = [{"index": index, **choice} for index in range(answer.choices)]
         usage = {} if answer.shown_usage is None else {"usage": _usage(answer.shown_usage)}
@@ -171,15 +214,19 @@ class OpenAI:
         usage = answer.shown_usage if answer.stream_usage else None
 
         def chunk(index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
-            logprobs = _logprobs(answer, delta.get("content"))
+            logprobs = logprobs_of(answer, delta.get("content"))
             choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
             return self.event({**head, "choices": [choice], **({} if usage is None else {"usage": None})})
 
-        deltas: list[dict[str, Any]] = [{"content": piece} for piece in pieces_of(answer.content or "", pace)]
+        fields = {"reasoning_content": "thinking", "content": "text", "refusal": "refusal"}
+        deltas: list[dict[str, Any]] = [
+            {field: piece} for field, kind in fields.items() for piece in pieces_of(_joined(answer, kind) or "", pace)
+        ]
         for number, call in enumerate(_tool_calls(answer)):
-            arguments = call["function"]["arguments"]
-            named = {**call, "function": {**call["function"], "arguments": ""}}
-            parts = [named, *({"function": {"arguments": piece}} for piece in pieces_of(arguments, pace))]
+            kind = call["type"]
+            field = "arguments" if kind == "function" else "input"
+            named = {**call, kind: {**call[kind], field: ""}}
+            parts = [named, *({kind: {field: piece}} for piece in pieces_of(call[kind][field], pace))]
             deltas += ({"tool_calls": [{"index": number, **part}]} for part in parts)
         begun = {"role": "assistant", "content": None if answer.content is None else "", "refusal": None}
         events = [StreamEvent(chunk(index, begun)) for index in choices]
@@ -219,15 +266,40 @@ def _head(answer: ScriptedAnswer, kind: str) -> dict[str, Any]:
 def _tool_calls(answer: ScriptedAnswer) -> list[dict[str, Any]]:
     return [
         {
-            "id": f"call_{answer.number}_{index}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
+            "id": call_id(answer, index),
+            **(
+                {
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()},
+                }
+                if call.input is None
+                else {"type": "custom", "custom": {"name": call.name, "input": call.input}}
+            ),
         }
         for index, call in enumerate(answer.tool_calls)
     ]
 
 
-def _logprobs(answer: ScriptedAnswer, text: str | None) -> dict[str, Any] | None:
+def call_id(answer: ScriptedAnswer, index: int) -> str:
+    """Returns the id of a tool call."""
+    return f"call_{answer.number}_{index}"
+
+
+_CALLS = (ScriptedToolCall, ScriptedHostedCall)
+
+
+def _joined(answer: ScriptedAnswer, kind: str) -> str | None:
+    texts = [part.text for part in answer.parts if part.type == kind and not isinstance(part, _CALLS)]
+    return "".join(texts) if texts else None
+
+
+def citations(text: ScriptedText) -> list[dict[str, Any]]:
+    """Returns the pages that a text cites, each for all of it."""
+    return [{"start_index": 0, "end_index": len(text.text), "url": url, "title": url} for url in text.cites]
+
+
+def logprobs_of(answer: ScriptedAnswer, text: str | None) -> dict[str, Any] | None:
+    """Returns the likely tokens of a text, where the request wants them."""
     if answer.top_logprobs is None or not text:
         return None
 
@@ -249,5 +321,9 @@ def _usage(usage: AnswerUsage) -> dict[str, Any]:
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.input_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            **({"cache_write_tokens": writes} if (writes := usage.cache_write_tokens) else {}),
+        },
+        **({"completion_tokens_details": {"reasoning_tokens": thought}} if (thought := usage.reasoning_tokens) else {}),
     }

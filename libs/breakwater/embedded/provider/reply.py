@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import orjson
 
-from breakwater.embedded.provider.behaviour import Decision
+from breakwater.embedded.provider.behaviour import Decision, ScriptedAnswer
 from breakwater.embedded.provider.openai import OpenAI, StreamEvent
 from breakwater.embedded.provider.script import Fault, Pace, StreamFault
 
@@ -20,6 +20,8 @@ _IN_STREAM: dict[str | None, StreamFault] = {
     "error_in_200": "error",
 }
 """Faults of a whole answer as faults at the beginning of a stream."""
+_IN_MIDDLE: dict[str | None, StreamFault] = {"truncated": "cut", "failed": "error"}
+"""Faults of a whole answer as faults in the middle of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,13 @@ def reply_to(decision: Decision, dialect: OpenAI) -> WireReply:
         reply = _whole(status, orjson.dumps(dialect.error(status, decision.error)))
         headers = dialect.error_headers(status, decision.rule.retry_after_s) | decision.rule.headers
         return replace(reply, headers=reply.headers | headers)
-    if status == 200 and decision.pace is not None:
-        return _streamed(dialect.stream(answer, decision.pace), decision.pace, decision.rule, dialect)
+    reply = _answered(status, decision, answer, dialect)
+    return replace(reply, headers={**reply.headers, **decision.headers})
+
+
+def _answered(status: int, decision: Decision, answer: ScriptedAnswer, dialect: OpenAI) -> WireReply:
+    if status == 200 and decision.pace is not None and not answer.request.embeds:
+        return _streamed(answer, decision.pace, decision.rule, dialect)
     body = orjson.dumps(dialect.whole(answer))
     half = body[: len(body) // 2]
     match decision.rule.kind:
@@ -63,6 +70,8 @@ def reply_to(decision: Decision, dialect: OpenAI) -> WireReply:
             return _whole(status, b"")
         case "error_in_200":
             return _whole(status, orjson.dumps(dialect.error(500, decision.error)))
+        case "failed":
+            return _whole(status, orjson.dumps(dialect.failed(answer, decision.error)))
         case "byte_order_mark":
             return _whole(status, codecs.BOM_UTF8 + body)
         case "malformed_json":
@@ -77,13 +86,14 @@ def _whole(status: int, body: bytes) -> WireReply:
     return WireReply(status, JSON, [(0.0, StreamEvent(body))], len(body))
 
 
-def _streamed(events: list[StreamEvent], pace: Pace, rule: Fault, dialect: OpenAI) -> WireReply:
+def _streamed(answer: ScriptedAnswer, pace: Pace, rule: Fault, dialect: OpenAI) -> WireReply:
+    events = dialect.stream(answer, pace)
     chunks = sum(event.content for event in events)
     fault, after = rule.stream, rule.after_chunks
     if rule.kind in _IN_STREAM:
         fault, after = _IN_STREAM[rule.kind], 0
-    elif rule.kind == "truncated":
-        fault, after = "cut", chunks // 2
+    elif rule.kind in _IN_MIDDLE:
+        fault, after = _IN_MIDDLE[rule.kind], chunks // 2
     at = 0 if rule.kind == "empty_body" else _place(events, fault, after)
     wait_s = 0.0 if pace.tokens_per_s is None else pace.tokens_per_chunk / pace.tokens_per_s
     steps = [(wait_s if event.content else 0.0, event) for event in events]
@@ -94,7 +104,8 @@ def _streamed(events: list[StreamEvent], pace: Pace, rule: Fault, dialect: OpenA
             data = events[at].data
             steps[at] = (steps[at][0], StreamEvent(data[: len(data) // 2].rstrip() + b"\n\n"))
         case "error":
-            steps[at:] = [(0.0, StreamEvent(dialect.event(dialect.error(500, rule.error))))]
+            error = dialect.failed(answer, rule.error) if rule.kind == "failed" else dialect.error(500, rule.error)
+            steps[at:] = [(0.0, dialect.failure(error, at))]
         case "cut" | "no_end":
             del steps[at:]
         case None:

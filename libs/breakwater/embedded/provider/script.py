@@ -26,9 +26,28 @@ EFFECTS = ("status", "hang_s", "kind", "answer", "stream")
 """Effects of a fault: it has exactly one of these."""
 
 BrokenKind = Literal[
-    "malformed_json", "empty_body", "truncated", "no_choices", "no_content", "error_in_200", "reset", "byte_order_mark"
+    "malformed_json",
+    "empty_body",
+    "truncated",
+    "no_choices",
+    "no_content",
+    "error_in_200",
+    "failed",
+    "reset",
+    "byte_order_mark",
 ]
 StreamFault = Literal["cut", "stall", "malformed", "no_end", "error"]
+WITH_ERROR = ("error_in_200", "failed", "error")
+"""Kinds and faults of streams that come with an error."""
+
+Counted = Literal[
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "cache_write_tokens",
+    "cache_write_1h_tokens",
+    "reasoning_tokens",
+]
 
 
 class ScriptError(BreakwaterError, ValueError):
@@ -46,11 +65,18 @@ Tokens = Annotated[NonNegativeInt | tuple[NonNegativeInt, NonNegativeInt], After
 
 
 class ScriptedPrice(Message):
-    """Written in USD per million tokens. Without a cached price, cached input costs what fresh input costs."""
+    """Written in USD per million tokens. Without a cached price, cached input costs what fresh input costs.
+
+    Without a price of their own, writes to the cache cost 1.25 times as much as fresh input, and twice as much for an
+    hour. `hosted_usd` is the price of one call of each hosted tool, free by default.
+    """
 
     input_usd_per_mtok: UsdAmount
     output_usd_per_mtok: UsdAmount
     cached_input_usd_per_mtok: UsdAmount | None = None
+    cache_write_usd_per_mtok: UsdAmount | None = None
+    cache_write_1h_usd_per_mtok: UsdAmount | None = None
+    hosted_usd: dict[str, UsdAmount] = Field(default_factory=dict[str, UsdAmount])
 
 
 class Latency(Message):
@@ -69,20 +95,79 @@ class Latency(Message):
 class UsageRule(Message):
     """Tokens of an answer; None goes by the length of the text.
 
-    `report: false` leaves `usage` out of the answer; the call is billed all the same.
+    Cached tokens, and those that are written to a cache for five minutes or an hour, are a part of the input; reasoning
+    is one of the output. `report: false` leaves `usage` out of the answer; the call is billed all the same.
     """
 
     input_tokens: Tokens | None = None
     output_tokens: Tokens | None = None
     cached_tokens: Tokens = 0
+    cache_write_tokens: Tokens = 0
+    cache_write_1h_tokens: Tokens = 0
+    reasoning_tokens: Tokens | None = None
     report: bool = True
 
 
-class ScriptedToolCall(Message):
-    """A tool call the model asks for."""
+class ScriptedText(Message):
+    """A text, with the pages that it cites. `{prompt}` and `{n}` stand for the same as in `answer`."""
 
+    type: Literal["text"] = "text"
+    text: str
+    cites: tuple[str, ...] = ()
+
+
+class ScriptedThinking(Message):
+    """A thought that precedes the rest; a redacted one can be read by the model alone."""
+
+    type: Literal["thinking"] = "thinking"
+    text: str
+    redacted: bool = False
+
+
+class ScriptedRefusal(Message):
+    """A refusal to answer."""
+
+    type: Literal["refusal"] = "refusal"
+    text: str
+
+
+class ScriptedToolCall(Message):
+    """A tool call the model asks for: with `input`, a text, of a tool that takes no JSON."""
+
+    type: Literal["tool_call"] = "tool_call"
     name: Annotated[str, Field(min_length=1)]
     arguments: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    input: str | None = None
+
+
+class ScriptedHostedCall(Message):
+    """A call of a tool that the provider runs itself. Chat completions do not show it.
+
+    Attributes:
+        tool: `web_search`, or another for which `item` and `blocks` are given.
+        query: of a search.
+        item: of Responses, without id and status.
+        blocks: of Messages, as they are.
+    """
+
+    type: Literal["hosted"] = "hosted"
+    tool: Annotated[str, Field(min_length=1)] = "web_search"
+    query: str = ""
+    item: dict[str, JsonValue] | None = None
+    blocks: tuple[dict[str, JsonValue], ...] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tool != "web_search" and (self.item is None or self.blocks is None):
+            raise ValueError("only web_search has an item and blocks of its own: another tool needs both")
+        return self
+
+
+Part = Annotated[
+    ScriptedText | ScriptedThinking | ScriptedRefusal | ScriptedToolCall | ScriptedHostedCall,
+    Field(discriminator="type"),
+]
+"""A part of an answer, which each interface writes in its own form."""
 
 
 class ErrorText(Message):
@@ -112,7 +197,8 @@ class Fault(Message):
         when: a property of the request.
         status: answers with this HTTP status; with a 2xx, with the ordinary answer.
         hang_s: accepts the request and answers, normally, only after this long.
-        kind: answers 200 with a broken or odd body, or (`reset`) closes the socket.
+        kind: answers 200 with a broken or odd body, or (`reset`) closes the socket. With `failed`, a response says that
+            it failed, a streamed one after half of its content; over other interfaces it is `error_in_200`.
         answer: answers normally, but with this text.
         stream: hits requests for a stream alone, after `after_chunks` chunks of content. The connection breaks (`cut`);
             nothing comes for `stall_s`, 30 by default (`stall`); one event is no JSON (`malformed`); the body ends in
@@ -120,7 +206,7 @@ class Fault(Message):
         after_chunks: null means after the last one; with `no_end`, that only the mark of the end is missing.
         retry_after_s: sent with `status` as `Retry-After`.
         headers: sent with `status`, too.
-        error: the error body sent with `status`, `kind: error_in_200` or `stream: error`.
+        error: the error body sent with `status`, `kind: error_in_200`, `kind: failed` or `stream: error`.
         reports: tokens that the answer reports instead of those that are billed.
         finish_reason: reported by the model; with `kind: no_content` or any answer.
         latency_ms: replaces the model's latency.
@@ -145,9 +231,7 @@ class Fault(Message):
     retry_after_s: NonNegativeFloat | None = None
     headers: dict[str, str] = Field(default_factory=dict[str, str])
     error: ErrorText | None = None
-    reports: dict[Literal["input_tokens", "output_tokens", "cached_tokens"], NonNegativeInt] = Field(
-        default_factory=dict[Literal["input_tokens", "output_tokens", "cached_tokens"], int]
-    )
+    reports: dict[Counted, NonNegativeInt] = Field(default_factory=dict[Counted, int])
     finish_reason: str | None = None
     latency_ms: NonNegativeFloat | Latency | None = None
     billed: bool | None = None
@@ -171,8 +255,8 @@ class Fault(Message):
             raise ValueError(f"needs exactly one of {', '.join(EFFECTS)}; it has {' and '.join(given) or 'none'}")
         if (self.retry_after_s is not None or self.headers) and not self.refuses:
             raise ValueError("retry_after_s or headers, sent with an error, needs status of 300 or more")
-        if self.error is not None and not self.refuses and "error" not in (self.kind or self.stream or ""):
-            raise ValueError("error needs status of 300 or more, kind: error_in_200, or stream: error")
+        if self.error is not None and not self.refuses and (self.kind or self.stream) not in WITH_ERROR:
+            raise ValueError("error needs status of 300 or more, kind: error_in_200 or failed, or stream: error")
         if (self.after_chunks, self.stall_s) != (None, None) and self.stream is None:
             raise ValueError("after_chunks and stall_s are about a stream: they need stream")
         if self.billed_when_abandoned and self.hang_s is None:
@@ -197,6 +281,10 @@ class ModelScript(Message):
         answer: the text; `{prompt}` is the last user message, `{n}` the request number of this model.
         answer_json: the answer to a request for JSON, and to all requests where `answer` is not given.
         tool_calls: asked for when the request offers tools and its last message is not a tool's result.
+        turns: the answers of a conversation in their order: as many as the request has messages of the assistant are
+            over. The other rules apply after the last one, and where a turn calls a tool that is not offered.
+        dimensions: of its embeddings.
+        headers: sent with each answer that is no error.
         faults: the first that applies wins.
     """
 
@@ -207,6 +295,9 @@ class ModelScript(Message):
     answer: str | None = None
     answer_json: JsonValue | None = None
     tool_calls: tuple[ScriptedToolCall, ...] = ()
+    turns: tuple[tuple[Part, ...], ...] = ()
+    dimensions: PositiveInt = 1536
+    headers: dict[str, str] = Field(default_factory=dict[str, str])
     faults: tuple[Fault, ...] = ()
 
 
