@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 
 from breakwater.embedded.provider import SimulatedProvider
@@ -93,6 +96,148 @@ async def test_a_conversation_means_the_same_over_both_interfaces(session: aioht
         _, same, _ = await post(session, f"{sim.url}/chat/completions", chat)
     assert same["choices"][0]["message"]["content"] == "hello"
     assert same["usage"]["prompt_tokens"] == reported["usage"]["input_tokens"]
+
+
+TURN: list[dict[str, Any]] = [
+    {"type": "thinking", "text": "Which ship?"},
+    {"type": "thinking", "text": "secret", "redacted": True},
+    {"type": "hosted", "query": "ferries"},
+    {"type": "text", "text": "It is {prompt}.", "cites": ["https://example.org/a"]},
+    {"type": "tool_call", "name": "f", "arguments": {"name": "ferry"}},
+]
+THINKS = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+
+
+async def stream_of(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The message that the events of a stream come to."""
+    content: list[dict[str, Any]] = []
+    message: dict[str, Any] = {}
+    async with session.post(url, json={**body, "stream": True}, headers=VERSION) as response:
+        async for line in response.content:
+            event = orjson.loads(line[6:]) if line.startswith(b"data: ") else {"type": "none"}
+            match event:
+                case {"type": "message_start", "message": begun}:
+                    message = begun
+                case {"type": "content_block_start", "content_block": block}:
+                    content.append(block | ({"input": ""} if "input" in block else {}))
+                case {"delta": {"type": kind, **given}}:
+                    block = content[event["index"]]
+                    for name, value in given.items():
+                        field = {"partial_json": "input", "citation": "citations"}.get(name, name)
+                        block[field] += [value] if kind == "citations_delta" else value
+                case {"type": "message_delta", "delta": ended, "usage": usage}:
+                    message |= ended
+                    message["usage"] |= usage
+                case _:
+                    pass
+    return {**message, "content": [b | ({"input": orjson.loads(b["input"])} if "input" in b else {}) for b in content]}
+
+
+async def test_blocks_of_each_kind_come_whole_and_in_pieces_alike(session: aiohttp.ClientSession) -> None:
+    usage = {"input_tokens": 100, "output_tokens": 40, "cached_tokens": 20, "cache_write_tokens": 30}
+    usage["cache_write_1h_tokens"] = 10
+    price = {**PRICE, "cache_write_usd_per_mtok": "0.2", "hosted_usd": {"web_search": "0.01"}}
+    asked = message(tools=TOOLS, **THINKS)
+    async with SimulatedProvider(script(turns=[TURN], usage=usage, price=price)) as sim:
+        _, whole, _ = await post(session, f"{sim.url}/messages", asked)
+        streamed = await stream_of(session, f"{sim.url}/messages", asked)
+        [first, second] = sim.ledger.calls
+    assert [block["type"] for block in whole["content"]] == [
+        "thinking",
+        "redacted_thinking",
+        "server_tool_use",
+        "web_search_tool_result",
+        "text",
+        "tool_use",
+    ]
+    assert whole["content"][4]["text"] == "It is hello."
+    ids = r'"(?:toolu|srvtoolu|msg)_\w+"'
+    assert re.sub(ids, "", json.dumps(streamed, sort_keys=True)) == re.sub(ids, "", json.dumps(whole, sort_keys=True))
+    assert whole["usage"] == {
+        "input_tokens": 40,
+        "cache_creation_input_tokens": 40,
+        "cache_read_input_tokens": 20,
+        "output_tokens": 40,
+        "cache_creation": {"ephemeral_5m_input_tokens": 30, "ephemeral_1h_input_tokens": 10},
+        "server_tool_use": {"web_search_requests": 1},
+    }
+    assert first.cost_nano == 40 * 150 + 20 * 75 + 30 * 200 + 10 * 300 + 40 * 600 + 10_000_000
+    assert second.cost_nano == first.cost_nano
+
+
+async def test_thoughts_come_when_asked_for_and_are_taken_back_unchanged_alone(session: aiohttp.ClientSession) -> None:
+    asked = message(tools=TOOLS, **THINKS)
+    turns = [TURN, [{"type": "text", "text": "in port"}]]
+    async with SimulatedProvider(script(turns=turns, answer="short")) as sim:
+        url = f"{sim.url}/messages"
+        _, first, _ = await post(session, url, asked)
+        result = {"type": "tool_result", "tool_use_id": first["content"][-1]["id"], "content": "found"}
+        said = [USER, {"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
+        _, second, _ = await post(session, url, asked | {"messages": said})
+        assert [block["type"] for block in second["content"]] == ["thinking", "text"]
+        assert second["content"][0]["thinking"] == "Thinking about: hello"
+        _, omitted, _ = await post(session, url, message(thinking={"type": "adaptive", "display": "omitted"}))
+        assert omitted["content"][0]["thinking"] == ""
+        assert omitted["content"][0]["signature"] != ""
+        for index, change in ((0, {"thinking": "Which boat?"}), (0, {"signature": "c2lnbmVk"}), (1, {"data": "x"})):
+            changed = [dict(block) for block in first["content"]]
+            changed[index] |= change
+            said[1] = {"role": "assistant", "content": changed}
+            status, body, _ = await post(session, url, asked | {"messages": said})
+            assert (status, f"messages.1.content.{index}" in body["error"]["message"]) == (400, True)
+        _, plain, _ = await post(session, url, message())
+    assert plain["content"] == [{"type": "text", "text": "short"}]
+
+
+@pytest.mark.parametrize(
+    ("turn", "change", "reason", "sequence"),
+    [
+        ([{"type": "text", "text": "one two"}], {"stop_sequences": ["two", "x"]}, "stop_sequence", "two"),
+        ([{"type": "text", "text": "one two"}], {"stop_sequences": ["three"]}, "end_turn", None),
+        ([{"type": "refusal", "text": "no"}], {}, "refusal", None),
+        ([], {"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_use", None),
+        ([], {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}}, "tool_use", None),
+        ([], {"tools": TOOLS, "tool_choice": {"type": "auto"}}, "end_turn", None),
+        ([TURN[4]], {"max_tokens": 1, "tools": TOOLS}, "max_tokens", None),
+    ],
+)
+async def test_the_reason_of_the_end_is_named(
+    session: aiohttp.ClientSession, turn: list[Any], change: dict[str, Any], reason: str, sequence: str | None
+) -> None:
+    async with SimulatedProvider(script(turns=[turn])) as sim:
+        _, body, _ = await post(session, f"{sim.url}/messages", message() | change)
+        streamed = await stream_of(session, f"{sim.url}/messages", message() | change)
+    for one in (body, streamed):
+        assert (one["stop_reason"], one["stop_sequence"]) == (reason, sequence)
+
+
+async def test_tokens_are_counted_without_a_call(session: aiohttp.ClientSession) -> None:
+    async with SimulatedProvider({**script(usage={}), "api_keys": ["sk-a"]}) as sim:
+        url, key = f"{sim.url}/messages/count_tokens", VERSION | {"x-api-key": "sk-a"}
+        asked = {"model": "claude", "messages": [{"role": "user", "content": "a" * 400}], "system": "b" * 40}
+        assert (await post(session, url, asked, key))[:2] == (200, {"input_tokens": 110})
+        assert (await post(session, url, asked))[0] == 401
+        assert (await post(session, url, asked, {"x-api-key": "sk-a"}))[0] == 400
+        assert (await post(session, url, asked | {"model": "none"}, key))[0] == 404
+        assert (await post(session, url, asked | {"messages": []}, key))[0] == 400
+        assert sim.ledger.calls == ()
+
+
+async def test_chat_shows_of_a_turn_what_it_can(session: aiohttp.ClientSession) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    asked = {"model": "claude", "messages": [USER], "tools": tools}
+    async with SimulatedProvider(script(turns=[TURN], headers={"x-ratelimit-remaining-requests": "9"})) as sim:
+        _, body, headers = await post(session, f"{sim.url}/chat/completions", asked)
+    [choice] = body["choices"]
+    said = choice["message"]
+    assert (choice["finish_reason"], said["content"], said["reasoning_content"]) == (
+        "tool_calls",
+        "It is hello.",
+        "Which ship?",
+    )
+    assert said["annotations"][0]["url_citation"]["url"] == "https://example.org/a"
+    assert said["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"name":"ferry"}'}
+    assert headers["x-ratelimit-remaining-requests"] == "9"
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import orjson
 from aiohttp import web
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from breakwater.embedded.provider.behaviour import ChatRequest, ScriptedAnswer
 from breakwater.embedded.provider.openai import (
@@ -16,18 +16,52 @@ from breakwater.embedded.provider.openai import (
     RequestRefusedError,
     StreamEvent,
     pieces_of,
+    sealed,
+    unsealed,
 )
-from breakwater.embedded.provider.script import ErrorText, Pace
+from breakwater.embedded.provider.script import ErrorText, Pace, Part, ScriptedHostedCall
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
 class _ContentBlock(BaseModel):
-    type: Literal["text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    type: Literal[
+        "text",
+        "image",
+        "document",
+        "search_result",
+        "tool_use",
+        "tool_result",
+        "thinking",
+        "redacted_thinking",
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "container_upload",
+    ]
     text: Annotated[str, Field(min_length=1)] | None = None
     id: str | None = None
     tool_use_id: str | None = None
     content: Any = None
+    thinking: str = ""
+    signature: str | None = None
+    data: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Takes no thought that was changed; one that was left out is in its signature."""
+        if self.type == "thinking" and (
+            (thought := unsealed(self.signature)) is None or self.thinking not in ("", thought)
+        ):
+            raise ValueError("Invalid `signature` in `thinking` block")
+        if self.type == "redacted_thinking" and unsealed(self.data) is None:
+            raise ValueError("Invalid `data` in `redacted_thinking` block")
+        return self
 
 
 def _blocks(content: object) -> object:
@@ -67,13 +101,15 @@ class _Body(BaseModel):
     output_config: _OutputConfig = _OutputConfig()
     cache_control: Any = None
     container: Any = None
+    context_management: Any = None
     inference_geo: Any = None
+    mcp_servers: Any = None
     metadata: Any = None
     service_tier: Any = None
-    stop_sequences: Any = None
+    stop_sequences: list[str] | None = None
     temperature: Any = None
-    thinking: Any = None
-    tool_choice: Any = None
+    thinking: dict[str, Any] | None = None
+    tool_choice: dict[str, Any] | None = None
     top_k: Any = None
     top_p: Any = None
 
@@ -127,7 +163,11 @@ class Anthropic(OpenAI):
                 "max_tokens": body.max_tokens,
                 "stream": body.stream,
                 "stream_options": {"include_usage": True} if body.stream else None,
-                "tools": body.tools,
+                "tools": [_tool(tool) for tool in body.tools or ()],
+                "tool_choice": _choice(body.tool_choice or {}),
+                "stop": body.stop_sequences or None,
+                "thinks": (body.thinking or {}).get("type", "disabled") != "disabled",
+                "body": content,
                 "response_format": asked and {"type": "json_schema", "json_schema": asked},
             }
         )
@@ -155,26 +195,34 @@ class Anthropic(OpenAI):
 
     def whole(self, answer: ScriptedAnswer) -> dict[str, Any]:
         """Returns an answer as a `message` object."""
-        blocks: list[dict[str, Any]] = [{"type": "text", "text": answer.content}] if answer.content else []
-        for index, call in enumerate(answer.tool_calls):
-            tool_id = f"toolu_{answer.number}_{index}"
-            blocks.append({"type": "tool_use", "id": tool_id, "name": call.name, "input": call.arguments})
+        calls = iter(range(len(answer.tool_calls)))
+        blocks = [block for place, part in enumerate(answer.parts) for block in _blocks_of(answer, place, part, calls)]
+        stop_reason = _STOP_REASONS.get(answer.finish_reason, answer.finish_reason)
+        if answer.finish_reason == "stop" and answer.stopped_by is not None:
+            stop_reason = "stop_sequence"
+        if answer.finish_reason == "stop" and any(part.type == "refusal" for part in answer.parts):
+            stop_reason = "refusal"
         message: dict[str, Any] = {
             "id": f"msg_{answer.number}",
             "type": "message",
             "role": "assistant",
             "model": answer.model,
             "content": blocks if answer.choices else [],
-            "stop_reason": _STOP_REASONS.get(answer.finish_reason, answer.finish_reason),
-            "stop_sequence": None,
+            "stop_reason": stop_reason,
+            "stop_sequence": answer.stopped_by if stop_reason == "stop_sequence" else None,
         }
         if (usage := answer.shown_usage) is not None:
-            # Here the cached tokens are not a part of the input.
+            # Here the cached tokens, and those that are written to a cache, are not a part of the input.
+            minutes, hour = usage.cache_write_tokens, usage.cache_write_1h_tokens
+            written = {"ephemeral_5m_input_tokens": minutes, "ephemeral_1h_input_tokens": hour}
+            searches = sum(call.tool == "web_search" for call in answer.hosted_calls)
             message["usage"] = {
-                "input_tokens": usage.input_tokens - usage.cached_tokens,
-                "cache_creation_input_tokens": 0,
+                "input_tokens": usage.input_tokens - usage.cached_tokens - minutes - hour,
+                "cache_creation_input_tokens": minutes + hour,
                 "cache_read_input_tokens": usage.cached_tokens,
                 "output_tokens": usage.output_tokens,
+                **({"cache_creation": written} if minutes or hour else {}),
+                **({"server_tool_use": {"web_search_requests": searches}} if searches else {}),
             }
         return message
 
@@ -190,17 +238,82 @@ class Anthropic(OpenAI):
         events = [event("message_start", message={**message, "content": [], "stop_reason": None, **begun})]
         events.append(event("ping"))
         for index, block in enumerate(message["content"]):
-            if block["type"] == "text":
-                first, said, kind, field = {"text": ""}, block["text"], "text_delta", "text"
-            else:
-                first, said = {"input": {}}, orjson.dumps(block["input"]).decode()
-                kind, field = "input_json_delta", "partial_json"
+            first, deltas = _deltas_of(block, pace)
             events.append(event("content_block_start", index=index, content_block={**block, **first}))
-            for piece in pieces_of(said, pace):
-                delta = {"type": kind, field: piece}
-                events.append(event("content_block_delta", content=True, index=index, delta=delta))
+            events += (event("content_block_delta", content=True, index=index, delta=delta) for delta in deltas)
             events.append(event("content_block_stop", index=index))
-        ended: dict[str, Any] = {"delta": {"stop_reason": message["stop_reason"], "stop_sequence": None}}
+        ended: dict[str, Any] = {"delta": {name: message[name] for name in ("stop_reason", "stop_sequence")}}
         if usage is not None:
-            ended["usage"] = {"output_tokens": usage["output_tokens"]}
+            ended["usage"] = {name: usage[name] for name in ("output_tokens", "server_tool_use") if name in usage}
         return [*events, event("message_delta", ends=True, **ended), event("message_stop", ends=True)]
+
+
+class CountTokens(Anthropic):
+    """The count of a request's tokens, which needs no output limit."""
+
+    def parse(self, content: Any) -> ChatRequest:
+        """Reads a body. Raises ValidationError."""
+        return super().parse({"max_tokens": 1, **content} if isinstance(content, dict) else content)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": tool.get("name", ""), "parameters": tool.get("input_schema", {})}
+    return {"type": "function" if "input_schema" in tool else tool.get("type", ""), "function": function}
+
+
+def _choice(choice: dict[str, Any]) -> Any:
+    return {"any": "required", "tool": {"type": "function", "function": choice}}.get(choice.get("type", ""))
+
+
+def _blocks_of(answer: ScriptedAnswer, place: int, part: Part, calls: Iterator[int]) -> list[dict[str, Any]]:
+    """Returns the blocks of a part of an answer."""
+    match part.type:
+        case "text":
+            # There are no empty blocks of text here.
+            cites = [
+                {"type": "web_search_result_location", "url": url, **_PAGE, "cited_text": ""} for url in part.cites
+            ]
+            return [{"type": "text", "text": part.text, **({"citations": cites} if cites else {})}] if part.text else []
+        case "refusal":
+            return [{"type": "text", "text": part.text}]
+        case "thinking":
+            if part.redacted:
+                return [{"type": "redacted_thinking", "data": sealed(part.text)}]
+            shown = (answer.request.body.get("thinking") or {}).get("display") != "omitted"
+            return [{"type": "thinking", "thinking": part.text if shown else "", "signature": sealed(part.text)}]
+        case "tool_call":
+            tool_id, given = f"toolu_{answer.number}_{next(calls)}", part.arguments
+            used = given if part.input is None else {"input": part.input}
+            return [{"type": "tool_use", "id": tool_id, "name": part.name, "input": used}]
+        case "hosted":
+            return _search(f"srvtoolu_{answer.number}_{place}", part) if part.blocks is None else list(part.blocks)
+
+
+_PAGE = {"title": "Simulated page", "encrypted_index": sealed("page")}
+
+
+def _search(tool_id: str, part: ScriptedHostedCall) -> list[dict[str, Any]]:
+    found = {"type": "web_search_result", "url": "https://example.org/", "title": _PAGE["title"], "page_age": None}
+    result = [{**found, "encrypted_content": _PAGE["encrypted_index"]}]
+    return [
+        {"type": "server_tool_use", "id": tool_id, "name": "web_search", "input": {"query": part.query}},
+        {"type": "web_search_tool_result", "tool_use_id": tool_id, "content": result},
+    ]
+
+
+def _deltas_of(block: dict[str, Any], pace: Pace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the fields that a block lacks at its start, and the deltas that fill them."""
+    match block:
+        case {"type": "text", "text": text}:
+            cites = block.get("citations", ())
+            cited = [{"type": "citations_delta", "citation": one} for one in cites]
+            texts = [{"type": "text_delta", "text": piece} for piece in pieces_of(text, pace)]
+            return {"text": "", **({"citations": []} if cites else {})}, [*cited, *texts]
+        case {"type": "thinking", "thinking": text, "signature": seal}:
+            thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in pieces_of(text, pace)]
+            return {"thinking": "", "signature": ""}, [*thoughts, {"type": "signature_delta", "signature": seal}]
+        case {"type": "tool_use" | "server_tool_use" | "mcp_tool_use", "input": given}:
+            pieces = pieces_of(orjson.dumps(given).decode(), pace)
+            return {"input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+        case _:
+            return {}, []

@@ -21,7 +21,7 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from breakwater.contracts.types import format_time
-from breakwater.embedded.provider.anthropic import Anthropic
+from breakwater.embedded.provider.anthropic import Anthropic, CountTokens
 from breakwater.embedded.provider.behaviour import Decision, ModelPlan, decide, make_plans
 from breakwater.embedded.provider.embeddings import AzureEmbeddings, Embeddings
 from breakwater.embedded.provider.ledger import CallLedger, LedgerCall
@@ -34,7 +34,7 @@ MAX_BODY_BYTES = 64 * 2**20
 NO_MODEL = "-"
 WHOLE = Fraction(1)
 LOOPBACK = "127.0.0.1"
-OPENAI, ANTHROPIC = OpenAI(), Anthropic()
+OPENAI, ANTHROPIC, TOKEN_COUNT = OpenAI(), Anthropic(), CountTokens()
 _PATHS = {
     "/v1/chat/completions": OPENAI,
     "/v1/responses": Responses(),
@@ -150,6 +150,8 @@ class SimulatedProvider:
         if urlsplit(f"//{request.host}").hostname not in ("localhost", LOOPBACK, "::1", self._name or LOOPBACK):
             return _refusal(421, "This simulator answers to localhost only.")
         match request.method, request.path:
+            case "POST", "/v1/messages/count_tokens":
+                return await self._count(request)
             case "POST", path if dialect := _PATHS.get(path):
                 return await self._chat(request, dialect)
             case "POST", path if deployment := _DEPLOYMENT.fullmatch(path):
@@ -219,6 +221,19 @@ class SimulatedProvider:
                 self._client_left(call, decision, decision.delay_s - (time.monotonic() - received))
                 raise
         return await self._send(request, call, decision, reply_to(decision, dialect), dialect.id_header)
+
+    async def _count(self, request: web.BaseRequest) -> web.Response:
+        """Answers with the tokens of a request, which is no call and costs nothing."""
+        if not self._authorized(ANTHROPIC, request):
+            return _json(ANTHROPIC.error(401), 401)
+        try:
+            ANTHROPIC.require(request)
+            chat = TOKEN_COUNT.read(await request.read())
+        except RequestRefusedError as error:
+            return _json(ANTHROPIC.error(error.status, error.error), error.status)
+        if (plan := self._plan(chat.model)) is None:
+            return _json(ANTHROPIC.error(404, ANTHROPIC.unknown_model(chat.model)), 404)
+        return _json({"input_tokens": plan.input_tokens(1, chat)})
 
     async def _receive(
         self, request: web.BaseRequest, dialect: OpenAI, named: str | None, received: float

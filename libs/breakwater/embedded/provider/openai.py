@@ -289,7 +289,11 @@ _CALLS = (ScriptedToolCall, ScriptedHostedCall)
 
 
 def _joined(answer: ScriptedAnswer, kind: str) -> str | None:
-    texts = [part.text for part in answer.parts if part.type == kind and not isinstance(part, _CALLS)]
+    texts = [
+        part.text
+        for part in answer.parts
+        if part.type == kind and not isinstance(part, _CALLS) and not getattr(part, "redacted", False)
+    ]
     return "".join(texts) if texts else None
 
 
