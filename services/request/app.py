@@ -64,7 +64,9 @@ from services.request.cancels import CancelRequests, CancelRoutes, Cancels
 from services.request.costs import CostRoutes
 from services.request.dead_letters import DeadLetterRoutes, Replays
 from services.request.dialects import nothing_at
-from services.request.dialects.openai import NameRequests, OpenAIRoutes
+from services.request.dialects.calls import Calls, NameRequests
+from services.request.dialects.chat import ChatRoutes
+from services.request.dialects.models import ModelRoutes
 from services.request.event_stream import OpenStreams
 from services.request.events import EventLog, EventRoutes
 from services.request.executions import ExecutionRoutes
@@ -192,12 +194,14 @@ class RequestService:
         async def end_at_provider(session: PersonSession) -> str | None:
             return provider and await provider.end_session_url(session.id_token, f"{config.console.url}/sign-in")
 
+        calls = Calls(config, intake, InFlightRequests(self._redis), connection, self._cancels)
         handlers = (
             JobRoutes(intake, lookup, limit),
             ProgressRoutes(self._streams, lookup),
             CancelRoutes(self._cancels, redactor, audit),
             PlanRoutes(limit, intake, availability, Plans(self._redis), self._analytics, connection),
-            OpenAIRoutes(config, intake, InFlightRequests(self._redis), connection, self._cancels),
+            ModelRoutes(config),
+            ChatRoutes(calls),
             ExecutionRoutes(self._analytics, self._cipher),
             EventRoutes(self._streams, self._event_log),
             agents,

@@ -34,7 +34,8 @@ from services.request.budgets import BudgetRoutes
 from services.request.cancels import CancelRoutes
 from services.request.costs import CostRoutes
 from services.request.dead_letters import DeadLetterRoutes
-from services.request.dialects.openai import OpenAIRoutes
+from services.request.dialects.chat import ChatRoutes
+from services.request.dialects.models import ModelRoutes
 from services.request.events import EventRoutes
 from services.request.executions import ExecutionRoutes
 from services.request.guards import GuardRoutes
@@ -52,7 +53,8 @@ HANDLERS = (
     ProgressRoutes,
     CancelRoutes,
     PlanRoutes,
-    OpenAIRoutes,
+    ModelRoutes,
+    ChatRoutes,
     ExecutionRoutes,
     EventRoutes,
     AgentRoutes,

@@ -78,7 +78,8 @@ def openai_param(path: str) -> str:
     """The place in OpenAI's request that a place in a job comes from: `messages.0.role` is `messages[0].role`."""
     if path == "job_id":
         return "Idempotency-Key"
-    path = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path.removeprefix("params."))
+    path = path.removeprefix("params.").removeprefix("api_request.body.")
+    path = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path)
     return f"breakwater.{path}" if re.split(r"[.\[]", path)[0] in CallOptions.model_fields else path
 
 

@@ -25,7 +25,8 @@ from breakwater.runtime import background
 from breakwater.security.api_keys import create_key
 from services.request import event_stream
 from services.request.cancels import Cancels
-from services.request.dialects import openai_stream
+from services.request.dialects import streams
+from services.request.dialects.chat import ChatEvents
 from services.request.results import Waiters
 from tests.any_answers import AnyAnswer, any_provider_server
 from tests.flow.kit import model
@@ -305,7 +306,7 @@ async def test_what_is_silent_is_kept_open(plane: OpenAIPlane, monkeypatch: pyte
 
 async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "SEND_TIMEOUT_S", 0.05)
-    inbox, ends, never = openai_stream.ChunkInbox(), list[tuple[bool, bool]](), asyncio.Event()
+    inbox, ends, never = streams.ChunkInbox(), list[tuple[bool, bool]](), asyncio.Event()
     inbox.put(b'{"number": 1, "chunks": [{"choices": [{"index": 0, "delta": {"content": "000 "}}]}]}')
 
     async def decide() -> bytes | None:
@@ -322,7 +323,9 @@ async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.Monke
             await never.wait()
 
     deciding = asyncio.create_task(decide())
-    stream = openai_stream.ChatStream(inbox, deciding, headers={}, with_usage=False, error=lambda _: b"", ended=ended)
+    stream = streams.AnswerStream(
+        inbox, deciding, headers={}, encoder=ChatEvents(with_usage=False), error=lambda _: b"", ended=ended
+    )
     await stream({}, receive, send)
     await background.stop(deciding)
     assert ends == [(False, True)]

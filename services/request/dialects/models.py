@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from breakwater.config import Agent, Config
+from breakwater.contracts.openai import ModelName, ModelNames
+from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.callers import Caller
+from services.request.operations import ApiRequest, operation
 from services.request.parsing import suggestion
 from services.request.problems import RequestError
 
@@ -87,3 +91,39 @@ class ModelNameTable:
 
 def _listed(agent: Agent) -> list[str]:
     return [model for model in dict.fromkeys((*agent.chain, *agent.allowed_models)) if model != "*"]
+
+
+class ModelRoutes:
+    """The names of models."""
+
+    def __init__(self, config: Config) -> None:
+        self._names = ModelNameTable(config)
+        self._created = int(time.time())
+
+    @operation(
+        "GET",
+        "/v1/models",
+        tag="openai",
+        summary="Values of `model` in a chat completion",
+        description="Agents, and each with the models that it lists; for a key that is bound to one agent, the models "
+        "alone too. A model that is allowed by `*` only is not listed.",
+        result="Those that the key may use.",
+    )
+    async def list_models(self, request: ApiRequest[Message]) -> ModelNames:
+        """The values of `model` for this key."""
+        names = dict.fromkeys(self._names.listed(request.caller))
+        return ModelNames(data=tuple(ModelName(id=name, created=self._created) for name in names))
+
+    @operation(
+        "GET",
+        "/v1/models/{model}",
+        tag="openai",
+        summary="One value of `model` in a chat completion",
+        result="It may.",
+        errors={404: "There is no such agent or model for this key (`model_not_found`)."},
+    )
+    async def show_model(self, request: ApiRequest[Message]) -> ModelName:
+        """One value of `model`. Raises RequestError: 404."""
+        name = request.path["model"]
+        self._names.resolve(name, request.caller)
+        return ModelName(id=name, created=self._created)

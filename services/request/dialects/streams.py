@@ -1,4 +1,4 @@
-"""A chat completion as server-sent events: the worker's chunks, and any missed rest from the result."""
+"""An answer as server-sent events: the worker's chunks, and any missed rest from the result."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from breakwater.policy.chat_chunks import OBJECT, Assembly, rest_of
-from breakwater.policy.chat_completions import completion_of
 from services.request import event_stream
 from services.request.event_stream import EventStream, send_part
 
 MAX_UNSENT = 1_000
 """Messages that a client may be behind. Beyond, it gets the rest with the result."""
 
-_KEEP_ALIVE = b": still here\n\n"
-_OF_ALL = ("id", "created", "model", "system_fingerprint")
-"""Fields of a chunk that are the same in the whole answer."""
 _LIMIT_EVERY_S = 5.0
 """Interval at which the limit of sending is moved on."""
-_DONE = b"data: [DONE]\n\n"
 
 
 class ChunkInbox:
@@ -80,7 +74,30 @@ class ChunkInbox:
         self._stirred.set()
 
 
-class ChatStream(EventStream):
+class Encoder(Protocol):
+    """The events of one answer in the words of one API. It keeps in mind what was sent."""
+
+    keep_alive: ClassVar[bytes]
+    """Sent while nothing comes."""
+
+    def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
+        """The events that a job's chunks mean, in their order."""
+        ...
+
+    def end(
+        self, result: dict[str, Any] | None, *, whole: bool, error: Callable[[dict[str, Any] | None], bytes]
+    ) -> bytes:
+        """The last events.
+
+        Args:
+            result: of the job; None if the process stops.
+            whole: no chunk was missed.
+            error: the JSON of an error response: for a result without an answer, or for None.
+        """
+        ...
+
+
+class AnswerStream(EventStream):
     """The response to one request, whose answer has begun or is there."""
 
     def __init__(
@@ -89,7 +106,7 @@ class ChatStream(EventStream):
         deciding: asyncio.Task[bytes | None],
         *,
         headers: Mapping[str, str],
-        with_usage: bool,
+        encoder: Encoder,
         error: Callable[[dict[str, Any] | None], bytes],
         ended: Callable[[bool, bool], Awaitable[None]],
     ) -> None:
@@ -99,7 +116,7 @@ class ChatStream(EventStream):
             inbox: the received messages.
             deciding: gives the result; None if the client has left, or the process stops.
             headers: of the response.
-            with_usage: the client wants the usage, too.
+            encoder: of the API.
             error: makes the body of an error from a result, or from None: the process stops.
             ended: called at the end with two flags: all was sent; the client takes nothing any more. Closes everything
                 that is open for the stream.
@@ -107,12 +124,9 @@ class ChatStream(EventStream):
         super().__init__(headers)
         self._inbox = inbox
         self._deciding = deciding
-        self._with_usage = with_usage
+        self._encoder = encoder
         self._error = error
         self._ended = ended
-        self._sent = Assembly()
-        self._usage_sent = False
-        self._first: dict[str, Any] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream until the answer is whole, it has failed, the client leaves, or the process stops."""
@@ -136,49 +150,16 @@ class ChatStream(EventStream):
                 limit.reschedule(now + event_stream.SEND_TIMEOUT_S)
                 limited_at = now
             if chunks := inbox.take():
-                await send_part(send, self._events(chunks))
+                await send_part(send, self._encoder.events(chunks))
             elif deciding.done():
                 break
             else:
                 silent_since, longest_s = time.monotonic(), event_stream.KEEP_ALIVE_S
                 await inbox.wait_nonempty(deciding, longest_s)
                 if time.monotonic() - silent_since >= longest_s and not deciding.done():
-                    await send_part(send, _KEEP_ALIVE)
+                    await send_part(send, self._encoder.keep_alive)
         found = deciding.result()
-        await send_part(send, self._end(None if found is None else orjson.loads(found)), more=False)
+        result = None if found is None else orjson.loads(found)
+        last = self._encoder.end(result, whole=inbox.whole, error=self._error)
+        await send_part(send, last, more=False)
         return found is not None
-
-    def _events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
-        return b"".join(b"data: %b\n\n" % orjson.dumps(chunk) for chunk in chunks if self._taken(chunk))
-
-    def _taken(self, chunk: dict[str, Any]) -> bool:
-        """Notes a chunk. False for one that the client has not asked for."""
-        if self._first and chunk.get("id") != self._first.get("id"):
-            # Of another attempt, which continues the answer. For the client it is one.
-            chunk |= self._first
-        chunk.setdefault("object", OBJECT)  # clients skip an object that is not a chunk
-        self._sent.add(chunk)
-        self._first = self._first or {name: chunk[name] for name in _OF_ALL if name in chunk}
-        if self._with_usage:
-            self._usage_sent = self._usage_sent or chunk.get("usage") is not None
-        elif "usage" in chunk:
-            del chunk["usage"]
-            return bool(chunk["choices"])
-        return True
-
-    def _end(self, result: dict[str, Any] | None) -> bytes:
-        if result is None or result["status"] != "succeeded":
-            return _data(self._error(result))
-        completion = completion_of(result)
-        rest = [] if self._inbox.whole and self._sent.finished else rest_of(completion, self._sent)
-        if rest is None:
-            # Another answer decided the job than the one that was begun here.
-            return _data(self._error(None))
-        if self._with_usage and not self._usage_sent and completion.get("usage") is not None:
-            head = {name: completion.get(name) for name in ("id", "created", "model")} | dict(self._sent.head)
-            rest.append({**head, "object": OBJECT, "choices": [], "usage": completion["usage"]})
-        return self._events(rest) + _DONE
-
-
-def _data(body: bytes) -> bytes:
-    return b"data: %b\n\n" % body

@@ -1,14 +1,13 @@
-"""OpenAI's API: `/v1/chat/completions` and `/v1/models`. A call is a job like any other."""
+"""Calls through the APIs of others: a request becomes one job, and its result or its chunks the response."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 from urllib.parse import quote
 
 import orjson
@@ -28,26 +27,24 @@ from breakwater.bus.lookup import ClientGetter
 from breakwater.config import Config
 from breakwater.contracts import subjects
 from breakwater.contracts.execution import Cancellation, PendingCancel
-from breakwater.contracts.openai import CallOptions, ChatCompletion, ChatCompletionRequest, ModelName, ModelNames
-from breakwater.contracts.types import Message
+from breakwater.contracts.job import Job
+from breakwater.contracts.openai import CallOptions
 from breakwater.contracts.validation import FieldError, problems
-from breakwater.policy.chat_completions import completion_of, error_of, job_of
+from breakwater.policy.chat_completions import error_of
+from breakwater.policy.dialects import params_of
 from breakwater.policy.ownership import shown
 from breakwater.policy.record import ends_with_client
 from breakwater.state.connection import StateUnavailableError
 from breakwater.state.in_flight_requests import InFlightRequests
 from services.request.auth import caller_of
 from services.request.cancels import Cancels
-from services.request.dialects.model_names import ModelNameTable
-from services.request.dialects.openai_stream import ChatStream, ChunkInbox
+from services.request.dialects.models import ModelNameTable
+from services.request.dialects.streams import AnswerStream, ChunkInbox, Encoder
 from services.request.intake import FollowedJob, JobIntake
-from services.request.observe import SubmissionTrace, submitting
-from services.request.operations import TOO_MANY, ApiRequest, operation
-from services.request.parsing import invalid_job, read_body, read_command
+from services.request.observe import submitting
+from services.request.parsing import invalid_job, read_body
 from services.request.problems import RequestError, is_openai, unavailable
 from services.request.submission import Submission, make_job_id
-
-CHAT_COMPLETIONS = "/v1/chat/completions"
 
 LONGEST_CALL_S = 90_000.0
 """A call waits as long as its client does: longer than the longest `total_timeout_s`, and a wait in the queue."""
@@ -82,12 +79,34 @@ class NameRequests:
         await self.app(scope, receive, naming)
 
 
+class ApiAnswer(Protocol):
+    """An answer to one request, in the words of its API."""
+
+    def body(self, sent: Submission, result: dict[str, Any]) -> bytes:
+        """The JSON of an answer. `result`: of a job that succeeded."""
+        ...
+
+    def encoder(self, sent: Submission) -> Encoder:
+        """The events of a streamed answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A request as a job, and how it is answered."""
+
+    job: Job
+    answer: ApiAnswer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionCall:
-    """A request for a chat completion.
+class PendingCall:
+    """A request that waits for its job.
 
     Attributes:
         sent: the job.
+        answer: how the API puts its answer.
+        path: of the request.
         request_id: of the request.
         key_id: of the API key.
         question: names the call while it is not answered; None if no other request needs to find it.
@@ -98,6 +117,8 @@ class CompletionCall:
     """
 
     sent: Submission
+    answer: ApiAnswer
+    path: str
     request_id: str
     key_id: str
     question: str | None
@@ -107,8 +128,8 @@ class CompletionCall:
     authorize: Callable[[str | None, str], Submission]
 
 
-class OpenAIRoutes:
-    """OpenAI's API: chat completions, and the names of models."""
+class Calls:
+    """The engine of all dialects: each request is a job like any other."""
 
     def __init__(
         self,
@@ -124,89 +145,36 @@ class OpenAIRoutes:
         self._intake = intake
         self._unanswered = unanswered
         self._cancels = cancels
-        self._created = int(time.time())
 
-    @operation(
-        "GET",
-        "/v1/models",
-        tag="openai",
-        summary="Values of `model` in a chat completion",
-        description="Agents, and each with the models that it lists; for a key that is bound to one agent, the models "
-        "alone too. A model that is allowed by `*` only is not listed.",
-        result="Those that the key may use.",
-    )
-    async def list_models(self, request: ApiRequest[Message]) -> ModelNames:
-        """The values of `model` for this key."""
-        names = dict.fromkeys(self._names.listed(request.caller))
-        return ModelNames(data=tuple(ModelName(id=name, created=self._created) for name in names))
+    def agent_of(self, request: Request, model: str) -> tuple[str, str | None]:
+        """The agent that `model` names, and the requested model; None for the agent's own. Raises RequestError: 404."""
+        return self._names.resolve(model, caller_of(request))
 
-    @operation(
-        "GET",
-        "/v1/models/{model}",
-        tag="openai",
-        summary="One value of `model` in a chat completion",
-        result="It may.",
-        errors={404: "There is no such agent or model for this key (`model_not_found`)."},
-    )
-    async def show_model(self, request: ApiRequest[Message]) -> ModelName:
-        """One value of `model`. Raises RequestError: 404."""
-        name = request.path["model"]
-        self._names.resolve(name, request.caller)
-        return ModelName(id=name, created=self._created)
+    async def respond(self, request: Request, parse: Callable[[Request, bytes], Awaitable[ParsedCall]]) -> Response:
+        """The response to a request, once its job has ended, however long that takes.
 
-    @operation(
-        "POST",
-        "/v1/chat/completions",
-        tag="openai",
-        summary="Create a chat completion, as at OpenAI",
-        description="Each call is a job. The response contains the provider's own object, or one in OpenAI's format if "
-        "the provider speaks another dialect. The headers `x-breakwater-execution-id`, `-model`, `-attempts`, "
-        "`-cost-usd` and `-cache` describe the job, and `-dropped-params` lists params that were not sent because the "
-        "provider does not support them. `x-should-retry: false` is set if Breakwater has already retried. With "
-        "`stream`, the response is server-sent events: OpenAI's "
-        "`chat.completion.chunk` objects and `[DONE]`, or an `error` after some of the answer.",
-        headers={
-            "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
-            "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
-            "x-session-id": "Same as `breakwater.session_id`: calls of a session are shown as one run.",
-            "traceparent": "W3C trace context that the job becomes a part of. Calls of one trace are one run, if they "
-            "name no task and no session.",
-        },
-        body=ChatCompletionRequest,
-        results={200: ("The answer.", ChatCompletion)},
-        errors={
-            400: "The request is invalid; `param` is the field at fault. Or it is too long for the model "
-            "(`context_length_exceeded`), or the provider refuses it (`invalid_request`).",
-            403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
-            404: "There is no such agent or model for this key (`model_not_found`).",
-            409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",
-            429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`). " + TOO_MANY,
-            502: "No model gave a usable answer: `provider_error`, `provider_unreachable`, `invalid_output`, "
-            "`worker_lost`.",
-            503: "The breakers of all models are open (`breaker_open`, `agent_unavailable`), or nothing was accepted "
-            "(`unavailable`, `refused`).",
-            504: "The job's time was over (`timeout`).",
-        },
-    )
-    async def create_chat_completion(self, request: Request) -> Response:
-        """The chat completion, once the job has ended, however long that takes."""
-        with submitting(request, CHAT_COMPLETIONS) as trace:
-            response = await self._complete(request, trace)
+        Args:
+            request: whose body is not read yet.
+            parse: reads the body. It may raise RequestError, or ValidationError of the job that it makes.
+        """
+        path = request.url.path
+        with submitting(request, path) as trace:
+            body = await read_body(request, self._config.limits.max_body_bytes)
+            try:
+                parsed = await parse(request, body)
+            except ValidationError as error:
+                raise invalid_job(problems(error)) from None
+            call = await self.begin(request, parsed)
+            trace.of(call.sent.job.agent, call.sent.job_id)
+            respond = self._stream if parsed.job.stream else self._whole
+            response = await respond(request, call, trace.traceparent)
             trace.answered(response.status_code)
         return response
 
-    async def _complete(self, request: Request, trace: SubmissionTrace) -> Response:
-        body = await read_body(request, self._config.limits.max_body_bytes)
-        completion = read_command(body, ChatCompletionRequest)
-        call = await self._begin(self._call(request, completion))
-        trace.of(call.sent.job.agent, call.sent.job_id)
-        if completion.stream:
-            options = completion.stream_options
-            with_usage = options is not None and bool(options.include_usage)
-            return await self._stream(request, call, trace.traceparent, with_usage=with_usage)
+    async def _whole(self, request: Request, call: PendingCall, traceparent: str | None) -> Response:
         sent = call.sent
         try:
-            async with self._intake.follow(request, sent, trace.traceparent, LONGEST_CALL_S) as followed:
+            async with self._intake.follow(request, sent, traceparent, LONGEST_CALL_S) as followed:
                 result = await followed.deciding
                 has_left = followed.disconnection.done()
         except BaseException:
@@ -217,14 +185,12 @@ class OpenAIRoutes:
         if result is None:
             raise _stopping(sent.shown_id)
         result = await self._cancels.lookup.explained(caller_of(request), result)
-        response = self._response(sent, orjson.loads(result))
+        response = self._response(call, orjson.loads(result))
         if call.question is not None and not has_left:
             response.background = BackgroundTask(self._answered, call)
         return response
 
-    async def _stream(
-        self, request: Request, call: CompletionCall, traceparent: str | None, *, with_usage: bool
-    ) -> Response:
+    async def _stream(self, request: Request, call: PendingCall, traceparent: str | None) -> Response:
         """The response once the answer has begun, or the job is decided: until then an error is one by its status."""
         sent = call.sent
         inbox, held = ChunkInbox(), AsyncExitStack()
@@ -241,8 +207,8 @@ class OpenAIRoutes:
             await (self._answered(call) if whole else self._leave(call, cancels=cancels))
 
         def error(result: dict[str, Any] | None) -> bytes:
-            stopping = _stopping(sent.shown_id).response(CHAT_COMPLETIONS)
-            return bytes((stopping if result is None else self._response(sent, result)).body)
+            stopping = _stopping(sent.shown_id).response(call.path)
+            return bytes((stopping if result is None else self._response(call, result)).body)
 
         try:
             # The job goes out over the same connection, after the subscription.
@@ -272,33 +238,33 @@ class OpenAIRoutes:
                 if call.repeats and (result.get("cancellation") or {}).get("by") == CLIENT_LEFT:
                     # It is the client of this one that has left, and has come back: the same as a call of its own.
                     anew = replace(call, sent=call.authorize(None, call.request_id), repeats=False)
-                    return await self._stream(request, await self._begin(anew), traceparent, with_usage=with_usage)
-                return self._response(sent, result)
+                    return await self._stream(request, await self._begin(anew), traceparent)
+                return self._response(call, result)
             headers = self._headers(sent, result)
-        return ChatStream(inbox, followed.deciding, headers=headers, with_usage=with_usage, error=error, ended=ended)
+        encoder = call.answer.encoder(sent)
+        return AnswerStream(inbox, followed.deciding, headers=headers, encoder=encoder, error=error, ended=ended)
 
-    def _call(self, request: Request, completion: ChatCompletionRequest) -> CompletionCall:
-        """The call of a request. Raises RequestError."""
-        if completion.stream_options is not None and not completion.stream:
-            message = "stream_options: is only allowed when `stream` is true"
-            raise RequestError(
-                400, "invalid_request", message, [FieldError(path="stream_options", message="needs `stream`")]
-            )
-        caller, headers = caller_of(request), request.headers
-        agent, model = self._names.resolve(completion.model, caller)
-        try:
-            job = job_of(completion, options_of(headers, completion.breakwater), agent, model)
-        except ValidationError as error:
-            raise invalid_job(problems(error)) from None
+    async def begin(self, request: Request, parsed: ParsedCall) -> PendingCall:
+        """The call that a request waits for, its own or the one that it repeats, compared and admitted.
+
+        Raises:
+            RequestError: its job is not accepted.
+        """
+        return await self._begin(self._call(request, parsed))
+
+    def _call(self, request: Request, parsed: ParsedCall) -> PendingCall:
+        caller, headers, job = caller_of(request), request.headers, parsed.job
         authorize = partial(self._intake.authorize, caller, job, job.model_dump_json(exclude_unset=True).encode())
         request_id, idempotency_key = request.scope[_REQUEST_ID], headers.get("idempotency-key")
         sent, retries = authorize(idempotency_key, request_id), headers.get("x-stainless-retry-count")
         has_key = idempotency_key is not None
-        cancels = job.stream and ends_with_client(self._config.agents[agent].on_disconnect, has_key=has_key)
+        cancels = job.stream and ends_with_client(self._config.agents[job.agent].on_disconnect, has_key=has_key)
         # A key attaches by itself. Other clients of its job matter only if the job ends with its clients.
         recorded = cancels if has_key else retries is not None
-        return CompletionCall(
+        return PendingCall(
             sent=sent,
+            answer=parsed.answer,
+            path=request.url.path,
             request_id=request_id,
             key_id=caller.id,
             question=":".join((caller.id, sent.digest, idempotency_key or "")) if recorded else None,
@@ -308,8 +274,7 @@ class OpenAIRoutes:
             authorize=authorize,
         )
 
-    async def _begin(self, call: CompletionCall) -> CompletionCall:
-        """The call that a request waits for, its own or the one that it repeats, compared and admitted."""
+    async def _begin(self, call: PendingCall) -> PendingCall:
         call = await self._attached(call)
         try:
             sent = await self._intake.compare(call.sent)
@@ -319,7 +284,7 @@ class OpenAIRoutes:
             raise
         return replace(call, sent=sent)
 
-    async def _attached(self, call: CompletionCall) -> CompletionCall:
+    async def _attached(self, call: PendingCall) -> PendingCall:
         if call.question is None:
             return call
         job = call.sent.job
@@ -335,13 +300,13 @@ class OpenAIRoutes:
             call if job_id == call.sent.job_id else replace(call, sent=call.authorize(shown(job_id), call.request_id))
         )
 
-    async def _answered(self, call: CompletionCall) -> None:
+    async def _answered(self, call: PendingCall) -> None:
         """Forgets a call whose response is sent."""
         if call.question is not None:
             with suppress(StateUnavailableError):  # it expires
                 await self._unanswered.end(call.question, call.sent.job_id)
 
-    async def _leave(self, call: CompletionCall, *, cancels: bool) -> None:
+    async def _leave(self, call: PendingCall, *, cancels: bool) -> None:
         """Waits no longer for a call without a response.
 
         Args:
@@ -361,20 +326,20 @@ class OpenAIRoutes:
             if cancels:
                 structlog.get_logger().info("job_not_cancelled", execution_id=job_id, error=str(error))
 
-    def _response(self, sent: Submission, result: dict[str, Any]) -> Response:
-        headers = self._headers(sent, result)
+    def _response(self, call: PendingCall, result: dict[str, Any]) -> Response:
+        headers = self._headers(call.sent, result)
         if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
             message = f"the text of the answer was {why}"
-            return RequestError(503, "undecryptable", message, headers=headers | _NO_RETRY).response(CHAT_COMPLETIONS)
+            return RequestError(503, "undecryptable", message, headers=headers | _NO_RETRY).response(call.path)
         if result["status"] == "succeeded":
-            return Response(orjson.dumps(completion_of(result)), 200, headers, "application/json")
+            return Response(call.answer.body(call.sent, result), 200, headers, "application/json")
         error = error_of(result)
         if error.retry_after_s is not None:
             headers["Retry-After"] = str(error.retry_after_s)
         details = [] if error.param is None else [FieldError(path=error.param, message=error.message)]
         headers |= {} if error.may_retry else _NO_RETRY
         problem = RequestError(error.status, error.code, error.message, details, headers)
-        return problem.response(CHAT_COMPLETIONS)
+        return problem.response(call.path)
 
     def _headers(self, sent: Submission, result: dict[str, Any]) -> dict[str, str]:
         """Headers of the known figures of the execution."""
@@ -393,7 +358,8 @@ class OpenAIRoutes:
         agent = self._config.agents[sent.job.agent]
         provider = self._config.provider_name(agent, model)
         settings = None if provider is None else self._config.providers.get(provider)
-        return () if settings is None else tuple(settings.dropped(sent.job.params))
+        as_written = sent.job.api_request is not None and self._config.speaks(provider, sent.job.api)
+        return () if settings is None or as_written else tuple(settings.dropped(params_of(sent.job)))
 
 
 def _named(known: Mapping[str, str | None], dropped: Iterable[str]) -> dict[str, str]:
