@@ -39,7 +39,7 @@ from breakwater.state.in_flight_requests import InFlightRequests
 from services.request.auth import caller_of
 from services.request.cancels import Cancels
 from services.request.dialects.models import ModelNameTable
-from services.request.dialects.streams import AnswerStream, ChunkInbox, Encoder
+from services.request.dialects.streams import ChunkInbox, EncodedStream, Encoder
 from services.request.intake import FollowedJob, JobIntake
 from services.request.observe import submitting
 from services.request.parsing import invalid_job, read_body
@@ -242,7 +242,7 @@ class Calls:
                 return self._response(call, result)
             headers = self._headers(sent, result)
         encoder = call.answer.encoder(sent)
-        return AnswerStream(inbox, followed.deciding, headers=headers, encoder=encoder, error=error, ended=ended)
+        return EncodedStream(inbox, followed.deciding, headers=headers, encoder=encoder, error=error, ended=ended)
 
     async def begin(self, request: Request, parsed: ParsedCall) -> PendingCall:
         """The call that a request waits for, its own or the one that it repeats, compared and admitted.

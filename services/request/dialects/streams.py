@@ -97,7 +97,7 @@ class Encoder(Protocol):
         ...
 
 
-class AnswerStream(EventStream):
+class EncodedStream(EventStream):
     """The response to one request, whose answer has begun or is there."""
 
     def __init__(

@@ -323,7 +323,7 @@ async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.Monke
             await never.wait()
 
     deciding = asyncio.create_task(decide())
-    stream = streams.AnswerStream(
+    stream = streams.EncodedStream(
         inbox, deciding, headers={}, encoder=ChatEvents(with_usage=False), error=lambda _: b"", ended=ended
     )
     await stream({}, receive, send)
