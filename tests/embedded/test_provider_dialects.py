@@ -54,14 +54,21 @@ async def test_an_answer_has_anthropics_shape_and_is_in_the_ledger(session: aioh
         "type": "message",
         "role": "assistant",
         "model": "anthropic/claude",
-        "content": [{"type": "text", "text": "Simulated answer 1 of anthropic/claude to: hello"}],
+        "content": [{"type": "text", "text": "Simulated answer 1 of anthropic/claude to: hello", "citations": None}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
         "usage": {
             "input_tokens": 100,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 20,
+            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "output_tokens": 40,
+            "output_tokens_details": None,
+            "server_tool_use": None,
+            "service_tier": "standard",
+            "inference_geo": None,
         },
     }
     assert (call.model, call.input_tokens, call.cached_tokens, call.cost_nano) == (
@@ -81,7 +88,7 @@ async def test_a_conversation_means_the_same_over_both_interfaces(session: aioht
         result = {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "four"}]}
         turns = [USER, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
         _, reported, _ = await post(session, f"{sim.url}/messages", message(*turns, tools=TOOLS, system="be brief"))
-        assert reported["content"] == [{"type": "text", "text": "hello"}]
+        assert reported["content"] == [{"type": "text", "text": "hello", "citations": None}]
         function = {"name": "f", "arguments": "{}"}
         chat = {
             "model": "claude",
@@ -124,7 +131,9 @@ async def stream_of(session: aiohttp.ClientSession, url: str, body: dict[str, An
                     block = content[event["index"]]
                     for name, value in given.items():
                         field = {"partial_json": "input", "citation": "citations"}.get(name, name)
-                        block[field] += [value] if kind == "citations_delta" else value
+                        block[field] = (
+                            (block[field] or []) + [value] if kind == "citations_delta" else block[field] + value
+                        )
                 case {"type": "message_delta", "delta": ended, "usage": usage}:
                     message |= ended
                     message["usage"] |= usage
@@ -158,8 +167,11 @@ async def test_blocks_of_each_kind_come_whole_and_in_pieces_alike(session: aioht
         "cache_creation_input_tokens": 40,
         "cache_read_input_tokens": 20,
         "output_tokens": 40,
+        "output_tokens_details": {"thinking_tokens": 5},
         "cache_creation": {"ephemeral_5m_input_tokens": 30, "ephemeral_1h_input_tokens": 10},
-        "server_tool_use": {"web_search_requests": 1},
+        "server_tool_use": {"web_search_requests": 1, "web_fetch_requests": 0},
+        "service_tier": "standard",
+        "inference_geo": None,
     }
     assert first.cost_nano == 40 * 150 + 20 * 75 + 30 * 200 + 10 * 300 + 40 * 600 + 10_000_000
     assert second.cost_nano == first.cost_nano
@@ -186,7 +198,7 @@ async def test_thoughts_come_when_asked_for_and_are_taken_back_unchanged_alone(s
             status, body, _ = await post(session, url, asked | {"messages": said})
             assert (status, f"messages.1.content.{index}" in body["error"]["message"]) == (400, True)
         _, plain, _ = await post(session, url, message())
-    assert plain["content"] == [{"type": "text", "text": "short"}]
+    assert plain["content"] == [{"type": "text", "text": "short", "citations": None}]
 
 
 @pytest.mark.parametrize(

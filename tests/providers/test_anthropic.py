@@ -35,7 +35,7 @@ async def test_an_answer_is_its_text_and_cached_tokens_are_a_part_of_the_input()
     assert answer.output == "hello back"
     assert answer.usage == Usage(120, 40, cached_tokens=20, cache_write_tokens=0)
     assert answer.response is not None
-    assert answer.response["content"] == [{"type": "text", "text": "hello back"}]
+    assert answer.response["content"] == [{"type": "text", "text": "hello back", "citations": None}]
 
 
 async def test_an_agent_sees_tools_in_one_format_and_gives_their_results_in_it() -> None:

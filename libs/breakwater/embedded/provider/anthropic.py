@@ -21,6 +21,10 @@ from breakwater.embedded.provider.openai import (
 )
 from breakwater.embedded.provider.script import ErrorText, Pace, Part, ScriptedHostedCall
 
+_DELTA = ("stop_reason", "stop_sequence", "stop_details", "container")
+_ONLY_AT_START = ("cache_creation", "service_tier", "inference_geo")
+_DIRECT = {"caller": {"type": "direct"}}
+_REFUSED = {"type": "refusal", "category": None, "explanation": None}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
@@ -210,19 +214,23 @@ class Anthropic(OpenAI):
             "content": blocks if answer.choices else [],
             "stop_reason": stop_reason,
             "stop_sequence": answer.stopped_by if stop_reason == "stop_sequence" else None,
+            "stop_details": _REFUSED if stop_reason == "refusal" else None,
+            "container": None,
         }
         if (usage := answer.shown_usage) is not None:
             # Here the cached tokens, and those that are written to a cache, are not a part of the input.
             minutes, hour = usage.cache_write_tokens, usage.cache_write_1h_tokens
-            written = {"ephemeral_5m_input_tokens": minutes, "ephemeral_1h_input_tokens": hour}
             searches = sum(call.tool == "web_search" for call in answer.hosted_calls)
             message["usage"] = {
                 "input_tokens": usage.input_tokens - usage.cached_tokens - minutes - hour,
                 "cache_creation_input_tokens": minutes + hour,
                 "cache_read_input_tokens": usage.cached_tokens,
+                "cache_creation": {"ephemeral_5m_input_tokens": minutes, "ephemeral_1h_input_tokens": hour},
                 "output_tokens": usage.output_tokens,
-                **({"cache_creation": written} if minutes or hour else {}),
-                **({"server_tool_use": {"web_search_requests": searches}} if searches else {}),
+                "output_tokens_details": {"thinking_tokens": thought} if (thought := usage.reasoning_tokens) else None,
+                "server_tool_use": {"web_search_requests": searches, "web_fetch_requests": 0} if searches else None,
+                "service_tier": "standard",
+                "inference_geo": None,
             }
         return message
 
@@ -242,9 +250,9 @@ class Anthropic(OpenAI):
             events.append(event("content_block_start", index=index, content_block={**block, **first}))
             events += (event("content_block_delta", content=True, index=index, delta=delta) for delta in deltas)
             events.append(event("content_block_stop", index=index))
-        ended: dict[str, Any] = {"delta": {name: message[name] for name in ("stop_reason", "stop_sequence")}}
+        ended: dict[str, Any] = {"delta": {name: message[name] for name in _DELTA}}
         if usage is not None:
-            ended["usage"] = {name: usage[name] for name in ("output_tokens", "server_tool_use") if name in usage}
+            ended["usage"] = {name: usage[name] for name in usage if name not in _ONLY_AT_START}
         return [*events, event("message_delta", ends=True, **ended), event("message_stop", ends=True)]
 
 
@@ -273,9 +281,9 @@ def _blocks_of(answer: ScriptedAnswer, place: int, part: Part, calls: Iterator[i
             cites = [
                 {"type": "web_search_result_location", "url": url, **_PAGE, "cited_text": ""} for url in part.cites
             ]
-            return [{"type": "text", "text": part.text, **({"citations": cites} if cites else {})}] if part.text else []
+            return [{"type": "text", "text": part.text, "citations": cites or None}] if part.text else []
         case "refusal":
-            return [{"type": "text", "text": part.text}]
+            return [{"type": "text", "text": part.text, "citations": None}]
         case "thinking":
             if part.redacted:
                 return [{"type": "redacted_thinking", "data": sealed(part.text)}]
@@ -284,7 +292,7 @@ def _blocks_of(answer: ScriptedAnswer, place: int, part: Part, calls: Iterator[i
         case "tool_call":
             tool_id, given = f"toolu_{answer.number}_{next(calls)}", part.arguments
             used = given if part.input is None else {"input": part.input}
-            return [{"type": "tool_use", "id": tool_id, "name": part.name, "input": used}]
+            return [{"type": "tool_use", "id": tool_id, "name": part.name, "input": used, **_DIRECT}]
         case "hosted":
             return _search(f"srvtoolu_{answer.number}_{place}", part) if part.blocks is None else list(part.blocks)
 
@@ -296,8 +304,8 @@ def _search(tool_id: str, part: ScriptedHostedCall) -> list[dict[str, Any]]:
     found = {"type": "web_search_result", "url": "https://example.org/", "title": _PAGE["title"], "page_age": None}
     result = [{**found, "encrypted_content": _PAGE["encrypted_index"]}]
     return [
-        {"type": "server_tool_use", "id": tool_id, "name": "web_search", "input": {"query": part.query}},
-        {"type": "web_search_tool_result", "tool_use_id": tool_id, "content": result},
+        {"type": "server_tool_use", "id": tool_id, "name": "web_search", "input": {"query": part.query}, **_DIRECT},
+        {"type": "web_search_tool_result", "tool_use_id": tool_id, "content": result, **_DIRECT},
     ]
 
 
@@ -305,7 +313,7 @@ def _deltas_of(block: dict[str, Any], pace: Pace) -> tuple[dict[str, Any], list[
     """Returns the fields that a block lacks at its start, and the deltas that fill them."""
     match block:
         case {"type": "text", "text": text}:
-            cites = block.get("citations", ())
+            cites = block["citations"] or ()
             cited = [{"type": "citations_delta", "citation": one} for one in cites]
             texts = [{"type": "text_delta", "text": piece} for piece in pieces_of(text, pace)]
             return {"text": "", **({"citations": []} if cites else {})}, [*cited, *texts]

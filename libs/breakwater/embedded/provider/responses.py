@@ -25,6 +25,7 @@ from breakwater.embedded.provider.script import ErrorText, Pace, Part, ScriptedH
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
+_FUNCTION = {"description": None, "parameters": None, "strict": True}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _STEPS = {
     "web_search_call": ("in_progress", "searching", "completed"),
@@ -235,7 +236,7 @@ def _begun(answer: ScriptedAnswer) -> dict[str, Any]:
         "temperature": given("temperature", 1.0),
         "text": {"format": {"type": "text"}, "verbosity": "medium", **given("text", {})},
         "tool_choice": given("tool_choice", "auto"),
-        "tools": given("tools", []),
+        "tools": [{**_FUNCTION, **tool} if tool.get("type") == "function" else tool for tool in given("tools", [])],
         "top_logprobs": given("top_logprobs", 0),
         "top_p": given("top_p", 1.0),
         "truncation": given("truncation", "disabled"),
