@@ -279,7 +279,7 @@ async def test_an_error_has_anthropics_shape(session: aiohttp.ClientSession, fau
         ({"max_tokens": None}, "max_tokens: Field required"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content.0.text"),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),

@@ -73,7 +73,7 @@ def _blocks(content: object) -> object:
 
 
 class _AnthropicMessage(BaseModel):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Annotated[list[_ContentBlock], BeforeValidator(_blocks), Field(min_length=1)]
 
     def as_openai(self) -> Iterator[dict[str, Any]]:

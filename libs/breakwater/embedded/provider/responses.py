@@ -65,6 +65,7 @@ class _Body(BaseModel):
     parallel_tool_calls: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    client_metadata: dict[str, str] | None = None
     context_management: Any = None
     max_tool_calls: Any = None
     moderation: Any = None
