@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
 from breakwater.contracts.job import MAX_DEPENDENCIES, MAX_FALLBACK_MODELS, ChatMessage, OwnRules, TotalTimeout
-from breakwater.contracts.types import NO_CONTROLS, Event, Identifier, Message, ModelId
+from breakwater.contracts.types import NO_CONTROLS, Event, Identifier, Message, ModelId, Timestamp
 
 
 class CallOptions(Message):
@@ -73,19 +73,25 @@ class ChatCompletion(Event):
 
 
 class ModelName(Event):
-    """A value of `model`."""
+    """A value of `model`, with the fields of OpenAI's models and of Anthropic's."""
 
     id: str
     object: Literal["model"] = "model"
     created: int = Field(description="When this process read the config, in seconds since the epoch.")
     owned_by: Literal["breakwater"] = "breakwater"
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: Timestamp = Field(description="Same as `created`.")
 
 
 class ModelNames(Event):
-    """The values of `model` that the API key may use."""
+    """The values of `model` that the API key may use: all of them, whatever page Anthropic's SDK asks for."""
 
     object: Literal["list"] = "list"
     data: tuple[ModelName, ...]
+    has_more: Literal[False] = False
+    first_id: str | None
+    last_id: str | None
 
 
 class OpenAIErrorDetails(Event):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from breakwater.config import Agent, Config
 from breakwater.contracts.openai import ModelName, ModelNames
@@ -98,27 +98,29 @@ class ModelRoutes:
 
     def __init__(self, config: Config) -> None:
         self._names = ModelNameTable(config)
-        self._created = int(time.time())
+        self._created = datetime.now(UTC).replace(microsecond=0)
 
     @operation(
         "GET",
         "/v1/models",
         tag="openai",
-        summary="Values of `model` in a chat completion",
+        summary="Values of `model`",
         description="Agents, and each with the models that it lists; for a key that is bound to one agent, the models "
         "alone too. A model that is allowed by `*` only is not listed.",
         result="Those that the key may use.",
     )
     async def list_models(self, request: ApiRequest[Message]) -> ModelNames:
         """The values of `model` for this key."""
-        names = dict.fromkeys(self._names.listed(request.caller))
-        return ModelNames(data=tuple(ModelName(id=name, created=self._created) for name in names))
+        models = tuple(map(self._model, dict.fromkeys(self._names.listed(request.caller))))
+        return ModelNames(
+            data=models, first_id=models[0].id if models else None, last_id=models[-1].id if models else None
+        )
 
     @operation(
         "GET",
         "/v1/models/{model}",
         tag="openai",
-        summary="One value of `model` in a chat completion",
+        summary="One value of `model`",
         result="It may.",
         errors={404: "There is no such agent or model for this key (`model_not_found`)."},
     )
@@ -126,4 +128,8 @@ class ModelRoutes:
         """One value of `model`. Raises RequestError: 404."""
         name = request.path["model"]
         self._names.resolve(name, request.caller)
-        return ModelName(id=name, created=self._created)
+        return self._model(name)
+
+    def _model(self, name: str) -> ModelName:
+        created = int(self._created.timestamp())
+        return ModelName(id=name, display_name=name, created=created, created_at=self._created)

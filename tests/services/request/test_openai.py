@@ -195,6 +195,14 @@ async def test_models_are_listed_as_the_key_may_use_them(plane: Decider) -> None
     assert "openai/gpt-4o-mini" not in everything
 
 
+async def test_models_have_the_fields_that_anthropics_sdk_reads(plane: OpenAIPlane) -> None:
+    page = (await client(plane).models.list()).model_dump()
+    first = page["data"][0]
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, first["id"], page["data"][-1]["id"])
+    assert first["display_name"] == first["id"]
+    assert datetime.fromisoformat(first["created_at"]).timestamp() == first["created"]
+
+
 def of(agent: str, model: str) -> tuple[str, str]:
     name = f"{'anthropic' if model == 'claude' else 'openai'}/{model}"
     return f"{agent}/{name}", name
