@@ -10,6 +10,7 @@ import orjson
 
 from breakwater.policy.chat_messages import (
     INTERRUPTED,
+    ORDER,
     OTHERS,
     THOUGHT,
     arguments_text,
@@ -33,6 +34,9 @@ _OF_CALL = frozenset({"index", "id", "type", "function", "name", "arguments"})
 _GROWING = frozenset({"arguments", "data", "input", "transcript"})
 """Texts in parts of a delta that come in pieces, of which two may be equal. Other texts are only repeated."""
 _TEXTS = frozenset({"content", "refusal", "reasoning", THOUGHT})
+_THOUGHTS = (THOUGHT, "reasoning")
+_SPOKEN = {THOUGHT: 0, "reasoning": 0, "content": 1, "refusal": 2, "tool_calls": 3}
+"""Fields of a message by their default order."""
 
 
 class Assembly:
@@ -105,7 +109,13 @@ class Assembly:
     def completion(self) -> dict[str, Any]:
         """The `chat.completion` that the chunks come to."""
         choices = [
-            {"index": index, **choice.more, "message": choice.message(), "finish_reason": choice.finish_reason}
+            {
+                "index": index,
+                **choice.more,
+                "message": choice.message(),
+                "finish_reason": choice.finish_reason,
+                **choice.order(),
+            }
             for index, choice in sorted(self._choices.items())
         ]
         return {**self._head, "object": "chat.completion", "choices": choices}
@@ -128,6 +138,10 @@ class _ChoiceSoFar:
         self._known: dict[Any, _ToolCall] = {}
         """The latest call at each index; and each by its index, or none, and its ids."""
         self._ids: set[str] = set()
+        self._last = ""
+        self._turns: list[tuple[str, int]] = []
+        self._counted: dict[str, tuple[int, int]] = {}
+        """By text: how many of its pieces are counted, and their characters."""
 
     def add(self, given: dict[str, Any]) -> dict[str, Any]:
         """Takes a choice of a chunk. Returns it as a client is sent it."""
@@ -140,9 +154,11 @@ class _ChoiceSoFar:
             if value is None or name == "role":
                 continue
             if isinstance(value, str) and name != "tool_calls":
+                if name != self._last and value and (name != "reasoning" or value != delta.get(THOUGHT)):
+                    self._turn_to(name)
                 self._say(name, value)
             elif (shown := self._add_other(name, value)) is not None:
-                given = {**given, "delta": {**given["delta"], **shown}}
+                given = {**given, "delta": _in_place(given["delta"], name, shown)}
         for name, value in given.items():
             if value is None or name in _NOT_MORE:
                 continue
@@ -167,8 +183,10 @@ class _ChoiceSoFar:
         text, thought, others = parts_of(value)
         if name != "content":
             text, thought = thought + text, ""
-        shown: dict[str, Any] = {name: text, **({THOUGHT: thought} if thought else {})}
+        shown: dict[str, Any] = {**({THOUGHT: thought} if thought else {}), name: text}
         for field_name, said in shown.items():
+            if said and field_name != self._last:
+                self._turn_to(field_name)
             self._say(field_name, said)
         if others:
             self._keep(OTHERS, others)
@@ -181,6 +199,28 @@ class _ChoiceSoFar:
             texts = self._texts[name] = []
         texts.append(text)
         self.length += len(text)
+
+    def _turn_to(self, name: str) -> None:
+        """Notes that something else is said now."""
+        if name not in _SPOKEN or (
+            name in _THOUGHTS and any(known != name for known, _ in self._turns if known in _THOUGHTS)
+        ):
+            return
+        if name == "tool_calls":
+            start = len(self._calls)
+        else:
+            pieces, characters = self._counted.get(name, (0, 0))
+            said = self._texts.get(name, [])
+            start = characters + sum(map(len, said[pieces:]))
+            self._counted[name] = (len(said), start)
+        self._turns.append((name, start))
+        self._last = name
+
+    def order(self) -> dict[str, Any]:
+        """The order in which the message was said, where it is not the default one."""
+        ranks = [_SPOKEN[name] for name, _ in self._turns]
+        is_default = ranks == sorted(set(ranks)) and not all(self._texts.get(name) for name in _THOUGHTS)
+        return {} if is_default else {ORDER: [list(turn) for turn in self._turns]}
 
     def _keep(self, name: str, value: Any) -> None:
         self._fields[name] = _merged(self._fields.get(name), value)
@@ -230,13 +270,14 @@ class _ChoiceSoFar:
         if call is None:
             return None
         if name is not None and call.name is not None:
-            known = call_id(call.id)
+            known = call_id(call.id) or call.late_id
             if (own is not None and known is not None and own != known) or name != call.name:
                 return None
             if text.startswith("{") and call.is_whole:
                 return None
         if call.id is None:
-            call.id = own
+            # The client has the one that was made of it.
+            call.late_id = own
         if own is not None:
             self._known[index, own] = self._known[None, own] = call
         return call
@@ -244,6 +285,8 @@ class _ChoiceSoFar:
     def _begin(self, position: int, given: dict[str, Any]) -> _ToolCall:
         index, own = given.get("index"), call_id(given.get("id"))
         index = index if isinstance(index, int) else None
+        if self._last != "tool_calls":
+            self._turn_to("tool_calls")
         kind = given.get("type")
         call = _ToolCall(len(self._calls), given.get("id"), kind if isinstance(kind, str) and kind else "function")
         self._calls.append(call)
@@ -268,12 +311,20 @@ class _ChoiceSoFar:
         return message
 
 
+def _in_place(delta: Mapping[str, Any], name: str, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """A delta with other fields in the place of one: their order says what came first."""
+    return {
+        key: one for given, value in delta.items() for key, one in (shown if given == name else {given: value}).items()
+    }
+
+
 @dataclass(slots=True)
 class _ToolCall:
     number: int
     id: Any
     type: str
     name: str | None = None
+    late_id: str | None = None
     arguments: list[Any] = field(default_factory=list[Any])
     more: dict[str, Any] = field(default_factory=dict[str, Any])
 

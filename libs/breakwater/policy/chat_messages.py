@@ -16,6 +16,12 @@ _THINKING = ("thinking", "reasoning")
 THOUGHT = "reasoning_content"
 """The field in addition to the content that makers of thinking models use, and that clients know."""
 
+ORDER = "order"
+"""The field of a choice that says in which order the parts of its message were said, where that is not the default one.
+
+A list of pairs: the name of a field, and where in it what was said then begins.
+"""
+
 OTHERS = "content_parts"
 """Parts of a content other than text and thinking."""
 

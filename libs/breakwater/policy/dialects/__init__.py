@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pydantic import JsonValue
 
 from breakwater.contracts.job import Job, NativeRequest, RequestApi
+from breakwater.policy.dialects import responses
 from breakwater.policy.dialects.forms import Body, ChatForm, Dialect, InvalidBodyError
 
 __all__ = ["DIALECTS", "Body", "ChatForm", "Dialect", "InvalidBodyError", "chat_form", "conversation_of", "params_of"]
 
-DIALECTS: Mapping[RequestApi, Dialect] = {}
+DIALECTS: Mapping[RequestApi, Dialect] = {"responses": responses}
 
 
 def chat_form(request: NativeRequest) -> ChatForm:

@@ -1,0 +1,342 @@
+"""OpenAI's Responses: requests as chats, and as the bodies that a provider of the same API gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from breakwater.contracts.validation import FieldError
+from breakwater.policy.chat_messages import arguments_text, fields, objects
+from breakwater.policy.dialects.forms import Body, ChatForm, InvalidBodyError
+from breakwater.policy.dialects.responses_answer import OWN_ITEM
+from breakwater.policy.formats import words
+
+_SAME = words(
+    """
+    frequency_penalty metadata parallel_tool_calls presence_penalty prompt_cache_key prompt_cache_retention
+    safety_identifier service_tier temperature top_p user
+    """
+)
+"""Fields that a chat has under the same name."""
+
+DROPPED: Mapping[str, str] = {
+    "store": "a chat is not kept by its provider",
+    "background": "it is the plane that answers for it",
+    "previous_response_id": "the HTTP API has put the earlier conversation in its place",
+    "max_tool_calls": "it limits tools that a provider runs, and those are refused",
+    "prompt_cache_options": "it says how long the provider caches the input",
+    "include[]: reasoning.encrypted_content": "a chat has no encrypted reasoning",
+    "reasoning.summary": "the reasoning that a model shows is given whole",
+    "reasoning.generate_summary": "the same",
+    "input[]: reasoning": "reasoning of an earlier turn is readable for the provider alone that wrote it",
+    "input[].id, .status, .phase, .prompt_cache_breakpoint": "they label items",
+    "input[].content[]: annotations, logprobs": "they describe an earlier answer",
+    "tools[].strict, where it is not given": "chat's default takes its place",
+    "role developer": "it becomes `system`, which every server knows",
+}
+"""Fields that a translated call goes without: the same question is asked without them."""
+
+_TRANSLATED = words(
+    "include input instructions max_output_tokens reasoning text tool_choice tools top_logprobs truncation"
+)
+_KNOWN = _SAME | _TRANSLATED | {name for name in DROPPED if name.isidentifier()}
+
+_NOT_IN_CHAT = "can't be translated to a chat: it needs a provider with `api: responses`"
+_RUN_BY_PROVIDER = "the provider runs this tool, and charges for it in addition to the tokens"
+_OF_FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
+_OF_CUSTOM = frozenset({"type", "name", "description", "format"})
+
+
+def chat_form(body: Body) -> ChatForm:
+    """The request as a chat. Raises InvalidBodyError."""
+    translation = _Translation()
+    params = translation.params(body)
+    messages = translation.messages(body)
+    return ChatForm(messages, params, tuple(translation.losses), tuple(translation.unpriced))
+
+
+@dataclass(slots=True)
+class _Translation:
+    losses: list[FieldError] = field(default_factory=list[FieldError])
+    unpriced: list[FieldError] = field(default_factory=list[FieldError])
+
+    def _lose(self, path: str, message: str = _NOT_IN_CHAT) -> None:
+        self.losses.append(FieldError(path, message))
+
+    def params(self, body: Body) -> dict[str, JsonValue]:
+        params: dict[str, JsonValue] = {name: body[name] for name in _SAME if body.get(name) is not None}
+        if params.get("service_tier") == "auto":
+            del params["service_tier"]  # asks for what leaving it out does
+        for name, value in body.items():
+            if name not in _KNOWN and value is not None:
+                self._lose(name)
+                self.unpriced.append(FieldError(name, "is not known to cost tokens alone"))
+        if (most := body.get("max_output_tokens")) is not None:
+            params["max_tokens"] = most
+        if (several := body.get("top_logprobs")) is not None:
+            params |= {"top_logprobs": several, "logprobs": True} if several else {}
+        for number, wanted in enumerate(_list(body, "include")):
+            if wanted == "message.output_text.logprobs":
+                params["logprobs"] = True
+            elif wanted != "reasoning.encrypted_content":
+                self._lose(f"include[{number}]")
+        if body.get("truncation") not in (None, "disabled"):
+            self._lose(
+                "truncation", "only `disabled` can be translated; `on_context_overflow: trim` of the agent trims"
+            )
+        self._reasoning(fields(body.get("reasoning")), params)
+        self._text(fields(body.get("text")), params)
+        self._tools(body, params)
+        return params
+
+    def _reasoning(self, reasoning: Mapping[str, Any], params: dict[str, JsonValue]) -> None:
+        for name, value in reasoning.items():
+            if name == "effort" and value is not None:
+                params["reasoning_effort"] = value
+            elif value is not None and name not in ("summary", "generate_summary"):
+                self._lose(f"reasoning.{name}")
+
+    def _text(self, text: Mapping[str, Any], params: dict[str, JsonValue]) -> None:
+        for name, value in text.items():
+            if value is None:
+                continue
+            if name == "verbosity":
+                params["verbosity"] = value
+            elif name != "format":
+                self._lose(f"text.{name}")
+            elif (kind := fields(value).get("type")) == "json_schema":
+                schema = {name: one for name, one in fields(value).items() if name != "type"}
+                params["response_format"] = {"type": "json_schema", "json_schema": schema}
+            elif kind == "json_object":
+                params["response_format"] = {"type": "json_object"}
+            elif kind != "text":
+                self._lose("text.format.type")
+
+    def _tools(self, body: Body, params: dict[str, JsonValue]) -> None:
+        tools = dict[tuple[Any, Any], dict[str, Any]]()
+        choice: Any = body.get("tool_choice")
+        for number, tool in enumerate(_list(body, "tools")):
+            tool = _object(tool, f"tools[{number}]")
+            if (translated := self._tool(tool, f"tools[{number}]")) is not None:
+                tools[tool.get("type"), tool.get("name")] = translated
+        kind = choice if isinstance(choice, str) or choice is None else fields(choice).get("type")
+        if kind == "allowed_tools":
+            # Which of them may be called is said by leaving the others out, which every server understands.
+            allowed = [(one.get("type"), one.get("name")) for one in objects(fields(choice).get("tools"))]
+            if missing := [one for one in allowed if one not in tools]:
+                self._lose("tool_choice.tools", f"{missing[0][1] or missing[0][0]!r} is none of the tools")
+            tools = {key: tool for key, tool in tools.items() if key in allowed}
+            choice = fields(choice).get("mode")
+        elif kind in ("function", "custom"):
+            choice = {"type": kind, kind: {"name": fields(choice).get("name")}}
+        elif kind not in (None, "auto", "none", "required"):
+            self._lose("tool_choice.type" if isinstance(choice, dict) else "tool_choice")
+        if tools:
+            params["tools"] = list(tools.values())
+            if choice is not None:
+                params["tool_choice"] = choice
+        else:
+            params.pop("parallel_tool_calls", None)  # chat refuses it without tools
+
+    def _tool(self, tool: Mapping[str, Any], place: str) -> dict[str, Any] | None:
+        kind = tool.get("type")
+        if kind not in ("function", "custom"):
+            self._lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
+            self.unpriced.append(FieldError(f"{place}.type", f"{kind!r}: {_RUN_BY_PROVIDER}"))
+            return None
+        known = _OF_FUNCTION if kind == "function" else _OF_CUSTOM
+        for name, value in tool.items():
+            if name not in known and value not in (None, False):
+                self._lose(f"{place}.{name}")
+        said = {name: value for name, value in tool.items() if name in known - {"type"} and value is not None}
+        if kind == "custom" and (form := fields(said.get("format"))).get("type") == "grammar":
+            grammar = {name: value for name, value in form.items() if name != "type"}
+            said["format"] = {"type": "grammar", "grammar": grammar}
+        return {"type": kind, kind: said}
+
+    def messages(self, body: Body) -> list[dict[str, JsonValue]]:
+        conversation = _Conversation()
+        instructions = body.get("instructions")
+        if isinstance(instructions, list):
+            self._items(instructions, "instructions", conversation)
+        elif instructions:
+            conversation.say("system", instructions)
+        given = body.get("input")
+        if isinstance(given, str):
+            conversation.say("user", given)
+        elif isinstance(given, list):
+            self._items(given, "input", conversation)
+        elif given is not None or body.get("prompt") is None:
+            wrong = "is required" if given is None else "must be a string or a list of items"
+            raise InvalidBodyError(FieldError("input", wrong))
+        return conversation.messages
+
+    def _items(self, items: Iterable[Any], name: str, conversation: _Conversation) -> None:
+        for number, one in enumerate(items):
+            place = f"{name}[{number}]"
+            item = _object(one, place)
+            match item.get("type", "message"):
+                case "message":
+                    role = item.get("role")
+                    if role not in ("user", "system", "developer", "assistant"):
+                        self._lose(f"{place}.role", "must be user, system, developer or assistant")
+                        continue
+                    content = self._content(item.get("content"), f"{place}.content")
+                    conversation.say("system" if role == "developer" else str(role), content)
+                case "function_call":
+                    if item.get("namespace") is not None:
+                        self._lose(f"{place}.namespace")
+                    arguments = arguments_text(item.get("arguments"))
+                    self._call(item, place, "function", "arguments", arguments, conversation)
+                case "custom_tool_call":
+                    self._call(item, place, "custom", "input", item.get("input"), conversation)
+                case "function_call_output" | "custom_tool_call_output":
+                    output = self._content(item.get("output"), f"{place}.output")
+                    conversation.results(self._required(item, place, "call_id"), output)
+                case "reasoning":
+                    pass
+                case kind:
+                    self._lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
+
+    def _call(
+        self, item: Mapping[str, Any], place: str, kind: str, name: str, given: Any, conversation: _Conversation
+    ) -> None:
+        called = {"name": self._required(item, place, "name"), name: given}
+        conversation.calls({"id": self._required(item, place, "call_id"), "type": kind, kind: called})
+
+    def _required(self, item: Mapping[str, Any], place: str, name: str) -> Any:
+        if not isinstance(item.get(name), str):
+            self._lose(f"{place}.{name}", "is required")
+        return item.get(name)
+
+    def _content(self, content: Any, place: str) -> Any:
+        """A text, or chat's parts; one text alone is no list, which more servers understand."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        if not isinstance(content, list):
+            raise InvalidBodyError(FieldError(place, "must be a string or a list of parts"))
+        places = ((one, f"{place}[{number}]") for number, one in enumerate(cast(list[Any], content)))
+        parts = [part for one, at in places if (part := self._part(_object(one, at), at)) is not None]
+        return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+    def _part(self, part: Mapping[str, Any], place: str) -> dict[str, Any] | None:
+        match part:
+            case {"type": "input_text" | "output_text" | "text", "text": text}:
+                return {"type": "text", "text": text}
+            case {"type": "refusal", "refusal": text}:
+                return {"type": "refusal", "refusal": text}
+            case {"type": "input_image", "image_url": str() as url}:
+                detail = part.get("detail")
+                return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail else {})}}
+            case {"type": "input_file", "file_data": str()} | {"type": "input_file", "file_id": str()}:
+                kept = ("file_data", "file_id", "filename")
+                return {"type": "file", "file": {name: part[name] for name in kept if part.get(name) is not None}}
+            case {"type": "input_audio", "input_audio": sound}:
+                return {"type": "input_audio", "input_audio": sound}
+            case {"type": "input_image" | "input_file"}:
+                given = next((name for name in ("file_url", "file_id") if part.get(name) is not None), "type")
+                self._lose(f"{place}.{given}")
+            case _:
+                self._lose(f"{place}.type", f"{part.get('type')!r} {_NOT_IN_CHAT}")
+        return None
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """Messages of a chat: the items of one turn of the assistant become one message, as chat wants it."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def say(self, role: str, content: Any) -> None:
+        last = self.messages[-1] if self.messages else {}
+        if role != "assistant" or not last.get("tool_calls"):
+            self.messages.append({"role": role, "content": content})
+        else:
+            # Nothing may stand between calls and their results.
+            before, more = _parts(last.get("content")), _parts(content)
+            last["content"] = [*before, *more] if before else content
+
+    def calls(self, call: dict[str, Any]) -> None:
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": None})
+        self.messages[-1].setdefault("tool_calls", []).append(call)
+
+    def results(self, of_call: Any, content: Any) -> None:
+        self.messages.append({"role": "tool", "tool_call_id": of_call, "content": content})
+
+
+def _parts(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return cast(list[Any], content)
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _object(value: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidBodyError(FieldError(place, "must be an object"))
+    return cast(dict[str, Any], value)
+
+
+def _list(body: Body, name: str) -> Sequence[Any]:
+    value = body.get(name)
+    if value is not None and not isinstance(value, list):
+        raise InvalidBodyError(FieldError(name, "must be a list"))
+    return value or ()
+
+
+def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str | None) -> Mapping[str, JsonValue]:
+    """The body for a provider that speaks Responses.
+
+    Reasoning that the plane made of another dialect's answer is left out: no provider knows it.
+
+    Args:
+        body: as the client wrote it.
+        params: of the agent, in a chat's words, for what the body lacks. What Responses calls otherwise is translated.
+        max_tokens: the most output.
+        system_prompt: of the agent, for a body without one.
+    """
+    native: dict[str, Any] = {**body, "max_output_tokens": max_tokens}
+    given = body.get("input")
+    if isinstance(given, list):
+        native["input"] = [item for item in given if not _is_own_reasoning(item)]
+    roles = {item.get("role") for item in objects(given or [])}
+    if system_prompt is not None and not body.get("instructions") and not roles & {"system", "developer"}:
+        native["instructions"] = system_prompt
+    for name, value in params.items():
+        match name:
+            case "max_tokens" | "max_completion_tokens":
+                pass
+            case "reasoning_effort":
+                native["reasoning"] = {"effort": value, **fields(native.get("reasoning"))}
+            case "verbosity":
+                native["text"] = {"verbosity": value, **fields(native.get("text"))}
+            case "response_format":
+                native["text"] = {"format": text_format(fields(value)), **fields(native.get("text"))}
+            case "tools":
+                native.setdefault("tools", [_flat(tool) for tool in objects(value)])
+            case "tool_choice":
+                native.setdefault("tool_choice", _flat(value) if isinstance(value, dict) else value)
+            case _:
+                if native.get(name) is None:
+                    native[name] = value
+    return native
+
+
+def text_format(response_format: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat's `response_format` as `text.format`."""
+    return _flat(response_format)
+
+
+def _flat(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool, a choice or a format of a chat, which has its fields one level deeper."""
+    inner = fields(holder.get(str(holder.get("type"))))
+    return {"type": holder.get("type"), **inner} if inner else dict(holder)
+
+
+def _is_own_reasoning(item: Any) -> bool:
+    found = fields(item)
+    is_own = found.get("type") == "reasoning" and str(found.get("id")).startswith(f"rs_{OWN_ITEM}")
+    return is_own and not found.get("encrypted_content")

@@ -1,0 +1,483 @@
+"""The events of a streamed Response: those of its provider, and those that a chat's chunks come to, as one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from breakwater.errors import BreakwaterError
+from breakwater.policy.chat_chunks import Assembly, Chunk, rest_of
+from breakwater.policy.chat_completions import completion_of
+from breakwater.policy.chat_messages import THOUGHT, fields, objects
+from breakwater.policy.dialects.responses_answer import (
+    THOUGHTS,
+    Asked,
+    Item,
+    annotation,
+    call_item,
+    item_id,
+    log_probabilities,
+    message_item,
+    native_response,
+    normalized_item,
+    output_of,
+    pending_response,
+    reasoning_item,
+    response_of,
+)
+
+ResponseEvent = dict[str, Any]
+
+_LIFE = frozenset(
+    f"response.{state}" for state in ("created", "queued", "in_progress", "completed", "incomplete", "failed")
+)
+"""Events about the response as a whole, which the plane says itself."""
+
+_SAYS: Mapping[str, tuple[str, str]] = {
+    "output_text": ("response.output_text", "text"),
+    "refusal": ("response.refusal", "refusal"),
+    "reasoning_text": ("response.reasoning_text", "text"),
+    "summary_text": ("response.reasoning_summary_text", "text"),
+    "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
+}
+"""By the type of a part, or of a tool call: the beginning of its events' names, and the field with its text."""
+_OF_DELTA = {f"{name}.delta": kind for kind, (name, _) in _SAYS.items()} | {
+    "response.reasoning.delta": "reasoning_text"
+}
+_ENDS = {"completed": "response.completed", "incomplete": "response.incomplete"}
+
+
+class ContradictionError(BreakwaterError):
+    """Another answer decided the job than the one that was begun in the stream."""
+
+
+def event_bytes(event: ResponseEvent) -> bytes:
+    """An event as one of a server-sent stream."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+
+
+@dataclass(slots=True)
+class _Part:
+    """A text of an item, while it is said: of a message's content, of reasoning, or of a tool call."""
+
+    kind: str
+    pieces: list[str] = field(default_factory=list[str])
+    annotations: list[Item] = field(default_factory=list[Item])
+    logprobs: list[Item] = field(default_factory=list[Item])
+    done: bool = False
+
+    @property
+    def text(self) -> str:
+        if len(self.pieces) > 1:
+            self.pieces = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
+
+    def whole(self) -> Item:
+        part: Item = {"type": self.kind, _SAYS[self.kind][1]: self.text}
+        if self.kind == "output_text":
+            part |= {"annotations": [*self.annotations], "logprobs": [*self.logprobs]}
+        return part
+
+
+@dataclass(slots=True)
+class _OpenItem:
+    """An item, while it is said. `parts`: of its content; of its summary at negative numbers from -1 on."""
+
+    number: int
+    item: Item
+    parts: dict[int, _Part] = field(default_factory=dict[int, _Part])
+    done: bool = False
+
+    def whole(self, status: str) -> Item:
+        if self.done or not self.parts:
+            return self.item
+        item = {**self.item, "status": status} if "status" in self.item else dict(self.item)
+        if (kind := item["type"]) in _SAYS:
+            return {**item, _SAYS[kind][1]: self.parts[0].text}
+        content = [part.whole() for number, part in sorted(self.parts.items()) if number >= 0]
+        summary = [part.whole() for number, part in sorted(self.parts.items(), reverse=True) if number < 0]
+        return {**item, **({"content": content} if content else {}), **({"summary": summary} if summary else {})}
+
+
+class ResponseEvents:
+    """The events of one response, numbered from 0.
+
+    The same request, chunks and result make the same events, in whatever portions the chunks come: a stream can be
+    read again from any event.
+    """
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._number = 0
+        self._said = Assembly(asked.job_id)
+        self._items: list[_OpenItem] = []
+        self._of_provider: dict[int, _OpenItem] = {}
+        """Items by their index at the provider, of the attempt that sends its events."""
+        self._reasoning: _OpenItem | None = None
+        self._message: _OpenItem | None = None
+        self._calls: dict[int, _OpenItem] = {}
+        self._thought_in: str | None = None
+        self._notes: list[Item] = []
+        """Annotations that came before their text."""
+        self._in_progress = False
+        self._out: list[ResponseEvent] = []
+
+    def begin(self) -> list[ResponseEvent]:
+        """The events at the acceptance of the job."""
+        first = "queued" if self._asked.background else "in_progress"
+        self._emit({"type": "response.created", "response": pending_response(self._asked, first)})
+        if self._asked.background:
+            self._emit({"type": "response.queued", "response": pending_response(self._asked, first)})
+        else:
+            self._start()
+        return self._taken()
+
+    def add(self, chunk: Chunk) -> list[ResponseEvent]:
+        """The events of the next chunk."""
+        self._start()
+        self._said.add(chunk)
+        if event := fields(chunk.get("event")):
+            self._pass_on(event)
+        else:
+            self._add_chunk(chunk)
+        return self._taken()
+
+    def end(self, result: Mapping[str, Any], *, whole: bool = True) -> list[ResponseEvent]:
+        """The missing rest of the answer, and the last event.
+
+        Args:
+            result: a `Result`, as JSON.
+            whole: all chunks were added.
+
+        Raises:
+            ContradictionError: the result is another answer.
+        """
+        self._start()
+        if result["status"] == "succeeded":
+            self._catch_up(result, whole=whole)
+        output = [item.whole("completed") for item in self._items]
+        response = response_of(self._asked, result, output)
+        self._emit({"type": _ENDS.get(response["status"], "response.failed"), "response": response})
+        return self._taken()
+
+    def error(self, code: str, message: str) -> list[ResponseEvent]:
+        """The last event of a stream that ends without its result."""
+        self._emit({"type": "error", "code": code, "message": message, "param": None})
+        return self._taken()
+
+    def _catch_up(self, result: Mapping[str, Any], *, whole: bool) -> None:
+        if native_response(result) is not None:
+            output = output_of(self._asked.job_id, result)
+            for number, item in enumerate(output):
+                self._complete(number, item)
+            if len(self._items) > len(output):
+                raise ContradictionError
+            return
+        if not (whole and self._said.finished):
+            rest = rest_of(completion_of(result), self._said)
+            if rest is None:
+                raise ContradictionError
+            for chunk in rest:
+                self._add_chunk({**chunk, "choices": [_ordered(one) for one in chunk["choices"]]})
+        for item in self._items:
+            self._close(item)
+
+    def _complete(self, number: int, whole: Item) -> None:
+        """Says what is missing of an item of the provider's whole answer."""
+        if number < len(self._items):
+            known = self._items[number]
+            if known.item["type"] != whole["type"]:
+                raise ContradictionError
+            whole = {**whole, "id": known.item["id"]}
+        else:
+            known = self._open(_empty(whole))
+        if known.done:
+            known.item = whole
+            return
+        for at, kind, part in _texts_of(whole):
+            said = self._part(known, at, kind)
+            text = part if isinstance(part, str) else part[_SAYS[kind][1]]
+            if not text.startswith(said.text):
+                raise ContradictionError
+            if not isinstance(part, str) and kind == "output_text":
+                said.annotations, said.logprobs = part.get("annotations") or [], part.get("logprobs") or []
+            if rest := text[len(said.text) :]:
+                self._say(known, at, rest)
+        self._close(known, whole)
+
+    # Events of the provider
+
+    def _pass_on(self, event: Mapping[str, Any]) -> None:
+        kind, index = event.get("type"), event.get("output_index")
+        if not isinstance(kind, str) or kind in _LIFE or kind == "error":
+            return
+        if not isinstance(index, int):
+            self._emit({name: value for name, value in event.items() if name != "response_id"})
+            return
+        known = self._of_provider.get(index)
+        if kind == "response.output_item.added" or known is None:
+            item = dict(fields(event.get("item"))) or {"id": event.get("item_id"), "type": _item_type(kind)}
+            item = normalized_item(item, self._asked.job_id, len(self._items))
+            known = self._of_provider[index] = self._opened(item)
+            self._emit({"type": "response.output_item.added", "output_index": known.number, "item": item})
+            if kind == "response.output_item.added":
+                return
+        shown = {**event, "output_index": known.number}
+        if "item_id" in event:
+            shown["item_id"] = known.item["id"]
+        if kind == "response.output_item.done":
+            item = {**fields(event.get("item")), "id": known.item["id"]}
+            known.item, known.done = normalized_item(item, self._asked.job_id, known.number), True
+            shown["item"] = known.item
+        elif (said := _OF_DELTA.get(kind)) is not None:
+            delta, at = event.get("delta"), _place(event)
+            if at not in known.parts:
+                if said in ("output_text", "refusal"):
+                    self._part(known, at, said)
+                else:
+                    known.parts[at] = _Part(said)
+            known.parts[at].pieces.append(delta if isinstance(delta, str) else "")
+            if said == "output_text":
+                shown.setdefault("logprobs", [])
+        elif kind in ("response.content_part.added", "response.reasoning_summary_part.added"):
+            part = fields(event.get("part"))
+            if (type_ := str(part.get("type"))) in _SAYS:
+                known.parts[_place(event)] = _Part(type_)
+                if type_ == "output_text":
+                    shown["part"] = {"annotations": [], "logprobs": [], **part}
+        elif kind.endswith("_part.done") and (ended := known.parts.get(_place(event))) is not None:
+            ended.done = True
+        self._emit(shown)
+        if known.item["type"] == "message":
+            self._message = None if known.done else known
+        elif known.item["type"] == "reasoning":
+            self._reasoning = None if known.done else known
+
+    # Chunks of a chat
+
+    def _add_chunk(self, chunk: Chunk) -> None:
+        for choice in objects(chunk.get("choices") or []):
+            if (choice.get("index") or 0) == 0:
+                self._add_delta(fields(choice.get("delta")), choice.get("logprobs"))
+
+    def _add_delta(self, delta: Mapping[str, Any], logprobs: Any) -> None:
+        for name, value in delta.items():
+            if not value or (name == "reasoning" and value == delta.get(THOUGHT)):
+                continue
+            if name == "content" and isinstance(value, str):
+                part = self._text("output_text")
+                more = log_probabilities(logprobs) if logprobs else []
+                part.logprobs += more
+                self._say(self._message_item(), len(self._message_item().parts) - 1, value, more)
+            elif name == "refusal" and isinstance(value, str):
+                self._text("refusal")
+                self._say(self._message_item(), len(self._message_item().parts) - 1, value)
+            elif name in THOUGHTS and isinstance(value, str):
+                self._think(name, value)
+            elif name == "tool_calls":
+                for call in objects(value):
+                    self._call(call)
+            elif name == "annotations":
+                self._notes += [note for one in objects(value) if (note := annotation(one)) is not None]
+        if self._notes and self._message is not None:
+            self._annotate(self._message)
+
+    def _message_item(self) -> _OpenItem:
+        assert self._message is not None
+        return self._message
+
+    def _text(self, kind: str) -> _Part:
+        """The part of a message that goes on, or a new one."""
+        if self._message is None:
+            self._close_texts()
+            self._message = self._open(message_item(self._new_id("msg"), [], "in_progress"))
+        message, at = self._message, len(self._message.parts) - 1
+        if at >= 0 and (message.parts[at].done or message.parts[at].kind != kind):
+            self._close_part(message, at)
+            at = -1
+        return self._part(message, len(message.parts) if at < 0 else at, kind)
+
+    def _think(self, name: str, text: str) -> None:
+        self._thought_in = self._thought_in or name
+        if name != self._thought_in:
+            return
+        if self._reasoning is None:
+            self._close_texts()
+            self._reasoning = self._open(reasoning_item(self._new_id("rs"), "", "in_progress"))
+        at = max((number for number in self._reasoning.parts if number >= 0), default=0)
+        self._part(self._reasoning, at, "reasoning_text")
+        self._say(self._reasoning, at, text)
+
+    def _call(self, given: Mapping[str, Any]) -> None:
+        index = given.get("index")
+        number = index if isinstance(index, int) else len(self._calls)
+        known = self._calls.get(number)
+        if known is None:
+            self._close_texts()
+            empty = call_item(_call_without_text(given), self._asked.job_id, len(self._items), "in_progress")
+            known = self._calls[number] = self._open(empty)
+        elif not known.item["name"] and (name := _called(given).get("name")):
+            known.item = {**known.item, "name": name}
+        self._part(known, 0, known.item["type"])
+        if text := _called(given).get(_SAYS[known.item["type"]][1]):
+            self._say(known, 0, str(text))
+
+    def _annotate(self, message: _OpenItem) -> None:
+        at = next((number for number, one in reversed(message.parts.items()) if one.kind == "output_text"), None)
+        if at is None:
+            return
+        for note in self._notes:
+            place = {"item_id": message.item["id"], "output_index": message.number, "content_index": at}
+            number = len(message.parts[at].annotations)
+            message.parts[at].annotations.append(note)
+            added = {"type": "response.output_text.annotation.added", **place}
+            self._emit({**added, "annotation_index": number, "annotation": note})
+        self._notes = []
+
+    def _close_texts(self) -> None:
+        """Ends what is said when something else begins. Tool calls may go on until the end."""
+        for item in (self._reasoning, self._message):
+            if item is not None:
+                self._close(item)
+        self._reasoning = self._message = None
+
+    # Items
+
+    def _new_id(self, kind: str) -> str:
+        return item_id(self._asked.job_id, kind, len(self._items))
+
+    def _opened(self, item: Item) -> _OpenItem:
+        known = _OpenItem(len(self._items), item)
+        self._items.append(known)
+        return known
+
+    def _open(self, item: Item) -> _OpenItem:
+        known = self._opened(item)
+        self._emit({"type": "response.output_item.added", "output_index": known.number, "item": item})
+        return known
+
+    def _place_of(self, known: _OpenItem, at: int) -> ResponseEvent:
+        place = {"item_id": known.item["id"], "output_index": known.number}
+        if known.item["type"] in _SAYS:
+            return place
+        return place | ({"content_index": at} if at >= 0 else {"summary_index": -1 - at})
+
+    def _part(self, known: _OpenItem, at: int, kind: str) -> _Part:
+        part = known.parts.get(at)
+        if part is None:
+            part = known.parts[at] = _Part(kind)
+            if kind not in ("function_call", "custom_tool_call"):
+                name = "reasoning_summary_part" if at < 0 else "content_part"
+                self._emit({"type": f"response.{name}.added", **self._place_of(known, at), "part": part.whole()})
+        return part
+
+    def _say(self, known: _OpenItem, at: int, text: str, logprobs: Sequence[Item] = ()) -> None:
+        part = known.parts[at]
+        part.pieces.append(text)
+        event = {"type": f"{_SAYS[part.kind][0]}.delta", **self._place_of(known, at), "delta": text}
+        if part.kind == "output_text":
+            event["logprobs"] = list(logprobs)
+        self._emit(event)
+
+    def _close_part(self, known: _OpenItem, at: int) -> None:
+        part = known.parts[at]
+        if part.done:
+            return
+        if part.kind == "function_call" and not part.text:
+            self._say(known, at, "{}")  # clients expect JSON
+        part.done = True
+        name, field_name = _SAYS[part.kind]
+        done = {"type": f"{name}.done", **self._place_of(known, at), field_name: part.text}
+        if part.kind == "output_text":
+            done["logprobs"] = part.logprobs
+        if part.kind == "function_call":
+            done["name"] = known.item["name"]
+        self._emit(done)
+        if part.kind not in ("function_call", "custom_tool_call"):
+            name = "reasoning_summary_part" if at < 0 else "content_part"
+            self._emit({"type": f"response.{name}.done", **self._place_of(known, at), "part": part.whole()})
+
+    def _close(self, known: _OpenItem, whole: Item | None = None) -> None:
+        if known.done:
+            return
+        for at in sorted(known.parts):
+            self._close_part(known, at)
+        known.item = known.whole("completed") if whole is None else whole
+        known.done = True
+        self._emit({"type": "response.output_item.done", "output_index": known.number, "item": known.item})
+
+    def _start(self) -> None:
+        if not self._in_progress:
+            self._in_progress = True
+            self._emit({"type": "response.in_progress", "response": pending_response(self._asked)})
+
+    def _emit(self, event: ResponseEvent) -> None:
+        event["sequence_number"] = self._number
+        self._number += 1
+        self._out.append(event)
+
+    def _taken(self) -> list[ResponseEvent]:
+        out, self._out = self._out, []
+        return out
+
+
+_ORDER = (*THOUGHTS, "content", "refusal", "annotations", "tool_calls")
+
+
+def _ordered(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A choice whose delta has its fields in the order in which a model says them."""
+    delta = fields(choice.get("delta"))
+    return {**choice, "delta": {name: delta[name] for name in _ORDER if name in delta}}
+
+
+def _place(event: Mapping[str, Any]) -> int:
+    index, summary = event.get("content_index"), event.get("summary_index")
+    return -1 - summary if isinstance(summary, int) else index if isinstance(index, int) else 0
+
+
+def _item_type(kind: str) -> str:
+    """The type of an item that was never begun, by an event about it."""
+    said = _OF_DELTA.get(kind)
+    if said in ("function_call", "custom_tool_call"):
+        return said
+    return "reasoning" if "reasoning" in kind else "message"
+
+
+def _called(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    return fields(call.get("custom" if "custom" in call else "function"))
+
+
+def _call_without_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    kind = "custom" if "custom" in call else "function"
+    return {"id": call.get("id"), kind: {"name": _called(call).get("name")}}
+
+
+def _empty(item: Item) -> Item:
+    """An item as it begins."""
+    begun = {**item, **({"status": "in_progress"} if "status" in item else {})}
+    kind = item["type"]
+    if kind in _SAYS:
+        return {**begun, _SAYS[kind][1]: ""}
+    lists = [name for name in ("content", "summary") if isinstance(item.get(name), list) and kind in _TEXTUAL]
+    return {**begun, **{name: [] for name in lists}}
+
+
+_TEXTUAL = ("message", "reasoning")
+
+
+def _texts_of(item: Item) -> Iterable[tuple[int, str, Any]]:
+    """The texts of a whole item: their places, types, and the part, or the text itself of a tool call."""
+    kind = item["type"]
+    if kind in _SAYS:
+        yield 0, kind, item[_SAYS[kind][1]]
+    if kind in _TEXTUAL:
+        for number, part in enumerate(objects(item.get("summary") or [])):
+            if part.get("type") in _SAYS:
+                yield -1 - number, part["type"], part
+        for number, part in enumerate(objects(item.get("content") or [])):
+            if part.get("type") in _SAYS:
+                yield number, part["type"], part
