@@ -10,7 +10,7 @@ import yaml
 from breakwater.config import ConfigError
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.provider.app import SimulatedProvider
-from breakwater.embedded.simulation import simulated
+from breakwater.embedded.simulation import simulate, simulated
 
 CONFIG = {
     "providers": {"openai": {"base_url": "http://127.0.0.1:9/v1"}},
@@ -36,3 +36,27 @@ async def test_a_config_that_has_not_changed_leaves_the_provider_its_script(tmp_
     for _ in range(2):
         with pytest.raises(ConfigError, match="refuses the models"):
             await simulation.follow(file)
+
+
+def test_providers_speak_the_api_that_the_config_names(tmp_path: Path) -> None:
+    config = {
+        "providers": {
+            "openai": {"base_url": "https://api.openai.com/v1", "headers": {"a": "b"}},
+            "anthropic": {"kind": "anthropic", "api_key": {"env": "KEY"}},
+            "azure": {"kind": "azure", "base_url": "https://x.openai.azure.com", "api_version": "2024-10-21"},
+        },
+        "models": {
+            "claude": {
+                "provider": "anthropic",
+                "price": {"input_usd_per_mtok": 1, "output_usd_per_mtok": 1, "cache_write_usd_per_mtok": 3},
+            }
+        },
+        "agents": {"writer": {"model": "claude", "provider": "openai"}},
+    }
+    file = tmp_path / "breakwater.yaml"
+    file.write_text(yaml.safe_dump(config))
+    script, document = simulate(file, "http://127.0.0.1:1/v1")
+    url = {"base_url": "http://127.0.0.1:1/v1"}
+    assert document["providers"] == {"openai": url, "anthropic": {**url, "kind": "anthropic"}, "azure": url}
+    assert script["models"]["claude"]["price"]["cache_write_usd_per_mtok"] == "3.000000000"
+    assert document["models"]["claude"]["price"]["cache_write_usd_per_mtok"] == "3.000000000"

@@ -18,7 +18,13 @@ from breakwater.embedded.ports import LOOPBACK, free_port, http_ready
 from breakwater.embedded.process import ProcessSpec
 from breakwater.runtime.files import write_private
 
-AMOUNTS = ("input_usd_per_mtok", "output_usd_per_mtok", "cached_input_usd_per_mtok")
+AMOUNTS = (
+    "input_usd_per_mtok",
+    "output_usd_per_mtok",
+    "cached_input_usd_per_mtok",
+    "cache_write_usd_per_mtok",
+    "cache_write_1h_usd_per_mtok",
+)
 FALLBACK_PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "4"}
 SCRIPT = "simulation.json"
 LATENCY_MS = {"p50": 120, "p95": 400}
@@ -100,8 +106,9 @@ def simulate(config_file: Path, base_url: str) -> tuple[dict[str, Any], dict[str
     script = {"models": {model: {"price": price, "latency_ms": LATENCY_MS} for model, price in prices.items()}}
     document = yaml.safe_load(config_file.read_text(encoding="utf-8"))
     # Programs and callables stay what they are: they need no key, and send no bill of their own.
+    named = document["providers"]
     document["providers"] = {
-        name: document["providers"][name] if settings.local else {"base_url": base_url}
+        name: named[name] if settings.local else {"base_url": base_url, **_spoken(named[name])}
         for name, settings in config.providers.items()
     }
     # The plane must calculate with the prices that the simulated provider charges.
@@ -110,6 +117,12 @@ def simulate(config_file: Path, base_url: str) -> tuple[dict[str, Any], dict[str
         # By its whole id: two providers may have models of one name, and here they are one provider.
         models[model] = {**(models.get(model) or {}), "price": price, "name": model}
     return script, document
+
+
+def _spoken(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the API that a provider speaks. One with URLs of its own speaks OpenAI's instead."""
+    spoken = settings.get("kind", "openai") in ("openai", "anthropic")
+    return {name: settings[name] for name in ("kind", "api") if spoken and name in settings}
 
 
 def provider_process(data: DataDir, port: int, script_file: Path) -> ProcessSpec:

@@ -15,6 +15,8 @@ from breakwater.embedded.provider.openai import Azure, OpenAI
 
 MAX_INPUTS = 2048
 DECIMALS = 8
+_NUMBERS = [byte - 127.5 for byte in range(256)]
+_SQUARES = [number * number for number in _NUMBERS]
 
 _Text = Annotated[str, Field(min_length=1)]
 _Tokens = Annotated[list[int], Field(min_length=1)]
@@ -70,6 +72,8 @@ class AzureEmbeddings(Azure, Embeddings):
 
 def vector_of(model: str, text: str, dimensions: int) -> list[float]:
     """Returns a vector of length 1; with less dimensions, one of the same direction in these."""
-    drawn = array("h", shake_256(f"{model}\n{text}".encode()).digest(2 * dimensions))
-    scale = 1 / (math.hypot(*drawn) or 1)
-    return [round(number * scale, DECIMALS) for number in drawn]
+    drawn = shake_256(f"{model}\n{text}".encode()).digest(dimensions)
+    scale = 1 / math.sqrt(sum(map(_SQUARES.__getitem__, drawn)))
+    # 256 roundings instead of one for each dimension, which would be most of the time of a batch.
+    numbers = [round(number * scale, DECIMALS) for number in _NUMBERS]
+    return list(map(numbers.__getitem__, drawn))
