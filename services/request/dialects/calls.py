@@ -52,6 +52,8 @@ LONGEST_CALL_S = 90_000.0
 CLIENT_LEFT: Literal["client_disconnect"] = "client_disconnect"
 
 _OPTION = "x-breakwater-"
+SESSIONS = ("x-session-id", "x-claude-code-session-id", "session-id")
+"""Headers with the session of a program: of other gateways and opencode, of Claude Code, of Codex."""
 _JSON_OPTIONS = frozenset({"fallback_models", "depends_on", "metadata", "breaker", "guard", "retry"})
 _REQUEST_ID = "breakwater.request_id"
 _NO_RETRY = {"x-should-retry": "false"}
@@ -381,14 +383,14 @@ def options_of(headers: Headers, given: CallOptions | None) -> CallOptions:
     """The options of a call: those of its headers, and over them those of its body.
 
     Args:
-        headers: `x-breakwater-tenant`, `x-breakwater-task-id`, …; JSON for an option that is no text. Also
-            `x-session-id`, which other gateways know.
+        headers: `x-breakwater-tenant`, `x-breakwater-task-id`, …; JSON for an option that is no text. Also those by
+            which programs name their sessions.
         given: `breakwater` of the body.
 
     Raises:
         RequestError: 422, a header is no option, or its value is wrong.
     """
-    session_id = headers.get("x-session-id")
+    session_id = next((headers[name] for name in SESSIONS if name in headers), None)
     found: dict[str, Any] = {} if session_id is None else {"session_id": session_id}
     for header, value in headers.items():
         if header.startswith(_OPTION):

@@ -21,6 +21,7 @@ from breakwater.policy.ownership import job_digest
 from breakwater.security.api_keys import create_key
 from breakwater.security.encryption import LEFT_OUT
 from breakwater.state.connection import Redis
+from services.request.dialects.calls import SESSIONS
 from services.request.openapi import document
 from tests.helpers import until
 from tests.openai_client import openai_client
@@ -234,6 +235,14 @@ async def test_options_come_by_headers_and_by_the_body_which_comes_first(plane: 
     assert {name: job[name] for name in expected} == expected
     assert job["metadata"] == {"b": 2}
     assert "breakwater" not in job["params"]
+
+
+@pytest.mark.parametrize("header", SESSIONS)
+async def test_the_session_of_a_program_is_that_of_the_job(plane: Decider, header: str) -> None:
+    asked = client(plane, default_headers={header: "s1"})
+    await asked.chat.completions.create(model="writer", **ASK)
+    await asked.chat.completions.create(model="writer", extra_body={"breakwater": {"session_id": "s2"}}, **ASK)
+    assert [job["session_id"] for job in plane.jobs] == ["s1@app", "s2@app"]
 
 
 INVALID: list[tuple[dict[str, Any], str | None, str]] = [
