@@ -14,11 +14,12 @@ from pydantic import JsonValue
 
 from breakwater.config import Agent
 from breakwater.contracts.execution import Attempt, Cancellation, Cause, Choice, ErrorInfo, Reason
-from breakwater.contracts.job import Job
+from breakwater.contracts.job import Job, NativeRequest
 from breakwater.contracts.types import Count, Event, Timestamp
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules
 from breakwater.policy.dialects import DIALECTS, chat_form, conversation_of
+from breakwater.policy.dialects.embeddings import native_body, size_of
 from breakwater.policy.output import OutputGuard
 from breakwater.policy.price import InputSize, max_output_of, max_tokens_of, size_of_messages, size_of_params
 from breakwater.state.executions import Claim
@@ -129,6 +130,12 @@ class Parameters:
     """The input size of the parameters, including an output schema that is sent with them."""
 
     @classmethod
+    def of_embeddings(cls, agent: Agent, request: NativeRequest) -> Parameters:
+        """Returns those of a request for embeddings: no output, and a size that is its own."""
+        body = native_body(request.body, params=agent.params)
+        return cls({name: value for name, value in body.items() if name != "input"}, 0, InputSize())
+
+    @classmethod
     def of(cls, agent: Agent, own: Mapping[str, JsonValue], guard: OutputGuard | None) -> Parameters:
         """Merges a job's parameters over those of its agent."""
         values: dict[str, JsonValue] = {**agent.params, **own}
@@ -221,6 +228,8 @@ class Assignment:
 
     def size_of_call(self, messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:
         """Returns the input size of a call: the conversation, the input and the parameters."""
+        if self.job.api == "embeddings" and self.job.api_request is not None:
+            return size_of(self.job.api_request.body)
         size = size_of_messages(messages) + self.parameters.size
         return size if self.job.input is None else size + size_of_params({}, input=self.job.input)
 

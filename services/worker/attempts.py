@@ -399,6 +399,7 @@ def request_for(
     limit = None
     if (
         job.agent.reserve == "observed"
+        and job.job.api != "embeddings"
         and not job.job.stream
         and not (at.repairs is not None and at.repairs.full_output)
     ):

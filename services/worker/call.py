@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from traceback import format_tb
+from typing import cast
 
 import structlog
 from pydantic import JsonValue
@@ -32,6 +33,7 @@ from breakwater.policy.classify import (
     classify,
     without_text,
 )
+from breakwater.policy.dialects.embeddings import MAX_VECTOR_BYTES, dimensions_of
 from breakwater.policy.json_values import TOO_DEEP, is_too_deep
 from breakwater.policy.output import Invalid, Valid
 from breakwater.policy.price import estimate_input_tokens, limited, size_of_messages
@@ -55,6 +57,9 @@ MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
 MAX_RESPONSE_BYTES = 3 * 1024 * 1024
 """The size limit of a response as JSON, as the result contains it and the answer."""
+
+MAX_EMBEDDINGS_BYTES = MAX_VECTOR_BYTES + 500_000
+"""The size limit of a response with vectors, which the result of a job for embeddings consists of."""
 
 MAX_PROBLEMS_TEXT = 2_000
 
@@ -197,7 +202,7 @@ async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, r
             raise
         return Answer("", failed.usage or Usage(None, None), finish_reason=failed.finish_reason)
     # From any provider: a published answer must be readable for all that wait for it.
-    response = answer.response if job.job.include_response else None
+    response = answer.response if job.job.returns_response else None
     if any(map(is_too_deep, (answer.output, response, *(choice.output for choice in answer.choices)))):
         broken, reason = BrokenAnswer(f"the answer {TOO_DEEP}"), answer.finish_reason
         raise CallError(broken, maybe_billed=True, usage=answer.usage, cost=answer.cost, finish_reason=reason)
@@ -378,10 +383,10 @@ def _answered(
     started_at: datetime,
     answer: Answer,
 ) -> Ended:
-    used, part = credible(answer.usage), None
+    used, part, embeds = credible(answer.usage), None, job.job.api == "embeddings"
     unread = used.output_tokens is None
     if flight.input_tokens is not None:
-        if used.output_tokens == 0 and answer.output:
+        if used.output_tokens == 0 and answer.output and not embeds:
             problem = "0 output tokens were reported for an answer that is not empty"
             used = replace(used, output_tokens=None, problem="; ".join(filter(None, (used.problem, problem))))
         if None in (used.input_tokens, used.output_tokens):
@@ -418,10 +423,33 @@ def _answered(
             problems = f"{len(checked.problems)} problems, whose texts are not kept for this agent"
         correction = Correction(answer=text, problems=checked.problems)
         return refused("InvalidOutputError", f"the answer does not satisfy the output schema: {problems}", correction)
-    response = answer.response if job.job.include_response else None
-    if response is not None and more + len(to_json(response)) > MAX_RESPONSE_BYTES:
+    response = answer.response if job.job.returns_response else None
+    if embeds and (wrong := _wrong_embeddings(worker, job, flight, answer)) is not None:
+        return refused(*wrong)
+    if not embeds and response is not None and more + len(to_json(response)) > MAX_RESPONSE_BYTES:
         response = None
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
+
+
+def _wrong_embeddings(
+    worker: WorkerContext, job: Assignment, flight: InFlight, answer: Answer
+) -> tuple[str, str] | None:
+    """Returns the class and the text of the error of embeddings that must not be used, or can't be stored."""
+    found, declared = cast(dict[str, int], answer.output)["dimensions"], worker.config.dimensions(flight.model)
+    expected = dimensions_of(job.parameters.values, declared)
+    if expected not in {None, found}:
+        by = (
+            "the request asks for"
+            if job.parameters.values.get("dimensions")
+            else f"models.{flight.model}.dimensions is"
+        )
+        return "WrongDimensionsError", f"the vectors have {found} dimensions, and {by} {expected}"
+    if (size := len(to_json(answer.response))) > MAX_EMBEDDINGS_BYTES:
+        text = (
+            f"the answer has {size} bytes; at most {MAX_EMBEDDINGS_BYTES} can be stored: send fewer inputs in a request"
+        )
+        return "AnswerTooLargeError", text
+    return None
 
 
 def _said(answer: Answer) -> list[JsonValue | JsonMessage]:

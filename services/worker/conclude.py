@@ -24,7 +24,7 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.contracts.job import Job
 from breakwater.contracts.subjects import Stream
-from breakwater.policy.dialects import conversation_of, params_of
+from breakwater.policy.dialects import conversation_of, input_of, params_of
 from breakwater.policy.ownership import document_as_chosen, shown
 from breakwater.policy.record import error_of, status_of, totals, why_unanswered, without_figures
 from breakwater.policy.runs import run_id, run_of
@@ -197,7 +197,8 @@ async def finish(
     """
     if result.status == "dead_lettered":
         await _keep_dead_letter(worker, received, result)
-    for shorter in _shortened(result):
+    vectors = received.job is not None and received.job.api == "embeddings"
+    for shorter in _shortened(result, has_answer=not vectors):
         if shorter.status == "dead_lettered" != result.status:
             await _keep_dead_letter(worker, received, shorter)
         with suppress(MessageTooLargeError):
@@ -207,10 +208,11 @@ async def finish(
     raise MessageTooLargeError(f"{result.execution_id}: even the shortest result was refused")
 
 
-def _shortened(result: Result) -> Generator[Result]:
-    """A result, and shorter ones for a server that does not take it."""
+def _shortened(result: Result, *, has_answer: bool) -> Generator[Result]:
+    """A result, and shorter ones for a server that does not take it. `has_answer`: also without its response."""
     yield result
-    yield result.model_copy(update={"response": None})
+    if has_answer:
+        yield result.model_copy(update={"response": None})
     yield without_answer(result)
 
 
@@ -306,7 +308,7 @@ def redacted(worker: WorkerContext, received: JobDelivery, result: Result) -> Ex
     params: JsonValue = None
     if received.agent.persist_prompts and received.job is not None:
         messages = redact(cast(JsonValue, conversation_of(received.job)))
-        given = None if received.job.input is None else redact(received.job.input)
+        given = None if (asked := input_of(received.job)) is None else redact(asked)
         params = redact(own) if (own := params_of(received.job)) else {}
     fields = vars(result) | {
         "output": redact(result.output) if received.agent.persist_responses else None,

@@ -247,7 +247,10 @@ class JobHandler:
         rules = self._agent.rules_for(job)
         assert isinstance(rules, JobRules)  # `validate_job` has refused others
         own = {name: one for name, one in (("guard", rules.guard), ("retry", rules.retry)) if one is not None}
-        tags, params = dict[str, str](), params_of(job)
+        tags, params, guard = dict[str, str](), params_of(job), self._output_guard
+        parameters = Parameters.of(self._agent, params, guard) if params else self._parameters
+        if job.api == "embeddings" and job.api_request is not None:
+            parameters, guard = Parameters.of_embeddings(self._agent, job.api_request), None
         if job.metadata:
             keys = [key for key in self._worker.config.cost_tags if key in job.metadata]
             redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys})
@@ -262,9 +265,9 @@ class JobHandler:
             claim=claim,
             traceparent=traceparent or tracing.new_traceparent(),
             trace_id=tracing.sampled_trace_id(traceparent),
-            parameters=Parameters.of(self._agent, params, self._output_guard) if params else self._parameters,
+            parameters=parameters,
             now=self._worker.steady_time(),
-            output_guard=self._output_guard,
+            output_guard=guard,
             owner=received.owner,
             submitted_by=received.submitted_by,
             # All keys of operators, and the NATS user `client`, share one caller.

@@ -40,7 +40,7 @@ class ResponseCache:
             params=job.parameters.values if request is None else {**job.parameters.values, "api_request": request},
             schema=None if job.output_guard is None else dict(job.output_guard.schema),
         )
-        if job.job.include_response:
+        if job.job.returns_response:
             self._key += ":response"  # an answer that was kept without it would not do
 
     async def find(self, until: datetime) -> Cached | None:

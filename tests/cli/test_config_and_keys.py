@@ -211,6 +211,26 @@ def test_config_check_shows_shared_caps_and_warns_of_what_is_hardly_meant(run: R
     ]
 
 
+def test_config_check_warns_of_embeddings_that_models_can_not_make_for_one_another(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "providers: {openai: {base_url: 'http://127.0.0.1:1'}}\n"
+        "models: {openai/a: {dimensions: 8}, openai/b: {dimensions: 9}, openai/c: {dimensions: 8}}\n"
+        "agents:\n"
+        "  alone: {model: openai/a}\n"
+        "  alike: {model: openai/a, fallback_models: [openai/c]}\n"
+        "  longer: {model: openai/a, fallback_models: [openai/b]}\n"
+        "  unknown: {model: openai/text-embedding-3-small, fallback_models: [openai/d]}\n"
+        "  chat: {model: openai/gpt-4o, fallback_models: [openai/gpt-4.1]}\n"
+    )
+    assert run("config", "check", str(file), "--json").json["warnings"] == [
+        "agents.longer: its embeddings jobs are refused: a fallback needs the same dimensions, and "
+        "models.openai/a.dimensions is 8, models.openai/b.dimensions is 9",
+        "agents.unknown: its embeddings jobs are refused: a fallback needs the same dimensions; "
+        "set models.openai/text-embedding-3-small.dimensions",
+    ]
+
+
 def test_config_check_warns_of_models_that_go_elsewhere_and_calls_that_no_cap_has_room_for(
     run: Run, tmp_path: Path
 ) -> None:

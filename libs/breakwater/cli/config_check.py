@@ -20,9 +20,10 @@ from breakwater.cli.output import Column
 from breakwater.cli.plane import OWN_CONFIG, JsonOption, own_config
 from breakwater.cli.reload import apply_to_servers, require_secrets
 from breakwater.config import Agent, Alerts, Config, load_config
-from breakwater.config.pricing import long_inputs_cost_more, unaffordable
+from breakwater.config.pricing import long_inputs_cost_more, pricing_of, sells_embeddings, unaffordable
 from breakwater.policy.addresses import IpNetwork, refusal
 from breakwater.policy.budget import Caps
+from breakwater.policy.dialects.embeddings import fallback_objection
 from breakwater.runtime.settings import Settings
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=OWN_CONFIG)]
@@ -173,6 +174,12 @@ def _about_models(config: Config, agent: Agent) -> Iterable[str]:
                 f"no provider is named {prefix!r}, so {serving!r} is called with the model name {model!r}; if that is "
                 f"intended, set models.{model}.provider to {serving!r}"
             )
+    lengths = {model: config.dimensions(model) for model in agent.chain}
+    of_embeddings = any(lengths.values()) or any(
+        sells_embeddings(pricing_of(config, config.provider_name(agent, model) or "", model)) for model in agent.chain
+    )
+    if of_embeddings and (problem := fallback_objection(lengths)) is not None:
+        yield f"its embeddings jobs are refused: {problem}"
 
 
 def _about_alerts(alerts: Alerts) -> Iterable[str]:

@@ -31,6 +31,7 @@ from breakwater.policy.breaker import ALL, BreakerKey, BreakerRules, take_preset
 from breakwater.policy.budget import OTHERS, Caps, CapTable
 from breakwater.policy.classify import RETRYABLE_CLASSES
 from breakwater.policy.dialects import InvalidBodyError, chat_form
+from breakwater.policy.dialects.embeddings import PARAMS, fallback_objection, native_body, too_many
 from breakwater.policy.guard import GuardRules
 from breakwater.policy.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
 from breakwater.policy.ledger import MAX_TAGS
@@ -309,6 +310,15 @@ class ModelSettings(Message):
         ge=1,
         le=1_000_000,
         description=("Estimated tokens per image before a call; default: the maximum that its provider documents."),
+    )
+    dimensions: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description=(
+            "Length of the model's embeddings. An embeddings job falls back only to models with the same "
+            "`dimensions`, and vectors of another length are a failed attempt."
+        ),
     )
 
 
@@ -695,6 +705,11 @@ class Config(Message):
             return settings.name
         return model.removeprefix(f"{provider}/")
 
+    def dimensions(self, model: str) -> int | None:
+        """Returns the declared length of a model's embeddings."""
+        settings = self.models.get(model)
+        return None if settings is None else settings.dimensions
+
     def deployment(self, agent: AgentDefaults, model: str) -> str:
         """Returns a model as its provider limits it, whatever its name in the config."""
         provider = self.provider_name(agent, model) or ""
@@ -748,6 +763,8 @@ def validate_job(config: Config, job: Job) -> FieldError | None:
     for path, name in (*ids, *named, *(("depends_on", name) for name in job.depends_on)):
         if name is not None and holds_key(name):
             return FieldError(path, NO_KEY_IN_ID)
+    if job.api == "embeddings" and (problem := _embeddings_objection(config, agent, job)) is not None:
+        return problem
     if job.api_request is not None and (problem := _request_objection(config, agent, job, job.api_request)) is not None:
         return FieldError(f"api_request.body.{problem.path}", problem.message)
     if job.params and (problem := _params_objection(config, agent, job, job.params)) is not None:
@@ -773,6 +790,19 @@ def validate_job(config: Config, job: Job) -> FieldError | None:
     return None
 
 
+def _embeddings_objection(config: Config, agent: Agent, job: Job) -> FieldError | None:
+    """Returns the reason why the models of a job can't embed, or not in place of one another."""
+    if job.stream:
+        return FieldError("stream", "is not possible: embeddings come whole")
+    chain = agent.chain_for(job)
+    for model in chain:
+        if not config.speaks(provider := config.provider_name(agent, model), "embeddings"):
+            kind = "" if provider not in config.providers else f" of kind {config.providers[provider].kind!r}"
+            return FieldError("model", f"{model!r} has no embeddings: its provider {provider!r} is{kind}")
+    problem = fallback_objection({model: config.dimensions(model) for model in chain})
+    return None if problem is None else FieldError("model", f"agent {job.agent!r} can't embed: {problem}")
+
+
 def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRequest) -> FieldError | None:
     """Returns the reason why the providers of a job's models can't be sent its request."""
     try:
@@ -788,6 +818,12 @@ def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRe
             if name not in agent.allowed_params:
                 how = f"list {name!r} in agents.{job.agent}.allowed_params to allow it"
                 return FieldError(path, f"{message}: {why}, only such fields are allowed; {how}")
+    if request.api == "embeddings":
+        body, declared = native_body(request.body, params=agent.params), config.dimensions(agent.chain_for(job)[0])
+        if (problem := too_many(body, declared)) is not None:
+            return problem
+        others = {name: value for name, value in form.params.items() if name not in PARAMS}
+        return _params_objection(config, agent, job, others)
     return _params_objection(config, agent, job, form.params)
 
 

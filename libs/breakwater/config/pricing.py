@@ -41,6 +41,11 @@ def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
     return own or _find(model, settings)
 
 
+def sells_embeddings(pricing: Pricing | None) -> bool:
+    """True for a model whose input has a price, and whose output has none."""
+    return pricing is not None and pricing.worst_case(0, 1) is None is not pricing.worst_case(0, 0)
+
+
 def listed_name(pricing: Pricing) -> str | None:
     """The model's id in the price list; None if its price is the config's own."""
     return pricing.info.id if isinstance(pricing, _Listed) else None
@@ -63,7 +68,8 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
     why: list[str] = []
     for model in agent.chain:
         pricing = pricing_of(config, config.provider_name(agent, model) or "", model)
-        least = None if pricing is None else pricing.worst_case(0, max_output_of(agent.params, agent.max_tokens))
+        most_output = 0 if sells_embeddings(pricing) else max_output_of(agent.params, agent.max_tokens)
+        least = None if pricing is None else pricing.worst_case(0, most_output)
         if least is None:
             why.append(f"{model} has no price (set models.{model}.price)")
         elif least > cap:
@@ -125,14 +131,14 @@ class _Listed:
 
     def cost(self, usage: Usage) -> Cost | None:
         tariff = self.tariff(datetime.now(UTC), usage.terms)
-        return tariff.cost(usage) if _sells_tokens(tariff) else None
+        return tariff.cost(usage) if _sells_tokens(tariff, usage.output_tokens) else None
 
     def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int | None:
         now = datetime.now(UTC)
         # Some cost more at some hours, and a call may end in another than it began in.
         moments = (now, now + _LONGEST_CALL) if isinstance(self.info.prices, list) else (now,)
         tariffs = [self.tariff(moment) for moment in moments]
-        if not all(map(_sells_tokens, tariffs)):
+        if not all(_sells_tokens(tariff, max_tokens) for tariff in tariffs):
             return None
         return max(tariff.worst_case(input_tokens, max_tokens, asked) or 0 for tariff in tariffs)
 
@@ -151,9 +157,12 @@ class _Listed:
         return Tariff(rates, known)
 
 
-def _sells_tokens(tariff: Tariff) -> bool:
-    """Not so what is sold by the hour or the page; the list would say that its tokens are free."""
-    return {"input", "output"} <= tariff.standard.steps.keys()
+def _sells_tokens(tariff: Tariff, output_tokens: int | None) -> bool:
+    """Not so what is sold by the hour or the page; the list would say that its tokens are free.
+
+    Embeddings have no output, and their models no price of it.
+    """
+    return tariff.standard.steps.keys() >= ({"input"} if output_tokens == 0 else {"input", "output"})
 
 
 def _rates(prices: ModelPrice) -> Rates:

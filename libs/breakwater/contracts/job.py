@@ -206,6 +206,11 @@ class Job(Message):
         return "chat" if self.api_request is None else self.api_request.api
 
     @property
+    def returns_response(self) -> bool:
+        """True if its result has the provider's own response: vectors stand nowhere else."""
+        return self.include_response or self.api == "embeddings"
+
+    @property
     def own_rules(self) -> dict[RulesPart, dict[str, JsonValue]]:
         """The rules that it brings, by what they are of."""
         rules: dict[RulesPart, OwnRules] = {"breaker": self.breaker, "guard": self.guard, "retry": self.retry}

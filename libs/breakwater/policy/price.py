@@ -135,7 +135,7 @@ class Rates:
                 exact, left = exact + tokens * rate, left - tokens
                 if tokens and not known:
                     unknown.append(f"{kind.replace('_', ' ')} tokens")
-            exact += left * self._rate(whole, usage.input_tokens)[0]
+            exact += left and left * self._rate(whole, usage.input_tokens)[0]
         nano = (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE) + self.per_call
         for term in terms:
             nano = -(-nano * _TERMS.get(term, _OTHER_TERMS) // 100)
@@ -152,7 +152,8 @@ class Rates:
         if asked.cache_ttl_s > SHORT_CACHE_S:
             kinds.append("cache_write_1h")
         reached = {above + 1 for steps in self.steps.values() for above, _ in steps if above < input_tokens}
-        exact = input_tokens * self._dearest(kinds, reached) + max_tokens * self._dearest(_SAID, reached)
+        exact = input_tokens * self._dearest(kinds, reached)
+        exact += max_tokens and max_tokens * self._dearest(_SAID, reached)
         if sound := min(asked.sound_tokens, input_tokens):
             exact += sound * (self._dearest([*kinds, "input_audio"], reached) - self._dearest(kinds, reached))
         return (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE) + self.per_call
@@ -400,6 +401,17 @@ def size_of_messages(messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:
     for count, message in enumerate(messages, 1):  # noqa: B007  the last count is how many there are
         tally.take(message)
     return tally.files + _size_of_bytes(b"".join(tally.texts), messages=count)
+
+
+def size_of_inputs(inputs: Iterable[str | Sequence[int]]) -> InputSize:
+    """Size of texts that are to be embedded, each by itself. One that comes as token ids has no other tokens."""
+    texts, tokens, count = list[bytes](), 0, 0
+    for count, one in enumerate(inputs, 1):  # noqa: B007  the last count is how many there are
+        if isinstance(one, str):
+            texts.append(_encoded(one))
+        else:
+            tokens += len(one)
+    return _size_of_bytes(b"".join(texts), messages=count) + InputSize(signs=tokens)
 
 
 def _size_of_bytes(text: bytes, messages: int = 0) -> InputSize:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from functools import reduce
 from typing import Any, cast
@@ -180,6 +180,19 @@ def of_completion(answer: Mapping[str, Any], *, thinks_apart: bool = False) -> U
         figures.doubt(f"{aside} tokens from and to a cache are more than {tokens} of input")
         tokens += aside
     return figures.usage(answer, tokens, cached, written, hour, thinks_apart=thinks_apart)
+
+
+def of_embeddings(answer: Mapping[str, Any]) -> Usage | None:
+    """The usage of embeddings in OpenAI's dialect: all of it is input, and some makers report the total alone."""
+    reported = fields(answer.get("usage"))
+    if not reported:
+        return None
+    if not any(name in reported for name in _PLACES["input"]):
+        reported = {"prompt_tokens": reported.get("total_tokens"), **reported}
+    usage = of_completion({**answer, "usage": reported})
+    if usage is None or usage.input_tokens is None:
+        return usage
+    return replace(usage, input_tokens=usage.input_tokens + (usage.output_tokens or 0), output_tokens=0)
 
 
 def of_message(answer: Mapping[str, Any]) -> Usage | None:

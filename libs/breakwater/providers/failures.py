@@ -154,8 +154,12 @@ def error_in_answer(body: dict[str, Any], answered: int = 200) -> HttpFailure | 
     return replace(failure, status=status)
 
 
-def read_json(payload: bytes) -> Any:
+def read_json(payload: bytes, *, checked: bool = True) -> Any:
     """A body as JSON, also with a byte-order mark, as programs on Windows write it, and in UTF-16.
+
+    Args:
+        payload: the body.
+        checked: refuses what can't be passed on.
 
     Raises:
         ValueError: it is none, or nested deeper than can be passed on; says which, in words of ours.
@@ -170,7 +174,12 @@ def read_json(payload: bytes) -> Any:
         except ValueError as other:
             raise ValueError("is not JSON") from other
     # Most events are short, and counting is quick.
-    if len(payload) > _SHORT and payload.count(b"{") + payload.count(b"[") > MAX_DEPTH and (flaw := flaw_of(found)):
+    if (
+        checked
+        and len(payload) > _SHORT
+        and payload.count(b"{") + payload.count(b"[") > MAX_DEPTH
+        and (flaw := flaw_of(found))
+    ):
         raise ValueError(flaw)
     return found
 

@@ -36,6 +36,8 @@ from breakwater.providers.base import (
     Wire,
     silence,
 )
+from breakwater.providers.embeddings import MAX_ANSWER_BYTES as MAX_EMBEDDINGS_BYTES
+from breakwater.providers.embeddings import EmbeddingsWire
 from breakwater.providers.failures import (
     carries_error,
     error_in_answer,
@@ -180,7 +182,7 @@ class HttpProvider:
         try:
             if call.streaming is not None:
                 return await self._stream(wire, call, key, call.streaming)
-            return self._read(wire, await self._post(wire, call, key))
+            return self._read(wire, call, await self._post(wire, call, key))
         except CallError as failed:
             raise CallError(
                 _without(self._secrets, failed.failure),
@@ -204,7 +206,7 @@ class HttpProvider:
         course = _RequestState()
         try:
             async with AnswerTimeout(call.timeout_s), self._request(wire, call, key, course) as response:
-                return await _reply(response)
+                return await _reply(response, _limit(wire))
         except TimeoutError as error:
             failure = TransportFailure("timeout", "TimeoutError", silence(call))
             raise CallError(failure, maybe_billed=course.sent) from error
@@ -223,7 +225,7 @@ class HttpProvider:
             ):
                 if response.content_type != "text/event-stream" or not 200 <= response.status <= 299:
                     # An error, which may be an event; or the whole answer, from a server that does not stream.
-                    return self._read(wire, await _reply(response))
+                    return self._read(wire, call, await _reply(response, MAX_ANSWER_BYTES))
                 status = response.status
                 await receive(response, reader, streaming, limit, self._secrets)
         except TimeoutError as error:
@@ -282,20 +284,21 @@ class HttpProvider:
             )
         return self._session
 
-    def _read(self, wire: Wire, reply: _HttpReply) -> Answer:
+    def _read(self, wire: Wire, call: Call, reply: _HttpReply) -> Answer:
         status = reply.status
         if not 200 <= status <= 299:
             raise CallError(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
         body = (
             self._assembled(wire, reply)
-            if is_of_events(reply.payload)
-            else self._secrets.hidden_in_read(reply.payload, _parsed(reply))
+            if is_of_events(reply.payload) and not isinstance(wire, EmbeddingsWire)
+            else self._secrets.hidden_in_read(reply.payload, _parsed(wire, reply))
         )
         usage = wire.usage(body)
         if carries_error(body):
             raise CallError(error_in_answer(body, status), maybe_billed=self._begun(wire, body), usage=usage)
         try:
-            return self._answer(wire, body, status, usage)
+            found = wire.packed(body, call) if isinstance(wire, EmbeddingsWire) else body
+            return self._answer(wire, found, status, usage)
         except UnusableAnswerError as error:
             if says_why(body):
                 raise CallError(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
@@ -325,6 +328,8 @@ class HttpProvider:
                 value for block in cast(list[Any], blocks) for name, value in fields(block).items() if name != "type"
             )
             return any(said)
+        if isinstance(wire, EmbeddingsWire):
+            return False
         try:
             return any(choice.output for choice in wire.choices(body))
         except UnusableAnswerError:
@@ -356,12 +361,17 @@ def _release(error: BaseException) -> None:
     error.__traceback__ = None
 
 
-async def _reply(response: aiohttp.ClientResponse) -> _HttpReply:
+def _limit(wire: Wire) -> int:
+    """The size limit of an answer's body."""
+    return MAX_EMBEDDINGS_BYTES if isinstance(wire, EmbeddingsWire) else MAX_ANSWER_BYTES
+
+
+async def _reply(response: aiohttp.ClientResponse, limit: int) -> _HttpReply:
     """Reads a response, with its body as far as it comes: all of it, or a little more than is accepted."""
     payload, whole = bytearray(), True
     try:
-        while len(payload) <= MAX_ANSWER_BYTES and not response.content.at_eof():
-            payload += await response.content.read(MAX_ANSWER_BYTES + 1 - len(payload))
+        while len(payload) <= limit and not response.content.at_eof():
+            payload += await response.content.read(limit + 1 - len(payload))
     except (aiohttp.ClientError, ConnectionError) as error:
         _release(error)
         # The status has come, and says more than that the connection broke later.
@@ -369,16 +379,17 @@ async def _reply(response: aiohttp.ClientResponse) -> _HttpReply:
     return _HttpReply(response.status, response.headers, bytes(payload), whole)
 
 
-def _parsed(reply: _HttpReply) -> dict[str, Any]:
-    status, payload = reply.status, reply.payload
+def _parsed(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
+    status, payload, limit = reply.status, reply.payload, _limit(wire)
     if not reply.whole:
         raise _broken(status, f"the answer was truncated after {len(payload)} bytes")
-    if len(payload) > MAX_ANSWER_BYTES:
-        raise _broken(status, f"the answer is over {MAX_ANSWER_BYTES} bytes")
+    if len(payload) > limit:
+        raise _broken(status, f"the answer is over {limit} bytes")
     if not payload.strip():
         raise _broken(status, "the answer's body is empty")
     try:
-        body = first_of(read_json(payload))
+        # Of vectors each number would be looked at; what remains of them once they are packed is little.
+        body = first_of(read_json(payload, checked=not isinstance(wire, EmbeddingsWire)))
     except ValueError as error:
         raise _broken(status, f"the answer {error}") from error
     if not isinstance(body, dict):

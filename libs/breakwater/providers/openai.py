@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
+from breakwater.contracts.job import CallApi
 from breakwater.policy.chat_chunks import Assembly, Chunk
 from breakwater.policy.chat_messages import OTHERS, fields, finish_reason, parts_of
 from breakwater.policy.price import OUTPUT_LIMITS
@@ -24,6 +25,7 @@ from breakwater.providers.base import (
     StreamReader,
     UnusableAnswerError,
 )
+from breakwater.providers.embeddings import EmbeddingsWire
 
 
 class OpenAISettings(HttpSettings):
@@ -32,11 +34,17 @@ class OpenAISettings(HttpSettings):
     kind: Literal["openai"] = "openai"
     base_url: HttpUrl = Field(description="Up to and including /v1.")
 
+    @property
+    def apis(self) -> Collection[CallApi]:
+        """Chat and embeddings."""
+        return ("chat", "embeddings")
+
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
-        return HttpProvider({"chat": ChatCompletions(self.base_url)}, self, redaction)
+        chat = ChatCompletions(self.base_url)
+        return HttpProvider({"chat": chat, "embeddings": EmbeddingsWire(chat)}, self, redaction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +57,13 @@ class ChatCompletions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_host", urlsplit(self.base_url).hostname or "")
 
-    def url(self, model: str) -> str:  # noqa: ARG002  it goes into the body
+    def url(self, model: str) -> str:
+        """Of the chat completions."""
+        return self.address("chat/completions", model)
+
+    def address(self, operation: str, model: str) -> str:  # noqa: ARG002  it goes into the body
         """The same for every model."""
-        return f"{self.base_url.rstrip('/')}/chat/completions"
+        return f"{self.base_url.rstrip('/')}/{operation}"
 
     def headers(self, key: str | None) -> Mapping[str, str]:
         """The bearer token."""
@@ -131,11 +143,17 @@ class AzureSettings(HttpSettings):
     base_url: HttpUrl = Field(description="The resource, as in `https://NAME.openai.azure.com`.")
     api_version: ApiVersion = "2024-10-21"
 
+    @property
+    def apis(self) -> Collection[CallApi]:
+        """Chat and embeddings."""
+        return ("chat", "embeddings")
+
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
-        return HttpProvider({"chat": AzureDeployments(self.base_url, self.api_version)}, self, redaction)
+        chat = AzureDeployments(self.base_url, self.api_version)
+        return HttpProvider({"chat": chat, "embeddings": EmbeddingsWire(chat)}, self, redaction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +162,9 @@ class AzureDeployments(ChatCompletions):
 
     api_version: str
 
-    def url(self, model: str) -> str:
+    def address(self, operation: str, model: str) -> str:
         """The deployment's own."""
-        path = f"openai/deployments/{quote(model, safe='')}/chat/completions"
+        path = f"openai/deployments/{quote(model, safe='')}/{operation}"
         return f"{self.base_url.rstrip('/')}/{path}?api-version={self.api_version}"
 
     def headers(self, key: str | None) -> Mapping[str, str]:

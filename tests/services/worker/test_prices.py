@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from breakwater.config import Config, ModelSettings
-from breakwater.config.pricing import pricing_of
+from breakwater.config.pricing import pricing_of, sells_embeddings
 from breakwater.policy.price import Cost, InputSize, estimate_input_tokens, size_of_messages, size_of_params
 from breakwater.policy.usage import Usage
 from services.worker.targets import Targets, token_rules
@@ -235,3 +235,21 @@ def test_the_worst_case_of_a_call_goes_by_its_provider(model: str, image: int) -
     assert worst is not None
     assert cost is not None
     assert cost <= worst
+
+
+def test_embeddings_are_priced_by_their_input_alone() -> None:
+    small, listed = "openai/text-embedding-3-small", listed_nano("openai", "text-embedding-3-small", input_mtok=1000)
+    assert LISTED.cost(small, Usage(1000, 0)) == LISTED.worst_case(small, 1000, 0) == listed > 0
+    assert LISTED.cost(small, Usage(1000, None)) is LISTED.cost(small, Usage(None, 0)) is None
+    book = PriceBook(
+        {"p/m": ModelSettings.model_validate({"price": {"input_usd_per_mtok": "0.1", "output_usd_per_mtok": 0}})}
+    )
+    assert book.cost("p/m", Usage(1000, 0)) == book.worst_case("p/m", 1000, 0) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("model", "embeds"),
+    [("openai/text-embedding-3-small", True), ("openai/gpt-4o", False), ("openai/whisper-1", False)],
+)
+def test_a_model_of_embeddings_has_a_price_of_its_input_alone(model: str, *, embeds: bool) -> None:
+    assert sells_embeddings(pricing_of(Config.model_construct(models={}, providers={}), "openai", model)) is embeds

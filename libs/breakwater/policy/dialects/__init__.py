@@ -7,12 +7,22 @@ from collections.abc import Mapping
 from pydantic import JsonValue
 
 from breakwater.contracts.job import Job, NativeRequest, RequestApi
-from breakwater.policy.dialects import responses
+from breakwater.policy.dialects import embeddings, responses
 from breakwater.policy.dialects.forms import Body, ChatForm, Dialect, InvalidBodyError
 
-__all__ = ["DIALECTS", "Body", "ChatForm", "Dialect", "InvalidBodyError", "chat_form", "conversation_of", "params_of"]
+__all__ = [
+    "DIALECTS",
+    "Body",
+    "ChatForm",
+    "Dialect",
+    "InvalidBodyError",
+    "chat_form",
+    "conversation_of",
+    "input_of",
+    "params_of",
+]
 
-DIALECTS: Mapping[RequestApi, Dialect] = {"responses": responses}
+DIALECTS: Mapping[RequestApi, Dialect] = {"embeddings": embeddings, "responses": responses}
 
 
 def chat_form(request: NativeRequest) -> ChatForm:
@@ -28,3 +38,10 @@ def conversation_of(job: Job) -> list[dict[str, JsonValue]]:
 def params_of(job: Job) -> dict[str, JsonValue]:
     """The params of a job, in the words of a chat."""
     return job.params if job.api_request is None else chat_form(job.api_request).params
+
+
+def input_of(job: Job) -> JsonValue:
+    """The input of a job as its record has it, before redaction; None for a conversation."""
+    if job.api_request is None or job.api_request.api != "embeddings":
+        return job.input
+    return embeddings.recorded_input(job.api_request.body)

@@ -1,0 +1,72 @@
+"""The embeddings of OpenAI-compatible endpoints: `<base_url>/embeddings`, and those of Azure's deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from breakwater.contracts.execution import Choice
+from breakwater.policy.chat_chunks import Assembly
+from breakwater.policy.dialects.embeddings import BrokenEmbeddingsError, packed, summary
+from breakwater.policy.json_values import flaw_of
+from breakwater.policy.usage import Usage, model_of, of_embeddings
+from breakwater.providers.base import Call, StreamReader, UnusableAnswerError
+
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+"""As JSON a number has up to 22 characters, and is packed into 11 at most."""
+
+
+class ProviderEndpoint(Protocol):
+    """Address and key of an API's operations."""
+
+    def address(self, operation: str, model: str) -> str:
+        """The URL of an operation for a model."""
+        ...
+
+    def headers(self, key: str | None) -> Mapping[str, str]:
+        """Headers that identify the caller."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsWire:
+    """OpenAI's embeddings, at the endpoint of its chat completions."""
+
+    endpoint: ProviderEndpoint
+
+    def url(self, model: str) -> str:
+        """Next to the chat completions."""
+        return self.endpoint.address("embeddings", model)
+
+    def headers(self, key: str | None) -> Mapping[str, str]:
+        """Those of the chat completions."""
+        return self.endpoint.headers(key)
+
+    def body(self, call: Call) -> Mapping[str, Any]:
+        """The request as its client wrote it."""
+        assert call.native is not None
+        return {**call.native, "model": call.model}
+
+    def packed(self, answer: Mapping[str, Any], call: Call) -> dict[str, Any]:
+        """The answer with a packed vector for each input, in their order. Raises UnusableAnswerError."""
+        assert call.native is not None
+        try:
+            found = packed(answer, call.native)
+        except BrokenEmbeddingsError as broken:
+            raise UnusableAnswerError(str(broken)) from broken
+        if (flaw := flaw_of(found)) is not None:
+            raise UnusableAnswerError(f"the answer {flaw}")
+        return found
+
+    def usage(self, answer: Mapping[str, Any]) -> Usage:
+        """Tokens of the input."""
+        return of_embeddings(answer) or Usage(None, 0, model=model_of(answer))
+
+    def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
+        """The number of embeddings of a packed answer, and of their dimensions."""
+        return [Choice(index=0, output=summary(answer))]
+
+    def stream_reader(self, answer: Assembly) -> StreamReader:
+        """Embeddings come whole."""
+        raise NotImplementedError
