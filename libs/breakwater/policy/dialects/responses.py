@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ DROPPED: Mapping[str, str] = {
     "store": "a chat is not kept by its provider",
     "background": "it is the plane that answers for it",
     "previous_response_id": "the HTTP API has put the earlier conversation in its place",
+    "client_metadata": "it describes the program to OpenAI",
     "max_tool_calls": "it limits tools that a provider runs, and those are refused",
     "prompt_cache_options": "it says how long the provider caches the input",
     "include[]: reasoning.encrypted_content": "a chat has no encrypted reasoning",
@@ -56,6 +57,18 @@ def chat_form(body: Body) -> ChatForm:
     params = translation.params(body)
     messages = translation.messages(body)
     return ChatForm(messages, params, tuple(translation.losses), tuple(translation.unpriced))
+
+
+def _run_by_provider(tool: Mapping[str, Any], place: str) -> Iterator[FieldError]:
+    """The tools that the provider runs itself: this one, or those that it is made of."""
+    match tool:
+        case {"type": "function" | "custom"} | {"type": "tool_search", "execution": "client"}:
+            return
+        case {"type": "namespace" | "additional_tools", "tools": list(tools)}:
+            for number, one in enumerate(objects(tools)):
+                yield from _run_by_provider(one, f"{place}.tools[{number}]")
+        case _:
+            yield FieldError(f"{place}.type", f"{tool.get('type')!r}: {_RUN_BY_PROVIDER}")
 
 
 @dataclass(slots=True)
@@ -145,7 +158,7 @@ class _Translation:
         kind = tool.get("type")
         if kind not in ("function", "custom"):
             self._lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
-            self.unpriced.append(FieldError(f"{place}.type", f"{kind!r}: {_RUN_BY_PROVIDER}"))
+            self.unpriced += _run_by_provider(tool, place)
             return None
         known = _OF_FUNCTION if kind == "function" else _OF_CUSTOM
         for name, value in tool.items():
@@ -200,6 +213,8 @@ class _Translation:
                     pass
                 case kind:
                     self._lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
+                    if kind == "additional_tools":
+                        self.unpriced += _run_by_provider(item, place)
 
     def _call(
         self, item: Mapping[str, Any], place: str, kind: str, name: str, given: Any, conversation: _Conversation
