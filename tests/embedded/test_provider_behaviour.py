@@ -229,6 +229,9 @@ def test_tool_calls_are_asked_for_once_tools_are_offered() -> None:
     offered = said(content, request=asked(tools=[{}]))
     assert (offered.finish_reason, offered.content, offered.tool_calls[0].name) == ("tool_calls", None, "search")
     assert said(content).tool_calls == ()
+    demands = {"type": "function", "function": {"name": "find"}}
+    tools = [{"type": "function", "function": {"name": name}} for name in ("search", "find")]
+    assert said(content, request=asked(tools=tools, tool_choice=demands)).tool_calls[0].name == "find"
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -164,6 +164,11 @@ class ChatRequest(BaseModel):
         return bool(self.tools) and self.messages[-1].role != "tool"
 
     @property
+    def demanded_tool(self) -> str | None:
+        """Name of the tool that must be called."""
+        return None if self.forced_tool is None or self.tool_choice == "required" else self.forced_tool.name
+
+    @property
     def turn(self) -> int:
         """Number of the assistant's messages."""
         return sum(message.role == "assistant" for message in self.messages)
@@ -470,10 +475,14 @@ def _said(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> t
 def _without_turns(plan: ModelPlan, number: int, request: ChatRequest) -> tuple[str | None, tuple[Part, ...]]:
     """Returns the text, or the calls of tools."""
     rules, forced = plan.script, request.forced_tool
-    if request.offers_tools and rules.tool_calls:
+    if (
+        request.offers_tools
+        and rules.tool_calls
+        and request.demanded_tool in (None, *(c.name for c in rules.tool_calls))
+    ):
         return None, rules.tool_calls
     if request.offers_tools and forced is not None:
-        arguments = example_of(forced.parameters, request.prompt[:ECHOED_CHARS])
+        arguments = example_of({"type": "object", **_object(forced.parameters)}, request.prompt[:ECHOED_CHARS])
         return None, (ScriptedToolCall(name=forced.name, arguments=arguments),)
     if rules.answer_json is not None and (request.wants_json or rules.answer is None):
         return orjson.dumps(rules.answer_json).decode(), ()
@@ -494,6 +503,10 @@ def _stopped(parts: tuple[Part, ...], stops: list[str] | None) -> tuple[tuple[Pa
             at, stop = min(found)
             return (*parts[:index], part.model_copy(update={"text": part.text[:at]})), stop
     return parts, None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _filled(template: str, number: int, request: ChatRequest) -> str:

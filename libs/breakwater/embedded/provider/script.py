@@ -280,7 +280,8 @@ class ModelScript(Message):
         usage: the tokens of an answer.
         answer: the text; `{prompt}` is the last user message, `{n}` the request number of this model.
         answer_json: the answer to a request for JSON, and to all requests where `answer` is not given.
-        tool_calls: asked for when the request offers tools and its last message is not a tool's result.
+        tool_calls: asked for when the request offers tools and demands no other, and its last message is not a tool's
+            result.
         turns: the answers of a conversation in their order: as many as the request has messages of the assistant are
             over. The other rules apply after the last one, and where a turn calls a tool that is not offered.
         dimensions: of its embeddings.
