@@ -40,7 +40,7 @@ from services.request.problems import RequestError
 from services.request.queues import QueueRoutes
 
 CHECK_EVERY_S = 30.0
-WATCHED = (Stream.JOBS, Stream.EVENTS, Stream.RESULTS, Stream.DLQ, Stream.ALERTS)
+WATCHED = (Stream.JOBS, Stream.EVENTS, Stream.RESULTS, Stream.RESPONSES, Stream.DLQ, Stream.ALERTS)
 
 
 @dataclass(frozen=True, slots=True)

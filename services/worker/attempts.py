@@ -18,10 +18,11 @@ from breakwater.policy.classify import WORKER_LOST
 from breakwater.policy.price import estimate_input_tokens, observed_limit, size_of_messages
 from breakwater.policy.refusals import for_operators, retry_budget_spent
 from breakwater.policy.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S, NextModel, Retry, Stop, after_failure, failures_on
+from breakwater.providers.base import Answer
 from breakwater.state.executions import ClaimLostError
 from breakwater.telemetry import tracing
 from services.worker.assignment import Assignment, Checkpoint, Deferred, Finished, InFlight
-from services.worker.call import Ended, attempt_of, call, record
+from services.worker.call import Ended, answered, attempt_of, call, record
 from services.worker.conclude import cancelled, stopped
 from services.worker.context import WorkerContext
 from services.worker.gates import ALL_GATES, GATES, Admitted, Gates, admit, check
@@ -159,12 +160,12 @@ class Attempts:
             await self._record(ended.attempt, admitted.gates)
         if ended.attempt.outcome == "cancelled":
             self._cancel.check()
-        if ended.failure is None:
-            reason = ended.attempt.finish_reason
-            return Finished(
-                self._checkpoint, ended.output, flight.model, None, None, ended.response, reason, ended.choices
-            )
-        return await self._after_failure(ended)
+        return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
+
+    def _answered(self, ended: Ended) -> Finished:
+        """Returns the outcome of a job whose last attempt, which is recorded, gave the answer."""
+        model, reason = ended.attempt.model, ended.attempt.finish_reason
+        return Finished(self._checkpoint, ended.output, model, None, None, ended.response, reason, ended.choices)
 
     async def _answer_begins(self, flight: InFlight) -> None:
         """Saves that a part of the answer is about to be published. Raises ClaimLostError, JobCancelledError."""
@@ -222,7 +223,7 @@ class Attempts:
         """Returns the step after a failed, recorded attempt: a repair, a retry, the next model, or the end."""
         attempt, failure = ended.attempt, ended.failure
         assert failure is not None
-        if attempt.first_token_ms is not None:
+        if attempt.first_token_ms is not None and (self._stream is None or self._stream.begun):
             # A part of the answer is published: another try can only continue it.
             published = self._stream.text if self._stream is not None and self._stream.continues else None
             if published is None:
@@ -350,10 +351,20 @@ class Attempts:
         """Resumes after a crash. Returns None to continue from the checkpoint."""
         found = await recover(self._worker, self._job, self._checkpoint)
         self._checkpoint = found.checkpoint
+        whole: Answer | None = None
         if self._stream is not None and self._stream.continues:
-            await self._stream.resume(self._checkpoint.partial)
+            model = self._job.chain[self._checkpoint.model_index]
+            await self._stream.resume(self._checkpoint.partial, len(self._checkpoint.attempts) + 1, model)
+            whole = self._stream.whole_answer
         if found.lost is not None:
             flight, attempt = found.lost
+            ended = Ended(attempt, WORKER_LOST)
+            if whole is not None:
+                # Its worker died between the last chunk and the record of the attempt.
+                assert self._stream is not None
+                flight = flight.model_copy(update={"chunks": self._stream.answer.chunks})
+                ended = answered(self._worker, self._job, flight, flight.started_at, whole)
+                attempt = ended.attempt
             target = self._worker.targets.of(self._job.agent_name, flight.model)
             request = AdmissionRequest(self._job, target, self._checkpoint, flight, 0, 0.0, attempt.attempt_id, None)
             try:
@@ -362,11 +373,16 @@ class Attempts:
                 # The worker that made the call recorded it after all, and stops, as it has lost the claim.
                 return await self._resume()
             self._cancel.check()
-            return await self._after_failure(Ended(attempt, WORKER_LOST))
+            return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
         self._cancel.check()
         last = found.last
         if last is None:
             return None
+        if last.outcome == "success" and whole is not None:
+            # Its worker died between the record of the attempt and the result.
+            response = whole.response if self._job.job.include_response else None
+            content = response, last.finish_reason, whole.choices
+            return Finished(self._checkpoint, whole.output, last.model, None, None, *content)
         if last.outcome == "cancelled":
             # Redis has lost the cancel request; the log still has its effect.
             return Finished(self._checkpoint, None, None, "cancelled", last.error)

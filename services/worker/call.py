@@ -165,7 +165,7 @@ async def call(
                 answer = await _performed(worker, job, flight, request)
             if stream is not None:
                 answer, flight = await stream.whole(answer), stream.ended()
-            ended = _answered(worker, job, flight, started_at, answer)
+            ended = answered(worker, job, flight, started_at, answer)
         except CallError as failed:
             flight = flight if stream is None else stream.ended()
             part = _part(flight, target, stream, failed.usage)
@@ -376,13 +376,14 @@ def _priced(
     return replace(spent_at_most(flight) if maybe_billed else NO_COST, usage=usage, usage_problem=problem)
 
 
-def _answered(
+def answered(
     worker: WorkerContext,
     job: Assignment,
     flight: InFlight,
     started_at: datetime,
     answer: Answer,
 ) -> Ended:
+    """Ends an attempt with an answer, which may be refused. The returned attempt is not recorded yet."""
     used, part, embeds = credible(answer.usage), None, job.job.api == "embeddings"
     unread = used.output_tokens is None
     if flight.input_tokens is not None:

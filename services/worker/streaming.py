@@ -16,14 +16,21 @@ from typing import Any
 import orjson
 from pydantic import JsonValue
 
-from breakwater.bus.errors import BusUnavailableError
+from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError
+from breakwater.bus.response_log import DELETED, ResponseLog
 from breakwater.contracts import subjects
 from breakwater.policy.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
+from breakwater.policy.chat_messages import THOUGHT
 from breakwater.policy.ownership import shown
+from breakwater.policy.usage import Usage, of_completion
 from breakwater.providers.base import Answer, Streaming
+from breakwater.providers.openai import ChatCompletions
 from breakwater.state.executions import ClaimLostError
 from services.worker.assignment import Assignment, InFlight
 from services.worker.context import WorkerContext
+
+_CONTINUED = frozenset({"role", THOUGHT, "reasoning"})
+"""Fields of a message, other than its text, that an interruption leaves as they are."""
 
 
 def continuing(said: str) -> list[dict[str, JsonValue]]:
@@ -49,7 +56,12 @@ class AnswerStream:
         own, called = subjects.chunks(job.agent_name, job.execution_id), job.execution_id
         self._subjects = {own: called, **({} if reply_to is None else {reply_to: shown(called)})}
         self._number = 0
-        self.continues = job.agent.on_stream_break == "continue"
+        # Without a key, the log would have no texts of an agent that keeps none.
+        keeps = job.job.keep_chunks and (job.agent.keeps_error_texts or worker.publisher.has_key)
+        self._log = ResponseLog(worker.publisher, worker.lookup, worker.cipher) if keeps else None
+        self._last = 0
+        """Sequence of the last message in the log."""
+        self.continues = keeps or job.agent.on_stream_break == "continue"
 
     def partial_output(self) -> JsonValue:
         """Returns the published part as an output; None if there is none."""
@@ -60,15 +72,47 @@ class AnswerStream:
 
     @property
     def text(self) -> str | None:
-        """The published part if it can be continued: the text of one choice and nothing else."""
+        """The published part if it can be continued: the text of one choice, empty while the model only thinks."""
         messages = self.answer.messages()
         message = dict(messages.get(0, {}))
-        text = message.pop("content", None)
-        only_text = len(messages) == 1 and not any(value for name, value in message.items() if name != "role")
-        return text if isinstance(text, str) and text and only_text and self.answer.finish_reason(0) is None else None
+        text = message.pop("content", None) or ""
+        only_text = len(messages) == 1 and not any(value for name, value in message.items() if name not in _CONTINUED)
+        can_go_on = isinstance(text, str) and only_text and self.answer.finish_reason(0) is None
+        return text if can_go_on and self.answer.length else None
 
-    async def resume(self, said: str) -> None:
-        """Restores the part that another worker, or an earlier handling, has published."""
+    @property
+    def begun(self) -> bool:
+        """True if a part of the answer is published, and False if the log proves that none is."""
+        return self._log is None or self.answer.length > 0
+
+    @property
+    def whole_answer(self) -> Answer | None:
+        """The answer, if the log has all of it."""
+        if self._log is None or not self.answer.finished:
+            return None
+        body = self.answer.completion()
+        choices = tuple(ChatCompletions("").choices(body))
+        chosen = next((one for one in choices if one.output is not None), None)
+        if chosen is None:
+            return None
+        several = choices if len(choices) > 1 else ()
+        usage = of_completion(body) or Usage(None, None)
+        return Answer(chosen.output, usage, None, body, chosen.finish_reason, several)
+
+    async def resume(self, said: str, attempt: int, model: str) -> None:
+        """Restores the part that another worker, or an earlier handling, has published.
+
+        Args:
+            said: that part, as the checkpoint has it.
+            attempt: the number of the next one.
+            model: its model.
+
+        Raises:
+            ClaimLostError: another worker adds to the log.
+        """
+        if self._log is not None:
+            await self._resume_from_log(attempt, model)
+            return
         stored, number = await self._worker.outages.retry_while_unavailable(
             partial(self._worker.executions.partial_output, self._job.claim)
         )
@@ -76,14 +120,45 @@ class AnswerStream:
         if text := stored or said:
             self.answer.add({"choices": [{"index": 0, "delta": {"content": text}}]})
 
-    async def publish(self, flight: InFlight, chunks: Sequence[Chunk]) -> None:
+    async def _resume_from_log(self, attempt: int, model: str) -> None:
+        assert self._log is not None
+        while True:
+            messages, self._last = await self._worker.outages.retry_while_unavailable(
+                partial(self._log.messages, self.execution_id, whole=True)
+            )
+            self.answer = Assembly(self.execution_id)
+            if messages and (messages[-1]["type"] == DELETED or messages[0]["number"] != 1):
+                # Deleted, or too old: what the log had is gone, and nothing is added to it.
+                self._log = None
+                return
+            for message in messages:
+                for chunk in message["chunks"]:
+                    self.answer.add(chunk)
+            self._number = messages[-1]["number"] if messages else 0
+            try:
+                # From here on, the worker that wrote them can add nothing.
+                await self.publish(attempt, model, ())
+            except ClaimLostError:
+                # Not by one that has taken the job over: by its former worker, until now.
+                confirm = partial(self._worker.leases.confirm, self._job.claim)
+                await self._worker.outages.retry_while_unavailable(confirm)
+            else:
+                return
+
+    async def publish(self, attempt: int, model: str, chunks: Sequence[Chunk]) -> None:
         """Publishes a part of the answer in one message. A message that NATS refuses is lost, which leaves a gap.
+
+        With `keep_chunks`, it is in the log before it is anywhere else.
 
         Raises:
             ClaimLostError: another worker has taken the job over.
         """
         self._number += 1
-        if self.continues:
+        if self._log is not None:
+            await self._append(self._log, self._message(self.execution_id, attempt, model, chunks))
+            for chunk in chunks:
+                self.answer.add(chunk)
+        elif self.continues:
             for chunk in chunks:
                 self.answer.add(chunk)
             text = "".join(map(_text_of, chunks))
@@ -93,19 +168,27 @@ class AnswerStream:
         payload, written = b"", ""
         for subject, called in self._subjects.items():
             if called != written:
-                payload, written = self._message(called, flight, chunks), called
+                payload, written = self._message(called, attempt, model, chunks), called
             with suppress(BusUnavailableError):
                 await self._worker.publisher.send(subject, payload)
 
-    def _message(self, execution_id: str, flight: InFlight, chunks: Sequence[Chunk]) -> bytes:
+    async def _append(self, log: ResponseLog, message: bytes) -> None:
+        stored = log.sealed(message, private=not self._job.agent.keeps_error_texts)
+        append = partial(log.append, self.execution_id, stored, self._last)
+        try:
+            self._last = await self._worker.outages.retry_while_unavailable(append)
+        except AlreadyDecidedError:
+            raise ClaimLostError(self.execution_id) from None
+
+    def _message(self, execution_id: str, attempt: int, model: str, chunks: Sequence[Chunk]) -> bytes:
         return orjson.dumps(
             {
                 "type": "chunks",
                 "execution_id": execution_id,
                 "agent": self._job.agent_name,
                 "number": self._number,
-                "attempt": flight.number,
-                "model": flight.model,
+                "attempt": attempt,
+                "model": model,
                 "chunks": chunks,
             }
         )
@@ -190,7 +273,7 @@ class AttemptStream:
             self.flight = self.flight.model_copy(update={"first_token_ms": first_token_ms})
             # Saved before it is published: after a crash, the next worker must know that a part may be out.
             await self._begin(self.flight)
-        await self._stream.publish(self.flight, chunks)
+        await self._stream.publish(self.flight.number, self.flight.model, chunks)
 
     def _continued(self, join: Join, chunk: Chunk) -> Chunk | None:
         """Returns the part of a chunk that continues the answer. Its end is held until the overlap is known."""

@@ -56,7 +56,7 @@ AGENTS = {
     }
 }
 
-STREAMS = ("JOBS", "EVENTS", "DLQ", "ALERTS", "ALERTER", "PARKED", "RESULTS")
+STREAMS = ("JOBS", "EVENTS", "DLQ", "ALERTS", "ALERTER", "PARKED", "RESULTS", "RESPONSES")
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,18 @@ class Lookup:
         """The last message on a subject, or None. Raises DecryptionError: with a cipher that lacks its key."""
         return await self._found(stream, self._jetstream.get_last_msg(stream.value, subject, direct=True), subject)
 
+    async def newest_on(self, stream: Stream, subject: str) -> Found | None:
+        """The last message on a subject as the stream's leader knows it, and as it is stored; None if there is none."""
+        with answered(subject):
+            try:
+                message = await self._jetstream.get_last_msg(stream.value, subject)
+            except NotFoundError:
+                return None
+        assert message.seq is not None
+        assert message.time is not None
+        headers = cast(Mapping[str, str], message.headers or {})
+        return Found(subject, message.data or b"", message.seq, headers, message.time.astimezone(UTC))
+
     async def winner(self, stream: Stream, subject: str) -> Found:
         """The message on a subject that takes one, after another publish to it was refused. Raises as `last`.
 

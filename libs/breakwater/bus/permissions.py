@@ -157,6 +157,9 @@ _PARKED = f"$JS.API.DIRECT.GET.{Stream.PARKED}.>"
 _EVENTS_END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
 """The last event of a kind, as the leader knows: a direct get is answered by a replica that may be behind."""
 
+_RESPONSES_END = f"$JS.API.STREAM.MSG.GET.{Stream.RESPONSES}"
+"""The same of a stored answer's chunks."""
+
 _RECORD = (*_facts(Stream.EVENTS), _EVENTS_END, *_progress("EVENTS.sink-events", "EVENTS.budget"))
 """The record of attempts, and up to where it is stored and counted."""
 
@@ -168,8 +171,12 @@ GRANTS = (
             "bw.jobs.*",
             *_below("breakers", "guards", "budgets"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
+            # Stored responses, and the notes that they were deleted.
+            *_below("responses"),
+            *reads(Stream.RESPONSES),
+            _RESPONSES_END,
             # Their fill levels; the bytes of JOBS that each agent's jobs take.
-            *_facts(Stream.JOBS, Stream.RESULTS),
+            *_facts(Stream.JOBS, Stream.RESULTS, Stream.RESPONSES),
             *reads(Stream.JOBS),
             # A job that sleeps is put back into its queue when it is cancelled.
             _PARKED,
@@ -199,6 +206,10 @@ GRANTS = (
         publish=(
             # Breakers: from open to half-open, when it takes the probe.
             *_below("attempts", "executions", "breakers", "guards", "results", "dlq"),
+            # Chunks that are kept, and the last of them, as the leader knows.
+            "bw.responses.*.chunks",
+            *reads(Stream.RESPONSES),
+            _RESPONSES_END,
             # All consumers of JOBS are the worker's, one for each agent: a new agent needs no new grant.
             *consumes(Stream.JOBS, "*"),
             # A job that has to wait for long is parked, and put back into its queue when it is due,

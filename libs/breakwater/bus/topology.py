@@ -31,6 +31,9 @@ PARKED_MAX_BYTES = 1024 * MIB
 
 ADVISORIES_MAX_BYTES = 64 * MIB
 
+LONGEST_JOB_S = 25 * HOUR_S
+"""Longer than a job may take: its request and its chunks are kept until its result expires."""
+
 AUDIT_MAX_BYTES = 64 * MIB
 """Some 40,000 actions, until ClickHouse has them."""
 
@@ -52,6 +55,7 @@ WHEN_FULL = {
     Stream.PARKED: "parked jobs keep their agents' slots",
     Stream.EVENTS: "workers make no calls until the oldest events have expired",
     Stream.RESULTS: "workers keep their results until the oldest results have expired",
+    Stream.RESPONSES: "the oldest stored responses are dropped",
     Stream.DLQ: "jobs to be dead-lettered wait and keep their agents' slots",
     Stream.ALERTS: "the oldest alerts are dropped",
     Stream.ADVISORIES: "the oldest advisories are dropped",
@@ -142,6 +146,16 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             plan.results_max_age_h * HOUR_S,
             duplicate_window=DUPLICATE_WINDOW_S,
             **keeps,
+        ),
+        # The oldest go, as readers notice: a new answer must not wait for old ones.
+        stream(
+            Stream.RESPONSES,
+            ["bw.responses.>"],
+            plan.results_max_age_h * HOUR_S + LONGEST_JOB_S,
+            discard=DiscardPolicy.OLD,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            # A deleted response is replaced by the note that it was deleted.
+            allow_rollup_hdrs=True,
         ),
         # Replays are recorded in the stream of the dead letters, and are kept for as long as they are.
         stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S, **keeps),

@@ -118,6 +118,7 @@ def bus_plan(config: Config) -> Plan:
             Stream.JOBS: config.limits.jobs_max_bytes,
             Stream.EVENTS: config.limits.events_max_bytes,
             Stream.RESULTS: config.limits.results_max_bytes,
+            Stream.RESPONSES: config.limits.responses_max_bytes,
             Stream.ALERTS: config.limits.alerts_max_bytes,
             Stream.DLQ: config.limits.dead_letters_max_bytes,
         },

@@ -400,6 +400,14 @@ class Limits(Message):
     results_max_bytes: int = Field(
         default=4 * GIB, ge=MIB, description="Maximum bytes of RESULTS, which stores each answer once."
     )
+    responses_max_bytes: int = Field(
+        default=1 * GIB,
+        ge=MIB,
+        description=(
+            "Maximum bytes of RESPONSES, which stores requests and chunks of stored responses. When it is full, the "
+            "oldest are dropped."
+        ),
+    )
     dead_letters_max_bytes: int = Field(
         default=2 * GIB,
         ge=MIB,

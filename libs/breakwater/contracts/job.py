@@ -153,6 +153,11 @@ class Job(Message):
         description="Also publish the answer in chunks as it is produced, on "
         "`bw.chunks.<agent>.<execution>` and to `reply_to`.",
     )
+    keep_chunks: bool = Field(
+        default=False,
+        description="Also store the chunks of a streamed answer: if the worker dies or the provider's stream breaks, "
+        "the answer is continued where it broke off, as with `on_stream_break: continue`. Needs `stream`.",
+    )
     include_response: bool = Field(
         default=False, description="Return the provider's own response too, in the result's `response`."
     )
@@ -188,6 +193,12 @@ class Job(Message):
     def _depends_on_others(self) -> Self:
         if self.job_id is not None and self.job_id in self.depends_on:
             raise ValueError("depends_on: a job can't depend on itself")
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_what_is_streamed(self) -> Self:
+        if self.keep_chunks and not self.stream:
+            raise ValueError("keep_chunks: needs `stream`")
         return self
 
     @model_validator(mode="after")

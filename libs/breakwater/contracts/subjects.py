@@ -34,6 +34,7 @@ class Stream(StrEnum):
     EVENTS = "EVENTS"
     ALERTS = "ALERTS"
     RESULTS = "RESULTS"
+    RESPONSES = "RESPONSES"
     DLQ = "DLQ"
     ADVISORIES = "ADVISORIES"
     ALERTER = "ALERTER"
@@ -46,6 +47,8 @@ class Header(StrEnum):
     MSG_ID = "Nats-Msg-Id"
     EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
     EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
+    ROLLUP = "Nats-Rollup"
+    """`sub`: the message replaces all that are on its subject."""
     CE_ID = "ce-id"
     CE_TYPE = "ce-type"
     CE_SOURCE = "ce-source"
@@ -187,6 +190,16 @@ channel_test: Callable[[str], str] = partial(_subject, "alerter.test")
 
 result: Callable[[str], str] = partial(_subject, "results")
 """Subject of the answer to a job, unredacted (RESULTS)."""
+
+
+def kept_request(execution_id: str) -> str:
+    """Subject of the request of a stored response (RESPONSES). Internal."""
+    return f"{_subject('responses', execution_id)}.request"
+
+
+def kept_chunks(execution_id: str) -> str:
+    """Subject of the pieces of an answer that are kept, in order (RESPONSES). Internal."""
+    return f"{_subject('responses', execution_id)}.chunks"
 
 
 def dead_letter(reason: str, agent: str) -> str:

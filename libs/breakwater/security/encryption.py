@@ -24,7 +24,7 @@ from breakwater.errors import BreakwaterError, ConfigError
 FIELD = "encrypted"
 TEXTS = (
     # Of jobs, results and records.
-    *("prompt", "messages", "input", "params", "output", "choices", "response"),
+    *("prompt", "messages", "input", "api_request", "params", "output", "choices", "response"),
     # Of dead letters, which hold a job.
     "payload_base64",
     # Of checkpoints: what was said to the model, and by it.
@@ -123,13 +123,14 @@ class Cipher:
             made = self._made[key_id] = Fernet(base64.urlsafe_b64encode(self._keys[key_id]))
         return made
 
-    def encrypt_document(self, document: bytes, *, private: bool = False) -> bytes:
+    def encrypt_document(self, document: bytes, *, private: bool = False, names: Sequence[str] = TEXTS) -> bytes:
         """A JSON document without its texts, and with a token of them; as it is where it has none.
 
         Args:
             document: a JSON object.
             private: the texts must not be stored in plain: also where it is off they are encrypted, with the plane's
                 own key, or left out where there is none.
+            names: the fields that hold them.
 
         Raises ValueError where it encrypts and the document is no JSON object: it must not be stored with its texts.
         """
@@ -139,7 +140,7 @@ class Cipher:
         if not isinstance(found, dict):
             raise ValueError("only a JSON object can be encrypted field by field")  # noqa: TRY004  as for other texts
         fields = cast(dict[str, Any], found)
-        texts = {name: fields.pop(name) for name in TEXTS if fields.get(name) not in (None, [], {}, "")}
+        texts = {name: fields.pop(name) for name in names if fields.get(name) not in (None, [], {}, "")}
         if not texts:
             return document
         if not self._keys:
