@@ -235,6 +235,18 @@ async def test_tokens_are_counted_without_a_call(session: aiohttp.ClientSession)
         assert sim.ledger.calls == ()
 
 
+@pytest.mark.parametrize(("effort", "thoughts"), [("low", 6), ("none", 0), (None, 0)])
+async def test_chat_counts_thoughts_that_it_does_not_show(
+    session: aiohttp.ClientSession, effort: str | None, thoughts: int
+) -> None:
+    asked = {"model": "claude", "messages": [USER], "reasoning_effort": effort}
+    async with SimulatedProvider(script(usage={})) as sim:
+        _, body, _ = await post(session, f"{sim.url}/chat/completions", asked)
+    details = body["usage"].get("completion_tokens_details", {"reasoning_tokens": 0})
+    assert details == {"reasoning_tokens": thoughts}
+    assert "reasoning_content" not in body["choices"][0]["message"]
+
+
 async def test_chat_shows_of_a_turn_what_it_can(session: aiohttp.ClientSession) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     asked = {"model": "claude", "messages": [USER], "tools": tools}

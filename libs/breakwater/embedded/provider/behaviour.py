@@ -127,6 +127,8 @@ class ChatRequest(BaseModel):
     tools: list[_Tool] | None = None
     tool_choice: Any = None
     response_format: _ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    """Has the model think, but not show its thoughts."""
     thinks: bool = False
     """True if it asks for the model's thoughts, too."""
     embeds: tuple[str, ...] = ()
@@ -467,8 +469,10 @@ def _said(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> t
     else:
         text, calls = _without_turns(plan, number, request)
         parts = calls if text is None else (ScriptedText(text=text),)
-    if request.thinks and not any(part.type == "thinking" for part in parts):
-        parts = (ScriptedThinking(text=f"Thinking about: {request.prompt[:ECHOED_CHARS]}"), *parts)
+    hidden = request.reasoning_effort not in (None, "none")
+    if (request.thinks or hidden) and not any(part.type == "thinking" for part in parts):
+        thought = f"Thinking about: {request.prompt[:ECHOED_CHARS]}"
+        parts = (ScriptedThinking(text=thought, redacted=not request.thinks), *parts)
     return parts
 
 
