@@ -66,6 +66,7 @@ from services.request.dead_letters import DeadLetterRoutes, Replays
 from services.request.dialects import nothing_at
 from services.request.dialects.calls import Calls, NameRequests
 from services.request.dialects.chat import ChatRoutes
+from services.request.dialects.embeddings import EmbeddingsRoutes
 from services.request.dialects.models import ModelRoutes
 from services.request.event_stream import OpenStreams
 from services.request.events import EventLog, EventRoutes
@@ -202,6 +203,7 @@ class RequestService:
             PlanRoutes(limit, intake, availability, Plans(self._redis), self._analytics, connection),
             ModelRoutes(config),
             ChatRoutes(calls),
+            EmbeddingsRoutes(calls),
             ExecutionRoutes(self._analytics, self._cipher),
             EventRoutes(self._streams, self._event_log),
             agents,

@@ -35,6 +35,7 @@ from services.request.cancels import CancelRoutes
 from services.request.costs import CostRoutes
 from services.request.dead_letters import DeadLetterRoutes
 from services.request.dialects.chat import ChatRoutes
+from services.request.dialects.embeddings import EmbeddingsRoutes
 from services.request.dialects.models import ModelRoutes
 from services.request.events import EventRoutes
 from services.request.executions import ExecutionRoutes
@@ -55,6 +56,7 @@ HANDLERS = (
     PlanRoutes,
     ModelRoutes,
     ChatRoutes,
+    EmbeddingsRoutes,
     ExecutionRoutes,
     EventRoutes,
     AgentRoutes,

@@ -72,6 +72,45 @@ class ChatCompletion(Event):
     usage: dict[str, JsonValue] | None = Field(default=None, description="Absent if unknown.")
 
 
+class EmbeddingsRequest(Message):
+    """OpenAI's request. Fields that are not named here go to the provider as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=NO_CONTROLS)] = Field(
+        description="An agent, `agent/model`, or any model if the API key is bound to an agent.",
+        examples=["search-index", "search-index/text-embedding-3-small"],
+    )
+    input: JsonValue = Field(
+        description="A text, a list of texts, a list of token ids, or a list of lists of token ids.",
+        examples=["How do I return a parcel?"],
+    )
+    dimensions: int | None = Field(
+        default=None, ge=1, description="Length of the vectors, if the model can shorten it."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        default=None, description="`base64`: of 32-bit numbers, as OpenAI's clients ask for. Default: `float`."
+    )
+    user: str | None = None
+    stream: Literal[False] | None = Field(default=None, description="Embeddings come whole.")
+    breakwater: CallOptions | None = Field(
+        default=None, description="Breakwater's own options; in the SDK: `extra_body`."
+    )
+
+
+class EmbeddingsList(Event):
+    """OpenAI's list of embeddings."""
+
+    model_config = ConfigDict(extra="allow")
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, JsonValue]] = Field(
+        description="In the order of the inputs: `index`, and `embedding` with numbers, or with base64."
+    )
+    model: str
+    usage: dict[str, JsonValue] | None = Field(default=None, description="Absent if unknown.")
+
+
 class ModelName(Event):
     """A value of `model`, with the fields of OpenAI's models and of Anthropic's."""
 

@@ -8,11 +8,10 @@ OTHER_APIS = {
     "`OpenAIChatModel` (`openai-chat:…`) in Pydantic AI, `use_responses_api=False` in LangChain",
     "/messages": "Anthropic's Messages API is not served yet; use a client of OpenAI's chat completions: its model may "
     "be an agent whose provider is Anthropic",
-    "/embeddings": "embeddings are not served yet; have the client ask the provider for them",
 }
 """Parts of such APIs that are not served yet, by their path below the root, with the setting that a client needs."""
 
-SERVED = "POST /v1/chat/completions, GET /v1/models and GET /v1/models/{model}"
+SERVED = "POST /v1/chat/completions, POST /v1/embeddings, GET /v1/models and GET /v1/models/{model}"
 
 
 def nothing_at(path: str) -> str:

@@ -296,7 +296,7 @@ async def test_an_invalid_request_is_refused_with_the_field_at_fault(plane: Deci
 
 async def test_what_is_not_served_is_refused_in_openais_shape(plane: Decider) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
-        await client(plane).embeddings.create(model="writer", input="x")
+        await client(plane).moderations.create(model="writer", input="x")
     assert unknown.value.code == "unknown_url"
     for path in (path for path in document()["paths"] if path.startswith("/v1/")):
         assert path in unknown.value.message

@@ -192,9 +192,8 @@ def packed(answer: Mapping[str, Any], body: Body) -> dict[str, Any]:
     if size > MAX_VECTOR_BYTES:
         words = f"the embeddings have {size} bytes; at most {MAX_VECTOR_BYTES} can be stored"
         raise BrokenEmbeddingsError(f"{words}: send fewer inputs in a request")
-    usage = {} if answer.get("usage") is None else {"usage": answer["usage"]}
-    rest = {name: value for name, value in answer.items() if name not in {"usage", "data"}}
-    return {"object": "list", **rest, "data": items, **usage}
+    rest = {name: value for name, value in answer.items() if name != "usage" or value is not None}
+    return {"object": "list", **rest, "data": items}
 
 
 def _packed(vector: Any, broken: str, body: Body) -> Any:

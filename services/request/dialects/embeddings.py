@@ -1,0 +1,86 @@
+"""OpenAI's embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pydantic import JsonValue
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.contracts.job import Job, NativeRequest
+from breakwater.contracts.openai import EmbeddingsList, EmbeddingsRequest
+from breakwater.policy.dialects.embeddings import answer_of
+from services.request.dialects.calls import Calls, ParsedCall, options_of
+from services.request.dialects.streams import Encoder
+from services.request.operations import TOO_MANY, operation
+from services.request.parsing import read_command
+from services.request.submission import Submission
+
+
+class EmbeddingsRoutes:
+    """Embeddings."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    @operation(
+        "POST",
+        "/v1/embeddings",
+        tag="openai",
+        summary="Create embeddings, as at OpenAI",
+        description="Each call is a job of an agent whose models are of providers with embeddings (`openai`, `azure`). "
+        "The body goes to the provider as it is, and the response is the provider's own object: base64 texts byte for "
+        "byte, floats number for number. The job falls back only to models with the same declared `dimensions`. "
+        "Headers as with chat completions.",
+        headers={
+            "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
+            "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
+            "traceparent": "W3C trace context that the job becomes a part of.",
+        },
+        body=EmbeddingsRequest,
+        results={200: ("An embedding of each input, in their order.", EmbeddingsList)},
+        errors={
+            400: "The request is invalid, or refused by the provider; `param` is the field at fault. Or the answer "
+            "would be too large (`input`), or the agent's models have no embeddings or not the same dimensions "
+            "(`model`).",
+            403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
+            404: "There is no such agent or model for this key (`model_not_found`).",
+            409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",
+            429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`). " + TOO_MANY,
+            502: "No model gave usable embeddings: `provider_error`, `provider_unreachable`, `worker_lost`.",
+            503: "The breakers of all models are open (`breaker_open`, `agent_unavailable`), or nothing was accepted "
+            "(`unavailable`, `refused`).",
+            504: "The job's time was over (`timeout`).",
+        },
+    )
+    async def create_embeddings(self, request: Request) -> Response:
+        """The embeddings, once the job has ended, however long that takes."""
+        return await self._calls.respond(request, self._parsed)
+
+    async def _parsed(self, request: Request, body: bytes) -> ParsedCall:
+        asked = read_command(body, EmbeddingsRequest)
+        agent, model = self._calls.agent_of(request, asked.model)
+        options = options_of(request.headers, asked.breakwater).model_dump(exclude_unset=True)
+        native = asked.model_dump(mode="json", exclude_unset=True, exclude={"model", "breakwater", "stream"})
+        named = {} if model is None else {"model": model}
+        job = Job(agent=agent, api_request=NativeRequest(api="embeddings", body=native), **named, **options)
+        return ParsedCall(job, _EmbeddingsAnswer(asked.encoding_format))
+
+
+@dataclass(frozen=True, slots=True)
+class _EmbeddingsAnswer:
+    form: JsonValue
+
+    def body(self, sent: Submission, result: dict[str, Any]) -> bytes:
+        """The provider's own list; of a dry run an empty one, with the plan."""
+        if result["dry_run"]:
+            plan = {"object": "list", "data": [], "model": sent.job.agent, "breakwater": result["output"]}
+            return orjson.dumps(plan)
+        return orjson.dumps(answer_of(result["response"], self.form))
+
+    def encoder(self, sent: Submission) -> Encoder:
+        """Embeddings come whole."""
+        raise NotImplementedError
