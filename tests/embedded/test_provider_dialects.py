@@ -17,6 +17,7 @@ from .provider_kit import COST_NANO, PRICE, USAGE
 
 VERSION = {"anthropic-version": "2023-06-01"}
 USER = {"role": "user", "content": "hello"}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 TOOLS = [{"name": "f", "input_schema": {"type": "object"}}]
 
 
@@ -210,6 +211,7 @@ async def test_thoughts_come_when_asked_for_and_are_taken_back_unchanged_alone(s
         ([], {"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_use", None),
         ([], {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}}, "tool_use", None),
         ([], {"tools": TOOLS, "tool_choice": {"type": "auto"}}, "end_turn", None),
+        ([], {"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "end_turn", None),
         ([TURN[4]], {"max_tokens": 1, "tools": TOOLS}, "max_tokens", None),
     ],
 )
@@ -221,6 +223,8 @@ async def test_the_reason_of_the_end_is_named(
         streamed = await stream_of(session, f"{sim.url}/messages", message() | change)
     for one in (body, streamed):
         assert (one["stop_reason"], one["stop_sequence"]) == (reason, sequence)
+        searched = any(block["type"] == "web_search_tool_result" for block in one["content"])
+        assert searched == (change.get("tools") == [SEARCH])
 
 
 async def test_tokens_are_counted_without_a_call(session: aiohttp.ClientSession) -> None:

@@ -265,6 +265,15 @@ async def test_hosted_calls_and_writes_to_the_cache_have_their_prices() -> None:
     assert call.cost_nano == 50 * 150 + 20 * 75 + 30 * 300 + 10 * 600 + 2 * 10_000_000
 
 
+async def test_a_search_that_is_demanded_is_made() -> None:
+    async with SimulatedProvider(script()) as sim:
+        response = await sdk(sim).responses.create(
+            **body(tools=[{"type": "web_search"}], tool_choice={"type": "web_search"})
+        )
+    assert [item.type for item in response.output] == ["web_search_call", "message"]
+    assert (response.output[0].action.query, response.output[0].status) == ("hello", "completed")
+
+
 def test_a_hosted_tool_that_is_not_known_needs_its_forms() -> None:
     with pytest.raises(ScriptError, match="needs both"):
         SimulatedProvider(script(turns=[[{"type": "hosted", "tool": "code_interpreter"}]]))

@@ -171,6 +171,11 @@ class Anthropic(OpenAI):
                 "tool_choice": _choice(body.tool_choice or {}),
                 "stop": body.stop_sequences or None,
                 "thinks": (body.thinking or {}).get("type", "disabled") != "disabled",
+                "searches": any(
+                    str(tool.get("type")).startswith("web_search")
+                    and tool.get("name") == (body.tool_choice or {}).get("name")
+                    for tool in body.tools or ()
+                ),
                 "body": content,
                 "response_format": asked and {"type": "json_schema", "json_schema": asked},
             }

@@ -131,6 +131,8 @@ class ChatRequest(BaseModel):
     """Has the model think, but not show its thoughts."""
     thinks: bool = False
     """True if it asks for the model's thoughts, too."""
+    searches: bool = False
+    """True if it demands a search of the web."""
     embeds: tuple[str, ...] = ()
     """The texts that it wants embeddings of, instead of an answer."""
     body: dict[str, Any] = {}
@@ -473,6 +475,8 @@ def _said(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) -> t
     if (request.thinks or hidden) and not any(part.type == "thinking" for part in parts):
         thought = f"Thinking about: {request.prompt[:ECHOED_CHARS]}"
         parts = (ScriptedThinking(text=thought, redacted=not request.thinks), *parts)
+    if request.searches and not any(part.type == "hosted" for part in parts):
+        parts = (ScriptedHostedCall(query=request.prompt[:ECHOED_CHARS]), *parts)
     return parts
 
 

@@ -26,6 +26,7 @@ from breakwater.embedded.provider.script import ErrorText, Pace, Part, ScriptedH
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 _FUNCTION = {"description": None, "parameters": None, "strict": True}
+_SEARCHES = ("web_search", "web_search_preview")
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _STEPS = {
     "web_search_call": ("in_progress", "searching", "completed"),
@@ -103,6 +104,7 @@ class Responses(OpenAI):
                 "logprobs": LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
                 "top_logprobs": body.top_logprobs,
                 "thinks": body.reasoning is not None and body.reasoning.get("effort") != "none",
+                "searches": isinstance(body.tool_choice, dict) and body.tool_choice.get("type") in _SEARCHES,
                 "body": content,
             }
         )
