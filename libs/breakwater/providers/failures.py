@@ -115,11 +115,11 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], sil
 
 def carries_error(body: Mapping[str, Any]) -> bool:
     """True if the body of a 2xx, or an event of it, is an error."""
-    error, answered = body.get("error"), bool(body.get("choices") or body.get("content"))
+    error, answered = body.get("error"), any(body.get(name) for name in ("choices", "content", "output"))
     # Some gateways write all fields of an error next to an answer, with nothing in them.
     if error and not (answered and isinstance(error, dict) and not any(cast(dict[str, Any], error).values())):
         return True
-    if body.get("type") == "error" or body.get("object") in ("error", "Error"):
+    if body.get("type") in ("error", "response.failed") or body.get("object") in ("error", "Error"):
         return True
     if answered:
         return False
@@ -206,6 +206,8 @@ def _error_of(body: Any) -> dict[str, Any] | None:
     if not isinstance(body, dict):
         return None
     top = cast(dict[str, Any], body)
+    if top.get("type") == "response.failed":
+        top = {"type": "error", "message": "the response failed", **fields(top.get("response"))}
     nested = top.get("error")
     if isinstance(nested, dict):
         error = cast(dict[str, Any], nested)

@@ -24,8 +24,10 @@ from breakwater.providers.base import (
     Provider,
     StreamReader,
     UnusableAnswerError,
+    Wire,
 )
 from breakwater.providers.embeddings import EmbeddingsWire
+from breakwater.providers.responses import ResponsesWire
 
 
 class OpenAISettings(HttpSettings):
@@ -33,18 +35,28 @@ class OpenAISettings(HttpSettings):
 
     kind: Literal["openai"] = "openai"
     base_url: HttpUrl = Field(description="Up to and including /v1.")
+    api: Literal["chat", "responses"] = Field(
+        default="chat",
+        description="`responses`: requests of the Responses API go to `<base_url>/responses` as they are; others are "
+        "chat completions. `chat`: Responses are translated to chat completions.",
+    )
 
     @property
     def apis(self) -> Collection[CallApi]:
-        """Chat and embeddings."""
-        return ("chat", "embeddings")
+        """Chat and embeddings, and Responses where the config says so."""
+        return ("chat", "embeddings", "responses") if self.api == "responses" else ("chat", "embeddings")
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
         chat = ChatCompletions(self.base_url)
-        return HttpProvider({"chat": chat, "embeddings": EmbeddingsWire(chat)}, self, redaction)
+        wires: dict[CallApi, Wire] = {
+            "chat": chat,
+            "embeddings": EmbeddingsWire(chat),
+            "responses": ResponsesWire(chat),
+        }
+        return HttpProvider({api: wires[api] for api in self.apis}, self, redaction)
 
 
 @dataclass(frozen=True, slots=True)

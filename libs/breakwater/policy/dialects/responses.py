@@ -351,6 +351,45 @@ def _flat(holder: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": holder.get("type"), **inner} if inner else dict(holder)
 
 
+def input_of(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A chat's messages as items."""
+    items = list[dict[str, Any]]()
+    for message in messages:
+        role, content = message.get("role"), message.get("content")
+        if role == "tool":
+            called = {"type": "function_call_output", "call_id": message.get("tool_call_id")}
+            items.append(
+                {**called, "output": content if isinstance(content, str) else _items_of_parts(content, "input")}
+            )
+            continue
+        if content:
+            kind = "output" if role == "assistant" else "input"
+            given = content if isinstance(content, str) else _items_of_parts(content, kind)
+            items.append({"type": "message", "role": role, "content": given})
+        for call in objects(message.get("tool_calls") or []):
+            kind = "custom" if "custom" in call else "function"
+            named = "custom_tool_call" if kind == "custom" else "function_call"
+            items.append({"type": named, "call_id": call.get("id"), **fields(call.get(kind))})
+    return items
+
+
+def _items_of_parts(parts: Any, kind: str) -> list[dict[str, Any]]:
+    return [_item_of_part(part, kind) for part in objects(parts or [])]
+
+
+def _item_of_part(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    match part:
+        case {"type": "text", "text": text}:
+            return {"type": f"{kind}_text", "text": text}
+        case {"type": "image_url", "image_url": image}:
+            said = fields(image) or {"url": image}
+            return {"type": "input_image", "image_url": said.get("url"), "detail": said.get("detail") or "auto"}
+        case {"type": "file", "file": file}:
+            return {"type": "input_file", **fields(file)}
+        case _:
+            return dict(part)
+
+
 def _is_own_reasoning(item: Any) -> bool:
     found = fields(item)
     is_own = found.get("type") == "reasoning" and str(found.get("id")).startswith(f"rs_{OWN_ITEM}")
