@@ -240,6 +240,15 @@ async def test_a_stream_breaks_as_the_script_says(
         assert sent[-1]["response"]["error"] == {"code": "server_error", "message": "broke"}
 
 
+async def test_an_error_in_a_stream_is_one_for_openais_client() -> None:
+    fault = {"stream": "error", "after_chunks": 1, "error": {"message": "broke"}}
+    async with SimulatedProvider(script(fault, answer=ANSWER)) as sim:
+        stream = await sdk(sim).responses.create(**body(stream=True))
+        with pytest.raises(APIError, match="broke"):
+            async for _ in stream:
+                pass
+
+
 async def test_a_response_that_failed_is_no_error_of_http() -> None:
     fault = {"kind": "failed", "error": {"code": "rate_limit_exceeded", "message": "full"}}
     async with SimulatedProvider(script(fault)) as sim:

@@ -318,3 +318,11 @@ def test_a_stream_read_again_has_the_same_events_from_any_chunk_on(
         second += again.add(one)
 
     assert second == first[: len(second)]
+
+
+def test_an_error_has_the_fields_of_openai_and_of_open_responses() -> None:
+    encoder = ResponseEvents(ASKED)
+    encoder.begin()
+    [event] = encoder.error("server_error", "it broke")
+    named = {"code": "server_error", "message": "it broke", "param": None}
+    assert event == {"type": "error", **named, "error": {"type": "server_error", **named}, "sequence_number": 2}

@@ -136,7 +136,7 @@ class Responses(OpenAI):
             ended = {"type": "response.failed", "response": document}
         else:
             error = document["error"]
-            ended = {**error, "code": error["code"] or error["type"], "type": "error"}
+            ended = {**error, "code": error["code"] or error["type"], "type": "error", "error": error}
         return StreamEvent(self.event({**ended, "sequence_number": sent}))
 
     def event(self, document: Mapping[str, Any]) -> bytes:

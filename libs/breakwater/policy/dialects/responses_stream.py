@@ -165,8 +165,12 @@ class ResponseEvents:
         return self._taken()
 
     def error(self, code: str, message: str) -> list[ResponseEvent]:
-        """The last event of a stream that ends without its result."""
-        self._emit({"type": "error", "code": code, "message": message, "param": None})
+        """The last event of a stream that ends without its result.
+
+        OpenAI's SDKs read the fields; they raise an error, as Open Responses has it, only where the event has one.
+        """
+        named = {"code": code, "message": message, "param": None}
+        self._emit({"type": "error", **named, "error": {"type": "server_error", **named}})
         return self._taken()
 
     def _catch_up(self, result: Mapping[str, Any], *, whole: bool) -> None:
