@@ -48,7 +48,7 @@ from services.worker.gates.gate import Refused
 from services.worker.leases import JobCancelledError
 from services.worker.parsing import JobDelivery
 from services.worker.repairs import Correction, JsonMessage, Repairs
-from services.worker.spans import call_began, call_ended
+from services.worker.spans import call_began, call_ended, operation_of
 from services.worker.streaming import AttemptStream
 from services.worker.targets import Target
 
@@ -129,7 +129,7 @@ async def call(
         guard is not None and guard.rules.native and not {"response_format", "output_config"}.intersection(left_out)
     )
     span = tracing.begin(
-        f"chat {target.name}",
+        f"{operation_of(job)} {target.name}",
         parent=job.traceparent,
         kind="client",
         attributes=lambda: call_began(worker, job, flight, target.name, streaming=stream is not None),

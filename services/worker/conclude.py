@@ -66,6 +66,7 @@ def conclude(
         job_id=received.execution_id,
         execution_id=received.execution_id,
         agent=received.agent_name,
+        api=job.api,
         tenant=job.tenant,
         task_id=job.task_id,
         parent_execution_id=job.parent_execution_id,

@@ -251,6 +251,8 @@ class JobHandler:
         parameters = Parameters.of(self._agent, params, guard) if params else self._parameters
         if job.api == "embeddings" and job.api_request is not None:
             parameters, guard = Parameters.of_embeddings(self._agent, job.api_request), None
+            if (of_task := rules.guard or self._agent.guard) is not None:
+                own["guard"] = of_task.for_embeddings()
         if job.metadata:
             keys = [key for key in self._worker.config.cost_tags if key in job.metadata]
             redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys})

@@ -42,10 +42,16 @@ def call_began(
             number=flight.number,
             cause=flight.cause,
             streaming=streaming,
+            operation=operation_of(job),
         ),
         **tracing.provider_attributes(serving.kind, base_url, flight.provider),
         **_asked(worker, job),
     }
+
+
+def operation_of(job: Assignment) -> str:
+    """The name of a call's operation, in the words of the conventions."""
+    return "embeddings" if job.job.api == "embeddings" else "chat"
 
 
 def call_ended(
@@ -61,8 +67,8 @@ def call_ended(
         response = {"id": hashed(str(response.get("id") or "")), "model": model}
         reasons = tuple(map(known_or_hash, reasons))
     said = {**tracing.outcome_attributes(attempt, response, reasons)}
-    if not worker.config.tracing.capture_content:
-        return said
+    if not worker.config.tracing.capture_content or job.job.api == "embeddings":
+        return said  # of vectors, there are no messages to show
     if not job.agent.persist_responses:
         # Messages that the plane has added to the conversation quote answers.
         own = job.messages
@@ -78,7 +84,7 @@ def call_ended(
 def job_ended(worker: WorkerContext, job: Assignment, result: Result) -> tracing.SpanAttributes:
     """Of a job that is decided."""
     said = {**tracing.result_attributes(result), **_asked(worker, job)}
-    if not worker.config.tracing.capture_content:
+    if not worker.config.tracing.capture_content or job.job.api == "embeddings":
         return said
     content = _conversation(worker, job, job.messages, system_apart=True)
     if result.output is not None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AliasChoices, Field, JsonValue, StringConstraints, model_validator
 
 from breakwater.contracts.http import Moment
+from breakwater.contracts.job import CallApi
 from breakwater.contracts.types import (
     NO_CONTROLS,
     Count,
@@ -251,6 +252,7 @@ class Execution(Event):
 
     execution_id: FullId
     agent: Identifier
+    api: CallApi = Field(default="chat", description="The API that the job's request is written for.")
     tenant: Identifier | None = None
     task_id: FullId | None = None
     parent_execution_id: FullId | None = None

@@ -68,6 +68,10 @@ class GuardRules(Message):
 
     _take_preset = model_validator(mode="before")(take_preset)
 
+    def for_embeddings(self) -> Self:
+        """The rules for a job that embeds: it is no step of a loop, and its tokens are not those of a conversation."""
+        return self.model_copy(update=dict.fromkeys(("max_iterations", "max_tokens", "confidence")))
+
     @field_validator("max_cost_usd")
     @classmethod
     def _something(cls, cap: int | None) -> int | None:
@@ -156,6 +160,7 @@ class JobOutcome:
         called: whether any call was made. A job that was refused without one is no iteration.
         error_hash: the identity of its error, 8 hex digits; counted where it failed.
         confidence: how sure its answer says it is, 0..1; None where it does not say.
+        is_step: whether it is an iteration of its task.
     """
 
     tokens: int
@@ -164,6 +169,7 @@ class JobOutcome:
     called: bool
     error_hash: str | None
     confidence: float | None
+    is_step: bool = True
 
 
 _FAILURES: frozenset[Reason] = frozenset({"error", "timeout", "worker_lost"})
@@ -174,20 +180,26 @@ _REFUSALS: frozenset[Reason] = frozenset({"breaker_open", "budget_exceeded", "ra
 def outcome_of(record: Execution, rules: GuardRules) -> JobOutcome:
     """The outcome that a concluded job adds to its task.
 
+    Of one for embeddings, cost and failures count. It is no iteration, its tokens count for nothing, and its success
+    says nothing of the failures before it.
+
     Args:
         record: of the job, or its result.
         rules: of the job's agent.
     """
+    embeds = record.api == "embeddings"
     called = [attempt for attempt in record.attempts if not attempt.short_circuited]
     failed_before = bool(called) and record.reason in _REFUSALS
     error = called[-1].error if failed_before else record.error
+    succeeded = False if record.reason is None and not embeds else None
     return JobOutcome(
-        tokens=record.total_tokens,
+        tokens=0 if embeds else record.total_tokens,
         cost=record.total_cost or 0,
-        failed=True if failed_before or record.reason in _FAILURES else False if record.reason is None else None,
+        failed=True if failed_before or record.reason in _FAILURES else succeeded,
         called=bool(called),
         error_hash=error.hash if error is not None else None,
-        confidence=confidence_of(record.output, rules),
+        confidence=None if embeds else confidence_of(record.output, rules),
+        is_step=not embeds,
     )
 
 

@@ -35,6 +35,7 @@ end
 local keep_ms, marker_keep_ms = ARGV[1], ARGV[2] -- keep_ms '': only looks, as a job that has not entered yet
 local execution, cost, cost_cap = ARGV[3], ARGV[4], ARGV[5] -- cost_cap '': none
 local only_first = ARGV[6] == '1' -- the hold of a job that has entered before stays as it is
+local steps = ARGV[7] -- iterations that the job is: 1, or 0
 local known = redis.call('HMGET', task, 'rule', 'life', 'cost', 'held_cost', 'h:' .. execution, 'iterations')
 local others = tonumber(known[4] or '0') - tonumber(known[5] or '0')
 local over = cost_cap ~= '' and tonumber(known[3] or '0') + others + tonumber(cost) > tonumber(cost_cap)
@@ -54,7 +55,7 @@ if not known[1] then
   elseif not life then
     life, state = known[2] or begin_life(), 'in'
     redis.call('PEXPIRE', task, keep_ms)
-    number = redis.call('HINCRBY', task, 'iterations', 1)
+    number = math.max(1, redis.call('HINCRBY', task, 'iterations', steps))
     redis.call('SET', KEYS[2], life .. ':' .. number .. ':in', 'PX', marker_keep_ms)
   end
   if number > 0 and state == 'in' and not over then
@@ -81,6 +82,7 @@ local keep_ms, marker_keep_ms, tokens, cost = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local failed, called = ARGV[5], ARGV[6] -- each 1 or 0; failed is '' where the job was refused
 local error_identity, confidence = ARGV[7], ARGV[8] -- each '' for none
 local most, execution = tonumber(ARGV[9]), ARGV[10] -- most errors and confidences kept
+local steps = ARGV[11] -- iterations that the job is: 1, or 0
 local life, number, state = marked(KEYS[2])
 local known = redis.call('HMGET', task, 'life', 'errors', 'confidences')
 if life and life ~= known[1] then
@@ -90,11 +92,11 @@ if state ~= 'done' then
   local now_life = known[1] or begin_life()
   if failed == '' and called == '0' then
     if life == now_life then
-      redis.call('HINCRBY', task, 'iterations', -1)
+      redis.call('HINCRBY', task, 'iterations', -steps)
     end
     number = 0
   elseif life ~= now_life then
-    number = redis.call('HINCRBY', task, 'iterations', 1)
+    number = math.max(1, redis.call('HINCRBY', task, 'iterations', steps))
   end
   hold(execution, redis.call('HGET', task, 'h:' .. execution), '0')
   redis.call('HINCRBY', task, 'tokens', tokens)

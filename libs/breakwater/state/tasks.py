@@ -170,6 +170,7 @@ class Tasks:
         cap: int | None = None,
         dry_run: bool = False,
         only_first: bool = False,
+        is_step: bool = True,
     ) -> ScriptCall:
         """Counts a job as an iteration, once for each execution, and holds its cost after the next call at most.
 
@@ -182,10 +183,12 @@ class Tasks:
             cap: of the task's cost; None where it has no cap.
             dry_run: count and hold nothing; the answer is that to a job that has not entered yet.
             only_first: the hold of a job that has entered stays as it is, as another than its worker asks.
+            is_step: the job is an iteration.
         """
         limit = "" if cap is None else cap
         keys = [key.redis_key, _marker(key, execution_id)]
-        arguments = ["" if dry_run else KEEP_MS, KEEP_MS, _short(execution_id), hold, limit, int(only_first)]
+        flags = [int(only_first), int(is_step)]
+        arguments = ["" if dry_run else KEEP_MS, KEEP_MS, _short(execution_id), hold, limit, *flags]
         return ScriptCall(_LUA["enter"], keys, arguments)
 
     @staticmethod
@@ -209,7 +212,7 @@ class Tasks:
         counted = [outcome.tokens, outcome.cost, failed, int(outcome.called), error, confidence]
         # The first job of its own task is counted again by children that come late.
         keep_done_ms = KEEP_MS if execution_id == key.task_id else KEEP_DONE_MS
-        arguments = [KEEP_MS, keep_done_ms, *counted, MAX_KEPT, _short(execution_id)]
+        arguments = [KEEP_MS, keep_done_ms, *counted, MAX_KEPT, _short(execution_id), int(outcome.is_step)]
         call = ScriptCall(_LUA["record"], [key.redis_key, _marker(key, execution_id)], arguments)
         [values] = await self._redis.run([call])
         return _read(values)[0]

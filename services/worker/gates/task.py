@@ -88,7 +88,12 @@ class TaskGate(Gate):
         rules, key = shared
         hold = spent_by(request.checkpoint.attempts) + (request.flight.reserved or 0)
         return self.worker.tasks.enter_call(
-            key, request.job.execution_id, hold=hold, cap=rules.max_cost_usd, dry_run=request.lease_ms is None
+            key,
+            request.job.execution_id,
+            hold=hold,
+            cap=rules.max_cost_usd,
+            dry_run=request.lease_ms is None,
+            is_step=request.job.job.api != "embeddings",
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:

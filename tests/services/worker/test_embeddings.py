@@ -11,7 +11,9 @@ from breakwater.config import Config, validate_job
 from breakwater.contracts.job import Job, NativeRequest
 from breakwater.policy.dialects.embeddings import answer_of, size_of
 from breakwater.policy.price import GENERIC, estimate_input_tokens
-from tests.flow.kit import PLANE_KEY, Plane, config_for, model
+from breakwater.state.tasks import TaskKey
+from tests.flow.kit import COST_NANO, PLANE_KEY, Plane, config_for, model
+from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
 
 PRICE = {"input_usd_per_mtok": 2, "output_usd_per_mtok": 0}
@@ -44,8 +46,7 @@ async def run(plane: Plane, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 async def record_of(plane: Plane, job_id: str) -> dict[str, Any]:
-    [record] = await plane.messages("EVENTS", f"bw.executions.*.{job_id}")
-    return record
+    return await until(lambda: plane.last("EVENTS", f"bw.executions.*.{job_id}"), "the record")
 
 
 async def test_a_job_has_vectors_in_its_result_and_a_summary_in_its_record(start_worker: StartWorker) -> None:
@@ -196,3 +197,33 @@ async def test_the_agents_chat_settings_are_not_sent(start_worker: StartWorker) 
         result = await run(plane, job())
     assert (result["status"], result["output"]) == ("succeeded", {"embeddings": 2, "dimensions": 5}), result["error"]
     assert json.dumps(result["response"]["data"][0]["embedding"]).startswith('{"float')
+
+
+async def test_embeddings_are_no_steps_of_a_loop_and_their_cost_and_failures_count(start_worker: StartWorker) -> None:
+    guard = {"max_iterations": 2, "max_tokens": 500, "consecutive_failures": 3}
+    agents = {
+        "index": {**AGENT, "guard": guard, "retry": {"max_attempts": 1}},
+        "writer": {"model": "sim/m", "guard": guard, "retry": {"max_attempts": 1}},
+        "dear": {**AGENT, "guard": {**guard, "max_cost_usd": "0.0005"}},
+    }
+    models = {
+        "sim/e": embeds(8, {"requests": [21, 22], "status": 400}),
+        "sim/m": model({"requests": [2, 2], "status": 400}),
+    }
+    of_task = {"task_id": "t"}
+
+    def ask(job_id: str) -> dict[str, Any]:
+        return {"agent": "writer", "job_id": job_id, "prompt": "x", **of_task}
+
+    async with start_worker(models, agents, more_models=priced(e=8)) as plane:
+        for number in range(20):
+            assert (await run(plane, job(f"e{number}") | of_task))["status"] == "succeeded"
+        assert (await run(plane, ask("w1")))["status"] == "succeeded", "the first of two iterations"
+        task = await plane.worker.tasks.load(TaskKey(None, "t"))
+        assert (task[0].iterations, task[0].tokens, task[0].cost) == (1, 160, 20 * 100_000 + COST_NANO)
+        refused = await run(plane, job("d1", agent="dear") | of_task)
+        assert (refused["reason"], refused["error"]["class"]) == ("guard_tripped", "GuardTrippedError")
+        await plane.worker.tasks.reset(TaskKey(None, "t"))
+        failed = [await run(plane, one) for one in (job("f1") | of_task, ask("w2"), job("f2") | of_task)]
+        assert [result["reason"] for result in failed] == ["error"] * 3
+        assert failed[-1]["statistics"]["consecutive_failures"] == 3

@@ -112,6 +112,7 @@ def attempt_attributes(
     number: int,
     cause: Cause,
     streaming: bool,
+    operation: str = "chat",
 ) -> SpanAttributes:
     """Attributes of an attempt at its start.
 
@@ -125,10 +126,11 @@ def attempt_attributes(
         number: the attempt's, from 1.
         cause: why it is made.
         streaming: the answer is wanted while it is produced.
+        operation: `chat` or `embeddings`.
     """
     return _known(
         {
-            "gen_ai.operation.name": "chat",
+            "gen_ai.operation.name": operation,
             "gen_ai.request.model": name,
             "gen_ai.request.top_k": _whole(params.get("top_k")),
             "gen_ai.request.reasoning.level": _short(params, "reasoning_effort"),
