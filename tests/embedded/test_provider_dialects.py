@@ -284,6 +284,7 @@ async def test_an_error_has_anthropics_shape(session: aiohttp.ClientSession, fau
         status, body, headers = await post(session, f"{sim.url}/messages", message())
     assert (status, body["type"], body["error"]["type"]) == (fault["status"], "error", kind)
     assert set(body["error"]) == {"type", "message"}
+    assert body["request_id"] == headers["request-id"]
     assert headers.get("retry-after") == ("2" if status == 429 else None)
     assert ("anthropic-ratelimit-requests-reset" in headers) == (status == 429)
 

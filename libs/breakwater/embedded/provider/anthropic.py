@@ -133,6 +133,7 @@ class Anthropic(OpenAI):
     """Anthropic's interface. A scripted model's part in a conversation is the same over both."""
 
     id_header = "request-id"
+    id_in_error = True
     key_header = "x-api-key"
     server_error = "api_error"
     errors: Mapping[int, ErrorText] = {

@@ -220,7 +220,7 @@ class SimulatedProvider:
             except asyncio.CancelledError:
                 self._client_left(call, decision, decision.delay_s - (time.monotonic() - received))
                 raise
-        return await self._send(request, call, decision, reply_to(decision, dialect), dialect.id_header)
+        return await self._send(request, call, decision, reply_to(decision, dialect, f"req_{call.seq:016d}"))
 
     async def _count(self, request: web.BaseRequest) -> web.Response:
         """Answers with the tokens of a request, which is no call and costs nothing."""
@@ -268,18 +268,17 @@ class SimulatedProvider:
             asyncio.get_running_loop().call_later(remaining_s, self._settle, call, decision)
 
     async def _send(
-        self, request: web.BaseRequest, call: LedgerCall, decision: Decision, reply: WireReply, id_header: str
+        self, request: web.BaseRequest, call: LedgerCall, decision: Decision, reply: WireReply
     ) -> web.StreamResponse:
         """Sends an answer. Of a stream, only the part that was sent is billed."""
         if reply.status is None:
             self._settle(call, decision)
             return await _closed(request, reset=True)
-        headers = {id_header: f"req_{call.seq:016d}", **reply.headers}
         if reply.length is not None and not reply.breaks:
             # Before it is sent: a client that has the answer finds it in the ledger.
             self._settle(call, decision, delivered=_listens(request))
-            return web.Response(status=reply.status, body=reply.steps[0][1].data, headers=headers)
-        response = web.StreamResponse(status=reply.status, headers=headers)
+            return web.Response(status=reply.status, body=reply.steps[0][1].data, headers=reply.headers)
+        response = web.StreamResponse(status=reply.status, headers=reply.headers)
         response.content_length = reply.length
         due, sent, delivered = time.monotonic(), 0, False
         try:

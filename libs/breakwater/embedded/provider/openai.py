@@ -75,12 +75,14 @@ class OpenAI:
 
     Attributes:
         id_header: carries the request's id.
+        id_in_error: the body of an error has it, too.
         key_header: carries the API key; a bearer token is taken, too.
         server_error: type of errors from status 500 on that are not in `errors`.
         errors: the default error of a status.
     """
 
     id_header = "x-request-id"
+    id_in_error = False
     key_header: str | None = None
     server_error = "server_error"
     errors: Mapping[int, ErrorText] = {

@@ -30,7 +30,7 @@ class WireReply:
 
     Attributes:
         status: the HTTP status; None resets the connection instead.
-        headers: of the answer, without the request's id.
+        headers: of the answer.
         steps: the time to wait before each event, and the event.
         length: of the body; None for a stream.
         chunks: number of chunks of content in the whole answer, if it is a stream.
@@ -47,13 +47,19 @@ class WireReply:
     whole: bool = True
 
 
-def reply_to(decision: Decision, dialect: OpenAI) -> WireReply:
-    """Returns the answer for a decision over an interface."""
+def reply_to(decision: Decision, dialect: OpenAI, request_id: str) -> WireReply:
+    """Returns the answer for a decision over an interface, with the request's id."""
+    reply = _reply(decision, dialect, request_id)
+    return replace(reply, headers={dialect.id_header: request_id, **reply.headers})
+
+
+def _reply(decision: Decision, dialect: OpenAI, request_id: str) -> WireReply:
     status, answer = decision.status, decision.answer
     if status is None:
         return WireReply(None, {}, [], whole=False)
     if answer is None or status >= 300:
-        reply = _whole(status, orjson.dumps(dialect.error(status, decision.error)))
+        error = {**dialect.error(status, decision.error), **({"request_id": request_id} if dialect.id_in_error else {})}
+        reply = _whole(status, orjson.dumps(error))
         headers = dialect.error_headers(status, decision.rule.retry_after_s) | decision.rule.headers
         return replace(reply, headers=reply.headers | headers)
     reply = _answered(status, decision, answer, dialect)
