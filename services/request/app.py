@@ -67,6 +67,7 @@ from services.request.dialects import nothing_at
 from services.request.dialects.calls import Calls, NameRequests
 from services.request.dialects.chat import ChatRoutes
 from services.request.dialects.embeddings import EmbeddingsRoutes
+from services.request.dialects.messages import MessageRoutes
 from services.request.dialects.models import ModelRoutes
 from services.request.event_stream import OpenStreams
 from services.request.events import EventLog, EventRoutes
@@ -204,6 +205,7 @@ class RequestService:
             ModelRoutes(config),
             ChatRoutes(calls),
             EmbeddingsRoutes(calls),
+            MessageRoutes(calls),
             ExecutionRoutes(self._analytics, self._cipher),
             EventRoutes(self._streams, self._event_log),
             agents,

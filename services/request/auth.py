@@ -31,7 +31,7 @@ from breakwater.runtime.http_server import Shares, vouch
 from breakwater.security.api_keys import KeyRing
 from breakwater.state.connection import StateUnavailableError
 from breakwater.state.sessions import KeySession, PersonSession, Sessions
-from services.request.problems import OPENAI, RequestError, not_read
+from services.request.problems import OPENAI, RequestError, is_openai, not_read
 
 GUARDED = ("/api", "/metrics", OPENAI)
 
@@ -70,8 +70,9 @@ async def refusal(request: Request, every_s: float) -> str:
 class RequireApiKey:
     """ASGI middleware that lets requests to guarded paths pass with a valid `Authorization: Bearer bw_…` only.
 
-    The key must have one of the scopes that `scopes_for` wants. The token of a session has the rights
-    that the key with which it was begun, or the config's roles of its person, have now.
+    Below `/v1`, the key may be in `x-api-key` instead. It must have one of the scopes that `scopes_for` wants. The
+    token of a session has the rights that the key with which it was begun, or the config's roles of its person, have
+    now.
 
     Args:
         app: the application behind it.
@@ -168,9 +169,12 @@ def is_guarded(path: str) -> bool:
 
 
 def _key_of(scope: Scope) -> str:
-    """The key as it was sent; empty if it was not sent as a bearer's."""
+    """The key as it was sent; empty if it was not sent as a bearer's, or as Anthropic's SDKs do."""
     header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
     if header is None:
+        own = next((value for name, value in scope["headers"] if name == b"x-api-key"), None)
+        if own is not None and is_openai(scope["path"]):
+            return own.decode("latin-1").strip()
         raise _unauthorized("an API key is needed: send the header `Authorization: Bearer bw_…`")
     scheme, _, key = header.decode("latin-1").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""

@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 
 from breakwater.contracts.access import KEY_SCOPES
 from breakwater.contracts.alerts import Alert
+from breakwater.contracts.anthropic import AnthropicErrorBody
 from breakwater.contracts.events import BreakerTransition, BudgetEvent, GuardEvent
 from breakwater.contracts.execution import Attempt, ExecutionSummary, Progress
 from breakwater.contracts.http import ErrorBody, EventGap
@@ -36,6 +37,7 @@ from services.request.costs import CostRoutes
 from services.request.dead_letters import DeadLetterRoutes
 from services.request.dialects.chat import ChatRoutes
 from services.request.dialects.embeddings import EmbeddingsRoutes
+from services.request.dialects.messages import MessageRoutes
 from services.request.dialects.models import ModelRoutes
 from services.request.events import EventRoutes
 from services.request.executions import ExecutionRoutes
@@ -44,7 +46,7 @@ from services.request.jobs import JobRoutes
 from services.request.observe import ServiceRoutes
 from services.request.operations import Operation, operations_of
 from services.request.plans import PlanRoutes
-from services.request.problems import is_openai
+from services.request.problems import is_messages, is_openai
 from services.request.progress import ProgressRoutes
 from services.request.queues import QueueRoutes
 from services.request.sign_in import OpenIdRoutes, SessionRoutes
@@ -57,6 +59,7 @@ HANDLERS = (
     ModelRoutes,
     ChatRoutes,
     EmbeddingsRoutes,
+    MessageRoutes,
     ExecutionRoutes,
     EventRoutes,
     AgentRoutes,
@@ -202,10 +205,11 @@ class _Writer:
         if operation.body is not None:
             of_json = operation.body_type == "application/json"
             errors |= {code: text for code, text in _ERRORS_OF_BODIES.items() if of_json or code not in (400, 422)}
-        if operation.method == "POST" and operation.tag not in ("jobs", "plans", "openai", "openid"):
+        if operation.method == "POST" and operation.tag not in ("jobs", "plans", "openai", "anthropic", "openid"):
             description.append("The action is recorded under the name of the API key.")
         if is_guarded(operation.path):
             code = "invalid_api_key" if is_openai(operation.path) else "unauthorized"
+            code = "authentication_error" if is_messages(operation.path) else code
             errors[401] = f"No valid API key (`{code}`)."
             needed = scopes_for(operation.method, operation.path)
             if needed == KEY_SCOPES:
@@ -274,6 +278,8 @@ class _Writer:
 
 
 def _error_body(operation: Operation) -> type[Event | Message]:
+    if is_messages(operation.path):
+        return AnthropicErrorBody
     return OpenAIErrorBody if is_openai(operation.path) else ErrorBody
 
 

@@ -1,9 +1,10 @@
-"""Errors as responses, all of one shape; below `/v1` of OpenAI's."""
+"""Errors as responses, all of one shape; below `/v1` of OpenAI's, and below `/v1/messages` of Anthropic's."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 
 import orjson
 from starlette.responses import Response
@@ -21,6 +22,28 @@ _OPENAI_CODES = {
     "invalid_job": "invalid_request",
     "unknown_agent": "model_not_found",
 }
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_OVERLOADED = 529
+"""Anthropic's status where OpenAI has 503."""
+
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""Id of the request that is answered, below `/v1`."""
+
+
+def is_messages(path: str) -> bool:
+    """True if a path is one of Anthropic's API, also below a root that has `/v1` twice."""
+    return path.removeprefix(OPENAI).removeprefix(OPENAI).startswith("/messages") and is_openai(path)
 
 
 def is_openai(path: str) -> bool:
@@ -47,7 +70,9 @@ class RequestError(BreakwaterError):
         self.headers = dict(headers or {})
 
     def response(self, path: str) -> Response:
-        """The response to a request for a path, with an `ErrorBody`, or an `OpenAIErrorBody`."""
+        """The response to a request for a path: an `ErrorBody`, an `OpenAIErrorBody` or an `AnthropicErrorBody`."""
+        if is_messages(path):
+            return self._as_anthropic()
         if is_openai(path):
             return self._as_openai()
         body = {
@@ -65,13 +90,28 @@ class RequestError(BreakwaterError):
         kind = "server_error" if status >= 500 else "invalid_request_error"
         if status == 429:
             kind = code if code == "insufficient_quota" else "rate_limit_error"
-        param = openai_param(self.details[0].path) if self.details and self.details[0].path else None
-        # OpenAI's clients try a conflict again, and this one stays.
-        headers = {"x-should-retry": "false", **self.headers} if status == 409 else self.headers
-        # The message names the place in OpenAI's request.
-        message = self.message if param is None else self.message.replace(f"{self.details[0].path}: ", f"{param}: ", 1)
+        message, param = self._placed()
         body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-        return Response(orjson.dumps(body), status, headers, "application/json")
+        return Response(orjson.dumps(body), status, self._sdk_headers(), "application/json")
+
+    def _as_anthropic(self) -> Response:
+        status = {422: 400, 503: _OVERLOADED}.get(self.status, self.status)
+        kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        message, param = self._placed()
+        if param is not None and not message.startswith(param):
+            message = f"{param}: {message}"
+        body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": REQUEST_ID.get()}
+        return Response(orjson.dumps(body), status, self._sdk_headers(), "application/json")
+
+    def _placed(self) -> tuple[str, str | None]:
+        """The message, with the place in the client's request, and that place."""
+        param = openai_param(self.details[0].path) if self.details and self.details[0].path else None
+        message = self.message if param is None else self.message.replace(f"{self.details[0].path}: ", f"{param}: ", 1)
+        return message, param
+
+    def _sdk_headers(self) -> dict[str, str]:
+        # The SDKs try a conflict again, and this one stays.
+        return {"x-should-retry": "false", **self.headers} if self.status == 409 else self.headers
 
 
 def openai_param(path: str) -> str:

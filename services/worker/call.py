@@ -33,6 +33,7 @@ from breakwater.policy.classify import (
     classify,
     without_text,
 )
+from breakwater.policy.dialects import for_chat
 from breakwater.policy.dialects.embeddings import MAX_VECTOR_BYTES, dimensions_of
 from breakwater.policy.json_values import TOO_DEEP, is_too_deep
 from breakwater.policy.output import Invalid, Valid
@@ -136,11 +137,12 @@ async def call(
     )
     params = job.parameters.values if most is None else limited(job.parameters.values, most)
     speaks = worker.config.speaks(flight.provider, job.job.api)
+    sent_messages, sent_params = (messages, params) if speaks else for_chat(job.job, messages, params, left_out)
     request = Call(
         job.attempt_id(flight.number),
         target.name,
-        messages,
-        params,
+        sent_messages,
+        sent_params,
         timeout_s,
         span.traceparent,
         agent=job.agent_name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +65,12 @@ def arguments_text(arguments: Any) -> str:
     """A tool call's arguments as the JSON text that they are in OpenAI's format; llama.cpp and others send objects."""
     if isinstance(arguments, str):
         return arguments
-    return "" if arguments is None else orjson.dumps(arguments).decode()
+    if arguments is None:
+        return ""
+    try:
+        return orjson.dumps(arguments).decode()
+    except TypeError:
+        return json.dumps(arguments)  # numbers beyond 64 bits are JSON, too
 
 
 def call_id(given: Any) -> str | None:

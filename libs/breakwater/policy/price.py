@@ -560,6 +560,16 @@ def estimate_input_tokens(size: InputSize, rules: TokenRules) -> int:
     return min(total, MAX_INPUT_TOKENS)
 
 
+def likely_input_tokens(size: InputSize) -> int:
+    """The tokens that a request probably has: no high estimate, and nothing that a budget may go by.
+
+    Of English prose about four characters are a token, of code and JSON three, and of other scripts one or two.
+    """
+    text = size.lowercase / 4.2 + size.signs * 0.45 + size.foreign / 2.5
+    files = size.document_bytes / 20 + size.media_bytes / BYTES_PER_MEDIA_TOKEN
+    return max(1, math.ceil(text + files) + 4 * size.messages + 1_500 * (size.images + size.linked_files))
+
+
 @lru_cache(maxsize=1024)
 def rules_for(kind: str, base_url: str, models: tuple[str, ...], image_tokens: int | None = None) -> TokenRules:
     """The rules of a model.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -10,9 +10,10 @@ import orjson
 from pydantic import Field, JsonValue
 
 from breakwater.contracts.execution import Choice
+from breakwater.contracts.job import CallApi
 from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.chat_messages import arguments_text, fields, finish_reason, objects
+from breakwater.policy.chat_messages import OTHERS, arguments_text, fields, finish_reason, objects
 from breakwater.policy.formats import words
 from breakwater.policy.price import max_tokens_of
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
@@ -193,7 +194,8 @@ def _conversation(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Anthropic
             case "tool":
                 content = {"content": found} if (found := _blocks(message.get("content"))) else {}
                 result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
-                role, blocks = "user", [result | content]
+                failed = {"is_error": True} if message.get("is_error") is True else {}
+                role, blocks = "user", [result | content | failed]
             case unknown:
                 raise refused(f"messages with the role {unknown!r} are not supported by Anthropic", "messages")
         blocks = _marked(blocks, message)
@@ -226,6 +228,8 @@ def _block(part: Mapping[str, Any]) -> AnthropicBlock:
             return _marked([{"type": "image", "source": _image_source(str(url))}], part)[0]
         case "refusal":
             return {"type": "text", "text": part.get("refusal")}
+        case "file" if str(data := fields(part.get("file")).get("file_data")).startswith("data:application/pdf;"):
+            return _marked([{"type": "document", "source": _image_source(str(data))}], part)[0]
         case "input_audio" | "file" as kind:
             raise refused(f"content of type {kind!r} is not supported by Anthropic", "messages")
         case _:
@@ -341,7 +345,13 @@ class AnthropicSettings(HttpSettings):
         """Makes the provider. Raises ConfigError."""
         from breakwater.providers.http import HttpProvider
 
-        return HttpProvider({"chat": Messages(self.base_url, self.version)}, self, redaction)
+        chat, native = Messages(self.base_url, self.version), NativeMessages(self.base_url, self.version)
+        return HttpProvider({"chat": chat, "messages": native}, self, redaction)
+
+    @property
+    def apis(self) -> Collection[CallApi]:
+        """Also Messages."""
+        return ("chat", "messages")
 
     def dropped(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
         """`dropped_params`."""
@@ -397,6 +407,36 @@ class Messages:
                 message["thinking_blocks"] = thinking
             output = message
         return [Choice(index=0, output=output, finish_reason=finish_reason(answer.get("stop_reason")))]
+
+
+_IN_CHAT = frozenset({"text", "thinking", "redacted_thinking", "tool_use"})
+
+
+class NativeMessages(Messages):
+    """The same for requests that are written for it: they go out as they are."""
+
+    def body(self, call: Call) -> Mapping[str, Any]:
+        """The request of the call, and where its conversation was repaired, that in its place."""
+        body: dict[str, Any] = {**(call.native or {}), "model": call.model}
+        if call.repaired:
+            system, turns = _conversation(call.messages)
+            body |= {"messages": turns, **({"system": system} if system else {})}
+        if call.streaming is not None:
+            body["stream"] = True
+        output = _output_config(call, {"output_config": body.get("output_config")})
+        return body | {"output_config": output} if output else body
+
+    def stream_reader(self, answer: Assembly) -> StreamReader:  # noqa: ARG002  its own form has to be kept
+        """A reader of the events of a message, which passes them on."""
+        return MessageEvents(self.usage, native=True)
+
+    def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
+        """The one, also of an answer that is but the use of the provider's own tools."""
+        (choice,) = Messages.choices(self, answer)
+        others = [dict(block) for block in objects(answer.get("content")) if block.get("type") not in _IN_CHAT]
+        if choice.output is not None or not others:
+            return [choice]
+        return [choice.model_copy(update={"output": {"role": "assistant", "content": None, OTHERS: others}})]
 
 
 def _tool_call(block: Mapping[str, Any]) -> dict[str, Any]:

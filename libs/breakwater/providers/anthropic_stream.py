@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from breakwater.policy.chat_chunks import OBJECT, Chunk
 from breakwater.policy.chat_completions import finish_reason_of
-from breakwater.policy.chat_messages import INTERRUPTED, arguments_text, fields, finish_reason, is_end
+from breakwater.policy.chat_messages import INTERRUPTED, OTHERS, THOUGHT, arguments_text, fields, finish_reason, is_end
 from breakwater.policy.usage import Usage, highest
 from breakwater.providers.failures import read_json
 
@@ -19,14 +19,22 @@ _GROWS = {
     "thinking_delta": "thinking",
     "signature_delta": "signature",
     "input_json_delta": "partial_json",
+    "compaction_delta": "content",
 }
+_IN_CHAT = ("text", "thinking", "tool_use")
+"""Types of blocks that chunks have fields for."""
 
 
 class MessageEvents:
-    """Reads the events of one message. Thinking is kept, and is no part of the chunks."""
+    """Reads the events of one message.
 
-    def __init__(self, usage_of: Callable[[Mapping[str, Any]], Usage | None]) -> None:
+    In the chunks of a chat, its thinking is missing, as is all that OpenAI's format has no field for. Those of a
+    native call have it, and each has the event that it is made of: with the number of its block in the message.
+    """
+
+    def __init__(self, usage_of: Callable[[Mapping[str, Any]], Usage | None], *, native: bool = False) -> None:
         self.done = False
+        self._native = native
         self._usage_of = usage_of
         self._message: dict[str, Any] = {}
         self._begun: Mapping[str, Any] = {}
@@ -51,7 +59,7 @@ class MessageEvents:
                 self._begun = fields(self._message.pop("usage", None))
                 # What it says of the output is only its beginning.
                 self._usage = {**self._begun, "output_tokens": None}
-                return (self._chunk({"role": "assistant", "content": ""}),)
+                return self._chunks({"role": "assistant", "content": ""}, event)
             case "content_block_start":
                 return self._begin(_index(event), dict(fields(event.get("content_block"))))
             case "content_block_delta":
@@ -60,6 +68,8 @@ class MessageEvents:
                 return self._end(_index(event))
             case "message_delta":
                 delta = {name: value for name, value in fields(event.get("delta")).items() if value is not None}
+                if (edits := event.get("context_management")) is not None:
+                    delta["context_management"] = edits
                 self._message |= delta
                 if used := fields(event.get("usage")):
                     self._usage = highest(highest(self._begun, self._usage), used)
@@ -74,53 +84,70 @@ class MessageEvents:
                 return ()
 
     def _begin(self, index: int, given: dict[str, Any]) -> Iterable[Chunk]:
-        block = self._latest[index] = _BlockSoFar(given)
+        block = self._latest[index] = _BlockSoFar(given, len(self._blocks))
         self._blocks.append(block)
-        if given.get("type") == "tool_use":
+        event = {"type": "content_block_start", "index": block.number, "content_block": given}
+        kind = given.get("type")
+        if kind == "tool_use":
             block.call = self._calls
             self._calls += 1
             # Some say all of the input here.
             function = {"name": given.get("name"), "arguments": arguments_text(given.get("input") or "")}
-            return (self._call_chunk(block, {"id": given.get("id"), "type": "function", "function": function}),)
-        return self._chunk_of_text(text) if (text := text_of(given)) else ()
+            return self._chunks(_call(block, {"id": given.get("id"), "type": "function", "function": function}), event)
+        if self._native and isinstance(kind, str) and kind not in _IN_CHAT:
+            return self._chunks({OTHERS: [given]}, event)
+        return self._chunks({"content": text} if (text := text_of(given)) else None, event)
 
     def _grow(self, index: int, delta: Mapping[str, Any]) -> Iterable[Chunk]:
         kind = str(delta.get("type"))
-        grows = _GROWS.get(kind)
+        grows, citation = _GROWS.get(kind), delta.get("citation") if kind == "citations_delta" else None
         text = delta.get(grows) if grows is not None else None
         if grows == "partial_json":
             text = arguments_text(text)
+        block, begun = self._latest.get(index), list[Chunk]()
+        if grows == "text" and text and (block is None or block.given.get("type") != "text"):
+            begun += self._begin(index, {"type": "text", "text": ""})
+            block = self._latest[index]
+        if block is None:
+            return ()
+        event = {"type": "content_block_delta", "index": block.number, "delta": delta}
+        if citation is not None and block.given.get("type") == "text":
+            block.citations.append(citation)
+            return self._chunks({"annotations": [citation]} if self._native else None, event)
         if grows is None or not isinstance(text, str) or not text:
             return ()
-        block = self._latest.get(index)
-        if grows == "text" and (block is None or block.given.get("type") != "text"):
-            self._begin(index, {"type": "text"})
-            block = self._latest[index]
-        if block is None or (grows == "partial_json" and (block.call is None or block.given.get("input"))):
+        if grows == "partial_json" and (not block.takes_input or block.given.get("input")):
             return ()
         block.parts.setdefault(grows, []).append(text)
-        if grows == "partial_json":
-            return (self._call_chunk(block, {"function": {"arguments": text}}),)
-        return self._chunk_of_text(text) if grows == "text" else ()
+        event["delta"] = {**delta, grows: text}
+        if grows == "partial_json" and block.call is not None:
+            return self._chunks(_call(block, {"function": {"arguments": text}}), event)
+        if grows == "thinking" and self._native:
+            return self._chunks({THOUGHT: text}, event)
+        return (*begun, *self._chunks({"content": text} if grows == "text" else None, event))
 
     def _end(self, index: int) -> Iterable[Chunk]:
         block = self._latest.get(index)
-        if block is None or block.call is None or block.parts or block.given.get("input"):
+        if block is None:
             return ()
+        event = {"type": "content_block_stop", "index": block.number}
+        if block.call is None or block.parts or block.given.get("input"):
+            return self._chunks(None, event)
         # Of a call without arguments no more is said; OpenAI's clients expect JSON.
         block.parts["partial_json"] = ["{}"]
-        return (self._call_chunk(block, {"function": {"arguments": "{}"}}),)
+        return self._chunks(_call(block, {"function": {"arguments": "{}"}}), event)
 
     def answer(self) -> dict[str, Any]:
         """The message; its tool calls have their arguments as they were written, too, as `partial_json`."""
         usage = {"usage": self._usage} if self._usage else {}
         return {**self._message, "content": [block.whole() for block in self._blocks], **usage}
 
-    def _chunk_of_text(self, text: str) -> Iterable[Chunk]:
-        return (self._chunk({"content": text}),)
-
-    def _call_chunk(self, block: _BlockSoFar, call: dict[str, Any]) -> Chunk:
-        return self._chunk({"tool_calls": [{"index": block.call, **call}]})
+    def _chunks(self, delta: dict[str, Any] | None, event: Mapping[str, Any]) -> Iterable[Chunk]:
+        """The chunk of an event, as far as there is one."""
+        if not self._native:
+            return () if delta is None else (self._chunk(delta),)
+        chunk = {**self._head(), "choices": []} if delta is None else self._chunk(delta)
+        return ({**chunk, "event": event},)
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> Chunk:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -150,12 +177,22 @@ class MessageEvents:
 @dataclass(slots=True)
 class _BlockSoFar:
     given: dict[str, Any]
+    number: int
     call: int | None = None
     """Number among the calls, where it is one."""
     parts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    citations: list[Any] = field(default_factory=list[Any])
+
+    @property
+    def takes_input(self) -> bool:
+        """True for a tool, the provider's own included."""
+        return "input" in self.given or self.call is not None
 
     def whole(self) -> dict[str, Any]:
         block = dict(self.given)
+        if self.citations:
+            given = block.get("citations")
+            block["citations"] = [*(cast(list[Any], given) if isinstance(given, list) else ()), *self.citations]
         for name, parts in self.parts.items():
             begun = block.get(name)
             block[name] = f"{begun if isinstance(begun, str) else ''}{''.join(parts)}"
@@ -164,6 +201,10 @@ class _BlockSoFar:
                 with suppress(ValueError):
                     block["input"] = read_json(block[name].encode())
         return block
+
+
+def _call(block: _BlockSoFar, call: dict[str, Any]) -> dict[str, Any]:
+    return {"tool_calls": [{"index": block.call, **call}]}
 
 
 def text_of(block: Mapping[str, Any]) -> str | None:

@@ -43,7 +43,7 @@ from services.request.dialects.streams import ChunkInbox, EncodedStream, Encoder
 from services.request.intake import FollowedJob, JobIntake
 from services.request.observe import submitting
 from services.request.parsing import invalid_job, read_body
-from services.request.problems import RequestError, is_openai, unavailable
+from services.request.problems import REQUEST_ID, RequestError, is_messages, is_openai, unavailable
 from services.request.submission import Submission, make_job_id
 
 LONGEST_CALL_S = 90_000.0
@@ -62,7 +62,7 @@ _NO_RETRY = {"x-should-retry": "false"}
 
 @dataclass(frozen=True, slots=True)
 class NameRequests:
-    """ASGI middleware that names each request to OpenAI's API: `x-request-id` of its response."""
+    """ASGI middleware that names each request to OpenAI's API or Anthropic's, in a header of its response."""
 
     app: ASGIApp
 
@@ -72,10 +72,12 @@ class NameRequests:
             await self.app(scope, receive, send)
             return
         scope[_REQUEST_ID] = make_job_id()
+        REQUEST_ID.set(scope[_REQUEST_ID])
+        header = "request-id" if is_messages(scope["path"]) else "x-request-id"
 
         async def naming(message: AsgiMessage) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = scope[_REQUEST_ID]
+                MutableHeaders(scope=message)[header] = scope[_REQUEST_ID]
             await send(message)
 
         await self.app(scope, receive, naming)
@@ -152,6 +154,10 @@ class Calls:
         """The agent that `model` names, and the requested model; None for the agent's own. Raises RequestError: 404."""
         return self._names.resolve(model, caller_of(request))
 
+    async def read(self, request: Request) -> bytes:
+        """The body of a request. Raises RequestError: 413."""
+        return await read_body(request, self._config.limits.max_body_bytes)
+
     async def respond(self, request: Request, parse: Callable[[Request, bytes], Awaitable[ParsedCall]]) -> Response:
         """The response to a request, once its job has ended, however long that takes.
 
@@ -161,7 +167,7 @@ class Calls:
         """
         path = request.url.path
         with submitting(request, path) as trace:
-            body = await read_body(request, self._config.limits.max_body_bytes)
+            body = await self.read(request)
             try:
                 parsed = await parse(request, body)
             except ValidationError as error:

@@ -136,7 +136,9 @@ class Answer:
 
     @property
     def code(self) -> str:
-        return self.json["error"]["code"]
+        """Of Anthropic's API, whose errors have none, the type."""
+        error = self.json["error"]
+        return error["type"] if self.json.get("type") == "error" else error["code"]
 
     @property
     def message(self) -> str:

@@ -196,7 +196,7 @@ async def test_models_are_listed_as_the_key_may_use_them(plane: Decider) -> None
     assert "openai/gpt-4o-mini" not in everything
 
 
-async def test_models_have_the_fields_that_anthropics_sdk_reads(plane: OpenAIPlane) -> None:
+async def test_models_have_the_fields_that_anthropics_sdk_reads(plane: Decider) -> None:
     page = (await client(plane).models.list()).model_dump()
     first = page["data"][0]
     assert (page["has_more"], page["first_id"], page["last_id"]) == (False, first["id"], page["data"][-1]["id"])
@@ -303,7 +303,7 @@ async def test_what_is_not_served_is_refused_in_openais_shape(plane: Decider) ->
     with pytest.raises(openai.NotFoundError, match=r"set_default_openai_api.*use_responses_api=False"):
         await client(plane).responses.create(model="writer", input="x")
     for path, said in (
-        ("/v1/v1/messages", "Messages API is not served yet"),
+        ("/v1/v1/messages", "ends before /v1"),
         ("/v1/v1/chat/completions", "ends in /v1"),
         ("/chat/completions", "ends in /v1"),
         ("/v1/files", "served are"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import JsonValue
 
 from breakwater.contracts.job import Job, NativeRequest, RequestApi
-from breakwater.policy.dialects import embeddings, responses
+from breakwater.policy.dialects import embeddings, messages, responses
 from breakwater.policy.dialects.forms import Body, ChatForm, Dialect, InvalidBodyError
 
 __all__ = [
@@ -18,11 +18,12 @@ __all__ = [
     "InvalidBodyError",
     "chat_form",
     "conversation_of",
+    "for_chat",
     "input_of",
     "params_of",
 ]
 
-DIALECTS: Mapping[RequestApi, Dialect] = {"embeddings": embeddings, "responses": responses}
+DIALECTS: Mapping[RequestApi, Dialect] = {"embeddings": embeddings, "messages": messages, "responses": responses}
 
 
 def chat_form(request: NativeRequest) -> ChatForm:
@@ -45,3 +46,15 @@ def input_of(job: Job) -> JsonValue:
     if job.api_request is None or job.api_request.api != "embeddings":
         return job.input
     return embeddings.recorded_input(job.api_request.body)
+
+
+def for_chat(
+    job: Job,
+    conversation: Sequence[Mapping[str, JsonValue]],
+    params: Mapping[str, JsonValue],
+    left_out: Collection[str] = (),
+) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
+    """The conversation and the params of a job, as a provider of chat completions gets them."""
+    if job.api != "messages":
+        return conversation, params
+    return messages.for_chat(conversation, params, left_out)

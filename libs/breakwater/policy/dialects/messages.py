@@ -1,0 +1,635 @@
+"""Anthropic's Messages: requests as conversations in OpenAI's chat format, and results as messages.
+
+A provider that speaks Messages gets the body as it is (`native_body`). Any other gets the chat form in its own words
+(`for_chat`): what these two leave out is in `DROPPED`, and all else that a chat can't express is a loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import orjson
+from pydantic import JsonValue
+from pydantic_core import from_json
+
+from breakwater.contracts.validation import FieldError
+from breakwater.policy.chat_completions import completion_of
+from breakwater.policy.chat_messages import (
+    ORDER,
+    THOUGHT,
+    arguments_text,
+    call_id,
+    fields,
+    finish_reason,
+    is_end,
+    made_call_id,
+    objects,
+)
+from breakwater.policy.dialects.forms import Body, ChatForm, InvalidBodyError
+from breakwater.policy.formats import words
+from breakwater.policy.ownership import shown
+from breakwater.policy.usage import figure, of_completion
+
+Block = dict[str, Any]
+
+UNSIGNED = "breakwater:unsigned"
+"""Signature of thinking of a model whose API has none: SDKs need one, and Anthropic would refuse it."""
+
+DROPPED: Mapping[str, str] = {
+    "cache_control": "it sets what is cached; providers of chat completions cache by themselves",
+    "thinking": "a model of another provider thinks as it does by default",
+    "thinking blocks": "only the provider that wrote them can read them; Anthropic gets its own, and no others",
+    "context_management": "`clear_thinking_…` only: there are no thinking blocks to clear",
+    "metadata": "it names the user for the provider's own abuse detection",
+    "service_tier": "`auto` and `standard_only`: a chat has the standard tier",
+    "speed": "`standard` only",
+    "is_error": "the text of a tool's result says that it is an error",
+    "citations": "of earlier answers; what they cite is in the conversation",
+    "caller": "`direct` only: the model itself has called the tool",
+    "defer_loading": "the tool is offered from the start",
+    "eager_input_streaming": "it sets how a tool's input is streamed",
+    "output_config of a message": "the effort of the request holds",
+}
+"""Fields of a request that a chat does not get, and why it means the same without them."""
+
+_UNPRICED = "may cost more than tokens"
+_KNOWN = words(
+    """
+    cache_control context_management max_tokens messages metadata output_config output_format service_tier speed
+    stop_sequences system temperature thinking tool_choice tools top_k top_p
+    """
+)
+_SAME = ("max_tokens", "temperature", "top_p", "top_k", "thinking")
+"""Fields that are params of the same name and meaning; `for_chat` drops `thinking`, which estimates need."""
+_OF_AGENT = words(
+    "context_management metadata output_config stop_sequences temperature thinking tool_choice tools top_k top_p"
+)
+"""Params of an agent that Anthropic knows by the same name."""
+_TOOL = words(
+    """
+    allowed_callers cache_control defer_loading description eager_input_streaming input_schema name strict type
+    """
+)
+_RUN_BY_CLIENT = ("bash_", "computer_", "memory_", "text_editor_")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+# Requests
+
+
+def chat_form(body: Body) -> ChatForm:
+    """The body as a chat. Raises InvalidBodyError."""
+    given = body.get("messages")
+    if not isinstance(given, list) or not given:
+        raise InvalidBodyError(FieldError("messages", "must be a list of at least one message"))
+    form = _Form()
+    form.take_system(body.get("system"), "system")
+    for index, message in enumerate(given):
+        form.take_message(message, f"messages[{index}]")
+    if fields(given[-1]).get("role") == "assistant":
+        form.lose(f"messages[{len(given) - 1}]", "the beginning of an answer can't be continued in chat completions")
+    form.take_params(body)
+    return ChatForm(form.messages, form.params, tuple(form.losses), tuple(form.unpriced))
+
+
+class _Form:
+    """A chat form in the making."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, JsonValue]] = []
+        self.params: dict[str, JsonValue] = {}
+        self.losses: list[FieldError] = []
+        self.unpriced: list[FieldError] = []
+
+    def lose(self, path: str, message: str) -> None:
+        self.losses.append(FieldError(path, message))
+
+    def _lose_priced(self, path: str, message: str) -> None:
+        self.lose(path, message)
+        self.unpriced.append(FieldError(path, _UNPRICED))
+
+    # Messages
+
+    def take_system(self, given: Any, at: str) -> None:
+        parts = [part for block, place in _blocks(given, at) for part in self._parts(block, place)]
+        if parts:
+            self.messages.append({"role": "system", **_content(parts)})
+
+    def take_message(self, given: Any, at: str) -> None:
+        message = fields(given)
+        content, place = message.get("content"), f"{at}.content"
+        if content is not None and not isinstance(content, str | list):
+            raise InvalidBodyError(FieldError(place, "must be a text or a list of blocks"))
+        match message.get("role"):
+            case "user":
+                self._take_user(content, place)
+            case "assistant":
+                self._take_assistant(content, place)
+            case "system":
+                self.take_system(content, place)
+            case str() as role:
+                self.lose(f"{at}.role", f"{role!r} has no counterpart in chat completions")
+                self._take_user(content, place)
+            case _:
+                raise InvalidBodyError(FieldError(f"{at}.role", "must be 'user' or 'assistant'"))
+
+    def _take_user(self, content: Any, at: str) -> None:
+        results, parts = list[dict[str, JsonValue]](), list[Block]()
+        for block, place in _blocks(content, at):
+            if block.get("type") == "tool_result":
+                message, files = self._result(block, place)
+                results.append(message)
+                parts += files
+            else:
+                parts += self._parts(block, place)
+        self.messages += results
+        if parts:
+            self.messages.append({"role": "user", **_content(parts)})
+
+    def _result(self, block: Block, at: str) -> tuple[dict[str, JsonValue], list[Block]]:
+        """The message of a tool's result, and files of it, which a chat has in messages of the user only."""
+        texts, files, called = list[Block](), list[Block](), block.get("tool_use_id")
+        for part, place in _blocks(block.get("content"), f"{at}.content"):
+            for one in self._parts(part, place):
+                if one.get("type") in ("image_url", "file"):
+                    files += [{"type": "text", "text": f"A file in the result of {called}:"}, one]
+                else:
+                    texts.append(one)
+        more = {name: block[name] for name in ("is_error", "cache_control") if block.get(name)}
+        return {"role": "tool", "tool_call_id": called, **({"content": ""} | _content(texts)), **more}, files
+
+    def _take_assistant(self, content: Any, at: str) -> None:
+        parts, thinking, calls = list[Block](), list[Block](), list[Block]()
+        mark: Any = None
+        for block, place in _blocks(content, at):
+            mark = block.get("cache_control", mark)
+            match block.get("type"):
+                case "thinking" | "redacted_thinking":
+                    if block.get("signature") != UNSIGNED:
+                        thinking.append(block)
+                case "tool_use":
+                    if fields(block.get("caller")).get("type", "direct") != "direct":
+                        self.lose(
+                            f"{place}.caller", "a tool that was not called by the model itself has no counterpart"
+                        )
+                    function = {"name": block.get("name"), "arguments": arguments_text(block.get("input") or {})}
+                    calls.append({"id": block.get("id"), "type": "function", "function": function})
+                case _:
+                    parts += self._parts(block, place)
+        texts = [part.get("text") for part in parts]
+        only_text = all(part.get("type") == "text" for part in parts)
+        said: Any = ("".join(map(str, texts)) or None) if only_text else parts
+        named = (("thinking_blocks", thinking), ("tool_calls", calls), ("cache_control", mark))
+        more: dict[str, Any] = {name: value for name, value in named if value}
+        if more or said:
+            self.messages.append({"role": "assistant", "content": said, **more})
+
+    def _parts(self, block: Block, at: str) -> list[Block]:
+        """The parts of a chat that a block is; one that has none is left as it is, and a loss."""
+        kind, mark = block.get("type"), {name: block[name] for name in ("cache_control",) if block.get(name)}
+        match kind:
+            case "text" if isinstance(text := block.get("text"), str):
+                return [{"type": "text", "text": text, **mark}] if text else []
+            case "image" if (url := _url(block.get("source"))) is not None:
+                return [{"type": "image_url", "image_url": {"url": url}, **mark}]
+            case "document":
+                return self._document(block, at, mark)
+            case _:
+                self._lose_priced(at, f"a block of type {kind!r} has no counterpart in chat completions")
+                return [block]
+
+    def _document(self, block: Block, at: str, mark: Block) -> list[Block]:
+        source, title = fields(block.get("source")), block.get("title")
+        if fields(block.get("citations")).get("enabled"):
+            self.lose(f"{at}.citations", "citations have no counterpart in chat completions")
+        about = [{"type": "text", "text": text} for name in ("title", "context") if (text := block.get(name))]
+        match source.get("type"):
+            case "text":
+                return [*about, {"type": "text", "text": str(source.get("data")), **mark}]
+            case "content":
+                inner = [part for one, place in _blocks(source.get("content"), f"{at}.source.content")
+                         for part in self._parts(one, place)]  # fmt: skip
+                return [*about, *inner]
+            case "base64":
+                file = {"filename": str(title or "document.pdf"), "file_data": _url(source)}
+                return [*about, {"type": "file", "file": file, **mark}]
+            case kind:
+                self.lose(f"{at}.source.type", f"a document from a {kind!r} has no counterpart in chat completions")
+                return [block]
+
+    # Params
+
+    def take_params(self, body: Body) -> None:
+        params = self.params
+        params |= {name: body[name] for name in _SAME if body.get(name) is not None}
+        if body.get("stop_sequences"):
+            params["stop"] = body["stop_sequences"]
+        if body.get("service_tier") not in (None, "auto", "standard_only"):
+            params["service_tier"] = body["service_tier"]
+        if body.get("speed") not in (None, "standard"):
+            params["speed"] = body["speed"]
+        self._take_tools(body)
+        self._take_output(body)
+        for index, edit in enumerate(objects(fields(body.get("context_management")).get("edits"))):
+            if not str(edit.get("type")).startswith("clear_thinking_"):
+                self.lose(f"context_management.edits[{index}]", "a chat is sent whole")
+        for name in body.keys() - _KNOWN:
+            if body[name] not in (None, [], {}):
+                self._lose_priced(name, "has no counterpart in chat completions")
+
+    def _take_tools(self, body: Body) -> None:
+        tools = [self._tool(tool, f"tools[{index}]") for index, tool in enumerate(objects(body.get("tools") or ()))]
+        if functions := [tool for tool in tools if tool is not None]:
+            self.params["tools"] = cast(JsonValue, functions)
+        choice = fields(body.get("tool_choice"))
+        match choice.get("type"):
+            case None:
+                pass
+            case "tool":
+                self.params["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+            case str() as kind if kind in _CHOICES:
+                self.params["tool_choice"] = _CHOICES[kind]
+            case _:
+                self.lose("tool_choice.type", "has no counterpart in chat completions")
+        if choice.get("disable_parallel_tool_use") and functions:
+            self.params["parallel_tool_calls"] = False
+
+    def _tool(self, tool: Block, at: str) -> dict[str, JsonValue] | None:
+        kind = tool.get("type")
+        if kind not in (None, "custom"):
+            run_by_client = isinstance(kind, str) and kind.startswith(_RUN_BY_CLIENT)
+            message = f"{kind!r} has no counterpart in chat completions; offer a tool with an `input_schema`"
+            (self.lose if run_by_client else self._lose_priced)(f"{at}.type", message)
+            return None
+        for name in tool.keys() - _TOOL:
+            self.lose(f"{at}.{name}", "has no counterpart in chat completions")
+        if tool.get("allowed_callers") not in (None, ["direct"]):
+            self._lose_priced(f"{at}.allowed_callers", "has no counterpart in chat completions")
+        function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
+        schema = {"parameters": tool["input_schema"]} if tool.get("input_schema") else {}
+        mark = {"cache_control": tool["cache_control"]} if tool.get("cache_control") else {}
+        return {"type": "function", "function": {**function, **schema}, **mark}
+
+    def _take_output(self, body: Body) -> None:
+        config = fields(body.get("output_config"))
+        if config.get("effort") is not None:
+            self.params["reasoning_effort"] = config["effort"]
+        shape = fields(config.get("format") or body.get("output_format"))
+        if shape.get("type") == "json_schema":
+            schema = {"name": "answer", "schema": shape.get("schema"), "strict": True}
+            self.params["response_format"] = {"type": "json_schema", "json_schema": schema}
+        elif shape:
+            self.lose("output_config.format.type", "has no counterpart in chat completions")
+        for name in config.keys() - {"effort", "format"}:
+            self.lose(f"output_config.{name}", "has no counterpart in chat completions")
+
+
+def _blocks(content: Any, at: str) -> Iterator[tuple[Block, str]]:
+    """The blocks of a content, each with its path. Raises InvalidBodyError."""
+    if isinstance(content, str):
+        yield {"type": "text", "text": content}, at
+        return
+    for index, block in enumerate(cast(list[Any], content) if isinstance(content, list) else ()):
+        if not isinstance(block, dict):
+            raise InvalidBodyError(FieldError(f"{at}[{index}]", "must be an object with a `type`"))
+        yield cast(Block, block), f"{at}[{index}]"
+
+
+def _content(parts: list[Block]) -> dict[str, JsonValue]:
+    """The content of a message: a text where it is one. Empty for no parts."""
+    if len(parts) == 1 and parts[0].get("type") == "text":
+        return {("content" if name == "text" else name): value for name, value in parts[0].items() if name != "type"}
+    return {"content": cast(JsonValue, parts)} if parts else {}
+
+
+def _url(source: Any) -> str | None:
+    given = fields(source)
+    if given.get("type") == "base64":
+        return f"data:{given.get('media_type')};base64,{given.get('data')}"
+    return url if given.get("type") == "url" and isinstance(url := given.get("url"), str) else None
+
+
+def for_chat(
+    messages: Sequence[Mapping[str, JsonValue]], params: Mapping[str, JsonValue], left_out: Collection[str] = ()
+) -> tuple[list[dict[str, JsonValue]], dict[str, JsonValue]]:
+    """The conversation and the params of a chat form for a provider of chat completions, as `DROPPED` says.
+
+    Args:
+        messages: of the chat form, perhaps repaired.
+        params: the same with those of the agent.
+        left_out: parameters that the model does not know. An effort is only a wish, and is left out then.
+    """
+    of_others = {"thinking", *(name for name in left_out if name == "reasoning_effort")}
+    shown = {name: value for name, value in params.items() if name not in of_others}
+    if isinstance(tools := shown.get("tools"), list):
+        shown["tools"] = [_unmarked(tool) for tool in objects(tools)]
+    sent: list[dict[str, JsonValue]] = []
+    for message in messages:
+        plain = {name: value for name, value in message.items() if name not in _OWN}
+        if isinstance(content := plain.get("content"), list):
+            plain["content"] = [_unmarked(part) for part in objects(content)]
+        if plain.get("content") is not None or plain.get("tool_calls"):
+            sent.append(plain)
+    return sent, shown
+
+
+_OWN = frozenset({"cache_control", "is_error", "thinking_blocks"})
+"""Fields of messages in a chat form that only Anthropic knows."""
+
+
+def _unmarked(part: Block) -> JsonValue:
+    return {name: value for name, value in part.items() if name != "cache_control"}
+
+
+def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str | None) -> Mapping[str, JsonValue]:
+    """The body for a provider that speaks Messages, without its model.
+
+    Args:
+        body: as the client wrote it; thinking that Anthropic has not signed is left out.
+        params: of the agent, for those that the body lacks.
+        max_tokens: the most output; the body's own limit where that is lower.
+        system_prompt: of the agent, for a body without one.
+    """
+    agents = {name: value for name, value in params.items() if name in _OF_AGENT}
+    if (stop := params.get("stop")) is not None:
+        agents.setdefault("stop_sequences", [stop] if isinstance(stop, str) else stop)
+    if (effort := params.get("reasoning_effort")) is not None:
+        agents.setdefault("output_config", {"effort": effort})
+    if system_prompt is not None:
+        agents["system"] = system_prompt
+    given = figure(body.get("max_tokens"))
+    return {
+        **agents,
+        **body,
+        "max_tokens": max_tokens if given is None else min(given, max_tokens),
+        "messages": _signed(body.get("messages")),
+    }
+
+
+def _signed(messages: JsonValue) -> JsonValue:
+    """The messages without thinking of other providers' models; the same where there is none."""
+    turns: list[JsonValue] = []
+    changed = False
+    for message in cast(list[Any], messages) if isinstance(messages, list) else ():
+        content = fields(message).get("content")
+        if fields(message).get("role") == "assistant" and isinstance(content, list):
+            kept = [one for one in cast(list[Any], content) if fields(one).get("signature") != UNSIGNED]
+            if len(kept) < len(cast(list[Any], content)):
+                changed = True
+                if kept:
+                    turns.append({**message, "content": kept})
+                continue
+        turns.append(message)
+    return turns if changed else messages
+
+
+# Answers
+
+ARGUMENTS = "partial_json"
+"""Field of a block in which a stored answer has the input of a tool as it was written."""
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_KNOWN_STOPS = words(
+    "end_turn max_tokens stop_sequence tool_use pause_turn refusal model_context_window_exceeded compaction"
+)
+_WITH_INPUT = ("tool_use", "server_tool_use", "mcp_tool_use")
+_TOOL_ID = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def message_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The message of a job that succeeded, such as Anthropic's SDKs can read, whatever came.
+
+    Args:
+        result: a `Result`, as JSON.
+    """
+    message = written(result)
+    return {**message, "content": [_read(block) for block in message["content"]]}
+
+
+def _read(block: Block) -> Block:
+    if ARGUMENTS not in block:
+        return block
+    rest = {name: value for name, value in block.items() if name != ARGUMENTS}
+    return {**rest, "input": input_of(block[ARGUMENTS])}
+
+
+def written(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The same message; its tools' inputs are texts, in `partial_json`."""
+    response, seed = fields(result.get("response")), str(result["execution_id"])
+    if isinstance(response.get("content"), list) and "choices" not in response:
+        head, reason, own = response, response.get("stop_reason"), response.get("id")
+        content = blocks_of(response["content"], seed)
+        usage = usage_of(response.get("usage"))
+        if not usage:
+            usage = _usage(completion_of({**result, "response": None}))
+        sequence = response.get("stop_sequence")
+    else:
+        head, sequence, own = completion_of(result), None, None
+        choice = objects(head["choices"])[0] if head["choices"] else dict[str, Any]()
+        content, reason, usage = _said(choice, seed), choice.get("finish_reason"), _usage(head)
+    called = any(block["type"] == "tool_use" for block in content)
+    more = {name: value for name, value in head.items() if name in _OF_MESSAGE and value is not None}
+    return {
+        **start_of(seed, head.get("model"), own),
+        **more,
+        "content": content,
+        "stop_reason": stop_reason(reason, called=called),
+        "stop_sequence": sequence if isinstance(sequence, str) else None,
+        "usage": {"input_tokens": 0, "output_tokens": 0, **usage},
+    }
+
+
+_OF_MESSAGE = ("container", "context_management", "stop_details")
+"""Further fields of a message."""
+
+
+def start_of(execution_id: str, model: Any, own_id: Any) -> dict[str, Any]:
+    """A message that nothing is said in yet. `own_id`: of its provider, which may know it by that later."""
+    return {
+        "id": own_id if isinstance(own_id, str) and own_id else f"msg_{shown(execution_id)}",
+        "type": "message",
+        "role": "assistant",
+        "model": model if isinstance(model, str) else "",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 0, "output_tokens": 0},
+    }
+
+
+def stop_reason(reason: Any, *, called: bool) -> str:
+    """A `stop_reason` that Anthropic's SDKs know. `called`: the answer calls a tool."""
+    if isinstance(reason, str) and reason in _KNOWN_STOPS and not (called and reason == "end_turn"):
+        return reason
+    known = _STOP_REASONS.get(finish_reason(reason) or "", "end_turn") if is_end(reason) else "end_turn"
+    return "tool_use" if called and known == "end_turn" else known
+
+
+def blocks_of(content: Any, seed: str) -> list[Block]:
+    """The blocks of an answer in Anthropic's dialect that an SDK can read, tools' inputs as texts."""
+    ids = set[str]()
+    return [block for given in objects(content) if (block := block_of(given, ids, seed)) is not None]
+
+
+def block_of(given: Block, ids: set[str], seed: str) -> Block | None:
+    """One of these blocks; None for one without content.
+
+    Args:
+        given: as it came.
+        ids: of the tools before it; that of this one is added.
+        seed: the id of the execution, see `made_call_id`.
+    """
+    kind = given.get("type")
+    if kind not in _WITH_INPUT:
+        given = _without(given, ARGUMENTS)
+    match kind:
+        case "text":
+            block = {**given, "text": text if isinstance(text := given.get("text"), str) else ""}
+            return block if isinstance(block.get("citations"), list) else _without(block, "citations")
+        case "thinking":
+            texts = {name: given.get(name) for name in ("thinking", "signature")}
+            return {**given, **{name: text if isinstance(text, str) else "" for name, text in texts.items()}}
+        case "redacted_thinking":
+            return {**given, "data": str(given.get("data") or "")}
+        case "compaction":
+            return {**given, "content": text if isinstance(text := given.get("content"), str) else ""}
+        case str() if kind in _WITH_INPUT:
+            arguments = given.get(ARGUMENTS) or given.get("input") or ""
+            name = given.get("name")
+            return {
+                **_without(given, "input"),
+                "id": _tool_id(call_id(given.get("id")), ids, seed),
+                "name": name if isinstance(name, str) else "",
+                ARGUMENTS: readable(arguments_text(arguments)),
+            }
+        case str() if kind:
+            return given
+        case _:
+            return None
+
+
+def _without(block: Block, name: str) -> Block:
+    return {key: value for key, value in block.items() if key != name}
+
+
+def _tool_id(own: str | None, ids: set[str], seed: str) -> str:
+    """The id of a tool's use; Anthropic would refuse one with other signs in the next request."""
+    if own is None or own in ids:
+        own = made_call_id(seed, 0, len(ids))
+    ids.add(own)
+    return tool_id(own)
+
+
+def tool_id(own: str) -> str:
+    """The id itself where Anthropic takes it, else one that is made of it."""
+    if _TOOL_ID.fullmatch(own):
+        return own
+    return f"call_{hashlib.md5(own.encode(errors='surrogatepass'), usedforsecurity=False).hexdigest()[:24]}"
+
+
+SPOKEN: Mapping[str, str] = {THOUGHT: "thinking", "reasoning": "thinking", "content": "text", "refusal": "text"}
+"""Fields of a chat's message, and the blocks that they are."""
+
+
+def _said(choice: Mapping[str, Any], seed: str) -> list[Block]:
+    """The blocks of a chat's choice, in the order in which they were said."""
+    message, blocks = fields(choice.get("message")), list[Block]()
+    signed = blocks_of(message.get("thinking_blocks") or (), seed)
+    thought = THOUGHT if message.get(THOUGHT) else "reasoning"
+    order = choice.get(ORDER) or [(name, 0) for name in (thought, "content", "refusal", "tool_calls")]
+    for number, (name, start) in enumerate(order):
+        end = next((begins for other, begins in order[number + 1 :] if other == name), None)
+        if name == "tool_calls":
+            blocks += map(_used, objects(message.get(name) or ())[start:end])
+        elif isinstance(said := message.get(name), str) and (text := said[start:end]):
+            kind = SPOKEN[name]
+            if signed and kind == "thinking":
+                continue
+            if blocks and blocks[-1]["type"] == kind:
+                blocks[-1][kind] += text
+            else:
+                blocks.append({"type": kind, kind: text, **({"signature": UNSIGNED} if kind == "thinking" else {})})
+    return signed + blocks
+
+
+def _used(call: Block) -> Block:
+    function = fields(call.get("function"))
+    used = {"type": "tool_use", "id": tool_id(str(call.get("id"))), "name": str(function.get("name") or "")}
+    return {**used, ARGUMENTS: readable(arguments_text(function.get("arguments")))}
+
+
+def usage_of(reported: Any) -> dict[str, Any]:
+    """A usage in Anthropic's dialect, with both its figures; empty where there is none."""
+    given = {name: value for name, value in fields(reported).items() if value is not None}
+    tokens = {name: figure(given.get(name)) for name in ("input_tokens", "output_tokens")}
+    return {**given, **{name: count or 0 for name, count in tokens.items()}} if any(tokens.values()) else {}
+
+
+def _usage(completion: Mapping[str, Any]) -> dict[str, Any]:
+    """The usage of a chat completion in Anthropic's words, which count what is cached apart."""
+    used = of_completion(completion)
+    if used is None or used.input_tokens is None:
+        return {}
+    aside = {"cache_read_input_tokens": used.cached_tokens, "cache_creation_input_tokens": used.cache_write_tokens}
+    cached = {name: tokens for name, tokens in aside.items() if tokens is not None}
+    return {
+        "input_tokens": max(0, used.input_tokens - sum(cached.values())),
+        **cached,
+        "output_tokens": used.output_tokens or 0,
+    }
+
+
+# Inputs of tools: SDKs parse them while they come, and fail at what is no JSON
+
+
+def input_of(arguments: str) -> dict[str, Any]:
+    """The input of a tool, of a text that `readable` has given; of one that is cut off what it says."""
+    return _partial(arguments) or {}
+
+
+def readable(arguments: str) -> str:
+    """The longest beginning of a tool's arguments that is an object of JSON, or the beginning of one."""
+    if is_readable(arguments):
+        return arguments
+    least, most = 0, len(arguments)
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if is_readable(arguments[:middle]) else (least, middle)
+    return arguments[:least]
+
+
+def is_readable(arguments: str) -> bool:
+    """True for an object of JSON, or its beginning."""
+    return not arguments.strip(_SPACE) or _partial(arguments) is not None
+
+
+def is_whole(arguments: str) -> bool:
+    """True for a whole object of JSON."""
+    try:
+        return isinstance(orjson.loads(arguments), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+_SPACE = " \t\r\n"
+_DECODER = json.JSONDecoder()
+
+
+def _partial(arguments: str) -> dict[str, Any] | None:
+    text = arguments.lstrip(_SPACE)
+    if not text.startswith("{"):
+        return None
+    try:
+        found = from_json(text, allow_partial=True, allow_inf_nan=False)
+    except ValueError:
+        return None
+    # It reads an object to its end, and not what follows.
+    with suppress(ValueError, RecursionError):
+        _, end = _DECODER.raw_decode(text)
+        return found if not text[end:].strip(_SPACE) else None
+    return found

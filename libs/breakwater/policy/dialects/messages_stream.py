@@ -1,0 +1,431 @@
+"""A streamed answer as Anthropic's events: those of its provider, or such as are made of OpenAI's chunks.
+
+Texts, thinking and the inputs of tools are sent while they come. The end of the message is made of the result of the
+job, and so is what was missed: what an SDK puts together of the events is the stored message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from breakwater.policy.chat_chunks import Chunk
+from breakwater.policy.chat_messages import arguments_text, fields, objects
+from breakwater.policy.dialects.messages import (
+    ARGUMENTS,
+    SPOKEN,
+    UNSIGNED,
+    Block,
+    block_of,
+    input_of,
+    is_readable,
+    is_whole,
+    readable,
+    start_of,
+    tool_id,
+    usage_of,
+    written,
+)
+
+MessageEvent = dict[str, Any]
+
+PING: MessageEvent = {"type": "ping"}
+
+_DELTAS = {
+    "text": "text_delta",
+    "thinking": "thinking_delta",
+    ARGUMENTS: "input_json_delta",
+    "content": "compaction_delta",
+}
+_GROWS = {delta: name for name, delta in _DELTAS.items()}
+_TEXTS = {"text": "text", "thinking": "thinking", "compaction": "content"}
+"""Fields of blocks that come in pieces, but for inputs of tools."""
+_OTHERS = ("signature_delta", "citations_delta")
+
+
+def event_bytes(events: Iterable[MessageEvent]) -> bytes:
+    """The events as a client is sent them."""
+    return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events)
+
+
+@dataclass(slots=True)
+class _SentBlock:
+    """A block as far as it is sent.
+
+    Attributes:
+        given: the block as it was begun, without what comes in pieces.
+        grows: its field that comes in pieces; None for a block that comes whole.
+        text: the pieces that were sent.
+        signature: of thinking.
+        citations: of a text.
+        closed: nothing more can be sent of it.
+        unsigned: thinking of a chat, which has no signature.
+        received: the pieces that were received of a tool's input.
+    """
+
+    given: Block
+    grows: str | None
+    text: str = ""
+    signature: str = ""
+    citations: list[Any] = field(default_factory=list[Any])
+    closed: bool = False
+    unsigned: bool = False
+    received: str = ""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A part of a chat's answer, as far as it has come. Its kind is the field that grows."""
+
+    kind: str
+    call: int | None = None
+    text: str = ""
+    sent: int = 0
+    id: str | None = None
+    name: str | None = None
+
+    @property
+    def may_begin(self) -> bool:
+        return self.kind != ARGUMENTS or (self.id is not None and self.name is not None)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.kind != ARGUMENTS or is_whole(self.text)
+
+
+class MessageStream:
+    """The events of one message: a function of the job, its chunks and its result."""
+
+    def __init__(self, execution_id: str) -> None:
+        """Begins the stream of a job."""
+        self.started = False
+        self._seed = execution_id
+        self._ids = set[str]()
+        self._sent: list[_SentBlock] = []
+        self._events: list[MessageEvent] = []
+        self._pending: list[str] = []
+        """Text of the last block that is still to be sent: pieces that came together are sent together."""
+        self._turns: list[_Turn] = []
+        self._thought: str | None = None
+        """The field that has the thinking of this answer: some write it into two."""
+        self._begun = 0
+        """Number of turns that were begun to be sent: the next one is when the one before it is whole."""
+
+    def feed(self, chunks: Iterable[Chunk]) -> list[MessageEvent]:
+        """Takes chunks that have come together. Returns their events."""
+        for chunk in chunks:
+            if event := fields(chunk.get("event")):
+                self._pass_on(event, chunk)
+            else:
+                self._take(chunk)
+        self._say_turns()
+        return self._flushed()
+
+    def end(self, result: Mapping[str, Any]) -> list[MessageEvent] | None:
+        """The rest of the message of a job that succeeded; None where another answer was begun than it has.
+
+        Args:
+            result: a `Result`, as JSON.
+        """
+        message = written(result)
+        self._start({**message, "usage": {**message["usage"], "output_tokens": 0}})
+        if not self._complete(message["content"]):
+            return None
+        ended = {name: message.get(name) for name in ("container", "stop_details") if name in message}
+        ended |= {name: message[name] for name in ("stop_reason", "stop_sequence")}
+        more = {name: message[name] for name in ("context_management",) if name in message}
+        self._emit({"type": "message_delta", "delta": ended, "usage": message["usage"], **more})
+        self._emit({"type": "message_stop"})
+        return self._flushed()
+
+    # A chunk of OpenAI's
+
+    def _take(self, chunk: Chunk) -> None:
+        self._start(chunk)
+        for choice in objects(chunk.get("choices") or ()):
+            if choice.get("index"):
+                continue
+            delta = fields(choice.get("delta"))
+            for name, value in delta.items():
+                if name == "tool_calls":
+                    for piece in objects(value or ()):
+                        self._note_call(piece)
+                elif isinstance(value, str) and value and name in SPOKEN:
+                    self._hear(name, value)
+
+    def _hear(self, name: str, text: str) -> None:
+        kind = SPOKEN[name]
+        if kind == "thinking":
+            self._thought = self._thought or name
+            if name != self._thought:
+                return
+        if not self._turns or self._turns[-1].kind != kind:
+            self._turns.append(_Turn(kind))
+        self._turns[-1].text += text
+
+    def _note_call(self, piece: Block) -> None:
+        number, function = piece.get("index"), fields(piece.get("function"))
+        call = next((turn for turn in self._turns if turn.kind == ARGUMENTS and turn.call == number), None)
+        if call is None:
+            call = _Turn(ARGUMENTS, number)
+            self._turns.append(call)
+        call.id = call.id or (own if isinstance(own := piece.get("id"), str) else None)
+        call.name = call.name or (name if isinstance(name := function.get("name"), str) else None)
+        call.text += arguments_text(function.get("arguments"))
+
+    def _say_turns(self) -> None:
+        """Sends what has come of the turns, one after the other."""
+        while self._turns:
+            if self._begun:
+                current = self._turns[self._begun - 1]
+                if not self._say(current) or self._begun == len(self._turns) or not current.is_whole:
+                    return
+            following = self._turns[self._begun]
+            if not following.may_begin:
+                return
+            self._begun += 1
+            if following.kind == ARGUMENTS:
+                used = {"type": "tool_use", "id": tool_id(following.id or ""), "name": following.name}
+                self._begin_block({**used, ARGUMENTS: ""})
+            elif self._last is None or self._last.closed or self._last.grows != following.kind:
+                self._begin_block({"type": following.kind, following.kind: "", **_unsigned(following.kind)})
+                self._sent[-1].unsigned = following.kind == "thinking"
+
+    def _say(self, turn: _Turn) -> bool:
+        """Sends what is new of a turn. False for a tool's input that is no beginning of an object."""
+        if turn.kind == ARGUMENTS and not self._say_input(turn.text):
+            return False
+        if turn.kind != ARGUMENTS and turn.sent < len(turn.text):
+            self._pending.append(turn.text[turn.sent :])
+            self._send_pending()
+            turn.sent = len(turn.text)
+        return True
+
+    def _say_input(self, received: str) -> bool:
+        """Sends what is new of a tool's input. False where it is no beginning of an object."""
+        if (block := self._last) is None or len(received) == len(block.text):
+            return True
+        if not is_readable(received):
+            return False
+        self._pending.append(received[len(block.text) :])
+        self._send_pending()
+        return True
+
+    # An event of the provider's
+
+    def _pass_on(self, event: Mapping[str, Any], chunk: Chunk) -> None:
+        match event.get("type"):
+            case "message_start":
+                self._start(fields(event.get("message")) or chunk)
+            case "content_block_start":
+                self._start(chunk)
+                self._begin(fields(event.get("content_block")))
+            case "content_block_delta":
+                self._pass_delta(fields(event.get("delta")))
+            case "content_block_stop":
+                self._close()
+            case _:
+                pass  # the end is made of the result
+
+    def _begin(self, given: Mapping[str, Any]) -> None:
+        block = block_of(dict(given), self._ids, self._seed)
+        if block is None:
+            self._close()  # and what comes of it is of no block
+        else:
+            self._begin_block(block)
+
+    def _begin_block(self, block: Block) -> None:
+        """Begins a block; what it has already of what comes in pieces is its first piece."""
+        match block["type"]:
+            case kind if kind in _TEXTS:
+                begun: Block = {name: [] if name == "citations" else value for name, value in block.items()}
+                empty: Block = {_TEXTS[kind]: ""} | _unsigned(kind)
+                self._say_more(self._open(begun | empty, _TEXTS[kind]), block)
+            case _ if ARGUMENTS in block:
+                begun = {name: value for name, value in block.items() if name != ARGUMENTS}
+                self._say_more(self._open({**begun, "input": {}}, ARGUMENTS), block)
+            case _:
+                self._open(block, None)
+
+    def _pass_delta(self, delta: Mapping[str, Any]) -> None:
+        kind, block = str(delta.get("type")), self._last
+        grows = _GROWS.get(kind)
+        if block is None or block.closed:
+            return
+        if grows is not None:
+            text = delta.get(grows)
+            if grows != block.grows or not isinstance(text, str):
+                return
+            if grows == ARGUMENTS:
+                block.received += text
+                self._say_input(block.received)
+            else:
+                self._pending.append(text)
+        elif kind == "signature_delta" and block.grows == "thinking":
+            self._sign(block, str(delta.get("signature") or ""))
+        elif kind == "citations_delta" and block.grows == "text":
+            self._cite(block, [delta.get("citation")])
+        elif kind not in _OTHERS:
+            self._send_pending()
+            self._delta(dict(delta))
+
+    # The rest, of the result
+
+    def _complete(self, content: Sequence[Block]) -> bool:
+        """Sends what is missing of a message. False where something else was sent."""
+        self._send_pending()
+        return self._complete_blocks(content) or self._complete_kinds(content)
+
+    def _complete_blocks(self, content: Sequence[Block]) -> bool:
+        if len(self._sent) > len(content) or not all(map(_is_begun, self._sent, content)):
+            return False
+        if self._sent:
+            self._say_more(self._sent[-1], content[len(self._sent) - 1])
+        for block in content[len(self._sent) :]:
+            self._begin_block(block)
+        self._close()
+        return True
+
+    def _complete_kinds(self, content: Sequence[Block]) -> bool:
+        """The same where texts and thinking took turns: a stored chat has all of each in one piece."""
+        known = ("text", "thinking", ARGUMENTS)
+        tools = [block for block in content if ARGUMENTS in block]
+        called = [block for block in self._sent if block.grows == ARGUMENTS]
+        if any(block.grows not in known for block in self._sent) or len(called) > len(tools):
+            return False
+        thought, text = (self._rest_of(kind, content) for kind in ("thinking", "text"))
+        if text is None or not all(map(_is_begun, called, tools)):
+            return False
+        if self._last is not None and self._last.grows == ARGUMENTS:
+            self._say_more(self._last, tools[len(called) - 1])
+        if thought:
+            self._continue({"type": "thinking", "thinking": thought, "signature": UNSIGNED})
+        if text:
+            self._continue({"type": "text", "text": text})
+        for block in tools[len(called) :]:
+            self._begin_block(block)
+        self._close()
+        return True
+
+    def _rest_of(self, kind: str, content: Sequence[Block]) -> str | None:
+        """The part of all texts, or of all thinking, that was not sent; None where it is another."""
+        whole = "".join(block[kind] for block in content if block["type"] == kind)
+        said = "".join(block.text for block in self._sent if block.grows == kind)
+        return whole[len(said) :] if whole.startswith(said) else None
+
+    def _continue(self, block: Block) -> None:
+        """Sends the rest of one kind, in the last block where it is of that kind."""
+        kind = block["type"]
+        if self._last is None or self._last.closed or self._last.grows != kind:
+            self._begin_block(block)
+        else:
+            self._pending.append(block[kind])
+
+    def _say_more(self, sent: _SentBlock, block: Block) -> None:
+        """Sends what a block has in addition to what was sent of it."""
+        if sent.grows is None or sent.closed:
+            return
+        if rest := (block.get(sent.grows) or "")[len(sent.text) :]:
+            self._pending.append(rest)
+            self._send_pending()
+        self._cite(sent, _cited(block)[len(sent.citations) :])
+        if (signature := block.get("signature", "")) and signature != sent.signature and sent.grows == "thinking":
+            self._sign(sent, signature)
+
+    # What is sent
+
+    @property
+    def _last(self) -> _SentBlock | None:
+        return self._sent[-1] if self._sent else None
+
+    def _start(self, of: Mapping[str, Any]) -> None:
+        """Begins the message, of a chunk or of a message."""
+        if self.started:
+            return
+        self.started = True
+        message = start_of(self._seed, of.get("model"), None if "choices" in of else of.get("id"))
+        if usage := usage_of(of.get("usage") if "choices" not in of else None):
+            message["usage"] = usage
+        self._emit({"type": "message_start", "message": message})
+
+    def _open(self, given: Block, grows: str | None) -> _SentBlock:
+        self._close()
+        block = _SentBlock(given, grows)
+        self._sent.append(block)
+        self._emit({"type": "content_block_start", "index": len(self._sent) - 1, "content_block": given})
+        return block
+
+    def _close(self) -> None:
+        self._send_pending()
+        block = self._last
+        if block is None or block.closed:
+            return
+        if block.grows == ARGUMENTS and block.received:
+            # What could not be sent yet may have been the beginning of an object all the same.
+            rest = readable(block.received)[len(block.text) :]
+            self._pending += [rest] if rest else []
+            self._send_pending()
+        if block.unsigned and not block.signature:
+            self._sign(block, UNSIGNED)
+        block.closed = True
+        self._emit({"type": "content_block_stop", "index": len(self._sent) - 1})
+
+    def _send_pending(self) -> None:
+        if not self._pending or (block := self._last) is None or block.grows is None:
+            return
+        text, self._pending = "".join(self._pending), []
+        block.text += text
+        self._delta({"type": _DELTAS[block.grows], block.grows: text})
+
+    def _sign(self, block: _SentBlock, signature: str) -> None:
+        self._send_pending()
+        block.signature = signature
+        self._delta({"type": "signature_delta", "signature": signature})
+
+    def _cite(self, block: _SentBlock, citations: Iterable[Any]) -> None:
+        self._send_pending()
+        for citation in citations:
+            block.citations.append(citation)
+            self._delta({"type": "citations_delta", "citation": citation})
+
+    def _delta(self, delta: Block) -> None:
+        self._events.append({"type": "content_block_delta", "index": len(self._sent) - 1, "delta": delta})
+
+    def _emit(self, event: MessageEvent) -> None:
+        self._send_pending()
+        self._events.append(event)
+
+    def _flushed(self) -> list[MessageEvent]:
+        self._send_pending()
+        events, self._events = self._events, []
+        return events
+
+
+def _is_begun(sent: _SentBlock, block: Block) -> bool:
+    """True if a block of the result can be what a block that was sent is, or is to be."""
+    if sent.given["type"] != block["type"]:
+        return False
+    match sent.grows:
+        case None:
+            return sent.given == block
+        case "text" | "thinking" | "content":
+            whole, signature = block.get(sent.grows) or "", block.get("signature", "")
+            if sent.closed and (whole != sent.text or (sent.signature and sent.signature != signature)):
+                return False
+            cited = _cited(block)[: len(sent.citations)]
+            return whole.startswith(sent.text) and cited == sent.citations
+        case _:
+            whole = block[ARGUMENTS]
+            same = sent.given.get("name") == block["name"]
+            return same and (input_of(whole) == input_of(sent.text) if sent.closed else whole.startswith(sent.text))
+
+
+def _unsigned(kind: str) -> Block:
+    return {"signature": ""} if kind == "thinking" else {}
+
+
+def _cited(block: Block) -> list[Any]:
+    return block.get("citations") or []
