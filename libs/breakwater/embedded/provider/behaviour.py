@@ -135,7 +135,7 @@ class ChatRequest(BaseModel):
     """True if it demands a search of the web."""
     embeds: tuple[str, ...] = ()
     """The texts that it wants embeddings of, instead of an answer."""
-    body: dict[str, Any] = {}
+    body: dict[str, Any] = Field(default_factory=dict)
     """The body as it came, where the answer repeats some of it."""
 
     @field_validator("top_logprobs", "stream_options")
@@ -441,7 +441,7 @@ def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) ->
         finish_reason=fault.finish_reason or finish_reason,
         choices=0 if fault.kind == "no_choices" else choices,
         usage=usage,
-        shown_usage=replace(usage, **fault.reports) if rules.report else None,
+        shown_usage=(replace(usage, **fault.reports) if fault.reports else usage) if rules.report else None,
         stream_usage=bool((request.stream_options or {}).get("include_usage")),
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import orjson
 
@@ -49,21 +49,18 @@ class WireReply:
 
 def reply_to(decision: Decision, dialect: OpenAI, request_id: str) -> WireReply:
     """Returns the answer for a decision over an interface, with the request's id."""
-    reply = _reply(decision, dialect, request_id)
-    return replace(reply, headers={dialect.id_header: request_id, **reply.headers})
-
-
-def _reply(decision: Decision, dialect: OpenAI, request_id: str) -> WireReply:
     status, answer = decision.status, decision.answer
     if status is None:
         return WireReply(None, {}, [], whole=False)
     if answer is None or status >= 300:
         error = {**dialect.error(status, decision.error), **({"request_id": request_id} if dialect.id_in_error else {})}
         reply = _whole(status, orjson.dumps(error))
-        headers = dialect.error_headers(status, decision.rule.retry_after_s) | decision.rule.headers
-        return replace(reply, headers=reply.headers | headers)
-    reply = _answered(status, decision, answer, dialect)
-    return replace(reply, headers={**reply.headers, **decision.headers})
+        reply.headers.update(dialect.error_headers(status, decision.rule.retry_after_s) | decision.rule.headers)
+    else:
+        reply = _answered(status, decision, answer, dialect)
+        reply.headers.update(decision.headers)
+    reply.headers.setdefault(dialect.id_header, request_id)
+    return reply
 
 
 def _answered(status: int, decision: Decision, answer: ScriptedAnswer, dialect: OpenAI) -> WireReply:
@@ -83,13 +80,13 @@ def _answered(status: int, decision: Decision, answer: ScriptedAnswer, dialect: 
         case "malformed_json":
             return _whole(status, half)
         case "truncated":
-            return WireReply(status, JSON, [(0.0, StreamEvent(half))], len(body), breaks=True, whole=False)
+            return WireReply(status, {**JSON}, [(0.0, StreamEvent(half))], len(body), breaks=True, whole=False)
         case _:
             return _whole(status, body)
 
 
 def _whole(status: int, body: bytes) -> WireReply:
-    return WireReply(status, JSON, [(0.0, StreamEvent(body))], len(body))
+    return WireReply(status, {**JSON}, [(0.0, StreamEvent(body))], len(body))
 
 
 def _streamed(answer: ScriptedAnswer, pace: Pace, rule: Fault, dialect: OpenAI) -> WireReply:
@@ -116,7 +113,7 @@ def _streamed(answer: ScriptedAnswer, pace: Pace, rule: Fault, dialect: OpenAI) 
             del steps[at:]
         case None:
             pass
-    return WireReply(200, EVENTS, steps, chunks=chunks, breaks=fault == "cut", whole=fault in (None, "stall"))
+    return WireReply(200, {**EVENTS}, steps, chunks=chunks, breaks=fault == "cut", whole=fault in (None, "stall"))
 
 
 def _place(events: list[StreamEvent], fault: StreamFault | None, after: int | None) -> int:
