@@ -37,6 +37,7 @@ from services.worker.conclude import answer_known, cancelled, conclude, end_with
 from services.worker.context import WorkerContext
 from services.worker.crashes import CrashedEachTimeError, Crashes
 from services.worker.dependencies import Dependencies
+from services.worker.embeddings_cache import EmbeddingsCache
 from services.worker.gates import ALL_GATES, gates_of
 from services.worker.gates.task import count_job, task_of_parent
 from services.worker.leases import ClaimLease, JobCancelledError
@@ -44,6 +45,8 @@ from services.worker.parsing import JobDelivery, program_of, read_job
 from services.worker.progress import ProgressReporter
 from services.worker.response_cache import ResponseCache
 from services.worker.spans import job_ended
+
+AnyCache = ResponseCache | EmbeddingsCache
 
 
 class JobHandler:
@@ -283,7 +286,8 @@ class JobHandler:
         """Runs a job and decides it. Returns None for a job that was parked."""
         worker, again = self._worker, self._worker.outages.retry_while_unavailable
         rules = job.agent.cache
-        cache = None if rules is None or job.job.skip_cache else ResponseCache(worker, job, rules)
+        kind = EmbeddingsCache if job.job.api == "embeddings" else ResponseCache
+        cache = None if rules is None or job.job.skip_cache else kind(worker, job, rules)
         lease.on_renew = None if cache is None else cache.renew
         try:
             end, cached_from = None, None
@@ -316,7 +320,7 @@ class JobHandler:
         return result
 
     async def _find_answer(
-        self, job: Assignment, checkpoint: Checkpoint, cache: ResponseCache | None, lease: ClaimLease, *, resumed: bool
+        self, job: Assignment, checkpoint: Checkpoint, cache: AnyCache | None, lease: ClaimLease, *, resumed: bool
     ) -> tuple[Finished | Deferred, str | None]:
         """Finds a cached answer or calls models. Returns the outcome, and the execution that was cached."""
         if lease.cancel.cancellation is not None and not resumed:
@@ -337,7 +341,9 @@ class JobHandler:
                 ), cached.execution_id
         brings_rules = job.breaker is not None or job.agent is not self._agent
         gates = ALL_GATES if brings_rules else self._gates
-        return await Attempts(self._worker, job, checkpoint, progress, gates).run(resumed=resumed), None
+        asked = cache.rest() if isinstance(cache, EmbeddingsCache) else job
+        end = await Attempts(self._worker, asked, checkpoint, progress, gates).run(resumed=resumed)
+        return cache.whole(end) if isinstance(cache, EmbeddingsCache) and isinstance(end, Finished) else end, None
 
     async def _park(self, delivery: Delivery, claim: Claim, lease: ClaimLease, deferred: Deferred) -> None:
         worker, agent = self._worker, self._agent_name

@@ -75,24 +75,24 @@ class ResponseCache:
                 finished.choices,
             )
             flight = self._holder if self._leads else None
-            await self._once(self._worker.cache.put(self._key, answer, self._rules.ttl_s, flight=flight))
+            await best_effort(self._worker.cache.put(self._key, answer, self._rules.ttl_s, flight=flight))
 
     async def leave(self) -> None:
         """Gives up the lead: the next identical job calls the model."""
         if self._leads:
             self._leads = False
-            await self._once(self._worker.cache.leave(self._key, self._holder))
-
-    @staticmethod
-    async def _once(work: Awaitable[object]) -> None:
-        # Best effort: an answer that is not cached costs one more call, and the lease expires by itself.
-        try:
-            await work
-        except StateUnavailableError as error:
-            structlog.get_logger().info("answer_not_kept", error=str(error))
+            await best_effort(self._worker.cache.leave(self._key, self._holder))
 
     async def _ask(self) -> Cached | Leader | Follower | None:
         holder = self._holder if self._rules.share_concurrent else None
         return await self._worker.outages.retry_while_unavailable(
             lambda: self._worker.cache.ask(self._key, holder, round(LEASE_S * 1000))
         )
+
+
+async def best_effort(work: Awaitable[object]) -> None:
+    """Does work that may fail: an answer that is not cached costs one more call, and the lease expires by itself."""
+    try:
+        await work
+    except StateUnavailableError as error:
+        structlog.get_logger().info("answer_not_kept", error=str(error))

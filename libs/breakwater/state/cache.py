@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -99,6 +100,19 @@ class AnswerCache:
                 return Leader()
             case _:
                 return Follower(int(detail))
+
+    async def get_all(self, keys: Sequence[str]) -> list[Cached | None]:
+        """The cached answers of several requests, each or None. Raises StateUnavailableError."""
+        texts = cast(list[str | None], await self._redis.client.mget([_answer(key) for key in keys]))
+        return [None if text is None else self._read(text) for text in texts]
+
+    async def put_all(self, answers: Mapping[str, Cached], ttl_s: int) -> None:
+        """Caches the answers of several requests, but for those that are too large. Raises StateUnavailableError."""
+        async with self._redis.client.pipeline(transaction=False) as pipe:
+            for key, cached in answers.items():
+                if len(value := _STORED.dump_json(cached)) <= MAX_ANSWER_BYTES:
+                    pipe.set(_answer(key), self._cipher.encrypt_line(value.decode()), ex=ttl_s)
+            await pipe.execute()
 
     async def put(self, key: str, cached: Cached, ttl_s: int, flight: str | None) -> bool:
         """Caches an answer and ends the flight.

@@ -227,3 +227,45 @@ async def test_embeddings_are_no_steps_of_a_loop_and_their_cost_and_failures_cou
         failed = [await run(plane, one) for one in (job("f1") | of_task, ask("w2"), job("f2") | of_task)]
         assert [result["reason"] for result in failed] == ["error"] * 3
         assert failed[-1]["statistics"]["consecutive_failures"] == 3
+
+
+async def test_a_batch_calls_for_the_unknown_inputs_alone(start_worker: StartWorker) -> None:
+    agents = {"index": {**AGENT, "cache": {"ttl_s": 600}}}
+    async with start_worker({"sim/e": embeds()}, agents, more_models=priced(e=8)) as plane:
+        first = await run(plane, job("j1", ["a", "b", "c"], encoding_format="base64"))
+        mixed = await run(plane, job("j2", ["x", "b", "y", "a"], encoding_format="base64"))
+        known = await run(plane, job("j3", ["y", "c"], encoding_format="base64"))
+        single = await run(plane, job("j4", "a", encoding_format="base64"))
+        others = [
+            await run(plane, job("j5", ["a"])),
+            await run(plane, job("j6", ["a"], encoding_format="base64", dimensions=4)),
+            await run(plane, job("j7", ["a"], encoding_format="base64") | {"tenant": "acme"}),
+            await run(plane, job("j8", ["a"], encoding_format="base64") | {"skip_cache": True}),
+        ]
+        whole = await run(plane, job("j9", ["x", "b", "y", "a"], encoding_format="base64") | {"skip_cache": True})
+        asked = plane.sim.ledger.totals.calls
+        record = await record_of(plane, "j2")
+
+    def vectors(result: dict[str, Any]) -> list[tuple[int, str]]:
+        return [(item["index"], item["embedding"]) for item in result["response"]["data"]]
+
+    assert vectors(mixed) == vectors(whole)
+    assert mixed["output"] == {"embeddings": 4, "dimensions": 8}
+    assert [text for _, text in vectors(known)] == [vectors(mixed)[2][1], vectors(first)[2][1]]
+    assert vectors(single) == vectors(first)[:1]
+    assert [one["cache_hit"] for one in (first, mixed, known, single)] == [False, False, True, True]
+    assert (known["attempts"], known["total_cost"], known["response"]["model"]) == ([], "0.000000000", "sim/e")
+    assert [one["cache_hit"] for one in others] == [False] * 4
+    assert asked == 7
+    assert mixed["attempts"][0]["reserved"] < whole["attempts"][0]["reserved"]
+    assert record["input"] == ["x", "b", "y", "a"]
+
+
+async def test_the_vectors_of_a_fallback_are_not_kept(start_worker: StartWorker) -> None:
+    agents = {"index": {**AGENT, "fallback_models": ["sim/f"], "cache": {"ttl_s": 600}, "retry": {"max_attempts": 1}}}
+    models = {"sim/e": embeds(8, {"requests": [1, 1], "status": 500}), "sim/f": embeds(8)}
+    async with start_worker(models, agents, more_models=priced(e=8, f=8)) as plane:
+        found = [await run(plane, job(f"j{number}")) for number in range(3)]
+    assert [(one["chosen_model"], one["cache_hit"]) for one in found] == [
+        ("sim/f", False), ("sim/e", False), ("sim/e", True)
+    ]  # fmt: skip
