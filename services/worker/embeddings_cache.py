@@ -84,7 +84,7 @@ class EmbeddingsCache:
         """Holds nothing while the job runs."""
 
     async def keep(self, finished: Finished, execution_id: str) -> None:
-        """Caches the embeddings that the requested model has made; one that stood in for it may be well again soon."""
+        """Caches the embeddings that the requested model has made; those of a fallback are not its own."""
         response = finished.response
         if finished.reason is not None or response is None or finished.chosen_model != self._job.chain[0]:
             return

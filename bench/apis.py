@@ -1,0 +1,249 @@
+"""What a request costs in each API: CPU of every process, and the time to the first token.
+
+    python -m bench.apis [--requests 200] [--rounds 5] [--in-flight 16] [--first 100] [--only NAME ...]
+    python -m bench.apis --inputs 10000 [--batch 100] [--dimensions 1536]
+
+Starts NATS, Redis and a worker, request, breaker and budget as processes; the simulated provider runs in this one, with
+the client. CPU is user and system time of those processes. The APIs take turns, `--requests` each in every round, so
+that what slows the machine down slows all of them. An API is measured as it is (`native`: the provider speaks it) and
+translated. `--streamed` asks for streams of 40 tokens instead of whole answers.
+
+`--inputs` embeds so many texts in batches, as floats and as base64, and prints the memory of the processes as it goes.
+The provider's answer is the same for each batch there, and made beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import math
+import statistics
+import time
+from array import array
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+from aiohttp import web
+
+from bench.plane import print_shares
+from bench.streams import SERVICES
+from breakwater.embedded.ports import free_port
+from breakwater.security.api_keys import create_key
+from tests.flow.kit import Plane, model, running_plane
+from tests.providers.kit import answering
+from tests.server_sources import RunningServer, embedded_servers
+
+LATENCY_MS = 20
+TOKENS = 40
+ASK = "How do I return a parcel that came two days late, and whose box was open?"
+CHAT = {"messages": [{"role": "user", "content": ASK}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A way to ask: the path below `/v1`, the body, the agent, and the beginning of the event with the first token."""
+
+    name: str
+    path: str
+    agent: str
+    body: dict[str, Any]
+    first: bytes | None
+
+
+APIS = (
+    Api("chat", "chat/completions", "chat", {**CHAT, "max_tokens": 100}, b'"content":"'),
+    Api("responses, native", "responses", "responses", {"input": ASK}, b"response.output_text.delta"),
+    Api("responses, translated", "responses", "chat", {"input": ASK}, b"response.output_text.delta"),
+    Api("messages, native", "messages", "messages", {**CHAT, "max_tokens": 100}, b"text_delta"),
+    Api("messages, translated", "messages", "chat", {**CHAT, "max_tokens": 100}, b"text_delta"),
+    Api("embeddings", "embeddings", "embeddings", {"input": ASK, "encoding_format": "base64"}, None),
+)
+
+
+class Requests:
+    """A running plane, and a client of it."""
+
+    def __init__(self, plane: Plane, servers: dict[str, RunningServer], http: aiohttp.ClientSession, url: str) -> None:
+        self._http = http
+        self._url = url
+        pids = {name: process.pid for name, process in plane.processes.items()}
+        pids |= {name: server.pid for name, server in servers.items()}
+        self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+
+    def cpu_ms(self) -> Counter[str]:
+        """So far, by process."""
+        times = {name: process.cpu_times() for name, process in self._processes.items()}
+        return Counter({name: round((of.user + of.system) * 1000) for name, of in times.items()})
+
+    def memory_mb(self) -> dict[str, float]:
+        """Resident, by process."""
+        return {name: process.memory_info().rss / 1e6 for name, process in self._processes.items()}
+
+    async def ask(self, api: Api, *, streamed: bool = False, **more: Any) -> float:
+        """One answer: seconds until its first token, or all of it."""
+        body = {"model": api.agent, **api.body, **({"stream": True} if streamed else {}), **more}
+        began, first = time.perf_counter(), 0.0
+        async with self._http.post(f"{self._url}/{api.path}", json=body) as response:
+            assert response.status == 200, await response.text()
+            if not streamed:
+                await response.read()
+            async for line in response.content:
+                if not first and api.first is not None and api.first in line and b'":""' not in line:
+                    first = time.perf_counter() - began
+        return first or time.perf_counter() - began
+
+    async def load(self, api: Api, requests: int, in_flight: int, *, streamed: bool) -> Counter[str]:
+        """The CPU of so many answers, in ms."""
+        slots, before = asyncio.Semaphore(in_flight), self.cpu_ms()
+
+        async def one() -> None:
+            async with slots:
+                await self.ask(api, streamed=streamed)
+
+        await asyncio.gather(*(one() for _ in range(requests)))
+        await asyncio.sleep(0.5)  # what lags behind the answers
+        used = self.cpu_ms()
+        used.subtract(before)
+        return used
+
+
+@asynccontextmanager
+async def running(
+    directory: Path, servers: dict[str, RunningServer], origin: str | None = None, dimensions: int = 1536
+) -> AsyncGenerator[Requests]:
+    """The plane, with an agent for each API that a provider speaks. `origin`: of another provider of embeddings."""
+    keys, port = directory / "keys.json", free_port()
+    key = create_key(keys, "bench")
+    sim = "http://127.0.0.1:{sim_port}/v1"
+    agent = {"max_tokens": 100, "concurrency": 256, "guard": {"max_tokens": "off"}}
+    names = {"chat": "sim/m", "responses": "resp/m", "messages": "claude/m", "embeddings": "own/m"}
+    usage = {"input_tokens": 20, "output_tokens": TOKENS}
+    scripted = model(latency_ms=LATENCY_MS, answer="word " * TOKENS, usage=usage, stream={"tokens_per_s": 1e6})
+    plane = running_plane(
+        directory,
+        nats_url=servers["nats"].url,
+        redis_url=servers["redis"].url,
+        script={"models": dict.fromkeys(("sim/m", "m"), scripted)},
+        agents={name: {"model": model_id, **agent} for name, model_id in names.items()},
+        more_providers={
+            "resp": {"base_url": sim, "api": "responses"},
+            "claude": {"kind": "anthropic", "base_url": sim},
+            "own": {"base_url": sim if origin is None else f"{origin}/v1"},
+        },
+        more_models={"own/m": {"dimensions": dimensions, "price": {"input_usd_per_mtok": 1, "output_usd_per_mtok": 0}}},
+        services=SERVICES,
+        environment={"BREAKWATER_HTTP_PORT": str(port), "BREAKWATER_API_KEYS_FILE": str(keys)},
+    )
+    http = aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {key}"},
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=2**20,
+    )
+    async with plane as started, http:
+        for name in SERVICES:
+            await started.ready(name)
+        yield Requests(started, servers, http, f"http://127.0.0.1:{port}/v1")
+
+
+async def compare(options: argparse.Namespace, directory: Path, servers: dict[str, RunningServer]) -> None:
+    """Prints a row for each API."""
+    apis = [api for api in APIS if not options.only or api.name in options.only]
+    if options.streamed:
+        apis = [api for api in apis if api.first is not None]
+    used = {api.name: list[Counter[str]]() for api in apis}
+    first = {api.name: list[float]() for api in apis}
+    async with running(directory, servers) as plane:
+        for api in apis:
+            await plane.load(api, 50, 16, streamed=options.streamed)
+        for _ in range(options.rounds):
+            for api in apis:
+                used[api.name].append(
+                    await plane.load(api, options.requests, options.in_flight, streamed=options.streamed)
+                )
+        for _ in range(options.first):
+            for api in apis:
+                first[api.name].append(await plane.ask(api, streamed=api.first is not None) * 1000)
+    base = statistics.median(sum(one.values()) for one in used[apis[0].name]) / options.requests
+    print("| | CPU ms a request | worker | request | others | beside the first | first token, ms at the median |")
+    for api in apis:
+        of = {
+            name: statistics.median(one[name] for one in used[api.name]) / options.requests
+            for name in used[api.name][0]
+        }
+        total = statistics.median(sum(one.values()) for one in used[api.name]) / options.requests
+        others = total - of["worker"] - of["request"]
+        cells = (f"{total:.2f}", f"{of['worker']:.2f}", f"{of['request']:.2f}", f"{others:.2f}", f"{total / base:.2f}")
+        took = f"{statistics.median(first[api.name]):.1f}" if first[api.name] else ""
+        print(f"| {api.name} | {' | '.join(cells)} | {took} |")
+
+
+async def embed(options: argparse.Namespace, directory: Path, servers: dict[str, RunningServer]) -> None:
+    """Prints the throughput of batches, and the memory as they pass."""
+    vectors = [
+        [math.sin(place * options.dimensions + number) / 40 for number in range(options.dimensions)]
+        for place in range(options.batch)
+    ]
+
+    def body(found: list[Any]) -> bytes:
+        data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(found)]
+        usage = {"prompt_tokens": 1000, "total_tokens": 1000}
+        return json.dumps({"object": "list", "data": data, "model": "m", "usage": usage}).encode()
+
+    made = {
+        "float": body(vectors),
+        "base64": body([base64.b64encode(array("f", one)).decode() for one in vectors]),
+    }
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        asked = json.loads(await request.read())
+        return web.Response(body=made[asked["encoding_format"]], content_type="application/json")
+
+    api, batches = APIS[-1], options.inputs // options.batch
+    async with answering(answer) as origin, running(directory, servers, origin, options.dimensions) as plane:
+        for form in ("base64", "float"):
+            before, began, slots = plane.cpu_ms(), time.perf_counter(), asyncio.Semaphore(options.in_flight)
+
+            async def one(number: int, form: str = form, slots: asyncio.Semaphore = slots) -> None:
+                async with slots:
+                    texts = [f"{ASK} {number} {index}" for index in range(options.batch)]
+                    await plane.ask(api, input=texts, encoding_format=form)
+                    if (number + 1) % (batches // 4 or 1) == 0:
+                        print(", ".join(f"{name} {mb:.0f} MB" for name, mb in plane.memory_mb().items()))
+
+            await asyncio.gather(*(one(number) for number in range(batches)))
+            took, used = time.perf_counter() - began, plane.cpu_ms()
+            used.subtract(before)
+            print(f"{form}: {options.inputs} inputs of {options.dimensions} dimensions in {took:.1f} s", end=", ")
+            print(f"{options.inputs / took:.0f} a second, {len(made[form]) / 1e6:.1f} MB a batch")
+            print_shares(used, batches, f"ms of CPU a batch of {options.batch}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=200, help="of each API in a round (default 200)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--in-flight", type=int, default=16)
+    parser.add_argument("--first", type=int, default=100, help="streams for the time to the first token (default 100)")
+    parser.add_argument("--only", nargs="*", default=(), help="names of APIs, the first to compare with")
+    parser.add_argument("--streamed", action="store_true")
+    parser.add_argument("--inputs", type=int, default=0, help="texts to embed instead")
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--dimensions", type=int, default=1536)
+    options = parser.parse_args()
+    with embedded_servers() as (servers, directory):
+        started = {"nats": servers.nats(), "redis": servers.redis()}
+        work = embed if options.inputs else compare
+        asyncio.run(work(options, directory, started))
+
+
+if __name__ == "__main__":
+    main()
