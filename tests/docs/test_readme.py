@@ -30,6 +30,7 @@ PAGES = (
         for name in (
             "jobs.md",
             "openai.md",
+            "messages.md",
             "python-client.md",
             "commands.md",
             "providers.md",

@@ -241,6 +241,8 @@ def test_an_effort_is_left_out_for_a_model_that_does_not_know_it() -> None:
         ({"tool_choice": {"type": "new"}}, "tool_choice.type", False),
         ({"mcp_servers": [{"url": "https://x"}]}, "mcp_servers", True),
         ({"container": "c1"}, "container", True),
+        ({"speed": "fast"}, "speed", True),
+        ({"inference_geo": "us"}, "inference_geo", True),
         ({"new_field": 1}, "new_field", True),
         ({"output_config": {"task_budget": {}}}, "output_config.task_budget", False),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", False),

@@ -232,7 +232,7 @@ class _Form:
         if body.get("service_tier") not in (None, "auto", "standard_only"):
             params["service_tier"] = body["service_tier"]
         if body.get("speed") not in (None, "standard"):
-            params["speed"] = body["speed"]
+            self._lose_priced("speed", "has no counterpart in chat completions")
         self._take_tools(body)
         self._take_output(body)
         for index, edit in enumerate(objects(fields(body.get("context_management")).get("edits"))):
