@@ -82,3 +82,12 @@ def accumulated(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
         so_far.add(event)
     assert so_far.stopped
     return so_far.message
+
+
+def blocks_of(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its blocks, without the fields that all of their kind have, whatever was said."""
+    common = {"citations": None, "caller": {"type": "direct"}}
+    return [
+        {name: value for name, value in block.items() if name not in common or value != common[name]}
+        for block in message["content"]
+    ]

@@ -20,6 +20,7 @@ from breakwater.policy.dialects.messages import (
     native_body,
     readable,
 )
+from tests.anthropic_client import blocks_of
 from tests.any_answers import JSON
 
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -360,6 +361,10 @@ def message(**response: Any) -> dict[str, Any]:
     return message_of({**RESULT, "response": response})
 
 
+def known(usage: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in usage.items() if value is not None}
+
+
 def test_the_message_of_a_chat() -> None:
     call = {"id": "functions.look:0", "type": "function", "function": {"name": "look", "arguments": '{"a":1}'}}
     found = message(
@@ -372,12 +377,12 @@ def test_the_message_of_a_chat() -> None:
         ],
         usage={"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}},
     )
-    assert found["content"] == [
+    assert blocks_of(found) == [
         OURS,
         {"type": "text", "text": "Hi"},
         {**CALL, "id": "call_" + found["content"][2]["id"][5:]},
     ]
-    assert found["usage"] == {"input_tokens": 6, "cache_read_input_tokens": 4, "output_tokens": 5}
+    assert known(found["usage"]) == {"input_tokens": 6, "cache_read_input_tokens": 4, "output_tokens": 5}
     assert (found["id"], found["model"], found["stop_reason"]) == ("msg_j1", "gpt", "tool_use")
 
 
@@ -411,7 +416,7 @@ def test_a_message_of_anthropics_is_its_own() -> None:
         usage=usage,
         container={"id": "c"},
     )
-    assert found == {
+    assert {**found, "content": blocks_of(found), "usage": known(found["usage"])} == {
         "id": "msg_x",
         "type": "message",
         "role": "assistant",
@@ -419,14 +424,15 @@ def test_a_message_of_anthropics_is_its_own() -> None:
         "content": blocks,
         "stop_reason": "tool_use",
         "stop_sequence": None,
-        "usage": {name: value for name, value in usage.items() if value is not None},
+        "usage": known(usage),
+        "stop_details": None,
         "container": {"id": "c"},
     }
 
 
 def test_the_message_of_a_program() -> None:
     found = message_of({**RESULT, "output": {"a": 1}, "finish_reason": None})
-    assert (found["content"], found["model"]) == ([{"type": "text", "text": '{"a": 1}'}], "a")
+    assert (blocks_of(found), found["model"]) == ([{"type": "text", "text": '{"a": 1}'}], "a")
 
 
 @settings(max_examples=300, deadline=None)

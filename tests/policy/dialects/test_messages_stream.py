@@ -16,7 +16,7 @@ from breakwater.policy.dialects.messages import UNSIGNED, message_of
 from breakwater.policy.dialects.messages_stream import MessageStream
 from breakwater.policy.usage import of_message
 from breakwater.providers.anthropic_stream import MessageEvents
-from tests.anthropic_client import accumulated
+from tests.anthropic_client import accumulated, blocks_of
 from tests.any_answers import JSON
 
 RESULT: dict[str, Any] = {
@@ -103,7 +103,7 @@ def test_chunks_become_blocks_one_after_the_other(
     chunks, result = of_chat([*map(chunk, deltas), chunk({}, "stop")])
     message = streamed(chunks, result, batch)
     assert (message["stop_reason"], message["id"], message["model"]) == (reason, "msg_j1", "m")
-    assert message["content"] == content
+    assert blocks_of(message) == content
 
 
 def test_texts_and_inputs_are_sent_while_they_come() -> None:
@@ -142,7 +142,7 @@ def test_a_continued_answer_is_one_text() -> None:
     more = [chunk({"content": "wer"}), chunk({}, "stop")]
     whole = {"choices": [{"index": 0, "message": {"content": "The answer"}, "finish_reason": "stop"}]}
     message = streamed([*native, *more], {**RESULT, "response": whole})
-    assert message["content"] == [{"type": "text", "text": "The answer"}]
+    assert blocks_of(message) == [{"type": "text", "text": "The answer"}]
     assert (message["model"], message["stop_reason"]) == ("claude", "end_turn")
 
 

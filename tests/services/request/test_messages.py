@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from breakwater.security.api_keys import create_key
 from breakwater.state.connection import Redis
-from tests.anthropic_client import accumulated
+from tests.anthropic_client import accumulated, blocks_of
 from tests.recorded import Recorded, recorded
 from tests.services.request.conftest import Answer, StartApi
 from tests.services.request.test_openai import Decider, deciding, failing, key
@@ -67,7 +67,7 @@ async def test_a_call_is_a_job_and_its_answer_a_message(plane: Decider) -> None:
     }
     assert (job["agent"], job["include_response"]) == ("writer", True)
     assert message["id"] == f"msg_{job['job_id']}"
-    assert message["content"] == [{"type": "text", "text": "done"}]
+    assert blocks_of(message) == [{"type": "text", "text": "done"}]
     assert (message["type"], message["stop_reason"]) == ("message", "end_turn")
     assert answer.headers["request-id"] == answer.headers["x-breakwater-execution-id"] == job["job_id"]
     assert answer.headers["x-breakwater-cost-usd"] == "0.000042000"
@@ -79,7 +79,7 @@ async def test_a_stream_ends_with_the_message(plane: Decider) -> None:
     assert answer.headers["Content-Type"] == "text/event-stream"
     found = events(answer)
     assert [event["type"] for event in found[:2]] == ["message_start", "content_block_start"]
-    assert accumulated(found)["content"] == [{"type": "text", "text": "done"}]
+    assert blocks_of(accumulated(found)) == [{"type": "text", "text": "done"}]
     assert plane.jobs[0]["stream"] is True
 
 

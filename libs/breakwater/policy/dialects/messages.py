@@ -408,7 +408,26 @@ def message_of(result: Mapping[str, Any]) -> dict[str, Any]:
         result: a `Result`, as JSON.
     """
     message = written(result)
-    return {**message, "content": [_read(block) for block in message["content"]]}
+    return {**message, "content": [_read(with_fields(block)) for block in message["content"]]}
+
+
+_FIELDS: Mapping[str, Block] = {
+    "text": {"citations": None},
+    **{kind: {"caller": {"type": "direct"}} for kind in ("tool_use", "server_tool_use")},
+}
+"""Fields of blocks that Anthropic's answers always have."""
+_USAGE_FIELDS = dict.fromkeys(
+    words(
+        "cache_creation cache_creation_input_tokens cache_read_input_tokens inference_geo output_tokens_details "
+        "server_tool_use service_tier"
+    )
+)
+"""The same of a usage."""
+
+
+def with_fields(block: Block) -> Block:
+    """A block with all fields that clients may expect."""
+    return {**_FIELDS.get(block["type"], {}), **block}
 
 
 def _read(block: Block) -> Block:
@@ -440,8 +459,13 @@ def written(result: Mapping[str, Any]) -> dict[str, Any]:
         "content": content,
         "stop_reason": stop_reason(reason, called=called),
         "stop_sequence": sequence if isinstance(sequence, str) else None,
-        "usage": {"input_tokens": 0, "output_tokens": 0, **usage},
+        "usage": full_usage(usage),
     }
+
+
+def full_usage(known: Mapping[str, Any]) -> dict[str, Any]:
+    """A usage with all fields that clients may expect."""
+    return {**_USAGE_FIELDS, "input_tokens": 0, "output_tokens": 0, **known}
 
 
 _OF_MESSAGE = ("container", "context_management", "stop_details")
@@ -458,7 +482,9 @@ def start_of(execution_id: str, model: Any, own_id: Any) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {"input_tokens": 0, "output_tokens": 0},
+        "stop_details": None,
+        "container": None,
+        "usage": full_usage({}),
     }
 
 
@@ -581,6 +607,7 @@ def _usage(completion: Mapping[str, Any]) -> dict[str, Any]:
         "input_tokens": max(0, used.input_tokens - sum(cached.values())),
         **cached,
         "output_tokens": used.output_tokens or 0,
+        **({"output_tokens_details": {"thinking_tokens": thought}} if (thought := used.reasoning_tokens) else {}),
     }
 
 

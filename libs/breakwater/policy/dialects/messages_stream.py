@@ -20,6 +20,7 @@ from breakwater.policy.dialects.messages import (
     UNSIGNED,
     Block,
     block_of,
+    full_usage,
     input_of,
     is_readable,
     is_whole,
@@ -27,6 +28,7 @@ from breakwater.policy.dialects.messages import (
     start_of,
     tool_id,
     usage_of,
+    with_fields,
     written,
 )
 
@@ -134,8 +136,7 @@ class MessageStream:
         self._start({**message, "usage": {**message["usage"], "output_tokens": 0}})
         if not self._complete(message["content"]):
             return None
-        ended = {name: message.get(name) for name in ("container", "stop_details") if name in message}
-        ended |= {name: message[name] for name in ("stop_reason", "stop_sequence")}
+        ended = {name: message[name] for name in ("container", "stop_details", "stop_reason", "stop_sequence")}
         more = {name: message[name] for name in ("context_management",) if name in message}
         self._emit({"type": "message_delta", "delta": ended, "usage": message["usage"], **more})
         self._emit({"type": "message_stop"})
@@ -348,14 +349,14 @@ class MessageStream:
         self.started = True
         message = start_of(self._seed, of.get("model"), None if "choices" in of else of.get("id"))
         if usage := usage_of(of.get("usage") if "choices" not in of else None):
-            message["usage"] = usage
+            message["usage"] = full_usage(usage)
         self._emit({"type": "message_start", "message": message})
 
     def _open(self, given: Block, grows: str | None) -> _SentBlock:
         self._close()
         block = _SentBlock(given, grows)
         self._sent.append(block)
-        self._emit({"type": "content_block_start", "index": len(self._sent) - 1, "content_block": given})
+        self._emit({"type": "content_block_start", "index": len(self._sent) - 1, "content_block": with_fields(given)})
         return block
 
     def _close(self) -> None:
