@@ -1,7 +1,8 @@
-"""Runs unmodified SDKs, and a conformance tester, against `breakwater up --simulate`: `make sdks`.
+"""Runs unmodified SDKs, and a conformance tester, against a plane on the simulated provider: `make sdks`.
 
 Installs what it needs beside this file, in the versions that are pinned here; starts a plane of its own in a temporary
 directory, with an API key that is bound to one agent; prints a table of what was run. Exit code 1: something failed.
+Names of clients as arguments (`python -m tests.sdks openai anthropic`) run those alone.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.environments import ROOT, install_node, install_python
+from breakwater.embedded.ports import free_port
+from tests.environments import install_node, install_python
 
 HERE = Path(__file__).parent
 INSTALLED, NODE = HERE / ".installed", HERE / "node"
@@ -29,14 +31,59 @@ AGENT = "content-writer"
 START_S = 120
 
 CLIENTS = {
-    "openai": ("requirements", "with_openai.py"),
-    "langchain-openai": ("requirements", "with_langchain.py"),
-    "pydantic-ai-slim": ("requirements", "with_pydantic_ai.py"),
-    "litellm": ("litellm", "with_litellm.py"),
-    "openai (Node.js)": ("node", "with_openai.mjs"),
-    "ai": ("node", "with_ai.mjs"),
+    "openai": ("requirements", ("with_openai.py", "with_responses.py", "with_embeddings.py")),
+    "anthropic": ("requirements", ("with_anthropic.py",)),
+    "openai-agents": ("requirements", ("with_agents.py",)),
+    "langchain-openai": ("requirements", ("with_langchain.py",)),
+    "pydantic-ai-slim": ("requirements", ("with_pydantic_ai.py",)),
+    "llama-index-embeddings-openai": ("requirements", ("with_llama_index.py",)),
+    "litellm": ("litellm", ("with_litellm.py",)),
+    "openai (Node.js)": ("node", ("with_openai.mjs",)),
+    "ai": ("node", ("with_ai.mjs",)),
 }
-"""By name: where it is pinned, and the program that uses it."""
+"""By name: where it is pinned, and the programs that use it."""
+
+CALLS: dict[str, Any] = {"tool_calls": [{"name": "find_ship", "arguments": {"name": "ferry"}}]}
+ON_THE_WAY: dict[str, Any] = {"tool_calls": [{"name": "transfer_to_pilot"}]}
+ASKS: dict[str, Any] = {"tool_calls": [{"name": "find_ship", "arguments": {"input": "Where is the ferry?"}}]}
+THINKS: dict[str, Any] = {
+    "turns": [
+        [{"type": "thinking", "text": "A ship; look it up."}, {"type": "tool_call", **CALLS["tool_calls"][0]}],
+        [{"type": "thinking", "text": "It is known now."}, {"type": "text", "text": "The ferry is at sea."}],
+    ]
+}
+BUSY: dict[str, Any] = {"faults": [{"status": 429, "retry_after_s": 30}]}
+OVERLOADED: dict[str, Any] = {"faults": [{"status": 529}]}
+MODELS: dict[str, dict[str, dict[str, Any]]] = {
+    "chat": {
+        "gpt-4o": CALLS,
+        "gpt-4o-mini": {},
+        "gpt-4o-handoff": ON_THE_WAY,
+        "gpt-4o-nested": ASKS,
+        "gpt-slow": {"latency_ms": 20_000},
+        "gpt-busy": BUSY,
+        "gpt-overloaded": {"faults": [{"status": 503}]},
+        "text-embedding-3-small": {},
+    },
+    "responses": {
+        "gpt-5": CALLS,
+        "gpt-5-mini": {},
+        "gpt-5-thinker": THINKS,
+        "gpt-5-handoff": ON_THE_WAY,
+        "gpt-5-nested": ASKS,
+    },
+    "messages": {
+        "claude-opus-4-5": CALLS,
+        "claude-haiku-4-5": {},
+        "claude-thinker": THINKS,
+        "claude-opus-4-5-handoff": ON_THE_WAY,
+        "claude-opus-4-5-nested": ASKS,
+        "claude-busy": BUSY,
+        "claude-overloaded": OVERLOADED,
+    },
+}
+"""By the API that their provider speaks: the models, with their behaviour in the simulated provider."""
+PRICE = {"input_usd_per_mtok": 2, "output_usd_per_mtok": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +93,7 @@ class Check:
     client: str
     what: str
     error: str | None
+    door: str = "chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +109,14 @@ class Plane:
     def environment(self) -> dict[str, str]:
         """All that an SDK gets to know."""
         found = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        more = {"LITELLM_LOCAL_MODEL_COST_MAP": "true", "AI_SDK_LOG_WARNINGS": "false"}
-        return {**found, **more, "OPENAI_BASE_URL": f"{self.url}/v1", "OPENAI_API_KEY": self.key}
+        quiet = {
+            "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+            "AI_SDK_LOG_WARNINGS": "false",
+            # Sent to OpenAI's servers with the key, whatever the base URL is.
+            "OPENAI_AGENTS_DISABLE_TRACING": "true",
+        }
+        keys = {"OPENAI_API_KEY": self.key, "ANTHROPIC_API_KEY": self.key}
+        return {**found, **quiet, **keys, "OPENAI_BASE_URL": f"{self.url}/v1", "ANTHROPIC_BASE_URL": self.url}
 
 
 def install() -> None:
@@ -74,50 +128,82 @@ def install() -> None:
 
 @contextmanager
 def plane() -> Generator[Plane]:
-    """A plane with the example config, whose models call tools."""
-    with (
-        tempfile.TemporaryDirectory(prefix="breakwater-sdks-") as directory,
-        (Path(directory) / "up.log").open("wb") as log,
-    ):
-        data = Path(directory) / "data"
-        config = ROOT / "examples" / "breakwater.yaml"
-        up = [PROGRAMS / "breakwater", "up", "--data", data, "--config", config, "--simulate"]
-        process = subprocess.Popen(up, cwd=directory, stdout=log, stderr=log)
-        try:
+    """A plane with one agent, whose models are of providers that speak each API."""
+    with tempfile.TemporaryDirectory(prefix="breakwater-sdks-") as name:
+        directory, port = Path(name), free_port()
+        data, script, config = directory / "data", directory / "script.json", directory / "config.json"
+        url = f"http://127.0.0.1:{port}"
+        models = {model: rules for each in MODELS.values() for model, rules in each.items()}
+        script.write_text(json.dumps({"models": {model: {"price": PRICE, **rules} for model, rules in models.items()}}))
+        config.write_text(json.dumps(settings(url)))
+        module = "breakwater.embedded.provider"
+        simulated = (sys.executable, "-m", module, "--port", str(port), "--script", str(script))
+        up = (PROGRAMS / "breakwater", "up", "--data", data, "--config", config)
+        with running(simulated, directory) as provider, running(up, directory) as whole:
+            processes = (provider, whole)
             started = time.monotonic()
             while not (data / "endpoints.json").exists():
-                if process.poll() is not None or time.monotonic() > started + START_S:
-                    sys.exit(f"the plane has not started:\n{(Path(directory) / 'up.log').read_text()}")
+                ended = any(process.poll() is not None for process in processes)
+                if ended or time.monotonic() > started + START_S:
+                    logs = (log.read_text() for log in sorted(directory.glob("*.log")))
+                    sys.exit("the plane has not started:\n" + "\n".join(logs))
                 time.sleep(0.1)
-            yield _prepared(data)
+            yield _prepared(data, f"{url}/v1")
+
+
+@contextmanager
+def running(command: Sequence[str | Path], directory: Path) -> Generator[subprocess.Popen[bytes]]:
+    """A process, whose log is in the directory."""
+    with (directory / f"{Path(command[0]).name}.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
+        try:
+            yield process
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
 
 
-def _prepared(data: Path) -> Plane:
-    endpoints = json.loads((data / "endpoints.json").read_text())
-    [provider] = set(re.findall(r"http://127\.0\.0\.1:\d+", (data / "breakwater.simulated.yaml").read_text()))
-    script = json.loads((data / "simulation.json").read_text())
-    script["models"]["gpt-4o"]["tool_calls"] = [{"name": "find_ship", "arguments": {"name": "ferry"}}]
-    urllib.request.urlopen(urllib.request.Request(f"{provider}/_sim/script", json.dumps(script).encode()), timeout=30)
+def settings(simulated: str) -> dict[str, Any]:
+    """The config of the plane, whose providers are simulated at that address."""
+    of = {model: provider for provider, models in MODELS.items() for model in models}
+    return {
+        "providers": {
+            "chat": {"base_url": f"{simulated}/v1"},
+            "responses": {"base_url": f"{simulated}/v1", "api": "responses"},
+            "messages": {"kind": "anthropic", "base_url": f"{simulated}/v1"},
+        },
+        "models": {model: {"provider": provider, "price": PRICE} for model, provider in of.items()},
+        "agents": {
+            AGENT: {
+                "model": "gpt-4o",
+                # Without fallbacks: no other model may hide that one fails.
+                "allowed_models": sorted(of.keys() - {"gpt-4o"}),
+                "max_tokens": 4000,
+            }
+        },
+    }
+
+
+def _prepared(data: Path, simulated: str) -> Plane:
+    url = json.loads((data / "endpoints.json").read_text())["request_url"]
     make = [PROGRAMS / "breakwater", "keys", "create", "sdks", "--scope", "submit", "--agent", AGENT, "--data", data]
     key = subprocess.run(make, check=True, capture_output=True, text=True).stdout.strip()
-    return Plane(endpoints["request_url"], key, f"{provider}/v1")
+    return Plane(url, key, simulated)
 
 
 def run(client: str, found: Plane) -> Iterator[Check]:
-    """Runs the program of a client."""
-    room, program = CLIENTS[client]
-    command = ["node", NODE / program] if room == "node" else [INSTALLED / room / "bin" / "python", HERE / program]
-    ran = subprocess.run(
-        command, env=found.environment, cwd=HERE, capture_output=True, text=True, timeout=300, check=False
-    )
-    for line in ran.stdout.splitlines():
-        if line.startswith('{"what"'):
-            yield Check(client, **json.loads(line))
-    if ran.returncode != 0:
-        yield Check(client, "the program", f"exit code {ran.returncode}: {ran.stderr[-2000:]}")
+    """Runs the programs of a client."""
+    room, programs = CLIENTS[client]
+    for program in programs:
+        command = ["node", NODE / program] if room == "node" else [INSTALLED / room / "bin" / "python", HERE / program]
+        ran = subprocess.run(
+            command, env=found.environment, cwd=HERE, capture_output=True, text=True, timeout=300, check=False
+        )
+        for line in ran.stdout.splitlines():
+            if line.startswith('{"what"'):
+                yield Check(client, **json.loads(line))
+        if ran.returncode != 0:
+            yield Check(client, program, f"exit code {ran.returncode}: {ran.stderr[-2000:]}")
 
 
 def conformance(url: str, key: str, model: str) -> dict[str, str]:
@@ -140,28 +226,35 @@ def version(client: str) -> str:
     return pinned[1]
 
 
-def main() -> int:
+def main(clients: Sequence[str]) -> int:
     """Prints the table, and what failed."""
     install()
-    failed: list[Check] = []
-    rows = ["| client | version | passed |", "|---|---|---|"]
+    checks: list[Check] = []
     with plane() as found:
-        for client in CLIENTS:
-            checks = list(run(client, found))
-            bad = [check for check in checks if check.error is not None]
-            failed += bad
-            passed = "; ".join(check.what for check in checks if check.error is None)
-            rows.append(f"| `{client}` | {version(client)} | {len(checks) - len(bad)} of {len(checks)}: {passed} |")
+        for client in clients or CLIENTS:
+            checks += run(client, found)
         alone = conformance(found.simulated, "any", "gpt-4o")
         through = conformance(found.url + "/v1", found.key, "gpt-4o")
-    print("\n".join(rows))
+    print("\n".join(table(checks)))
     for name, results in (("the simulated provider alone", alone), ("the plane", through)):
         counts = {status: list(results.values()).count(status) for status in sorted(set(results.values()))}
         print(f"llm-comply on {name}: {counts}")
+    failed = [check for check in checks if check.error is not None]
     for check in failed:
-        print(f"FAILED {check.client}, {check.what}: {check.error}", file=sys.stderr)
+        print(f"FAILED {check.client}, {check.door}, {check.what}: {check.error}", file=sys.stderr)
     return int(bool(failed) or alone != through or "failed" in through.values())
 
 
+def table(checks: Iterable[Check]) -> Iterator[str]:
+    """The rows of a table of the checks, by client and door."""
+    yield from ("| client | version | through | passed |", "|---|---|---|---|")
+    rows: dict[tuple[str, str], list[Check]] = {}
+    for check in checks:
+        rows.setdefault((check.client, check.door), []).append(check)
+    for (client, door), each in rows.items():
+        good = [check.what for check in each if check.error is None]
+        yield f"| `{client}` | {version(client)} | {door} | {len(good)} of {len(each)}: {'; '.join(good)} |"
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 QUESTION = "Where is the ferry?"
 WRITER, SMALL = "gpt-4o", "gpt-4o-mini"
@@ -12,30 +12,78 @@ WRITER, SMALL = "gpt-4o", "gpt-4o-mini"
 
 The simulated WRITER calls `find_ship` wherever that tool is offered; SMALL calls no tool that is not demanded.
 """
+EMBEDDER = "text-embedding-3-small"
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PDF = "JVBERi0xLjQKJSVFT0YK"
 
-_CHECKS: list[tuple[str, Callable[[], Any]]] = []
+
+class Models(NamedTuple):
+    """A pair of models like WRITER and SMALL, of one provider."""
+
+    writer: str
+    small: str
 
 
-def check(what: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Names a function, async or not, that raises where a client does not get what it should."""
+CHAT, RESPONSES, MESSAGES = (
+    Models(WRITER, SMALL),
+    Models("gpt-5", "gpt-5-mini"),
+    Models("claude-opus-4-5", "claude-haiku-4-5"),
+)
+"""By the API that their provider speaks. A call through another door is translated."""
 
-    def add(function: Callable[[], Any]) -> Callable[[], Any]:
-        _CHECKS.append((what, function))
+_CHECKS: list[tuple[str, str, tuple[Models, ...], Callable[..., Any]]] = []
+
+
+def check(what: str, door: str = "chat", models: tuple[Models, ...] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """Names a function, async or not, that raises where a client does not get what it should.
+
+    Args:
+        what: the client does.
+        door: the API that it enters through.
+        models: the function is called with each pair.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        _CHECKS.append((what, door, models, function))
         return function
 
     return add
 
 
+def raises(error: type[BaseException], function: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    """Returns the error that a call raises."""
+    try:
+        function(*args, **more)
+    except error as raised:
+        return raised
+    raise AssertionError(f"no {error.__name__}")
+
+
+async def araises(error: type[BaseException], call: Awaitable[Any]) -> Any:
+    """Returns the error that a call raises."""
+    try:
+        await call
+    except error as raised:
+        return raised
+    raise AssertionError(f"no {error.__name__}")
+
+
 def run() -> None:
     """Runs all checks, and prints of each a line of JSON."""
-    for what, function in _CHECKS:
-        try:
-            if inspect.isawaitable(made := function()):
-                asyncio.run(_awaited(made))
-            error = None
-        except Exception as failed:  # noqa: BLE001  whatever is raised is the result
-            error = f"{type(failed).__name__}: {failed}"
-        print(json.dumps({"what": what, "error": error}), flush=True)
+    with asyncio.Runner() as runner:  # clients keep their connections, which belong to a loop
+        for what, door, models, function in _CHECKS:
+            errors = [_error(runner, function, pair) for pair in models] or [_error(runner, function)]
+            failed = [error for error in errors if error is not None]
+            print(json.dumps({"what": what, "door": door, "error": "; ".join(failed) or None}), flush=True)
+
+
+def _error(runner: asyncio.Runner, function: Callable[..., Any], *models: Models) -> str | None:
+    try:
+        if inspect.isawaitable(made := function(*models)):
+            runner.run(_awaited(made))
+    except Exception as failed:  # noqa: BLE001  whatever is raised is the result
+        return "".join(f"{pair.writer}: " for pair in models) + f"{type(failed).__name__}: {failed}"
+    return None
 
 
 async def _awaited(made: Any) -> None:

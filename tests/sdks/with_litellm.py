@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import litellm
-from checks import QUESTION, SMALL, WRITER, check, run
+from checks import EMBEDDER, MESSAGES, QUESTION, SMALL, WRITER, check, run
 
 ASK: dict[str, Any] = {
     "messages": [{"role": "user", "content": QUESTION}],
@@ -65,6 +65,30 @@ def unknown_model() -> None:
     except litellm.NotFoundError:
         return
     raise AssertionError("no NotFoundError")
+
+
+@check("`responses`, whole and streamed", "Responses")
+def responses() -> None:
+    ask: dict[str, Any] = {"model": f"openai/{WRITER}", "input": QUESTION, "api_base": os.environ["OPENAI_BASE_URL"]}
+    answer = litellm.responses(**ask)
+    assert QUESTION in answer.output[0].content[0].text
+    events = list(litellm.responses(stream=True, **ask))
+    assert QUESTION in "".join(event.delta for event in events if event.type == "response.output_text.delta")
+
+
+@check("`completion` of an `anthropic/` model, whole and streamed", "Messages")
+def messages() -> None:
+    ask: dict[str, Any] = {"messages": ASK["messages"], "api_base": os.environ["ANTHROPIC_BASE_URL"]}
+    answer = litellm.completion(f"anthropic/{MESSAGES.writer}", **ask)
+    assert QUESTION in answer.choices[0].message.content
+    chunks = list(litellm.completion(f"anthropic/{MESSAGES.writer}", stream=True, **ask))
+    assert QUESTION in "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+@check("`embedding`", "embeddings")
+def embedding() -> None:
+    answer = litellm.embedding(f"openai/{EMBEDDER}", [QUESTION, "tug"], api_base=os.environ["OPENAI_BASE_URL"])
+    assert [len(one["embedding"]) for one in answer.data] == [1536, 1536]
 
 
 run()
