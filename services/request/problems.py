@@ -34,6 +34,8 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+_UNSUPPORTED = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+"""Details at which Anthropic's SDK goes on without a field."""
 _OVERLOADED = 529
 """Anthropic's status where OpenAI has 503."""
 
@@ -100,7 +102,10 @@ class RequestError(BreakwaterError):
         message, param = self._placed()
         if param is not None and not message.startswith(param):
             message = f"{param}: {message}"
-        body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": REQUEST_ID.get()}
+        error: dict[str, object] = {"type": kind, "message": message}
+        if param in _UNSUPPORTED:
+            error["details"] = _UNSUPPORTED[param]
+        body = {"type": "error", "error": error, "request_id": REQUEST_ID.get()}
         return Response(orjson.dumps(body), status, self._sdk_headers(), "application/json")
 
     def _placed(self) -> tuple[str, str | None]:

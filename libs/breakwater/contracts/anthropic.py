@@ -60,6 +60,9 @@ class AnthropicErrorDetails(Event):
 
     type: str = Field(description="`invalid_request_error`, `rate_limit_error`, `overloaded_error`, …")
     message: str = Field(description="Begins with the field at fault, such as `messages[0].role`.")
+    details: dict[str, JsonValue] | None = Field(
+        default=None, description="For a field that Anthropic's SDK goes on without: `thread`."
+    )
 
 
 class AnthropicErrorBody(Event):

@@ -10,20 +10,25 @@ from tests.recorded import Recorded, recorded
 
 NOTHING: tuple[list[str], list[str]] = ([], [])
 EXPECTED: dict[str, tuple[list[str], list[str]]] = {
+    "claude-code": NOTHING,
+    "claude-code-sonnet": NOTHING,
+    "claude-code-without-betas": NOTHING,
     "codex": NOTHING,
     "codex-additional-tools": (["reasoning.context", "input[0].type"], []),
     "codex-custom-tool": (["tools[3].type", "tools[4].type"], ["tools[4].type"]),
     "codex-default-tools": (["tools[2].type", "tools[3].type"], ["tools[3].type"]),
+    "opencode-messages": NOTHING,
     "opencode-responses": NOTHING,
     "opencode-responses-reasoning": NOTHING,
 }
 """By the recording: the losses, and the unpriced fields."""
 
 
-@pytest.mark.parametrize("one", recorded("/v1/responses"), ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [one for one in recorded() if one.name in EXPECTED], ids=lambda one: one.name)
 def test_a_recorded_request_is_translated_but_for_what_is_named(one: Recorded) -> None:
     body = {name: value for name, value in one.body.items() if name not in ("model", "stream", "store")}
-    form = chat_form(NativeRequest(api="responses", body=body))
+    api = "messages" if one.path.startswith("/v1/messages") else "responses"
+    form = chat_form(NativeRequest(api=api, body=body))
     found = [loss.path for loss in form.losses], [field.path for field in form.unpriced]
     assert found == EXPECTED[one.name]
     assert str(form.messages).count("harbour") > 0

@@ -168,7 +168,9 @@ async def test_a_failed_job_is_an_error_in_anthropics_shape(
         assert answer.headers["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("one", recorded("/v1/messages"), ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "one", [one for one in recorded("/v1/messages") if "thread" not in one.body], ids=lambda one: one.name
+)
 async def test_a_recorded_request_is_a_job(plane: Decider, one: Recorded) -> None:
     body = {**one.body, "model": "writer"}
     async with plane.api.http.post(
@@ -178,6 +180,17 @@ async def test_a_recorded_request_is_a_job(plane: Decider, one: Recorded) -> Non
     [job] = plane.jobs
     sent = {name: value for name, value in body.items() if name not in {"model", "stream"}}
     assert job["api_request"]["body"] == sent
+
+
+async def test_a_thread_is_refused_in_a_way_that_anthropics_sdk_goes_on_without_it(plane: Decider) -> None:
+    [one] = [one for one in recorded("/v1/messages") if "thread" in one.body]
+    answer = await ask(plane, headers=None, **{**one.body, "model": "writer"})
+    assert answer.status == 400
+    assert answer.json["error"]["message"].startswith("thread: ")
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert answer.json["error"]["details"] == details
+    assert plane.jobs == []
+    assert (await ask(plane, thread=None)).status == 200
 
 
 async def test_tokens_are_counted(plane: Decider) -> None:

@@ -87,6 +87,11 @@ def chat_form(body: Body) -> ChatForm:
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise InvalidBodyError(FieldError("messages", "must be a list of at least one message"))
+    if body.get("thread") is not None:
+        wrong = (
+            "a conversation that Anthropic keeps can't be retried, limited or recorded: send all of it, without this"
+        )
+        raise InvalidBodyError(FieldError("thread", wrong))
     form = _Form()
     form.take_system(body.get("system"), "system")
     for index, message in enumerate(given):
