@@ -1,4 +1,4 @@
-"""Runs unmodified SDKs, and a conformance tester, against a plane on the simulated provider: `make sdks`.
+"""Runs unmodified SDKs, coding agents and a conformance tester against a plane on the simulated provider: `make sdks`.
 
 Installs what it needs beside this file, in the versions that are pinned here; starts a plane of its own in a temporary
 directory, with an API key that is bound to one agent; prints a table of what was run. Exit code 1: something failed.
@@ -23,6 +23,7 @@ from typing import Any
 
 from breakwater.embedded.ports import free_port
 from tests.environments import install_node, install_python
+from tests.sdks import programs
 
 HERE = Path(__file__).parent
 INSTALLED, NODE = HERE / ".installed", HERE / "node"
@@ -38,10 +39,12 @@ CLIENTS = {
     "pydantic-ai-slim": ("requirements", ("with_pydantic_ai.py",)),
     "llama-index-embeddings-openai": ("requirements", ("with_llama_index.py",)),
     "litellm": ("litellm", ("with_litellm.py",)),
-    "openai (Node.js)": ("node", ("with_openai.mjs",)),
+    "openai (Node.js)": ("node", ("with_openai.mjs", "with_responses.mjs")),
+    "@anthropic-ai/sdk": ("node", ("with_anthropic.mjs",)),
+    "@openai/agents": ("node", ("with_agents.mjs",)),
     "ai": ("node", ("with_ai.mjs",)),
 }
-"""By name: where it is pinned, and the programs that use it."""
+"""By name: where it is pinned, and the programs that use it. Coding agents are in `programs`."""
 
 CALLS: dict[str, Any] = {"tool_calls": [{"name": "find_ship", "arguments": {"name": "ferry"}}]}
 ON_THE_WAY: dict[str, Any] = {"tool_calls": [{"name": "transfer_to_pilot"}]}
@@ -71,6 +74,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "gpt-5-thinker": THINKS,
         "gpt-5-handoff": ON_THE_WAY,
         "gpt-5-nested": ASKS,
+        "gpt-5.5": {},  # Codex knows it
     },
     "messages": {
         "claude-opus-4-5": CALLS,
@@ -124,6 +128,7 @@ def install() -> None:
     for name in ("requirements", "litellm"):
         install_python(HERE / f"{name}.txt", INSTALLED / name)
     install_node(NODE)
+    programs.install()
 
 
 @contextmanager
@@ -193,8 +198,13 @@ def _prepared(data: Path, simulated: str) -> Plane:
 
 def run(client: str, found: Plane) -> Iterator[Check]:
     """Runs the programs of a client."""
-    room, programs = CLIENTS[client]
-    for program in programs:
+    if client in programs.VERSIONS:
+        for one in programs.RUNS:
+            if one.client == client:
+                yield Check(client, one.what, programs.run(one, found.url, found.key, found.simulated), one.door)
+        return
+    room, files = CLIENTS[client]
+    for program in files:
         command = ["node", NODE / program] if room == "node" else [INSTALLED / room / "bin" / "python", HERE / program]
         ran = subprocess.run(
             command, env=found.environment, cwd=HERE, capture_output=True, text=True, timeout=300, check=False
@@ -219,6 +229,8 @@ def conformance(url: str, key: str, model: str) -> dict[str, str]:
 def version(client: str) -> str:
     """The pinned one."""
     name = client.partition(" ")[0]
+    if client in programs.VERSIONS:
+        return programs.VERSIONS[client]
     if CLIENTS[client][0] == "node":
         return json.loads((NODE / "package.json").read_text())["dependencies"][name]
     pinned = re.search(rf"^{name}==(\S+)", (HERE / f"{CLIENTS[client][0]}.txt").read_text(), re.MULTILINE)
@@ -231,10 +243,11 @@ def main(clients: Sequence[str]) -> int:
     install()
     checks: list[Check] = []
     with plane() as found:
-        for client in clients or CLIENTS:
-            checks += run(client, found)
         alone = conformance(found.simulated, "any", "gpt-4o")
         through = conformance(found.url + "/v1", found.key, "gpt-4o")
+        # The coding agents come last: they replace the script of the simulated provider.
+        for client in clients or (*CLIENTS, *programs.VERSIONS):
+            checks += run(client, found)
     print("\n".join(table(checks)))
     for name, results in (("the simulated provider alone", alone), ("the plane", through)):
         counts = {status: list(results.values()).count(status) for status in sorted(set(results.values()))}
