@@ -189,6 +189,8 @@ class Assignment:
     def adds(self, param: str | None) -> bool:
         """Returns True if the plane added a parameter or may rename it, and False for one that the job set."""
         guard = self.output_guard
+        if param == "reasoning_effort":
+            return self.job.api == "messages"  # an effort is translated to it, and is only a wish
         if param not in {"response_format", "output_config"}:
             return True
         return guard is not None and guard.rules.native and param not in self.parameters.values

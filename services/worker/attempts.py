@@ -262,6 +262,7 @@ class Attempts:
             max_corrections=0 if agent.output is None else agent.output.max_corrections,
             lowered=ended.lowered,
             may_leave_out=self._job.adds(failure.param) and not self._is_native(ended.attempt),
+            may_ask_for_less=self._job.job.api == "messages" and not self._is_native(ended.attempt),
         )
         if repaired is not None:
             if repaired.cause == "parameter":

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from breakwater.contracts.execution import Attempt, Cause, Notification
 from breakwater.contracts.types import Count, Event
 from breakwater.policy.classify import UNFAMILIAR, UNSUPPORTED, Classification
-from breakwater.policy.conversation import JsonMessage, keep_ratio_from, output_limit_from, prune_orphans, trim
+from breakwater.policy.conversation import (
+    JsonMessage,
+    keep_ratio_from,
+    most_output_in,
+    output_limit_from,
+    prune_orphans,
+    trim,
+)
 from breakwater.policy.output import correction_message
 from breakwater.policy.price import InputSize, size_of_messages
 
@@ -110,6 +117,7 @@ class Repairs(Event):
         max_corrections: int,
         lowered: bool = False,
         may_leave_out: bool = True,
+        may_ask_for_less: bool = False,
     ) -> Repaired | None:
         """The repair after a failed attempt; None where none helps.
 
@@ -121,12 +129,14 @@ class Repairs(Event):
             max_corrections: feedback on invalid answers for a model, at most.
             lowered: the call's output limit was lower than the job's.
             may_leave_out: the parameter that the model does not know is the plane's own.
+            may_ask_for_less: the output limit was written for a model of another maker, and may be over this one's.
         """
         if lowered and failure.class_name in CUT_OFF:
             return Repaired("output_limit", self.model_copy(update={"full_output": True}))
         if failure.class_name == UNSUPPORTED and may_leave_out and (rest := self.leave_out(failure.param)) is not None:
             return Repaired("parameter", rest)
-        if failure.kind == "context_overflow" and (limited := self.limit_output(failure.message)) is not None:
+        asks_for_less = failure.kind == "context_overflow" or (may_ask_for_less and failure.status_code == 400)
+        if asks_for_less and (limited := self.limit_output(failure.message)) is not None:
             return Repaired("output_limit", limited)
         # Providers word it in many ways. An unfamiliar 400 may be about the orphans, where there are any.
         may_be_orphans = failure.kind == "orphan_tool_calls" or failure.class_name == UNFAMILIAR
@@ -152,12 +162,12 @@ class Repairs(Event):
         return self.model_copy(update={"left_out": (*self.left_out, param)})
 
     def limit_output(self, complaint: str) -> Repairs | None:
-        """Leaves the answer the room that is left. None where that was done before, or there is none.
+        """Leaves the answer the room that is left, or that the model has. None where that was done before.
 
         Args:
             complaint: what the provider said, which names its limit, and what was asked for.
         """
-        limit = output_limit_from(complaint) if self.output_limit is None else None
+        limit = output_limit_from(complaint) or most_output_in(complaint) if self.output_limit is None else None
         return None if limit is None else self.model_copy(update={"output_limit": limit})
 
     def prune(self, messages: Sequence[JsonMessage]) -> tuple[Repairs, int] | None:

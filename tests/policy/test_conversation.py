@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakwater.policy.conversation import JsonMessage, keep_ratio_from, output_limit_from, prune_orphans, trim
+from breakwater.policy.conversation import (
+    JsonMessage,
+    keep_ratio_from,
+    most_output_in,
+    output_limit_from,
+    prune_orphans,
+    trim,
+)
 
 IDS = st.sampled_from(["a", "b", "c"])
 
@@ -486,3 +493,21 @@ def test_a_ratio_is_within_bounds_whatever_the_text(before: str, limit: int, use
 )
 def test_the_room_that_is_left_for_an_answer_is_read_from_the_providers_text(said: str, limit: int | None) -> None:
     assert output_limit_from(said) == limit
+
+
+@pytest.mark.parametrize(
+    ("said", "most"),
+    [
+        (
+            "max_tokens is too large: 32000. This model supports at most 16384 completion tokens, whereas you provided "
+            "32000.",
+            16_384,
+        ),
+        ("Invalid max_tokens value, the valid range of max_tokens is [1, 8192]", 8_192),
+        ("`max_tokens` must be less than or equal to `8192`, the maximum value for `max_tokens`", 8_192),
+        ("max_tokens: 128000 > 64000, which is the maximum allowed number of output tokens for claude-x", 64_000),
+        ("max_tokens must be at least 1", None),
+    ],
+)
+def test_the_most_output_of_a_model_is_read_from_its_refusal(said: str, most: int | None) -> None:
+    assert most_output_in(said) == most

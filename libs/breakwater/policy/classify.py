@@ -303,7 +303,9 @@ _SHORT_WINDOW = re.compile(
 FAR_S = 3_600.0
 """A limit that is reset later than this is no rate limit: it is not waited for."""
 
-ADDED = re.compile(r"\b(?:max_(?:completion_)?tokens|stream_options|response[ _]format|output_config)\b", re.I)
+ADDED = re.compile(
+    r"\b(?:max_(?:completion_)?tokens|stream_options|response[ _]format|output_config|reasoning_effort)\b", re.I
+)
 """Parameters that the plane itself gives a request, or names as a model's maker does."""
 _REFUSED = re.compile(
     r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|not permitted|not allowed|extra (fields|inputs)|"

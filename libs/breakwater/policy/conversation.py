@@ -273,6 +273,27 @@ def output_limit_from(message: str) -> int | None:
     return room if room >= LEAST_OUTPUT else None
 
 
+_MOST_OUTPUT = tuple(
+    re.compile(pattern, re.I)
+    for pattern in (
+        # OpenAI, Azure
+        rf"supports at most {_LIMIT} (?:completion|output) tokens",
+        # DeepSeek
+        rf"valid range of max_tokens is \[1, ?{_LIMIT}\]",
+        # Groq
+        rf"max_(?:completion_)?tokens`? must be less than or equal to `?{_LIMIT}",
+        # Anthropic, and what is compatible with it
+        rf"max_tokens: [\d,]{{1,20}} > {_LIMIT}, which is the maximum",
+    )
+)
+
+
+def most_output_in(message: str) -> int | None:
+    """The most output tokens of a model, where a provider's refusal names them; None where it does not."""
+    found = next((one for pattern in _MOST_OUTPUT if (one := pattern.search(message[:_READ]))), None)
+    return None if found is None else int(found["limit"].replace(",", ""))
+
+
 def _numbers(message: str) -> dict[str, int]:
     for pattern in _OVERFLOWS:
         if (found := pattern.search(message[:_READ])) is not None:

@@ -68,6 +68,18 @@ MODELS = {
             ]
         ]
     ),
+    "sim/plain": model(
+        {
+            "requests": [1, 1],
+            "status": 400,
+            "error": {
+                "message": "Unsupported parameter: 'reasoning_effort' is not supported with this model.",
+                "code": "unsupported_parameter",
+                "param": "reasoning_effort",
+            },
+        },
+        answer="Done.",
+    ),
     "sim/gpt": model(turns=TURNS, answer="Done."),
     "sim/fast": model(answer="".join(f"{number:03d} " for number in range(60))),
 }
@@ -82,6 +94,7 @@ AGENTS = {
         "on_stream_break": "continue",
         **ONCE,
     },
+    "plain": {"model": "sim/plain", **ONCE},
     "cached": {"model": "anthropic/claude-cached", **ONCE},
     "searching": {"model": "anthropic/claude-search", **ONCE},
 }
@@ -213,6 +226,21 @@ async def test_a_field_that_a_chat_lacks_is_refused_by_name_and_passes_to_anthro
     unknown = await plane.ask("claude", new_field=1)
     assert (unknown.status, unknown.code) == (400, "invalid_request_error"), "Anthropic's own refusal"
     assert "new_field" in unknown.message
+
+
+async def test_an_effort_is_a_wish(plane: MessagesPlane) -> None:
+    answer = await plane.ask("plain", output_config={"effort": "low"})
+    assert (answer.status, answer.headers["x-breakwater-attempts"]) == (200, "2"), answer.body
+
+
+async def test_an_output_limit_that_the_model_does_not_reach_is_lowered(plane: MessagesPlane) -> None:
+    refusal = "max_tokens is too large: 2000. This model supports at most 1000 completion tokens."
+    fault = {"requests": [1, 1], "status": 400, "error": {"message": refusal, "param": "max_tokens"}}
+    plane.worker.sim.use({"models": {**MODELS, "sim/gpt": model(fault, answer="Done.")}})
+    answer = await plane.ask("chat", tools=[])
+    assert (answer.status, answer.headers["x-breakwater-attempts"]) == (200, "2"), answer.body
+    result = await plane.worker.result(answer.headers["x-breakwater-execution-id"])
+    assert [attempt["cause"] for attempt in result["attempts"]] == ["first", "output_limit"]
 
 
 async def test_a_break_in_the_middle_is_an_error_event(plane: MessagesPlane) -> None:
