@@ -123,9 +123,10 @@ def openai_param(path: str) -> str:
     """The place in OpenAI's request that a place in a job comes from: `messages.0.role` is `messages[0].role`."""
     if path == "job_id":
         return "Idempotency-Key"
-    path = path.removeprefix("params.").removeprefix("api_request.body.")
-    path = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path)
-    return f"breakwater.{path}" if re.split(r"[.\[]", path)[0] in CallOptions.model_fields else path
+    own = path.removeprefix("api_request.body.")
+    given = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", own.removeprefix("params."))
+    is_option = own == path and re.split(r"[.\[]", given)[0] in CallOptions.model_fields
+    return f"breakwater.{given}" if is_option else given
 
 
 def unknown_job(job_id: str | None) -> RequestError:

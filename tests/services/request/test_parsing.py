@@ -5,7 +5,7 @@ import json
 import pytest
 
 from services.request.parsing import MAX_DETAILS, read_job, with_field
-from services.request.problems import RequestError
+from services.request.problems import RequestError, openai_param
 from services.request.submission import submission
 
 NEW_ID = "019aa8f2-0000-7000-8000-000000000000"
@@ -134,3 +134,18 @@ def test_an_idempotency_key_that_can_be_no_id_is_refused(key: str) -> None:
 
 def test_a_field_is_put_in_front_of_the_others() -> None:
     assert with_field(b'{"a":1}', "job_id", "é") == b'{"job_id":"\\u00e9","a":1}'
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("job_id", "Idempotency-Key"),
+        ("messages.0.role", "messages[0].role"),
+        ("params.tools.1.type", "tools[1].type"),
+        ("metadata.order", "breakwater.metadata.order"),
+        ("api_request.body.metadata.order", "metadata.order"),
+        ("api_request.body.input.0.content.1", "input[0].content[1]"),
+    ],
+)
+def test_a_place_is_named_as_it_is_in_the_clients_request(path: str, shown: str) -> None:
+    assert openai_param(path) == shown
