@@ -169,7 +169,7 @@ async def test_a_tool_loop_with_thinking_is_the_same_in_record_and_stream(
             assert [block["type"] for block in thoughts] == ["thinking"]
             assert thoughts[0]["signature"] not in {"", UNSIGNED}
         if turn == 3:
-            assert (last, message["stop_reason"]) == ({"type": "text", "text": "At sea."}, "end_turn")
+            assert (last["text"], message["stop_reason"]) == ("At sea.", "end_turn")
             break
         assert (last["type"], last["input"], message["stop_reason"]) == ("tool_use", {"name": SHIPS[turn]}, "tool_use")
         messages += [
