@@ -204,7 +204,7 @@ class RequestService:
             PlanRoutes(limit, intake, availability, Plans(self._redis), self._analytics, connection),
             ModelRoutes(config),
             ChatRoutes(calls),
-            EmbeddingsRoutes(calls),
+            EmbeddingsRoutes(calls, config),
             MessageRoutes(calls),
             ExecutionRoutes(self._analytics, self._cipher),
             EventRoutes(self._streams, self._event_log),

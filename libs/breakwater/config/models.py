@@ -718,6 +718,11 @@ class Config(Message):
         settings = self.models.get(model)
         return None if settings is None else settings.dimensions
 
+    def embeds_like(self, agent: Agent, model: str) -> list[str]:
+        """Returns the fallback models of an agent with the same declared dimensions as a model."""
+        length = self.dimensions(model)
+        return [other for other in agent.fallback_models if length is not None and self.dimensions(other) == length]
+
     def deployment(self, agent: AgentDefaults, model: str) -> str:
         """Returns a model as its provider limits it, whatever its name in the config."""
         provider = self.provider_name(agent, model) or ""

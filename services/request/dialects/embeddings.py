@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from starlette.requests import Request
 from starlette.responses import Response
 
+from breakwater.config import Config
 from breakwater.contracts.job import Job, NativeRequest
 from breakwater.contracts.openai import EmbeddingsList, EmbeddingsRequest
 from breakwater.policy.dialects.embeddings import answer_of
@@ -23,8 +24,9 @@ from services.request.submission import Submission
 class EmbeddingsRoutes:
     """Embeddings."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, config: Config) -> None:
         self._calls = calls
+        self._config = config
 
     @operation(
         "POST",
@@ -33,7 +35,8 @@ class EmbeddingsRoutes:
         summary="Create embeddings, as at OpenAI",
         description="Each call is a job of an agent whose models are of providers with embeddings (`openai`, `azure`). "
         "The body goes to the provider as it is, and the response is the provider's own object: base64 texts byte for "
-        "byte, floats number for number. The job falls back only to models with the same declared `dimensions`. "
+        "byte, floats number for number. The job falls back only to models with the same declared `dimensions`: if "
+        "`model` is not the agent's own, to those of the agent's fallback models that have them. "
         "Headers as with chat completions.",
         headers={
             "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
@@ -65,8 +68,12 @@ class EmbeddingsRoutes:
         agent, model = self._calls.agent_of(request, asked.model)
         options = options_of(request.headers, asked.breakwater).model_dump(exclude_unset=True)
         native = asked.model_dump(mode="json", exclude_unset=True, exclude={"model", "breakwater", "stream"})
-        named = {} if model is None else {"model": model}
-        job = Job(agent=agent, api_request=NativeRequest(api="embeddings", body=native), **named, **options)
+        if model is not None:
+            options["model"] = model
+            if model != (own := self._config.agents[agent]).model:
+                # The agent's own fallback models may be those of a chat.
+                options.setdefault("fallback_models", self._config.embeds_like(own, model))
+        job = Job(agent=agent, api_request=NativeRequest(api="embeddings", body=native), **options)
         return ParsedCall(job, _EmbeddingsAnswer(asked.encoding_format))
 
 

@@ -33,6 +33,13 @@ AGENTS = {
     "unlike": {"model": "sim/e", "fallback_models": ["sim/longer"]},
     "undeclared": {"model": "sim/e", "fallback_models": ["sim/unknown"]},
     "claude": {"model": "anthropic/claude"},
+    "chat": {
+        "model": "anthropic/claude",
+        "fallback_models": ["sim/longer", "sim/e"],
+        "allowed_models": ["sim/down"],
+        "retry": NO_WAIT,
+        "breaker": "off",
+    },
     "capped": {"model": "sim/e", "max_cost_usd": "0.0000001"},
     "own": {"model": "own/m", "retry": NO_WAIT, "breaker": "off"},
 }
@@ -189,6 +196,17 @@ async def test_a_fallback_with_the_same_dimensions_answers(plane: EmbeddingsPlan
     raw = await plane.sdk.embeddings.with_raw_response.create(model="two", input="x")
     assert (raw.headers["x-breakwater-model"], raw.headers["x-breakwater-attempts"]) == ("sim/e", "2")
     assert len(raw.parse().data[0].embedding) == 8
+
+
+async def test_a_model_that_is_named_falls_back_only_to_those_of_its_agent_with_the_same_dimensions(
+    plane: EmbeddingsPlane,
+) -> None:
+    status, answer, headers = await plane.post({"model": "chat/sim/down", "input": "a"})
+    assert (status, headers["x-breakwater-model"], answer["model"]) == (200, "sim/e", "sim/e")
+    # One that the caller names itself is refused.
+    body = {"model": "chat/sim/down", "input": "a", "breakwater": {"fallback_models": ["sim/longer"]}}
+    status, answer, _ = await plane.post(body)
+    assert (status, answer["error"]["param"]) == (400, "model")
 
 
 async def test_the_jobs_own_cap_refuses_what_does_not_fit(plane: EmbeddingsPlane) -> None:
