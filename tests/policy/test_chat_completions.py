@@ -158,7 +158,7 @@ def test_a_result_of_another_dialect_becomes_a_chat_completion() -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "Hello", "refusal": None},
+                "message": {"role": "assistant", "content": "Hello", "refusal": None, "annotations": []},
                 "finish_reason": "stop",
                 "logprobs": None,
             }
@@ -176,7 +176,13 @@ def test_a_message_that_calls_tools_stays_one() -> None:
     calls = [{"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}]
     [choice] = completion_of(RESULT | {"output": {"role": "assistant", "tool_calls": calls}})["choices"]
     assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "annotations": [],
+        "tool_calls": calls,
+    }
 
 
 def test_any_other_json_is_the_text_of_the_message() -> None:

@@ -170,7 +170,7 @@ def _completed(execution_id: str, number: int, choice: Mapping[str, Any]) -> dic
 def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     message = _message(choice.get("output"))
     reason = finish_reason_of(choice.get("finish_reason"), called=bool(message.get("tool_calls")))
-    return {"message": message, "finish_reason": reason, "logprobs": None}
+    return {"message": {"annotations": [], **message}, "finish_reason": reason, "logprobs": None}
 
 
 def finish_reason_of(reason: str | None, *, called: bool) -> str:
