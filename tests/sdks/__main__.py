@@ -1,8 +1,8 @@
-"""Runs unmodified SDKs, coding agents and a conformance tester against a plane on the simulated provider: `make sdks`.
+"""Runs unmodified SDKs, coding agents and conformance testers against a plane on the simulated provider: `make sdks`.
 
 Installs what it needs beside this file, in the versions that are pinned here; starts a plane of its own in a temporary
 directory, with an API key that is bound to one agent; prints a table of what was run. Exit code 1: something failed.
-Names of clients as arguments (`python -m tests.sdks openai anthropic`) run those alone.
+Names of clients as arguments (`python -m tests.sdks openai testers`) run those alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from breakwater.embedded.ports import free_port
 from tests.environments import install_node, install_python
-from tests.sdks import programs
+from tests.sdks import conformance, programs
 
 HERE = Path(__file__).parent
 INSTALLED, NODE = HERE / ".installed", HERE / "node"
@@ -43,8 +43,12 @@ CLIENTS = {
     "@anthropic-ai/sdk": ("node", ("with_anthropic.mjs",)),
     "@openai/agents": ("node", ("with_agents.mjs",)),
     "ai": ("node", ("with_ai.mjs",)),
+    "llm-comply": ("requirements", ("with_schemas.py",)),
 }
 """By name: where it is pinned, and the programs that use it. Coding agents are in `programs`."""
+TESTERS = "testers"
+TESTED = ("gpt-4o", "gpt-5", "claude-opus-4-5")
+"""Models that conformance testers call: one of each API."""
 
 CALLS: dict[str, Any] = {"tool_calls": [{"name": "find_ship", "arguments": {"name": "ferry"}}]}
 ON_THE_WAY: dict[str, Any] = {"tool_calls": [{"name": "transfer_to_pilot"}]}
@@ -216,16 +220,6 @@ def run(client: str, found: Plane) -> Iterator[Check]:
             yield Check(client, program, f"exit code {ran.returncode}: {ran.stderr[-2000:]}")
 
 
-def conformance(url: str, key: str, model: str) -> dict[str, str]:
-    """What llm-comply says of each of its tests: passed, failed or skipped."""
-    comply = INSTALLED / "requirements" / "bin" / "llm-comply"
-    options = ("--format", "openai-chat", "--json", "--base-url", url, "--model", model)
-    environment = {**os.environ, "OPENRESPONSES_API_KEY": key}
-    ran = subprocess.run([comply, *options], env=environment, capture_output=True, text=True, timeout=300, check=False)
-    report = json.loads(ran.stdout[ran.stdout.index("{") :])
-    return {one["name"]: one["status"] for one in report["results"]}
-
-
 def version(client: str) -> str:
     """The pinned one."""
     name = client.partition(" ")[0]
@@ -242,20 +236,24 @@ def main(clients: Sequence[str]) -> int:
     """Prints the table, and what failed."""
     install()
     checks: list[Check] = []
+    verdicts: list[conformance.Verdict] = []
     with plane() as found:
-        alone = conformance(found.simulated, "any", "gpt-4o")
-        through = conformance(found.url + "/v1", found.key, "gpt-4o")
         # The coding agents come last: they replace the script of the simulated provider.
-        for client in clients or (*CLIENTS, *programs.VERSIONS):
-            checks += run(client, found)
-    print("\n".join(table(checks)))
-    for name, results in (("the simulated provider alone", alone), ("the plane", through)):
-        counts = {status: list(results.values()).count(status) for status in sorted(set(results.values()))}
-        print(f"llm-comply on {name}: {counts}")
-    failed = [check for check in checks if check.error is not None]
-    for check in failed:
-        print(f"FAILED {check.client}, {check.door}, {check.what}: {check.error}", file=sys.stderr)
-    return int(bool(failed) or alone != through or "failed" in through.values())
+        for client in clients or (*CLIENTS, TESTERS, *programs.VERSIONS):
+            if client == TESTERS:
+                verdicts += conformance.verdicts(f"{found.url}/v1", found.key, TESTED)
+            else:
+                checks += run(client, found)
+    print("\n".join((*table(checks), "", *conformance.table(verdicts))))
+    failed = [f"{one.client}, {one.door}, {one.what}: {one.error}" for one in checks if one.error is not None]
+    failed += [
+        f"{one.tester}, {one.door}, {one.model}, {one.what}: {'; '.join(one.errors)}"
+        for one in verdicts
+        if one.status == "failed"
+    ]
+    for line in failed:
+        print(f"FAILED {line}", file=sys.stderr)
+    return int(bool(failed))
 
 
 def table(checks: Iterable[Check]) -> Iterator[str]:
