@@ -92,6 +92,8 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """By the API that their provider speaks: the models, with their behaviour in the simulated provider."""
 PRICE = {"input_usd_per_mtok": 2, "output_usd_per_mtok": 8}
+COMMON: dict[str, Any] = {"price": PRICE, "stream": {"tokens_per_s": 100}}
+"""The behaviour of each: streams that take a moment, as what comes at once is sent in one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def plane() -> Generator[Plane]:
         data, script, config = directory / "data", directory / "script.json", directory / "config.json"
         url = f"http://127.0.0.1:{port}"
         models = {model: rules for each in MODELS.values() for model, rules in each.items()}
-        script.write_text(json.dumps({"models": {model: {"price": PRICE, **rules} for model, rules in models.items()}}))
+        script.write_text(json.dumps({"models": {model: {**COMMON, **rules} for model, rules in models.items()}}))
         config.write_text(json.dumps(settings(url)))
         module = "breakwater.embedded.provider"
         simulated = (sys.executable, "-m", module, "--port", str(port), "--script", str(script))
