@@ -61,6 +61,8 @@ class JobHandler:
         self._output_guard = worker.output_guards.get(agent_name)
         self._parameters = Parameters.of(agent, {}, self._output_guard)
         """Parameters of a job that sets none."""
+        of_task = None if agent.guard is None else agent.guard.for_embeddings()
+        self._embedding_agent = agent.model_copy(update={"guard": of_task})
 
     async def handle(self, delivery: Delivery) -> None:
         """Handles one delivery: acknowledges it once the record is stored, and else returns it for redelivery."""
@@ -249,13 +251,13 @@ class JobHandler:
     def _assignment(self, received: JobDelivery, job: Job, claim: Claim, traceparent: str | None) -> Assignment:
         rules = self._agent.rules_for(job)
         assert isinstance(rules, JobRules)  # `validate_job` has refused others
-        own = {name: one for name, one in (("guard", rules.guard), ("retry", rules.retry)) if one is not None}
-        tags, params, guard = dict[str, str](), params_of(job), self._output_guard
-        parameters = Parameters.of(self._agent, params, guard) if params else self._parameters
+        tags, agent, of_task, guard = dict[str, str](), self._agent, rules.guard, self._output_guard
         if job.api == "embeddings" and job.api_request is not None:
-            parameters, guard = Parameters.of_embeddings(self._agent, job.api_request), None
-            if (of_task := rules.guard or self._agent.guard) is not None:
-                own["guard"] = of_task.for_embeddings()
+            parameters, guard = Parameters.of_embeddings(agent, job.api_request), None
+            agent, of_task = self._embedding_agent, of_task and of_task.for_embeddings()
+        else:
+            parameters = Parameters.of(agent, params, guard) if (params := params_of(job)) else self._parameters
+        own = {name: one for name, one in (("guard", of_task), ("retry", rules.retry)) if one is not None}
         if job.metadata:
             keys = [key for key in self._worker.config.cost_tags if key in job.metadata]
             redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys})
@@ -263,7 +265,7 @@ class JobHandler:
         return Assignment(
             execution_id=claim.execution_id,
             agent_name=self._agent_name,
-            agent=self._agent.model_copy(update=own) if own else self._agent,
+            agent=agent.model_copy(update=own) if own else agent,
             breaker=rules.breaker,
             job=job,
             chain=self._agent.chain_for(job),
@@ -339,7 +341,8 @@ class JobHandler:
                 return Finished(
                     checkpoint, cached.output, cached.chosen_model, None, None, *content
                 ), cached.execution_id
-        brings_rules = job.breaker is not None or job.agent is not self._agent
+        own_agent = self._embedding_agent if job.job.api == "embeddings" else self._agent
+        brings_rules = job.breaker is not None or job.agent is not own_agent
         gates = ALL_GATES if brings_rules else self._gates
         asked = cache.rest() if isinstance(cache, EmbeddingsCache) else job
         end = await Attempts(self._worker, asked, checkpoint, progress, gates).run(resumed=resumed)
