@@ -69,6 +69,7 @@ from services.request.dialects.chat import ChatRoutes
 from services.request.dialects.embeddings import EmbeddingsRoutes
 from services.request.dialects.messages import MessageRoutes
 from services.request.dialects.models import ModelRoutes
+from services.request.dialects.responses import ResponsesRoutes
 from services.request.event_stream import OpenStreams
 from services.request.events import EventLog, EventRoutes
 from services.request.executions import ExecutionRoutes
@@ -206,6 +207,7 @@ class RequestService:
             ChatRoutes(calls),
             EmbeddingsRoutes(calls, config),
             MessageRoutes(calls),
+            ResponsesRoutes(calls),
             ExecutionRoutes(self._analytics, self._cipher),
             EventRoutes(self._streams, self._event_log),
             agents,

@@ -39,6 +39,7 @@ from services.request.dialects.chat import ChatRoutes
 from services.request.dialects.embeddings import EmbeddingsRoutes
 from services.request.dialects.messages import MessageRoutes
 from services.request.dialects.models import ModelRoutes
+from services.request.dialects.responses import ResponsesRoutes
 from services.request.events import EventRoutes
 from services.request.executions import ExecutionRoutes
 from services.request.guards import GuardRoutes
@@ -60,6 +61,7 @@ HANDLERS = (
     ChatRoutes,
     EmbeddingsRoutes,
     MessageRoutes,
+    ResponsesRoutes,
     ExecutionRoutes,
     EventRoutes,
     AgentRoutes,

@@ -31,6 +31,7 @@ PAGES = (
             "jobs.md",
             "openai.md",
             "messages.md",
+            "responses.md",
             "python-client.md",
             "commands.md",
             "providers.md",

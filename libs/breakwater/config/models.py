@@ -837,7 +837,8 @@ def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRe
             return problem
         others = {name: value for name, value in form.params.items() if name not in PARAMS}
         return _params_objection(config, agent, job, others)
-    return _params_objection(config, agent, job, form.params)
+    problem = _params_objection(config, agent, job, form.params)
+    return None if problem is None else FieldError(form.in_body(problem.path), problem.message)
 
 
 def _params_objection(config: Config, agent: Agent, job: Job, params: Mapping[str, JsonValue]) -> FieldError | None:

@@ -72,6 +72,41 @@ class ChatCompletion(Event):
     usage: dict[str, JsonValue] | None = Field(default=None, description="Absent if unknown.")
 
 
+class ResponsesRequest(Message):
+    """OpenAI's request. Fields that are not named here go to a provider of Responses as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=NO_CONTROLS)] = Field(
+        description="An agent, `agent/model`, or any model if the API key is bound to an agent.",
+        examples=["content-writer", "content-writer/gpt-4.1-mini"],
+    )
+    input: JsonValue = Field(default=None, description="A text, or a list of items.", examples=["Write a haiku."])
+    stream: bool | None = Field(default=None, description="True to stream the answer as server-sent events.")
+    stream_options: dict[str, JsonValue] | None = Field(default=None, description="Not sent to providers.")
+    background: bool | None = None
+    store: bool | None = Field(default=None, description="False to keep nothing beyond what the job needs.")
+    previous_response_id: str | None = None
+    conversation: JsonValue = Field(default=None, description="Refused: conversations are not kept.")
+    breakwater: CallOptions | None = Field(
+        default=None, description="Breakwater's own options; in the SDK: `extra_body`."
+    )
+
+
+class ResponseObject(Event):
+    """OpenAI's `response`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str = Field(description="`resp_` and the job's id.")
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
+    model: str
+    output: list[dict[str, JsonValue]]
+    usage: dict[str, JsonValue] | None = Field(description="Null if unknown.")
+
+
 class EmbeddingsRequest(Message):
     """OpenAI's request. Fields that are not named here go to the provider as they are."""
 

@@ -139,6 +139,7 @@ class _ChoiceSoFar:
         """The latest call at each index; and each by its index, or none, and its ids."""
         self._ids: set[str] = set()
         self._last = ""
+        self._thought_in: str | None = None
         self._turns: list[tuple[str, int]] = []
         self._counted: dict[str, tuple[int, int]] = {}
         """By text: how many of its pieces are counted, and their characters."""
@@ -154,7 +155,7 @@ class _ChoiceSoFar:
             if value is None or name == "role":
                 continue
             if isinstance(value, str) and name != "tool_calls":
-                if name != self._last and value and (name != "reasoning" or value != delta.get(THOUGHT)):
+                if name != self._last and value and not self._is_copy(name, delta):
                     self._turn_to(name)
                 self._say(name, value)
             elif (shown := self._add_other(name, value)) is not None:
@@ -200,11 +201,15 @@ class _ChoiceSoFar:
         texts.append(text)
         self.length += len(text)
 
+    def _is_copy(self, name: str, delta: Mapping[str, Any]) -> bool:
+        """True for thinking that some servers send under both of its names."""
+        return name == "reasoning" and self._thought_in != name and delta[name] == delta.get(THOUGHT)
+
     def _turn_to(self, name: str) -> None:
         """Notes that something else is said now."""
-        if name not in _SPOKEN or (
-            name in _THOUGHTS and any(known != name for known, _ in self._turns if known in _THOUGHTS)
-        ):
+        if name in _THOUGHTS:
+            self._thought_in = self._thought_in or name
+        if name not in _SPOKEN or (name in _THOUGHTS and name != self._thought_in):
             return
         if name == "tool_calls":
             start = len(self._calls)

@@ -31,7 +31,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.openai import CallOptions
 from breakwater.contracts.validation import FieldError, problems
 from breakwater.policy.chat_completions import error_of
-from breakwater.policy.dialects import params_of
+from breakwater.policy.dialects import chat_form, params_of
 from breakwater.policy.ownership import shown
 from breakwater.policy.record import ends_with_client
 from breakwater.state.connection import StateUnavailableError
@@ -344,7 +344,10 @@ class Calls:
         error = error_of(result)
         if error.retry_after_s is not None:
             headers["Retry-After"] = str(error.retry_after_s)
-        details = [] if error.param is None else [FieldError(path=error.param, message=error.message)]
+        param, request = error.param, call.sent.job.api_request
+        if param is not None and request is not None:
+            param = chat_form(request).in_body(param)
+        details = [] if param is None else [FieldError(path=param, message=error.message)]
         headers |= {} if error.may_retry else _NO_RETRY
         problem = RequestError(error.status, error.code, error.message, details, headers)
         return problem.response(call.path)

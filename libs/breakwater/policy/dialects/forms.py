@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,12 +32,18 @@ class ChatForm:
         params: of the chat, such as `max_completion_tokens` and `tools`.
         losses: fields that a chat can't express: a translated call is refused for the first of them.
         unpriced: fields that may cost more than tokens, or are unknown: refused where a hard cap has to hold.
+        names: fields of the body that messages and params come from, where those are called otherwise.
     """
 
     messages: list[dict[str, JsonValue]]
     params: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     losses: tuple[FieldError, ...] = ()
     unpriced: tuple[FieldError, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def in_body(self, path: str) -> str:
+        """The field of the body that a place in messages or params comes from."""
+        return self.names.get(re.split(r"[.\[]", path)[0], path)
 
 
 class Dialect(Protocol):

@@ -45,6 +45,16 @@ _TRANSLATED = words(
 )
 _KNOWN = _SAME | _TRANSLATED | {name for name in DROPPED if name.isidentifier()}
 
+_NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+}
+"""Names of a chat's fields in a request for a response."""
+
 _NOT_IN_CHAT = "can't be translated to a chat: it needs a provider with `api: responses`"
 _RUN_BY_PROVIDER = "the provider runs this tool, and charges for it in addition to the tokens"
 _OF_FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
@@ -56,7 +66,7 @@ def chat_form(body: Body) -> ChatForm:
     translation = _Translation()
     params = translation.params(body)
     messages = translation.messages(body)
-    return ChatForm(messages, params, tuple(translation.losses), tuple(translation.unpriced))
+    return ChatForm(messages, params, tuple(translation.losses), tuple(translation.unpriced), _NAMES)
 
 
 def _run_by_provider(tool: Mapping[str, Any], place: str) -> Iterator[FieldError]:

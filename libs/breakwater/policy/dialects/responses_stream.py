@@ -270,7 +270,8 @@ class ResponseEvents:
 
     def _add_delta(self, delta: Mapping[str, Any], logprobs: Any) -> None:
         for name, value in delta.items():
-            if not value or (name == "reasoning" and value == delta.get(THOUGHT)):
+            copied = name == "reasoning" and self._thought_in != name and value == delta.get(THOUGHT)
+            if not value or copied:
                 continue
             if name == "content" and isinstance(value, str):
                 part = self._text("output_text")

@@ -1,0 +1,175 @@
+"""OpenAI's Responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, ClassVar
+
+import orjson
+from pydantic import JsonValue
+from starlette.requests import Request
+from starlette.responses import Response
+
+from breakwater.contracts.job import Job, NativeRequest
+from breakwater.contracts.openai import ResponseObject, ResponsesRequest
+from breakwater.contracts.validation import FieldError
+from breakwater.policy.dialects.responses_answer import Asked, response_of
+from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvents, event_bytes
+from services.request.dialects.calls import Calls, ParsedCall, options_of
+from services.request.operations import TOO_MANY, operation
+from services.request.parsing import read_command
+from services.request.problems import RequestError
+from services.request.submission import Submission
+
+OF_PLANE = frozenset(
+    {"background", "breakwater", "conversation", "model", "previous_response_id", "stream", "stream_options"}
+)
+"""Fields that the plane answers for; all others are of the provider's request."""
+
+
+class ResponsesRoutes:
+    """Responses."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    @operation(
+        "POST",
+        "/v1/responses",
+        tag="openai",
+        summary="Create a response, as at OpenAI",
+        description="Each call is a job. A provider with `api: responses` gets the body as it is, and the response is "
+        "its own object with the plane's id. For all other providers the body is translated to chat completions, and "
+        "the answer back; a field that can't be translated is refused by name. With `stream`, the response is the "
+        "specification's semantic events, with `sequence_number`. Headers as with chat completions.",
+        headers={
+            "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
+            "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
+            "x-session-id": "Same as `breakwater.session_id`: calls of a session are shown as one run.",
+            "traceparent": "W3C trace context that the job becomes a part of. Calls of one trace are one run, if they "
+            "name no task and no session.",
+        },
+        body=ResponsesRequest,
+        results={200: ("The answer.", ResponseObject)},
+        errors={
+            400: "The request is invalid; `param` is the field at fault. Or it is too long for the model "
+            "(`context_length_exceeded`), can't be translated for a provider of chat completions, or the provider "
+            "refuses it (`invalid_request`).",
+            403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
+            404: "There is no such agent or model for this key (`model_not_found`).",
+            409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",
+            429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`). " + TOO_MANY,
+            502: "No model gave a usable answer: `provider_error`, `provider_unreachable`, `invalid_output`, "
+            "`worker_lost`.",
+            503: "The breakers of all models are open (`breaker_open`, `agent_unavailable`), or nothing was accepted "
+            "(`unavailable`, `refused`).",
+            504: "The job's time was over (`timeout`).",
+        },
+    )
+    async def create_response(self, request: Request) -> Response:
+        """The response, once the job has ended, however long that takes."""
+        return await self._calls.respond(request, self._parsed)
+
+    async def _parsed(self, request: Request, body: bytes) -> ParsedCall:
+        asked = read_command(body, ResponsesRequest)
+        if asked.conversation is not None:
+            raise _refused("conversation", "conversations are not kept here; send the items, or previous_response_id")
+        if asked.background or asked.previous_response_id is not None:
+            name = "background" if asked.background else "previous_response_id"
+            raise _refused(name, "is not served yet")
+        agent, model = self._calls.agent_of(request, asked.model)
+        options = options_of(request.headers, asked.breakwater).model_dump(exclude_unset=True)
+        native = asked.model_dump(mode="json", exclude_unset=True, exclude=set(OF_PLANE))
+        named: dict[str, Any] = {} if model is None else {"model": model}
+        if asked.stream:
+            named["stream"] = True
+        job = Job(
+            agent=agent,
+            api_request=NativeRequest(api="responses", body=native),
+            include_response=True,
+            **named,
+            **options,
+        )
+        return ParsedCall(job, ResponseAnswer(asked.model, native, store=asked.store is not False))
+
+
+def _refused(param: str, why: str) -> RequestError:
+    return RequestError(400, "invalid_request", f"{param}: {why}", [FieldError(path=param, message=why)])
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAnswer:
+    """A Response object, or its events.
+
+    Attributes:
+        model: that was asked for, in the client's words.
+        native: the body of the request.
+        store: it can be read later.
+        created_at: seconds since the epoch.
+    """
+
+    model: str
+    native: Mapping[str, JsonValue]
+    store: bool = True
+    created_at: int = field(default_factory=lambda: int(time.time()))
+
+    def asked(self, sent: Submission, created_at: int | None = None) -> Asked:
+        """The request, as the response repeats it."""
+        return Asked(
+            job_id=sent.shown_id,
+            created_at=created_at or self.created_at,
+            model=self.model,
+            body=self.native,
+            store=self.store,
+        )
+
+    def body(self, sent: Submission, result: dict[str, Any]) -> bytes:
+        """A `response`. The same job has the same one for every request."""
+        created_at = int(datetime.fromisoformat(result["queued_at"]).timestamp())
+        return orjson.dumps(response_of(self.asked(sent, created_at), result))
+
+    def encoder(self, sent: Submission) -> ResponseEncoder:
+        """Encodes chunks."""
+        return ResponseEncoder(self.asked(sent))
+
+
+class ResponseEncoder:
+    """The events of one response."""
+
+    keep_alive: ClassVar[bytes] = b": still here\n\n"
+
+    def __init__(self, asked: Asked) -> None:
+        self._events = ResponseEvents(asked)
+        self._begun = False
+
+    def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
+        """The events that chunks mean, after those of the beginning."""
+        found = self._begin()
+        for chunk in chunks:
+            found += self._events.add(chunk)
+        return b"".join(map(event_bytes, found))
+
+    def end(
+        self, result: dict[str, Any] | None, *, whole: bool, error: Callable[[dict[str, Any] | None], bytes]
+    ) -> bytes:
+        """The rest of the answer, and its last event: `error` where the process stops."""
+        found = self._begin()
+        try:
+            found += self._stopped(error) if result is None else self._events.end(result, whole=whole)
+        except ContradictionError:
+            # Another answer decided the job than the one that was begun here.
+            found += self._stopped(error)
+        return b"".join(map(event_bytes, found))
+
+    def _begin(self) -> list[dict[str, Any]]:
+        if self._begun:
+            return []
+        self._begun = True
+        return self._events.begin()
+
+    def _stopped(self, error: Callable[[dict[str, Any] | None], bytes]) -> list[dict[str, Any]]:
+        said = orjson.loads(error(None))["error"]
+        return self._events.error(said["code"], said["message"])

@@ -1,0 +1,267 @@
+"""OpenAI's Responses through the HTTP API: the unmodified `openai` package, a worker, and providers of all dialects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import orjson
+import pytest
+import pytest_asyncio
+
+from breakwater.config import load_config
+from breakwater.security.api_keys import create_key
+from tests.flow.kit import model
+from tests.openai_client import openai_client
+from tests.policy.dialects.test_responses_stream import accumulated
+from tests.server_sources import RunningServer, Servers
+from tests.services.request.conftest import HttpApi, running, settings_for
+from tests.services.worker.harness import WorkerPlane, running_worker
+
+FIND: dict[str, Any] = {
+    "type": "function",
+    "name": "find_ship",
+    "parameters": {"type": "object", "properties": {"name": {"type": "string"}}},
+    "strict": False,
+}
+TURN = [
+    {"type": "thinking", "text": "Which ship?"},
+    {"type": "text", "text": "Let me look."},
+    {"type": "tool_call", "name": "find_ship", "arguments": {"name": "ferry"}},
+]
+TURNS = [TURN, [{"type": "text", "text": "At sea."}]]
+MODELS = {
+    "sim/chat": model(turns=TURNS),
+    "native/r": model(turns=TURNS),
+    "claude": model(turns=TURNS),
+    "sim/down": model({"status": 500}),
+    "sim/strict": model({"status": 400, "error": {"message": "too hot", "param": "temperature"}}),
+    "sim/broken": model(
+        {"stream": "error", "after_chunks": 3, "error": {"message": "broke"}}, answer="At sea, I think."
+    ),
+    "native/search": model(turns=[[{"type": "hosted", "query": "ferries"}, {"type": "text", "text": "At sea."}]]),
+    "sim/short": model(answer="a" * 400),
+}
+NO_WAIT = {"max_attempts": 1}
+AGENTS = {
+    "translated": {"model": "sim/chat", "retry": NO_WAIT},
+    "native": {"model": "native/r", "retry": NO_WAIT},
+    "claude": {"model": "anthropic/claude", "retry": NO_WAIT},
+    "searching": {"model": "native/search", "retry": NO_WAIT},
+    "failing": {"model": "sim/down", "retry": NO_WAIT, "breaker": "off"},
+    "refused": {"model": "sim/strict", "retry": NO_WAIT},
+    "broken": {"model": "sim/broken", "retry": NO_WAIT, "breaker": "off"},
+    "short": {"model": "sim/short", "retry": NO_WAIT},
+    "mixed": {"model": "sim/down", "fallback_models": ["native/r"], "retry": NO_WAIT, "breaker": "off"},
+    "capped": {"model": "native/search", "retry": NO_WAIT, "max_cost_usd": 1},
+}
+SPEAKERS = ("translated", "native", "claude")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesPlane:
+    """A request service, a worker, and a key."""
+
+    api: HttpApi
+    worker: WorkerPlane
+    key: str
+
+    @property
+    def sdk(self) -> Any:
+        return openai_client(f"{self.api.url}/v1", self.key, max_retries=0)
+
+    async def post(self, body: Any, **headers: str) -> tuple[int, Any, Any]:
+        answer = await self.api.ask(
+            "POST", "/v1/responses", json=body, headers={"Authorization": f"Bearer {self.key}", **headers}
+        )
+        return answer.status, answer.json, answer.headers
+
+    async def events(self, **body: Any) -> list[dict[str, Any]]:
+        """The events of a stream, each with its name."""
+        headers = {"Authorization": f"Bearer {self.key}"}
+        async with self.api.http.post(
+            f"{self.api.url}/v1/responses", json={**body, "stream": True}, headers=headers
+        ) as response:
+            text = (await response.read()).decode()
+        found = list[dict[str, Any]]()
+        for event in text.strip().split("\n\n"):
+            name, data = event.split("\n")
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {found[-1]['type']}"
+        return found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def plane(
+    servers: Servers, redis_server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[ResponsesPlane]:
+    nats, directory = servers.nats(), tmp_path_factory.mktemp("responses")
+    started = running_worker(
+        directory,
+        nats_url=nats.url,
+        redis_url=redis_server.url,
+        script={"models": {**MODELS, "r": MODELS["native/r"], "search": MODELS["native/search"]}},
+        agents=AGENTS,
+        more_providers={
+            "native": {"kind": "openai", "api": "responses", "base_url": "http://127.0.0.1:{sim_port}/v1"},
+            "anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"},
+        },
+    )
+    async with started as worker:
+        settings = settings_for(nats.url, redis_server.url, directory)
+        config = load_config(directory / "breakwater.yaml")
+        async with running(settings, config, create_key(settings.api_keys_file, "tests")) as api:
+            yield ResponsesPlane(api, worker, create_key(settings.api_keys_file, "app", ("submit",)))
+    nats.stop()
+
+
+@pytest.mark.parametrize("agent", SPEAKERS)
+async def test_a_tool_loop_is_the_same_at_every_provider(plane: ResponsesPlane, agent: str) -> None:
+    asked = {"model": agent, "tools": [FIND], "instructions": "Be brief."}
+    first = await plane.sdk.responses.create(**asked, input="Where is the ferry?")
+
+    assert first.status == "completed"
+    assert first.output_text == "Let me look."
+    call = first.output[-1]
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "find_ship", {"name": "ferry"})
+    assert (first.instructions, first.tools[0].name, first.id[:5]) == ("Be brief.", "find_ship", "resp_")
+    assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
+
+    turns = [{"role": "user", "content": "Where is the ferry?"}, *(item.to_dict() for item in first.output)]
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "found"}]
+    second = await plane.sdk.responses.create(**asked, input=[*turns, *results])
+    assert second.output_text == "At sea."
+
+
+@pytest.mark.parametrize("agent", SPEAKERS)
+async def test_a_stream_comes_to_the_response_that_its_last_event_has(plane: ResponsesPlane, agent: str) -> None:
+    events = await plane.events(model=agent, tools=[FIND], input="Where is the ferry?")
+
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    last = events[-1]["response"]
+    assert events[-1]["type"] == "response.completed"
+    assert accumulated(events) == last["output"]
+    assert last["usage"]["output_tokens"] > 0
+    assert {event["response"]["id"] for event in events if "response" in event} == {last["id"]}
+    async with plane.sdk.responses.stream(model=agent, tools=[FIND], input="Where is the ferry?") as stream:
+        kinds = {event.type async for event in stream}
+        final = await stream.get_final_response()
+    assert {"response.output_text.delta", "response.function_call_arguments.done"} <= kinds
+    assert final.output_text == "Let me look."
+
+
+async def test_reasoning_text_of_a_chat_is_an_item(plane: ResponsesPlane) -> None:
+    response = await plane.sdk.responses.create(
+        model="translated", input="Where?", reasoning={"effort": "low"}, tools=[FIND]
+    )
+
+    assert [item.type for item in response.output][-2:] == ["message", "function_call"]
+
+
+async def test_hosted_tools_pass_to_a_provider_of_responses(plane: ResponsesPlane) -> None:
+    response = await plane.sdk.responses.create(model="searching", input="Where?", tools=[{"type": "web_search"}])
+
+    assert [item.type for item in response.output][-2:] == ["web_search_call", "message"]
+
+
+async def test_an_answer_over_its_limit_is_incomplete(plane: ResponsesPlane) -> None:
+    response = await plane.sdk.responses.create(model="short", input="Where?", max_output_tokens=16)
+
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"never_heard_of": 1}, "never_heard_of"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"input": 5}, "input"),
+        ({"input": None}, "input"),
+        ({"input": ["x"]}, "input[0]"),
+        ({"stream": "yes"}, "stream"),
+        ({"tools": "x"}, "tools"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": "many"}, "max_output_tokens"),
+    ],
+)
+async def test_what_cannot_be_asked_names_its_field(plane: ResponsesPlane, body: dict[str, Any], param: str) -> None:
+    status, found, _ = await plane.post({"model": "translated", "input": "Where?", **body})
+
+    assert (status, found["error"]["param"]) == (400, param)
+    assert found["error"]["type"] == "invalid_request_error"
+
+
+async def test_an_unknown_field_goes_to_a_provider_of_responses(plane: ResponsesPlane) -> None:
+    status, found, _ = await plane.post({"model": "native", "input": "Where?", "never_heard_of": 1})
+
+    # The simulated provider takes no field that OpenAI does not have.
+    assert (status, found["error"]["param"]) == (400, "never_heard_of")
+    assert "translated" not in found["error"]["message"]
+
+
+async def test_a_fallback_to_a_provider_of_responses_takes_what_a_chat_cannot(plane: ResponsesPlane) -> None:
+    status, found, headers = await plane.post(
+        {"model": "mixed", "input": "Where?", "include": ["web_search_call.results"]}
+    )
+
+    assert (status, found["status"], headers["x-breakwater-model"]) == (200, "completed", "native/r")
+
+
+@pytest.mark.parametrize(
+    ("agent", "status", "code", "param"),
+    [
+        ("failing", 502, "provider_error", None),
+        ("refused", 400, "invalid_request", "temperature"),
+        ("nobody", 404, "model_not_found", "model"),
+    ],
+)
+async def test_errors_have_openais_shape(
+    plane: ResponsesPlane, agent: str, status: int, code: str, param: str | None
+) -> None:
+    for more in ({}, {"stream": True}):
+        with pytest.raises(openai.APIStatusError) as caught:
+            await plane.sdk.responses.create(model=agent, input="Where?", **more)
+
+        assert (caught.value.status_code, caught.value.code, caught.value.param) == (status, code, param)
+
+
+async def test_a_body_over_the_limit_is_413(plane: ResponsesPlane) -> None:
+    status, found, _ = await plane.post({"model": "translated", "input": "x" * 20_000_000})
+
+    assert (status, found["error"]["type"]) == (413, "invalid_request_error")
+
+
+async def test_a_stream_that_breaks_ends_with_its_failure(plane: ResponsesPlane) -> None:
+    events = await plane.events(model="broken", input="Where?")
+
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["status"] == "failed"
+    assert events[-1]["response"]["error"]["code"] == "server_error"
+    assert "".join(event["delta"] for event in events if event["type"].endswith("text.delta"))
+
+
+async def test_the_same_id_is_the_same_response(plane: ResponsesPlane) -> None:
+    body = {"model": "translated", "input": "Where?"}
+    first = await plane.post(body, **{"Idempotency-Key": "order-1"})
+    again = await plane.post(body, **{"Idempotency-Key": "order-1"})
+
+    assert first[:2] == again[:2]
+    assert first[1]["id"] == "resp_order-1"
+
+
+async def test_the_record_has_the_conversation_and_the_native_answer(plane: ResponsesPlane) -> None:
+    _, found, headers = await plane.post({"model": "native", "input": "Where?", "metadata": {"a": "b"}})
+    record = await plane.api.ask("GET", f"/api/v1/jobs/{headers['x-breakwater-execution-id']}")
+
+    response = record.json["response"]
+    assert (response["object"], response["output"]) == ("response", found["output"])
+    assert response["id"] != found["id"]
+    assert found["metadata"] == {"a": "b"}
+    assert orjson.dumps(record.json["output"])
