@@ -36,6 +36,7 @@ from tests.docs.markdown import (
     section,
 )
 from tests.policy import usage_table
+from tests.sdks import programs
 from tests.sdks.__main__ import CLIENTS, version
 from tests.services.worker.error_table import ROWS
 
@@ -165,6 +166,12 @@ def test_the_table_of_what_providers_report_is_the_one_that_is_tested() -> None:
 def test_the_table_of_sdks_is_of_the_versions_that_are_pinned() -> None:
     found = {client.replace("`", ""): number for client, number, _ in rows(ROOT / "docs" / "openai.md", "client")}
     assert found == {client: version(client) for client in CLIENTS}
+
+
+def test_the_table_of_coding_agents_is_of_those_that_are_run() -> None:
+    assert rows(ROOT / "docs" / "coding-agents.md", "program") == [
+        (f"`{one.client}`", programs.VERSIONS[one.client], one.door, one.what) for one in programs.RUNS
+    ]
 
 
 def test_the_services_are_named() -> None:

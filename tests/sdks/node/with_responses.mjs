@@ -138,7 +138,7 @@ await run("Responses", {
       });
     await refused({ conversation: "conv_1" }, "conversation");
     await refused({ tools: [{ type: "web_search" }] }, "tools[0].type");
-    await refused({ temperature: "hot" }, "temperature");
+    await refused({ max_output_tokens: "many" }, "max_output_tokens");
     await assert.rejects(responses.retrieve("resp_none"), OpenAI.NotFoundError);
     await assert.rejects(responses.create({ model: "no-such", input }), OpenAI.NotFoundError);
   },

@@ -97,6 +97,7 @@ def with_opencode_patch(_: Path) -> Turns:
 def codex_config(url: str) -> str:
     """A provider of Codex: see docs/coding-agents.md."""
     return f"""\
+web_search = "disabled"
 model_provider = "breakwater"
 
 [model_providers.breakwater]
@@ -120,26 +121,17 @@ enabled = false
 """Leaves out tools that no chat completion can express."""
 
 
-def codex(model: str, what: str, turns: Callable[[Path], Turns], *, chat_only: bool = False) -> Run:
+def codex(model: str, what: str, turns: Callable[[Path], Turns], more: str = "") -> Run:
     """Codex, with a sandbox that may write to its directory."""
-    top = 'web_search = "disabled"\n' if chat_only else ""
+    options = ("--strict-config", "--skip-git-repo-check", "--sandbox", "workspace-write")
     return Run(
         "@openai/codex",
         "Responses",
         what,
         model,
         turns,
-        lambda model: [
-            "codex",
-            "exec",
-            "--skip-git-repo-check",
-            "--sandbox",
-            "workspace-write",
-            "--model",
-            model,
-            TASK,
-        ],
-        lambda url: {".codex/config.toml": top + codex_config(url) + (CHAT_ONLY if chat_only else "")},
+        lambda model: ["codex", "exec", *options, "--model", model, TASK],
+        lambda url: {".codex/config.toml": codex_config(url) + more},
     )
 
 
@@ -191,7 +183,7 @@ def opencode(door: str, package: str, model: str, what: str, turns: Callable[[Pa
 RUNS = (
     codex("gpt-5.5", "Responses, with `apply_patch`", with_patch),
     codex("gpt-5", "Responses, with a shell", with_shell),
-    codex("gpt-4o", "chat", with_shell, chat_only=True),
+    codex("gpt-4o", "chat", with_shell, CHAT_ONLY),
     claude_code("claude-opus-4-5", "Messages, with thinking blocks"),
     claude_code("gpt-4o", "chat"),
     opencode("chat", "@ai-sdk/openai-compatible", "gpt-4o", "chat"),
