@@ -59,6 +59,14 @@ THINKS: dict[str, Any] = {
         [{"type": "thinking", "text": "It is known now."}, {"type": "text", "text": "The ferry is at sea."}],
     ]
 }
+SEARCHES: dict[str, Any] = {
+    "turns": [
+        [
+            {"type": "hosted", "query": "ferry"},
+            {"type": "text", "text": "The ferry is at sea.", "cites": ["https://ships.example.com/ferry"]},
+        ]
+    ]
+}
 BUSY: dict[str, Any] = {"faults": [{"status": 429, "retry_after_s": 30}]}
 OVERLOADED: dict[str, Any] = {"faults": [{"status": 529}]}
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
@@ -76,6 +84,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "gpt-5": CALLS,
         "gpt-5-mini": {},
         "gpt-5-thinker": THINKS,
+        "gpt-5-searcher": SEARCHES,
         "gpt-5-handoff": ON_THE_WAY,
         "gpt-5-nested": ASKS,
         "gpt-5.5": {},  # Codex knows it
@@ -84,6 +93,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "claude-opus-4-5": CALLS,
         "claude-haiku-4-5": {},
         "claude-thinker": THINKS,
+        "claude-searcher": SEARCHES,
         "claude-opus-4-5-handoff": ON_THE_WAY,
         "claude-opus-4-5-nested": ASKS,
         "claude-busy": BUSY,
@@ -189,6 +199,7 @@ def settings(simulated: str) -> dict[str, Any]:
                 "model": "gpt-4o",
                 # Without fallbacks: no other model may hide that one fails.
                 "allowed_models": sorted(of.keys() - {"gpt-4o"}),
+                "allowed_params": ["tools"],  # of the provider's own, which cost more than tokens
                 "max_tokens": 4000,
             }
         },

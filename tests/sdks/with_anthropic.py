@@ -169,6 +169,18 @@ def other_thinking(models: Models) -> None:
     assert answer.stop_reason == "end_turn"
 
 
+@check("web search with citations, whole and streamed")
+def search() -> None:
+    options: Any = {"model": "claude-searcher", "tools": [{"type": "web_search_20250305", "name": "web_search"}], **ASK}
+    with client.messages.stream(**options) as events:
+        streamed = events.get_final_message()
+    for answer in (create(**options), streamed):
+        assert [block.type for block in answer.content] == ["server_tool_use", "web_search_tool_result", "text"]
+        assert answer.content[0].input == {"query": "ferry"}
+        assert [cited.url for cited in answer.content[2].citations] == ["https://ships.example.com/ferry"]
+        assert answer.usage.server_tool_use.web_search_requests == 1
+
+
 @check("parsed outputs", models=ALL)
 def parsed(models: Models) -> None:
     answer = client.messages.parse(model=models.small, output_format=Ship, **ASK)

@@ -173,6 +173,17 @@ def reasoning(models: Models) -> None:
     assert answer.output_text == "The ferry is at sea."
 
 
+@check("web search with citations, whole and streamed")
+def search() -> None:
+    options: Any = {"model": "gpt-5-searcher", "input": QUESTION, "tools": [{"type": "web_search"}]}
+    with respond.stream(**options) as events:
+        streamed = events.get_final_response()
+    for answer in (respond.create(**options), streamed):
+        assert [item.type for item in answer.output] == ["web_search_call", "message"]
+        [cited] = answer.output[1].content[0].annotations
+        assert (cited.type, cited.url) == ("url_citation", "https://ships.example.com/ferry")
+
+
 @check("`previous_response_id`, `retrieve`, `input_items`", models=ALL)
 def previous(models: Models) -> None:
     first = respond.create(model=models.writer, input="Remember the ferry.")
