@@ -108,6 +108,16 @@ async def test_an_answer_of_the_providers_own_tools_is_one() -> None:
     assert answer.response == MESSAGE
 
 
+async def test_a_thought_without_a_text_is_an_answer() -> None:
+    thought = {"type": "thinking", "thinking": "Hm", "signature": "s"}
+    async with saying({**MESSAGE, "content": [thought], "stop_reason": "max_tokens"}) as origin:
+        answer = await perform(settings("anthropic", origin), native())
+    assert (answer.finish_reason, answer.output) == (
+        "length",
+        {"role": "assistant", "content": None, "content_parts": [thought]},
+    )
+
+
 async def streamed(*events: dict[str, Any]) -> tuple[Answer, list[Chunk]]:
     chunks: list[Chunk] = []
 

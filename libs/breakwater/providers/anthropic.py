@@ -409,9 +409,6 @@ class Messages:
         return [Choice(index=0, output=output, finish_reason=finish_reason(answer.get("stop_reason")))]
 
 
-_IN_CHAT = frozenset({"text", "thinking", "redacted_thinking", "tool_use"})
-
-
 class NativeMessages(Messages):
     """The same for requests that are written for it: they go out as they are."""
 
@@ -431,9 +428,9 @@ class NativeMessages(Messages):
         return MessageEvents(self.usage, native=True)
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
-        """The one, also of an answer that is but the use of the provider's own tools."""
+        """The one, also of an answer that is but thinking, or the use of the provider's own tools."""
         (choice,) = Messages.choices(self, answer)
-        others = [dict(block) for block in objects(answer.get("content")) if block.get("type") not in _IN_CHAT]
+        others = [dict(block) for block in objects(answer.get("content")) if block.get("type") != "text"]
         if choice.output is not None or not others:
             return [choice]
         return [choice.model_copy(update={"output": {"role": "assistant", "content": None, OTHERS: others}})]

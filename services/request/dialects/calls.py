@@ -31,7 +31,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.openai import CallOptions
 from breakwater.contracts.validation import FieldError, problems
 from breakwater.policy.chat_completions import error_of
-from breakwater.policy.dialects import chat_form, params_of
+from breakwater.policy.dialects import chat_form, dropped_fields, params_of
 from breakwater.policy.ownership import shown
 from breakwater.policy.record import ends_with_client
 from breakwater.state.connection import StateUnavailableError
@@ -369,8 +369,11 @@ class Calls:
         agent = self._config.agents[sent.job.agent]
         provider = self._config.provider_name(agent, model)
         settings = None if provider is None else self._config.providers.get(provider)
-        as_written = sent.job.api_request is not None and self._config.speaks(provider, sent.job.api)
-        return () if settings is None or as_written else tuple(settings.dropped(params_of(sent.job)))
+        request = sent.job.api_request
+        if settings is None or (request is not None and self._config.speaks(provider, request.api)):
+            return ()
+        left_out = set(settings.dropped(params_of(sent.job)))
+        return tuple(sorted(left_out if request is None else left_out | dropped_fields(request)))
 
 
 def _named(known: Mapping[str, str | None], dropped: Iterable[str]) -> dict[str, str]:

@@ -163,67 +163,67 @@ def test_the_system_prompt_is_the_first_message(system: Any) -> None:
     assert said(system=system) == [{"role": "system", "content": "Be brief."}, HI]
 
 
-@pytest.mark.parametrize(
-    ("given_fields", "chat"),
-    [
-        ({"temperature": 0.5, "top_p": 0.9, "top_k": 5}, {"temperature": 0.5, "top_p": 0.9, "top_k": 5}),
-        ({"stop_sequences": ["END"]}, {"stop": ["END"]}),
-        ({"stop_sequences": []}, {}),
-        (
-            {
-                "tools": [
-                    {
-                        "name": "look",
-                        "description": "d",
-                        "input_schema": SCHEMA,
-                        "cache_control": {},
-                        "defer_loading": True,
-                        "eager_input_streaming": True,
-                    }
-                ]
-            },
-            {"tools": [{"type": "function", "function": {"name": "look", "description": "d", "parameters": SCHEMA}}]},
-        ),
-        ({"tool_choice": {"type": "auto"}}, {"tool_choice": "auto"}),
-        ({"tool_choice": {"type": "any"}}, {"tool_choice": "required"}),
-        ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
-        (
-            {"tool_choice": {"type": "tool", "name": "look"}},
-            {"tool_choice": {"type": "function", "function": {"name": "look"}}},
-        ),
-        (
-            {"tools": [{"name": "f"}], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
-            {
-                "tools": [{"type": "function", "function": {"name": "f"}}],
-                "tool_choice": "auto",
-                "parallel_tool_calls": False,
-            },
-        ),
-        ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
+_PARAMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"temperature": 0.5, "top_p": 0.9, "top_k": 5}, {"temperature": 0.5, "top_p": 0.9, "top_k": 5}),
+    ({"stop_sequences": ["END"]}, {"stop": ["END"]}),
+    ({"stop_sequences": []}, {}),
+    (
+        {
+            "tools": [
+                {
+                    "name": "look",
+                    "description": "d",
+                    "input_schema": SCHEMA,
+                    "cache_control": {},
+                    "defer_loading": True,
+                    "eager_input_streaming": True,
                 }
-            },
-        ),
-        *(
-            ({name: value}, {})
-            for name, value in {
-                "thinking": {"type": "enabled", "budget_tokens": 1024},
-                "metadata": {"user_id": "u"},
-                "service_tier": "standard_only",
-                "speed": "standard",
-                "cache_control": {"type": "ephemeral"},
-                "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-                "mcp_servers": [],
-                "container": None,
-            }.items()
-        ),
-    ],
-)
+            ]
+        },
+        {"tools": [{"type": "function", "function": {"name": "look", "description": "d", "parameters": SCHEMA}}]},
+    ),
+    ({"tool_choice": {"type": "auto"}}, {"tool_choice": "auto"}),
+    ({"tool_choice": {"type": "any"}}, {"tool_choice": "required"}),
+    ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
+    (
+        {"tool_choice": {"type": "tool", "name": "look"}},
+        {"tool_choice": {"type": "function", "function": {"name": "look"}}},
+    ),
+    (
+        {"tools": [{"name": "f"}], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        {
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": "auto",
+            "parallel_tool_calls": False,
+        },
+    ),
+    ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
+            }
+        },
+    ),
+    *(
+        ({name: value}, {})
+        for name, value in {
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "metadata": {"user_id": "u"},
+            "service_tier": "standard_only",
+            "speed": "standard",
+            "cache_control": {"type": "ephemeral"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "mcp_servers": [],
+            "container": None,
+        }.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("given_fields", "chat"), _PARAMS)
 def test_params_are_those_of_a_chat(given_fields: dict[str, Any], chat: dict[str, Any]) -> None:
     assert params(**given_fields) == chat
 
@@ -233,60 +233,60 @@ def test_an_effort_is_left_out_for_a_model_that_does_not_know_it() -> None:
     assert for_chat(found.messages, found.params, ("reasoning_effort",))[1] == {"max_tokens": 100}
 
 
-@pytest.mark.parametrize(
-    ("body", "path", "priced"),
-    [
-        ({"tools": [{"name": "f"}, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].type", True),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", False),
-        ({"tools": [{"name": "f", "input_examples": [{}]}]}, "tools[0].input_examples", False),
-        ({"tool_choice": {"type": "new"}}, "tool_choice.type", False),
-        ({"mcp_servers": [{"url": "https://x"}]}, "mcp_servers", True),
-        ({"container": "c1"}, "container", True),
-        ({"speed": "fast"}, "speed", True),
-        ({"inference_geo": "us"}, "inference_geo", True),
-        ({"new_field": 1}, "new_field", True),
-        ({"output_config": {"task_budget": {}}}, "output_config.task_budget", False),
-        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", False),
-        (
-            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-            "context_management.edits[0]",
-            False,
-        ),
-        ({"messages": [HI, {"role": "assistant", "content": "{"}]}, "messages[1]", False),
-        ({"messages": [{"role": "new", "content": "Hi"}]}, "messages[0].role", False),
-        ({"messages": [user({"type": "search_result", "content": []})]}, "messages[0].content[0]", True),
-        ({"messages": [user({"type": "container_upload", "file_id": "f"})]}, "messages[0].content[0]", True),
-        (
-            {"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]},
-            "messages[0].content[0]",
-            True,
-        ),
-        (
-            {"messages": [user({"type": "document", "source": {"type": "url", "url": "https://x"}})]},
-            "messages[0].content[0].source.type",
-            False,
-        ),
-        (
-            {
-                "messages": [
-                    user({"type": "document", "source": {"type": "text", "data": "D"}, "citations": {"enabled": True}})
-                ]
-            },
-            "messages[0].content[0].citations",
-            False,
-        ),
-        (
-            {"messages": [user(result(content=[{"type": "tool_reference", "tool_name": "f"}]))]},
-            "messages[0].content[0].content[0]",
-            True,
-        ),
-        (
-            {"messages": [HI, {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s"}]}, HI]},
-            "messages[1].content[0]",
-            True,
-        ),
-    ],
-)
+_LOSSES: list[tuple[dict[str, Any], str, bool]] = [
+    ({"tools": [{"name": "f"}, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].type", True),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", False),
+    ({"tools": [{"name": "f", "input_examples": [{}]}]}, "tools[0].input_examples", False),
+    ({"tool_choice": {"type": "new"}}, "tool_choice.type", False),
+    ({"mcp_servers": [{"url": "https://x"}]}, "mcp_servers", True),
+    ({"container": "c1"}, "container", True),
+    ({"speed": "fast"}, "speed", True),
+    ({"inference_geo": "us"}, "inference_geo", True),
+    ({"new_field": 1}, "new_field", True),
+    ({"output_config": {"task_budget": {}}}, "output_config.task_budget", False),
+    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", False),
+    (
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+        "context_management.edits[0]",
+        False,
+    ),
+    ({"messages": [HI, {"role": "assistant", "content": "{"}]}, "messages[1]", False),
+    ({"messages": [{"role": "new", "content": "Hi"}]}, "messages[0].role", False),
+    ({"messages": [user({"type": "search_result", "content": []})]}, "messages[0].content[0]", True),
+    ({"messages": [user({"type": "container_upload", "file_id": "f"})]}, "messages[0].content[0]", True),
+    (
+        {"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]},
+        "messages[0].content[0]",
+        True,
+    ),
+    (
+        {"messages": [user({"type": "document", "source": {"type": "url", "url": "https://x"}})]},
+        "messages[0].content[0].source.type",
+        False,
+    ),
+    (
+        {
+            "messages": [
+                user({"type": "document", "source": {"type": "text", "data": "D"}, "citations": {"enabled": True}})
+            ]
+        },
+        "messages[0].content[0].citations",
+        False,
+    ),
+    (
+        {"messages": [user(result(content=[{"type": "tool_reference", "tool_name": "f"}]))]},
+        "messages[0].content[0].content[0]",
+        True,
+    ),
+    (
+        {"messages": [HI, {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s"}]}, HI]},
+        "messages[1].content[0]",
+        True,
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "path", "priced"), _LOSSES)
 def test_what_a_chat_cannot_express_is_named(body: dict[str, Any], path: str, priced: bool) -> None:
     found = chat_form({"max_tokens": 100, "messages": [HI], **body})
     assert [one.path for one in found.losses] == [path]
@@ -325,7 +325,13 @@ def test_the_chat_form_keeps_what_only_anthropic_reads() -> None:
 
 
 def test_the_body_of_a_native_call_is_the_clients() -> None:
-    body = {"messages": [HI], "max_tokens": 50, "new_field": [1], "thinking": {"type": "adaptive"}, "system": "S"}
+    body: dict[str, Any] = {
+        "messages": [HI],
+        "max_tokens": 50,
+        "new_field": [1],
+        "thinking": {"type": "adaptive"},
+        "system": "S",
+    }
     sent = native_body(body, params={"top_k": 3, "stop": "X", "n": 1, "thinking": {}}, max_tokens=60, system_prompt="P")
     assert sent == {**body, "top_k": 3, "stop_sequences": ["X"]}
     assert sent["messages"] is body["messages"]

@@ -259,3 +259,25 @@ def test_an_odd_answer_is_one_that_an_sdk_can_read(events: list[dict[str, Any]],
     if rest is not None:
         accumulated(json.loads(json.dumps([*sent, *rest])))
     accumulated(json.loads(json.dumps(MessageStream("j1").end(result))))
+
+
+@st.composite
+def odd_chats(draw: st.DrawFn) -> list[Any]:
+    """Chunks with arbitrary JSON in them."""
+    given_chunks: list[Any] = json.loads(json.dumps([chunk(draw(deltas())) for _ in range(draw(st.integers(1, 5)))]))
+    for one in given_chunks:
+        choice = one["choices"][0]
+        place: dict[str, Any] = draw(
+            st.sampled_from([one, choice, choice["delta"], *choice["delta"].get("tool_calls", [])])
+        )
+        more = () if place is one else ("tool_calls", "content", "reasoning", "id")
+        place[draw(st.sampled_from([*place, *more]))] = draw(JSON)
+    return given_chunks
+
+
+@settings(max_examples=300, deadline=None)
+@given(odd_chats(), st.integers(1, 4))
+def test_an_odd_chat_is_the_same_message_streamed_and_stored(chunks: list[Any], batch: int) -> None:
+    shown, result = of_chat(chunks)
+    # A stream has begun before the model's name may change.
+    assert {**streamed(shown, result, batch), "model": ""} == {**message_of(result), "model": ""}

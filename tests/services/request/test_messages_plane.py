@@ -223,6 +223,10 @@ async def test_a_field_that_a_chat_lacks_is_refused_by_name_and_passes_to_anthro
     assert (refused.status, refused.code) == (400, "invalid_request_error")
     assert refused.message.startswith("container: ")
     assert (await plane.ask("claude", container="c1")).status == 200
+    dropped = "x-breakwater-dropped-params"
+    wished = {"metadata": {"user_id": "u"}, "service_tier": "auto"}
+    assert (await plane.ask("chat", **wished)).headers[dropped] == "metadata, thinking"
+    assert dropped not in (await plane.ask("claude", **wished)).headers
     unknown = await plane.ask("claude", new_field=1)
     assert (unknown.status, unknown.code) == (400, "invalid_request_error"), "Anthropic's own refusal"
     assert "new_field" in unknown.message

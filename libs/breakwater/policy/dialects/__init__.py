@@ -18,6 +18,7 @@ __all__ = [
     "InvalidBodyError",
     "chat_form",
     "conversation_of",
+    "dropped_fields",
     "for_chat",
     "input_of",
     "params_of",
@@ -58,3 +59,8 @@ def for_chat(
     if job.api != "messages":
         return conversation, params
     return messages.for_chat(conversation, params, left_out)
+
+
+def dropped_fields(request: NativeRequest) -> set[str]:
+    """The fields of a request that its chat form leaves out by a rule."""
+    return messages.dropped_fields(request.body) if request.api == "messages" else set()

@@ -66,6 +66,14 @@ _KNOWN = words(
 )
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "thinking")
 """Fields that are params of the same name and meaning; `for_chat` drops `thinking`, which estimates need."""
+_NAMES: Mapping[str, str] = {
+    "max_completion_tokens": "max_tokens",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+"""Params of a chat that have another name in the body."""
 _OF_AGENT = words(
     "context_management metadata output_config stop_sequences temperature thinking tool_choice tools top_k top_p"
 )
@@ -80,6 +88,14 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 # Requests
+
+
+def dropped_fields(body: Body) -> set[str]:
+    """The fields of a body, but for those of its messages and tools, that a chat does not get."""
+    found = {
+        name for name in _KNOWN & DROPPED.keys() if body.get(name) not in (None, "auto", "standard_only", "standard")
+    }
+    return found - {"thinking"} if fields(body.get("thinking")).get("type") == "disabled" else found
 
 
 def chat_form(body: Body) -> ChatForm:
@@ -99,7 +115,7 @@ def chat_form(body: Body) -> ChatForm:
     if fields(given[-1]).get("role") == "assistant":
         form.lose(f"messages[{len(given) - 1}]", "the beginning of an answer can't be continued in chat completions")
     form.take_params(body)
-    return ChatForm(form.messages, form.params, tuple(form.losses), tuple(form.unpriced))
+    return ChatForm(form.messages, form.params, tuple(form.losses), tuple(form.unpriced), _NAMES)
 
 
 class _Form:
