@@ -36,6 +36,7 @@ CLIENTS = {
     "anthropic": ("requirements", ("with_anthropic.py",)),
     "openai-agents": ("requirements", ("with_agents.py",)),
     "langchain-openai": ("requirements", ("with_langchain.py",)),
+    "langchain-anthropic": ("requirements", ("with_langchain_anthropic.py",)),
     "pydantic-ai-slim": ("requirements", ("with_pydantic_ai.py",)),
     "llama-index-embeddings-openai": ("requirements", ("with_llama_index.py",)),
     "litellm": ("litellm", ("with_litellm.py",)),
