@@ -100,7 +100,7 @@ class RequestError(BreakwaterError):
         status = {422: 400, 503: _OVERLOADED}.get(self.status, self.status)
         kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
         message, param = self._placed()
-        if param is not None and not message.startswith(param):
+        if param is not None and f"{param}: " not in message:
             message = f"{param}: {message}"
         error: dict[str, object] = {"type": kind, "message": message}
         if param in _UNSUPPORTED:

@@ -112,6 +112,7 @@ async def test_a_key_is_sent_in_either_header(plane: Decider) -> None:
     [
         ({"model": "nobody"}, 404, "not_found_error", "model"),
         ({"model": 1}, 400, "invalid_request_error", "model: "),
+        ({"model": 1, "max_tokens": 0}, 400, "invalid_request_error", "2 errors; the first: model: should be"),
         ({"messages": []}, 400, "invalid_request_error", "messages: "),
         ({"messages": ["Hello"]}, 400, "invalid_request_error", "messages[0]: "),
         ({"messages": [{"content": "Hello"}]}, 400, "invalid_request_error", "messages[0].role: "),
