@@ -15,6 +15,10 @@ from breakwater.errors import BreakwaterError
 Body = Mapping[str, JsonValue]
 
 
+EMPTY = "has no content that can be translated to a chat"
+"""Of a conversation without a message in its chat form."""
+
+
 class InvalidBodyError(BreakwaterError):
     """A body can't be read as a request of its API. `problem` names the field in the body's own words."""
 

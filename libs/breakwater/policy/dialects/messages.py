@@ -30,7 +30,7 @@ from breakwater.policy.chat_messages import (
     made_call_id,
     objects,
 )
-from breakwater.policy.dialects.forms import Body, ChatForm, InvalidBodyError
+from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyError
 from breakwater.policy.formats import words
 from breakwater.policy.ownership import shown
 from breakwater.policy.usage import figure, of_completion
@@ -115,6 +115,8 @@ def chat_form(body: Body) -> ChatForm:
     if fields(given[-1]).get("role") == "assistant":
         form.lose(f"messages[{len(given) - 1}]", "the beginning of an answer can't be continued in chat completions")
     form.take_params(body)
+    if not form.messages and not form.losses:
+        form.lose("messages", EMPTY)
     return ChatForm(form.messages, form.params, tuple(form.losses), tuple(form.unpriced), _NAMES)
 
 

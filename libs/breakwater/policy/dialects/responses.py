@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.chat_messages import arguments_text, fields, objects
-from breakwater.policy.dialects.forms import Body, ChatForm, InvalidBodyError
+from breakwater.policy.dialects.forms import EMPTY, Body, ChatForm, InvalidBodyError
 from breakwater.policy.dialects.responses_answer import OWN_ITEM
 from breakwater.policy.formats import words
 
@@ -66,6 +66,8 @@ def chat_form(body: Body) -> ChatForm:
     translation = _Translation()
     params = translation.params(body)
     messages = translation.messages(body)
+    if not messages and not translation.losses:
+        translation.lose("input", EMPTY)
     return ChatForm(messages, params, tuple(translation.losses), tuple(translation.unpriced), _NAMES)
 
 
@@ -86,7 +88,7 @@ class _Translation:
     losses: list[FieldError] = field(default_factory=list[FieldError])
     unpriced: list[FieldError] = field(default_factory=list[FieldError])
 
-    def _lose(self, path: str, message: str = _NOT_IN_CHAT) -> None:
+    def lose(self, path: str, message: str = _NOT_IN_CHAT) -> None:
         self.losses.append(FieldError(path, message))
 
     def params(self, body: Body) -> dict[str, JsonValue]:
@@ -95,7 +97,7 @@ class _Translation:
             del params["service_tier"]  # asks for what leaving it out does
         for name, value in body.items():
             if name not in _KNOWN and value is not None:
-                self._lose(name)
+                self.lose(name)
                 self.unpriced.append(FieldError(name, "is not known to cost tokens alone"))
         if (most := body.get("max_output_tokens")) is not None:
             params["max_tokens"] = most
@@ -105,11 +107,9 @@ class _Translation:
             if wanted == "message.output_text.logprobs":
                 params["logprobs"] = True
             elif wanted != "reasoning.encrypted_content":
-                self._lose(f"include[{number}]")
+                self.lose(f"include[{number}]")
         if body.get("truncation") not in (None, "disabled"):
-            self._lose(
-                "truncation", "only `disabled` can be translated; `on_context_overflow: trim` of the agent trims"
-            )
+            self.lose("truncation", "only `disabled` can be translated; `on_context_overflow: trim` of the agent trims")
         self._reasoning(fields(body.get("reasoning")), params)
         self._text(fields(body.get("text")), params)
         self._tools(body, params)
@@ -120,7 +120,7 @@ class _Translation:
             if name == "effort" and value is not None:
                 params["reasoning_effort"] = value
             elif value is not None and name not in ("summary", "generate_summary"):
-                self._lose(f"reasoning.{name}")
+                self.lose(f"reasoning.{name}")
 
     def _text(self, text: Mapping[str, Any], params: dict[str, JsonValue]) -> None:
         for name, value in text.items():
@@ -129,34 +129,34 @@ class _Translation:
             if name == "verbosity":
                 params["verbosity"] = value
             elif name != "format":
-                self._lose(f"text.{name}")
+                self.lose(f"text.{name}")
             elif (kind := fields(value).get("type")) == "json_schema":
                 schema = {name: one for name, one in fields(value).items() if name != "type"}
                 params["response_format"] = {"type": "json_schema", "json_schema": schema}
             elif kind == "json_object":
                 params["response_format"] = {"type": "json_object"}
             elif kind != "text":
-                self._lose("text.format.type")
+                self.lose("text.format.type")
 
     def _tools(self, body: Body, params: dict[str, JsonValue]) -> None:
-        tools = dict[tuple[Any, Any], dict[str, Any]]()
+        tools = dict[tuple[str, str], dict[str, Any]]()
         choice: Any = body.get("tool_choice")
         for number, tool in enumerate(_list(body, "tools")):
             tool = _object(tool, f"tools[{number}]")
             if (translated := self._tool(tool, f"tools[{number}]")) is not None:
-                tools[tool.get("type"), tool.get("name")] = translated
+                tools[_key(tool)] = translated
         kind = choice if isinstance(choice, str) or choice is None else fields(choice).get("type")
         if kind == "allowed_tools":
             # Which of them may be called is said by leaving the others out, which every server understands.
-            allowed = [(one.get("type"), one.get("name")) for one in objects(fields(choice).get("tools"))]
+            allowed = [_key(one) for one in objects(fields(choice).get("tools"))]
             if missing := [one for one in allowed if one not in tools]:
-                self._lose("tool_choice.tools", f"{missing[0][1] or missing[0][0]!r} is none of the tools")
+                self.lose("tool_choice.tools", f"{missing[0][1] or missing[0][0]!r} is none of the tools")
             tools = {key: tool for key, tool in tools.items() if key in allowed}
             choice = fields(choice).get("mode")
         elif kind in ("function", "custom"):
             choice = {"type": kind, kind: {"name": fields(choice).get("name")}}
         elif kind not in (None, "auto", "none", "required"):
-            self._lose("tool_choice.type" if isinstance(choice, dict) else "tool_choice")
+            self.lose("tool_choice.type" if isinstance(choice, dict) else "tool_choice")
         if tools:
             params["tools"] = list(tools.values())
             if choice is not None:
@@ -167,13 +167,13 @@ class _Translation:
     def _tool(self, tool: Mapping[str, Any], place: str) -> dict[str, Any] | None:
         kind = tool.get("type")
         if kind not in ("function", "custom"):
-            self._lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
+            self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
             self.unpriced += _run_by_provider(tool, place)
             return None
         known = _OF_FUNCTION if kind == "function" else _OF_CUSTOM
         for name, value in tool.items():
             if name not in known and value not in (None, False):
-                self._lose(f"{place}.{name}")
+                self.lose(f"{place}.{name}")
         said = {name: value for name, value in tool.items() if name in known - {"type"} and value is not None}
         if kind == "custom" and (form := fields(said.get("format"))).get("type") == "grammar":
             grammar = {name: value for name, value in form.items() if name != "type"}
@@ -205,13 +205,13 @@ class _Translation:
                 case "message":
                     role = item.get("role")
                     if role not in ("user", "system", "developer", "assistant"):
-                        self._lose(f"{place}.role", "must be user, system, developer or assistant")
+                        self.lose(f"{place}.role", "must be user, system, developer or assistant")
                         continue
                     content = self._content(item.get("content"), f"{place}.content")
                     conversation.say("system" if role == "developer" else str(role), content)
                 case "function_call":
                     if item.get("namespace") is not None:
-                        self._lose(f"{place}.namespace")
+                        self.lose(f"{place}.namespace")
                     arguments = arguments_text(item.get("arguments"))
                     self._call(item, place, "function", "arguments", arguments, conversation)
                 case "custom_tool_call":
@@ -222,7 +222,7 @@ class _Translation:
                 case "reasoning":
                     pass
                 case kind:
-                    self._lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
+                    self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
                     if kind == "additional_tools":
                         self.unpriced += _run_by_provider(item, place)
 
@@ -234,7 +234,7 @@ class _Translation:
 
     def _required(self, item: Mapping[str, Any], place: str, name: str) -> Any:
         if not isinstance(item.get(name), str):
-            self._lose(f"{place}.{name}", "is required")
+            self.lose(f"{place}.{name}", "is required")
         return item.get(name)
 
     def _content(self, content: Any, place: str) -> Any:
@@ -263,9 +263,9 @@ class _Translation:
                 return {"type": "input_audio", "input_audio": sound}
             case {"type": "input_image" | "input_file"}:
                 given = next((name for name in ("file_url", "file_id") if part.get(name) is not None), "type")
-                self._lose(f"{place}.{given}")
+                self.lose(f"{place}.{given}")
             case _:
-                self._lose(f"{place}.type", f"{part.get('type')!r} {_NOT_IN_CHAT}")
+                self.lose(f"{place}.type", f"{part.get('type')!r} {_NOT_IN_CHAT}")
         return None
 
 
@@ -299,6 +299,11 @@ def _parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if content else []
 
 
+def _key(tool: Mapping[str, Any]) -> tuple[str, str]:
+    """Type and name of a tool, which nothing but texts has."""
+    return str(tool.get("type") or ""), str(tool.get("name") or "")
+
+
 def _object(value: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InvalidBodyError(FieldError(place, "must be an object"))
@@ -327,8 +332,10 @@ def native_body(body: Body, *, params: Body, max_tokens: int, system_prompt: str
     given = body.get("input")
     if isinstance(given, list):
         native["input"] = [item for item in given if not _is_own_reasoning(item)]
-    roles = {item.get("role") for item in objects(given or [])}
-    if system_prompt is not None and not body.get("instructions") and not roles & {"system", "developer"}:
+    instructed = body.get("instructions") or any(
+        item.get("role") in ("system", "developer") for item in objects(given or [])
+    )
+    if system_prompt is not None and not instructed:
         native["instructions"] = system_prompt
     for name, value in params.items():
         match name:
