@@ -362,6 +362,8 @@ def _priced(
     """The same, at given prices. `most`: what an estimate is no more than."""
     problem = None if usage is None else usage.problem
     if cost is None and usage is not None and pricing is not None and (found := pricing.cost(usage)) is not None:
+        if found.unknown is not None:
+            return CallCost(None, "unknown", usage, problem or found.unknown)
         if found.nano <= MAX_COUNTED:
             problem = problem or found.doubt
             return CallCost(found.nano, "billed" if problem is None else "estimated", usage, problem)

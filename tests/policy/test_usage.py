@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -10,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.price import InputSize, Price, size_of_messages, size_of_params
-from breakwater.policy.usage import Usage, credible, figure, highest, of_completion, of_message
+from breakwater.policy.price import Cost, InputSize, Price, size_of_messages, size_of_params
+from breakwater.policy.usage import Usage, credible, figure, highest, of_completion, of_message, of_response
 from breakwater.providers.anthropic import Messages
 from breakwater.providers.base import Wire
 from breakwater.providers.openai import ChatCompletions
@@ -150,6 +151,63 @@ def test_the_terms_of_an_answer_have_their_prices_or_are_estimated() -> None:
     assert [cost and (cost.nano, cost.doubt is None) for cost in costs] == [
         (800_000, True), (200_000, False), (1_200_000, False), (220_000, False), (200_000, True), (200_000, True),
     ]  # fmt: skip
+
+
+def test_terms_that_are_asked_for_are_reserved_at_the_dearer_price() -> None:
+    asked = [size_of_params({"service_tier": tier}) for tier in ("Priority", "default", "auto", "flex")]
+    assert [LONG.worst_case(100, 10, one) for one in asked] == [480_000, 120_000, 120_000, 120_000]
+
+
+def call_of(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": f"{kind}_call", "status": "completed", **more}
+
+
+SEARCHED: dict[str, Any] = {
+    "usage": {"input_tokens": 100, "output_tokens": 50, "total_tokens": 150},
+    "output": [
+        call_of("web_search", action={"type": "search", "query": "a"}),
+        call_of("web_search", action={"type": "open_page", "url": "b"}),
+        call_of("code_interpreter"),
+        call_of("function"),
+        call_of("custom_tool"),
+        {"type": "message", "content": []},
+    ],
+}
+COUNTED: dict[str, Any] = {"web_search": {"num_requests": 3}}
+
+
+def test_calls_of_hosted_tools_are_counted_in_the_items_or_as_the_provider_says() -> None:
+    counted = [of_response(answer) for answer in (SEARCHED, {**SEARCHED, "tool_usage": COUNTED})]
+    assert [usage and dict(usage.tools) for usage in counted] == [
+        {"web_search": 1, "code_interpreter": 1},
+        {"web_search": 3, "code_interpreter": 1},
+    ]
+    assert of_response({"output": []}) is None
+
+
+def test_a_tool_costs_its_price_or_that_of_its_maker_and_is_otherwise_unknown() -> None:
+    of_maker = of_message(
+        {"usage": {"input_tokens": 100, "output_tokens": 50, "server_tool_use": {"web_search_requests": 2}}}
+    )
+    hosted = of_response(SEARCHED)
+    assert of_maker is not None
+    assert hosted is not None
+    tokens = 100 * 1000 + 50 * 2000
+    prices = {"web_search": 30_000_000, "code_interpreter": 1_000}
+    doubt = "no price is known for the tools web_search"
+    costs = [
+        (LONG.cost(of_maker), Cost(tokens + 20_000_000, doubt)),
+        (replace(LONG, tools=prices).cost(of_maker), Cost(tokens + 60_000_000)),
+        (replace(LONG, tools=prices).cost(hosted), Cost(tokens + 30_001_000)),
+        (replace(LONG, tools={"web_search": 0}).cost(hosted), "code_interpreter"),
+        (LONG.cost(hosted), "web_search, code_interpreter"),
+    ]
+    for found, expected in costs:
+        if isinstance(expected, str):
+            assert found is not None
+            assert found.unknown == f"no price is known for the tools {expected}"
+        else:
+            assert found == expected
 
 
 HOUR = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}

@@ -38,7 +38,7 @@ from breakwater.policy.ledger import MAX_TAGS
 from breakwater.policy.links import TRACE_ID
 from breakwater.policy.output import OutputRules
 from breakwater.policy.params import connection_objection, params_objection, unknown_objection
-from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price
+from breakwater.policy.price import MAX_OUTPUT_TOKENS, Price, term_of
 from breakwater.policy.rate_limit import RateLimit
 from breakwater.policy.redact import RedactionRules
 from breakwater.policy.redact_scanner import NO_KEY_IN_ID, holds_key
@@ -302,6 +302,11 @@ class ModelSettings(Message):
     )
     name: str | None = Field(default=None, min_length=1, description="Name at the provider; default: the model's id.")
     price: Price | None = None
+    tool_prices: dict[Name, UsdAmount] = Field(
+        default_factory=dict,
+        description="USD per call of tools that the provider runs, such as `{web_search: 0.01}`. Without a price, the "
+        "cost of a call that used such a tool is unknown.",
+    )
     rate_limit: Annotated[RateLimit | None, Off] = Field(
         default=None, description="Limits of the model over all agents, or `off`."
     )
@@ -841,9 +846,23 @@ def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRe
     return None if problem is None else FieldError(form.in_body(problem.path), problem.message)
 
 
+def _tier_objection(config: Config, chain: Iterable[str], params: Mapping[str, JsonValue]) -> FieldError | None:
+    """Returns the reason why a job can't be served on the terms that it asks for: they have no price."""
+    term = term_of(params)
+    for model in chain if term is not None else ():
+        settings = config.models.get(model)
+        tiers = () if settings is None or settings.price is None else settings.price.service_tiers
+        if term not in {name.strip().lower() for name in tiers}:
+            message = f"{term!r} has no price: set models.{model}.price.service_tiers.{term} to allow it"
+            return FieldError("service_tier", message)
+    return None
+
+
 def _params_objection(config: Config, agent: Agent, job: Job, params: Mapping[str, JsonValue]) -> FieldError | None:
     """Returns the reason why a job's params can't be sent to the providers of its models."""
     if (problem := params_objection(params)) is not None:
+        return problem
+    if (problem := _tier_objection(config, agent.chain_for(job), params)) is not None:
         return problem
     named = {config.provider_name(agent, model) for model in agent.chain_for(job)}
     kinds = {config.providers[name].kind for name in named if name in config.providers and not config.is_local(name)}

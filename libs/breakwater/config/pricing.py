@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Protocol
@@ -34,11 +34,13 @@ class Pricing(Protocol):
 def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
     """The prices of a model: the config's own, else those of the price list; None where it has none."""
     settings, serving = config.models.get(model), config.providers.get(provider)
-    own = None if settings is None or settings.price is None else settings.price.tariff()
+    tools = {} if settings is None else settings.tool_prices
+    own = None if settings is None or settings.price is None else replace(settings.price.tariff(), tools=tools)
     if isinstance(serving, LocalSettings):
         # Never from the list: a program's name may happen to be that of a model in it.
         return own if serving.cost_per_call_usd is None else _PerCall(serving.cost_per_call_usd, own)
-    return own or _find(model, settings)
+    listed = None if own is not None else _find(model, settings)
+    return own if listed is None else replace(listed, tools=tools)
 
 
 def sells_embeddings(pricing: Pricing | None) -> bool:
@@ -126,6 +128,7 @@ _LONGEST_CALL = timedelta(hours=1)
 @dataclass(frozen=True, slots=True)
 class _Listed:
     info: ModelInfo
+    tools: Mapping[str, int] = field(default_factory=dict[str, int])
     _read: dict[int, Rates] = field(default_factory=dict[int, Rates], compare=False, repr=False)
     """The list's standard prices, by the identity of what the list has; there are a few for different hours."""
 
@@ -154,7 +157,7 @@ class _Listed:
         rates = self._read.get(id(standard))
         if rates is None:
             rates = self._read[id(standard)] = _rates(standard)
-        return Tariff(rates, known)
+        return Tariff(rates, known, self.tools)
 
 
 def _sells_tokens(tariff: Tariff, output_tokens: int | None) -> bool:

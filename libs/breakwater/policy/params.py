@@ -21,7 +21,6 @@ RESERVED_PARAMS = {
     "messages": "have a place of their own in a job",
     "stream": "has a place of its own in a job",
     "stream_options": "are set by the plane: usage is always asked for",
-    "service_tier": "is not supported: tiers have prices of their own, which budgets don't know",
     "web_search_options": "are not supported: searches have prices of their own, which budgets don't know",
 }
 
@@ -51,8 +50,8 @@ _COMMON = words(
     """
     frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens metadata n
     parallel_tool_calls prediction presence_penalty prompt_cache_key prompt_cache_retention reasoning_effort
-    response_format safety_identifier seed stop store temperature thinking tool_choice tools top_k top_logprobs
-    top_p user verbosity
+    response_format safety_identifier seed service_tier stop store temperature thinking tool_choice tools top_k
+    top_logprobs top_p user verbosity
     """
 )
 _OF_SERVERS = words(

@@ -79,10 +79,12 @@ class Cost:
     Attributes:
         nano: nano-dollars.
         doubt: what no price is known for, so that it is an estimate.
+        unknown: what no price is known for, and was not estimated either: the cost is not known.
     """
 
     nano: int
     doubt: str | None = None
+    unknown: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,6 @@ class Rates:
         nano = (2 * exact + TOKENS_PER_PRICE) // (2 * TOKENS_PER_PRICE) + self.per_call
         for term in terms:
             nano = -(-nano * _TERMS.get(term, _OTHER_TERMS) // 100)
-        if usage.fees:
-            nano += usage.fees
-            unknown.append("web searches")
         return Cost(nano, f"no price is known for {' and '.join(unknown)}" if unknown else None)
 
     def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize) -> int:
@@ -164,26 +163,40 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """Prices of a model: its standard rates, and those on other terms that are known."""
+    """Prices of a model: its standard rates, those on other terms that are known, and those of calls of tools."""
 
     standard: Rates
     on_terms: Mapping[str, Rates] = field(default_factory=dict[str, Rates])
+    tools: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def cost(self, usage: Usage) -> Cost | None:
         """Cost of a call. None where its usage is unknown."""
         known = next((term for term in usage.terms if term in self.on_terms), None)
         rates = self.standard if known is None else self.on_terms[known]
-        return rates.cost(usage, [term for term in usage.terms if term != known])
+        cost = rates.cost(usage, [term for term in usage.terms if term != known])
+        return cost if cost is None or not usage.tools else self._with_tools(cost, usage)
+
+    def _with_tools(self, cost: Cost, usage: Usage) -> Cost:
+        """The cost with that of the tools that the provider ran: at the config's prices, else at their makers'."""
+        nano = cost.nano
+        for tool, calls in usage.tools.items():
+            nano += calls * self.tools[tool] if tool in self.tools else usage.fees.get(tool, 0)
+        estimated = [tool for tool in usage.tools if tool not in self.tools]
+        unknown = [tool for tool in estimated if tool not in usage.fees]
+        doubt = f"no price is known for the tools {', '.join(estimated)}" if estimated else None
+        return Cost(nano, "; ".join(filter(None, (cost.doubt, doubt))) or None, doubt if unknown else None)
 
     def worst_case(self, input_tokens: int, max_tokens: int, asked: InputSize | None = None) -> int | None:
-        """The most that a call can cost. Calls are made on the standard terms.
+        """The most that a call can cost, on the standard terms or on those that it asks for.
 
         Args:
             input_tokens: a high estimate.
             max_tokens: all the output that it may have.
             asked: what it sends.
         """
-        return self.standard.worst_case(input_tokens, max_tokens, asked or InputSize())
+        asked = asked or InputSize()
+        rates = [self.standard, *([self.on_terms[asked.term]] if asked.term in self.on_terms else [])]
+        return max(one.worst_case(input_tokens, max_tokens, asked) for one in rates)
 
 
 class TokenPrices(Message):
@@ -228,7 +241,9 @@ class Price(TokenPrices):
 
     tiers: tuple[TierPrices, ...] = Field(default=(), description="Prices of calls with a long input.")
     service_tiers: dict[str, TokenPrices] = Field(
-        default_factory=dict, description="Prices where the answer says that it was served on other terms: `priority`."
+        default_factory=dict,
+        description="Prices where the answer says that it was served on other terms: `priority`. Jobs may ask for "
+        "these terms.",
     )
 
     def tariff(self) -> Tariff:
@@ -339,6 +354,7 @@ class InputSize:
         messages: of the conversation.
         tools: whether there are tools or a schema, for which providers add instructions of their own.
         cache_ttl_s: for how long the provider is asked to keep some of it in its cache; 0 where it is not asked to.
+        term: on which it is to be served (`service_tier`); empty for the standard ones.
     """
 
     lowercase: int = 0
@@ -352,6 +368,7 @@ class InputSize:
     messages: int = 0
     tools: bool = False
     cache_ttl_s: int = 0
+    term: str = ""
 
     @property
     def sound_tokens(self) -> int:
@@ -371,6 +388,7 @@ class InputSize:
             messages=self.messages + other.messages,
             tools=self.tools or other.tools,
             cache_ttl_s=max(self.cache_ttl_s, other.cache_ttl_s),
+            term=self.term or other.term,
         )
 
 
@@ -389,7 +407,14 @@ def size_of_params(
     """
     texts = b"".join(_json(given) for given in (params, schema, input) if given is not None and given != {})
     tools = schema is not None or any(params.get(name) for name in _WITH_INSTRUCTIONS)
-    return _size_of_bytes(texts) + InputSize(tools=tools)
+    return _size_of_bytes(texts) + InputSize(tools=tools, term=term_of(params) or "")
+
+
+def term_of(params: Mapping[str, JsonValue]) -> str | None:
+    """The terms that a request asks for; None for the standard ones."""
+    tier = params.get("service_tier")
+    term = tier.strip().lower() if isinstance(tier, str) else ""
+    return None if term in STANDARD_TERMS else term
 
 
 def size_of_messages(messages: Iterable[Mapping[str, JsonValue]]) -> InputSize:

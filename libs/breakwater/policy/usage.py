@@ -34,7 +34,8 @@ class Usage:
             written to a cache, `input_…` of the input, others of the output.
         terms: on which the call was served, in the provider's words; none for its standard ones.
         problem: what can't be true of what was reported.
-        fees: nano-dollars at their makers' prices, of what was done in addition to the tokens.
+        tools: calls of tools that the provider ran, by their names.
+        fees: nano-dollars that such calls cost at their makers' prices, by the same names; only of some of them.
         model: that answered, in the provider's words.
     """
 
@@ -46,7 +47,8 @@ class Usage:
     parts: Mapping[str, int] = field(default_factory=dict[str, int])
     terms: tuple[str, ...] = ()
     problem: str | None = None
-    fees: int = 0
+    tools: Mapping[str, int] = field(default_factory=dict[str, int])
+    fees: Mapping[str, int] = field(default_factory=dict[str, int])
     model: str | None = field(default=None, compare=False)
 
 
@@ -132,10 +134,11 @@ _PLACES = {
 }
 """Places of figures of the same tokens."""
 _FEES = {
-    "server_tool_use.web_search_requests": 10_000_000,  # Anthropic: $10 for a thousand
-    "num_sources_used": 25_000_000,  # xAI
-    "num_search_queries": 5_000_000,  # Perplexity
+    "server_tool_use.web_search_requests": ("web_search", 10_000_000),  # Anthropic: $10 for a thousand
+    "num_sources_used": ("live_search", 25_000_000),  # xAI
+    "num_search_queries": ("search_queries", 5_000_000),  # Perplexity
 }
+"""Tools by the places of their counts, and what a call costs at their makers."""
 _MEANING = {place: what for what, places in _PLACES.items() for place in places} | {place: place for place in _FEES}
 _MODALITIES = {"audio_tokens": "audio", "image_tokens": "image", "video_tokens": "video"}
 _NO_KINDS = frozenset(
@@ -193,6 +196,30 @@ def of_embeddings(answer: Mapping[str, Any]) -> Usage | None:
     if usage is None or usage.input_tokens is None:
         return usage
     return replace(usage, input_tokens=usage.input_tokens + (usage.output_tokens or 0), output_tokens=0)
+
+
+_HOSTED_CALLS = frozenset(
+    f"{name}_call" for name in ("code_interpreter", "file_search", "image_generation", "mcp", "web_search")
+)
+"""Types of items that say that a provider has run a tool."""
+
+
+def of_response(answer: Mapping[str, Any]) -> Usage | None:
+    """The usage of a response in OpenAI's dialect, with the calls of tools that the provider ran."""
+    usage = of_completion(answer)
+    items = answer.get("output")
+    if usage is None or not isinstance(items, list):
+        return usage
+    tools = dict[str, int]()
+    for item in map(fields, cast(list[Any], items)):
+        # A page that a search found is opened for nothing.
+        is_free = fields(item.get("action")).get("type", "search") != "search"
+        if (kind := item.get("type")) in _HOSTED_CALLS and not is_free:
+            tools[kind.removesuffix("_call")] = tools.get(kind.removesuffix("_call"), 0) + 1
+    searches = figure(fields(fields(answer.get("tool_usage")).get("web_search")).get("num_requests"))
+    if searches is not None:
+        tools["web_search"] = searches
+    return replace(usage, tools={**usage.tools, **{name: calls for name, calls in tools.items() if calls}})
 
 
 def of_message(answer: Mapping[str, Any]) -> Usage | None:
@@ -329,6 +356,7 @@ class _ReportedFigures:
         if cited := self.most("citation"):
             output, said["citation"] = (output or 0) + cited, cited
         words = (answer.get("service_tier"), *map(self._reported.get, ("service_tier", "speed", "inference_geo")))
+        tools = {name: calls for place, (name, _) in _FEES.items() if (calls := self.most(place))}
         terms = (word.strip().lower()[:_MAX_TERM] for word in words if isinstance(word, str))
         return Usage(
             tokens,
@@ -339,7 +367,8 @@ class _ReportedFigures:
             {**({"cache_write_1h": hour} if hour else {}), **heard, **said},
             tuple(term for term in dict.fromkeys(terms) if term not in STANDARD_TERMS),
             "; ".join(dict.fromkeys(self._problems)) or None,
-            sum(nano * (self.most(place) or 0) for place, nano in _FEES.items()),
+            tools,
+            {name: nano * tools[name] for name, nano in _FEES.values() if name in tools},
             model_of(answer),
         )
 

@@ -12,7 +12,7 @@ from breakwater.contracts.execution import Choice
 from breakwater.policy.chat_chunks import OBJECT, Assembly, Chunk
 from breakwater.policy.chat_messages import OTHERS, THOUGHT, arguments_text, fields, objects
 from breakwater.policy.dialects.responses import chat_form, input_of, text_format
-from breakwater.policy.usage import Usage, of_completion
+from breakwater.policy.usage import Usage, of_completion, of_response
 from breakwater.providers.base import Call, StreamReader, UnusableAnswerError
 from breakwater.providers.embeddings import ProviderEndpoint
 
@@ -65,7 +65,7 @@ class ResponsesWire:
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
         """Tokens of a response."""
-        return of_completion(answer)
+        return of_response(answer)
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:
         """The one: its text, or the assistant's message where that is more. Raises UnusableAnswerError."""

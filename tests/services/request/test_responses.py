@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import openai
@@ -46,6 +47,12 @@ MODELS = {
     "sim/short": model(answer="a" * 400),
 }
 NO_WAIT = {"max_attempts": 1}
+PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60"}
+FLEX = {"service_tiers": {"flex": {"input_usd_per_mtok": "0.07", "output_usd_per_mtok": "0.30"}}}
+PRICES = {
+    "native/search": {"price": PRICE},
+    "native/priced": {"price": {**PRICE, **FLEX}, "tool_prices": {"web_search": "0.02"}, "name": "search"},
+}
 AGENTS = {
     "translated": {"model": "sim/chat", "retry": NO_WAIT},
     "native": {"model": "native/r", "retry": NO_WAIT},
@@ -56,7 +63,9 @@ AGENTS = {
     "broken": {"model": "sim/broken", "retry": NO_WAIT, "breaker": "off"},
     "short": {"model": "sim/short", "retry": NO_WAIT},
     "mixed": {"model": "sim/down", "fallback_models": ["native/r"], "retry": NO_WAIT, "breaker": "off"},
-    "capped": {"model": "native/search", "retry": NO_WAIT, "max_cost_usd": 1},
+    "priced": {"model": "native/priced", "retry": NO_WAIT},
+    "capped": {"model": "native/priced", "retry": NO_WAIT, "max_cost_usd": 1},
+    "allowed": {"model": "native/priced", "retry": NO_WAIT, "max_cost_usd": 1, "allowed_params": ["tools"]},
 }
 SPEAKERS = ("translated", "native", "claude")
 
@@ -109,6 +118,7 @@ async def plane(
             "native": {"kind": "openai", "api": "responses", "base_url": "http://127.0.0.1:{sim_port}/v1"},
             "anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"},
         },
+        more_models=PRICES,
     )
     async with started as worker:
         settings = settings_for(nats.url, redis_server.url, directory)
@@ -166,6 +176,54 @@ async def test_hosted_tools_pass_to_a_provider_of_responses(plane: ResponsesPlan
     response = await plane.sdk.responses.create(model="searching", input="Where?", tools=[{"type": "web_search"}])
 
     assert [item.type for item in response.output][-2:] == ["web_search_call", "message"]
+
+
+SEARCH = {"input": "Where?", "tools": [{"type": "web_search"}]}
+
+
+async def attempt_of(plane: ResponsesPlane, headers: Any) -> dict[str, Any]:
+    """The attempt of a job, by the headers of its response."""
+    record = await plane.api.ask("GET", f"/api/v1/jobs/{headers['x-breakwater-execution-id']}")
+    return record.json["attempts"][-1]
+
+
+async def test_a_hosted_tool_costs_its_price_in_addition_to_the_tokens(plane: ResponsesPlane) -> None:
+    for agent in ("priced", "allowed"):
+        status, _, headers = await plane.post({"model": agent, **SEARCH})
+
+        tokens = Decimal("0.15") * 120 / 10**6 + Decimal("0.60") * 40 / 10**6
+        assert (status, Decimal(headers["x-breakwater-cost-usd"])) == (200, tokens + Decimal("0.02"))
+        assert (await attempt_of(plane, headers))["cost_basis"] == "billed"
+
+
+async def test_the_cost_of_a_hosted_tool_without_a_price_is_unknown(plane: ResponsesPlane) -> None:
+    status, _, headers = await plane.post({"model": "searching", **SEARCH})
+    attempt = await attempt_of(plane, headers)
+
+    assert (status, attempt["cost"], attempt["cost_basis"]) == (200, None, "unknown")
+    assert "web_search" in attempt["usage_problem"]
+
+
+async def test_a_hosted_tool_is_refused_under_a_hard_cap_with_the_setting(plane: ResponsesPlane) -> None:
+    status, found, _ = await plane.post({"model": "capped", **SEARCH})
+
+    assert (status, found["error"]["param"]) == (400, "tools[0].type")
+    assert "agents.capped.allowed_params" in found["error"]["message"]
+
+
+async def test_a_service_tier_is_asked_for_where_it_has_a_price(plane: ResponsesPlane) -> None:
+    for agent, tier, status in (("priced", "flex", 200), ("priced", "priority", 400), ("native", "flex", 400)):
+        found = await plane.post({"model": agent, "input": "Where?", "service_tier": tier})
+        assert found[0] == status, (agent, tier)
+        if status == 400:
+            assert found[1]["error"]["param"] == "service_tier"
+            assert f"price.service_tiers.{tier}" in found[1]["error"]["message"]
+        else:
+            assert found[1]["service_tier"] == tier
+            tokens = Decimal("0.07") * 120 / 10**6 + Decimal("0.30") * 40 / 10**6
+            assert Decimal(found[2]["x-breakwater-cost-usd"]) in (tokens, tokens + Decimal("0.02"))
+    for tier in ("auto", "default"):
+        assert (await plane.post({"model": "native", "input": "Where?", "service_tier": tier}))[0] == 200
 
 
 async def test_an_answer_over_its_limit_is_incomplete(plane: ResponsesPlane) -> None:

@@ -167,7 +167,7 @@ def config(**agent: Any) -> Config:
         ({"model": "script"}, {}, "model", "'process'"),
         ({}, {"input": []}, "api_request.body.input", "is empty"),
         ({}, {"dimensions": "8"}, "api_request.body.dimensions", "whole number"),
-        ({}, {"service_tier": "flex"}, "api_request.body.service_tier", "not supported"),
+        ({}, {"service_tier": "flex"}, "api_request.body.service_tier", "has no price"),
         ({}, {"api_key": "x"}, "api_request.body.api_key", "for the config"),
         ({}, {"made_up": 1}, None, ""),
         ({"max_cost_usd": 1}, {"made_up": 1}, "api_request.body.made_up", "allowed_params"),
