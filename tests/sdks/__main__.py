@@ -89,6 +89,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "gpt-5-handoff": ON_THE_WAY,
         "gpt-5-nested": ASKS,
         "gpt-5.5": {},  # Codex knows it
+        "gpt-5.6-luna": CALLS,  # the Agents SDK's own choice
     },
     "messages": {
         "claude-opus-4-5": CALLS,

@@ -35,6 +35,14 @@ async def text(models: Models) -> None:
     assert result.context_wrapper.usage.total_tokens > 0
 
 
+@check("an agent without settings")
+async def defaults() -> None:
+    found.clear()
+    result = await Runner.run(Agent(name="clerk", tools=[find_ship]), QUESTION)
+    assert found == ["ferry"]
+    assert result.final_output
+
+
 @check("tools over several turns", models=ALL)
 async def tools(models: Models) -> None:
     found.clear()

@@ -1,5 +1,6 @@
 """`anthropic` for Python. It takes its base URL and key from the environment."""
 
+import json
 import os
 from functools import partial
 from typing import Any
@@ -145,9 +146,26 @@ def thinking() -> None:
         assert answer.content[-1].text == "The ferry is at sea."
 
 
-def _thought(messages: Any, *, streams: bool) -> Any:
+@check("a tool loop with thinking blocks over a fallback to a model of another API, and back", models=(CHAT, RESPONSES))
+def fallback(models: Models) -> None:
+    headers = {"x-breakwater-fallback-models": json.dumps([models.writer])}
+    for streams in (False, True):
+        asked = _thought(ASK["messages"], streams=streams)
+        result = {"type": "tool_result", "tool_use_id": asked.content[-1].id, "content": "at sea"}
+        messages: Any = [*ASK["messages"], {"role": "assistant", "content": asked.content}]
+        messages.append({"role": "user", "content": [result]})
+        other = _thought(messages, streams=streams, model="claude-overloaded", extra_headers=headers)
+        assert (other.model, other.stop_reason) == (models.writer, "end_turn")
+        messages.append({"role": "assistant", "content": other.content})
+        messages.append({"role": "user", "content": "And now?"})
+        again = _thought(messages, streams=streams)
+        assert (again.model, again.content[-1].text[-8:]) == (THINKER, "And now?")
+
+
+def _thought(messages: Any, *, streams: bool, model: str = THINKER, **more: Any) -> Any:
     options: Any = {
-        "model": THINKER,
+        "model": model,
+        **more,
         "max_tokens": 4000,
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "tools": [TOOL],
