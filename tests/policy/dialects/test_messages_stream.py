@@ -146,6 +146,20 @@ def test_a_continued_answer_is_one_text() -> None:
     assert (message["model"], message["stop_reason"]) == ("claude", "end_turn")
 
 
+def test_a_thought_that_another_model_goes_on_with_is_not_signed() -> None:
+    native, _ = of_events(
+        [
+            {"type": "message_start", "message": {"model": "claude"}},
+            {"type": "content_block_start", "index": 0, "content_block": _THOUGHT},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "Well"}},
+        ]
+    )
+    more, result = of_chat([chunk({"reasoning_content": "Well"}), chunk({"reasoning_content": "Hm", "content": "Hi"})])
+    message = streamed([*native, more[1]], result)
+    assert message["content"] == message_of(result)["content"]
+    assert message["content"][0]["signature"] == UNSIGNED
+
+
 # Any chat
 
 

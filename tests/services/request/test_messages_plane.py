@@ -59,6 +59,7 @@ MODELS = {
     "claude-broken": model(
         {"stream": "cut", "after_chunks": 20}, answer="".join(f"{number:03d} " for number in range(60))
     ),
+    "claude-cut": model({"requests": [1, 1], "stream": "cut", "after_chunks": 2}, turns=TURNS, answer="Done."),
     "claude-cached": {**model(answer="Hi", usage=CACHE), "price": PRICES},
     "claude-search": model(
         turns=[
@@ -91,6 +92,12 @@ AGENTS = {
     "continued": {
         "model": "anthropic/claude-broken",
         "fallback_models": ["sim/fast"],
+        "on_stream_break": "continue",
+        **ONCE,
+    },
+    "thinking-on": {
+        "model": "anthropic/claude-cut",
+        "fallback_models": ["sim/gpt"],
         "on_stream_break": "continue",
         **ONCE,
     },
@@ -193,6 +200,24 @@ async def test_an_answer_that_breaks_off_is_continued_by_another_dialect(plane: 
         "error",
         "success",
     ]
+
+
+async def test_a_thought_that_breaks_off_goes_on_in_another_dialect_and_back(plane: MessagesPlane) -> None:
+    answer = await plane.ask("thinking-on", stream=True)
+    message = accumulated(events(answer))
+    thought, call = message["content"]
+    assert message["content"] == (await stored(plane, answer))["content"]
+    assert (thought["type"], thought["signature"]) == ("thinking", UNSIGNED)
+    assert (call["type"], call["input"]) == ("tool_use", {"name": "ferry"})
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "at sea"}
+    messages = [
+        *ASK["messages"],
+        {"role": "assistant", "content": message["content"]},
+        {"role": "user", "content": [result]},
+    ]
+    back = await plane.ask("thinking-on", messages=messages, stream=True)
+    assert back.headers["x-breakwater-model"] == "anthropic/claude-cut"
+    assert [block["type"] for block in accumulated(events(back))["content"]] == ["thinking", "tool_use"]
 
 
 async def test_reads_and_writes_of_a_cache_have_their_prices(plane: MessagesPlane) -> None:

@@ -193,7 +193,7 @@ class MessageStream:
                 self._begin_block({**used, ARGUMENTS: ""})
             elif self._last is None or self._last.closed or self._last.grows != following.kind:
                 self._begin_block({"type": following.kind, following.kind: "", **_unsigned(following.kind)})
-                self._sent[-1].unsigned = following.kind == "thinking"
+            self._sent[-1].unsigned = following.kind == "thinking"
 
     def _say(self, turn: _Turn) -> bool:
         """Sends what is new of a turn. False for a tool's input that is no beginning of an object."""
