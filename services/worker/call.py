@@ -29,6 +29,7 @@ from breakwater.policy.classify import (
     BrokenAnswer,
     Classification,
     HttpFailure,
+    NotSent,
     ProgramFailure,
     classify,
     without_text,
@@ -549,7 +550,7 @@ def _failed(
     if worker.keeps_error_texts(job.agent):
         kept = replace(failure, message=worker.redactor.text(failure.message))
         # Of the network and of answers the words are ours, or the system's.
-        said = kept.message if isinstance(failed.failure, HttpFailure | ProgramFailure) else None
+        said = kept.message if isinstance(failed.failure, HttpFailure | ProgramFailure | NotSent) else None
     else:
         kept = without_text(failure, failed.failure)
         failure = replace(failure, class_name=kept.class_name)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.contracts.execution import Attempt, Reason
+from breakwater.policy.classify import NotSent, classify
 from breakwater.policy.record import totals, why_unanswered
 from tests.contracts.test_messages import attempt
 
@@ -54,6 +56,15 @@ def test_a_refused_retry_says_no_more_than_the_failures_before_it() -> None:
     assert why_unanswered([failed("m"), retry_budget], "error") == ("error", failed().error)
     assert why_unanswered([lost(), retry_budget], "error")[0] == "worker_lost"
     assert why_unanswered([failed("n"), retry_budget], "error")[1] == retry_budget.error
+
+
+def test_a_fallback_that_the_request_could_not_be_sent_to_hides_no_failure() -> None:
+    error = classify(NotSent("tools can't be translated", "tools[0]"), datetime.now(UTC)).error_info()
+    not_sent = failed("n", "client", 0, error=error.model_dump(by_alias=True))
+    assert why_unanswered([failed("m"), not_sent], "error") == ("error", failed().error)
+    assert why_unanswered([not_sent, failed("m"), not_sent], "error")[1] == failed().error
+    assert why_unanswered([refused_by("breaker_open"), not_sent], "error")[0] == "breaker_open"
+    assert why_unanswered([not_sent], "error") == ("error", error)
 
 
 def test_of_open_breakers_the_one_that_may_be_asked_first_says_when() -> None:

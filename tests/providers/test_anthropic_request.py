@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.policy.classify import HttpFailure
+from breakwater.policy.classify import NotSent
 from breakwater.providers.anthropic import dropped_params, request_body
 from breakwater.providers.base import CallError
 from tests.providers.kit import call
@@ -276,8 +276,7 @@ def refused(asked: Any, words: str) -> None:
     with pytest.raises(CallError) as caught:
         request_body(asked)
     failed = caught.value
-    assert isinstance(failed.failure, HttpFailure)
-    assert failed.failure.status == 400
+    assert isinstance(failed.failure, NotSent)
     assert words in failed.failure.message
     assert "supported by Anthropic" in failed.failure.message or "for Anthropic" in failed.failure.message
     assert not failed.maybe_billed

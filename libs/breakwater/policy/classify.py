@@ -421,7 +421,20 @@ class ProgramFailure:
     kind: Literal["client", "server", "timeout", "network"]
 
 
-CallFailure = HttpFailure | TransportFailure | BrokenAnswer | NothingSaid | ProgramFailure
+@dataclass(frozen=True, slots=True)
+class NotSent:
+    """A request that can't be said in the words of the model's provider, so that no call was made.
+
+    Attributes:
+        message: why, for the caller.
+        param: the field at fault.
+    """
+
+    message: str
+    param: str
+
+
+CallFailure = HttpFailure | TransportFailure | BrokenAnswer | NothingSaid | ProgramFailure | NotSent
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +471,9 @@ class Classification:
             else user_message(self.kind, self.class_name, self.status_code, said, names),
         )
 
+
+NOT_SENT = "UnsupportedRequestError"
+"""The class of `NotSent`."""
 
 NOT_KEPT = "what the provider said is not kept for this agent"
 
@@ -539,6 +555,10 @@ def classify(failure: CallFailure, now: datetime) -> Classification:
             kind, name, again = "server", "EmptyAnswerError", True
         case ProgramFailure(name, message, status, kind):
             again = kind != "client"
+        case NotSent(message, param):
+            return Classification(
+                "client", NOT_SENT, message, 400, retryable=False, counts_for_breaker=False, param=param
+            )
         case HttpFailure():
             return _classify_status(failure, now)
     return Classification(kind, name, message, status, retryable=again, counts_for_breaker=again)

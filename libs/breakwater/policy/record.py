@@ -19,7 +19,7 @@ from breakwater.contracts.execution import (
     Status,
     Waste,
 )
-from breakwater.policy.classify import WORKER_LOST
+from breakwater.policy.classify import NOT_SENT, WORKER_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,14 @@ def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, E
     """Reason why a job ends without an answer, and its error: those of its last attempt, call or refusal.
 
     But a retry that is refused because of the failures before it says no more than they do: by the breaker of a model
-    that the job has called itself, or by the retry budget. The reason is the failure then.
+    that the job has called itself, or by the retry budget. The reason is the failure then. So is one before fallbacks
+    to which the request could not be sent, as their providers lack what it asks for.
 
     Args:
         attempts: of the job, in order.
         stop: why nothing more is tried.
     """
+    attempts = [one for one in attempts if one.error is None or one.error.class_ != NOT_SENT] or attempts
     last = attempts[-1] if attempts else None
     reason = (last.refused_reason if last is not None and stop == "error" else None) or stop
     if last is not None and last.short_circuited and reason in {"error", "breaker_open"}:

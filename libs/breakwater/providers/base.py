@@ -17,7 +17,7 @@ from breakwater.contracts.job import CallApi
 from breakwater.contracts.types import Message, UsdAmount
 from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk
-from breakwater.policy.classify import CallFailure, HttpFailure
+from breakwater.policy.classify import CallFailure, NotSent
 from breakwater.policy.redact import DEFAULT_REDACTION, RedactionRules
 from breakwater.policy.usage import Usage
 from breakwater.security.secret_refs import Secret
@@ -369,5 +369,4 @@ class Wire(Protocol):
 
 def refused(text: str, param: str) -> CallError:
     """A request that the provider would not take; it is not made. `param`: the field at fault."""
-    failure = HttpFailure(400, text, "unsupported_parameter", "invalid_request_error", param=param)
-    return CallError(failure, maybe_billed=False)
+    return CallError(NotSent(text, param), maybe_billed=False)

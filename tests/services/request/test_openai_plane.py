@@ -47,6 +47,7 @@ AGENTS = {
     "failing": {"model": "sim/down", "retry": NO_WAIT, "breaker": "off"},
     "refused": {"model": "sim/strict", "retry": NO_WAIT},
     "limited": {"model": "sim/limited", "breaker": "off"},
+    "claude": {"model": "anthropic/claude"},
     "backed-up": {"model": "sim/down", "fallback_models": ["anthropic/claude"], "retry": NO_WAIT, "breaker": "off"},
 }
 
@@ -179,10 +180,18 @@ async def test_the_json_of_a_program_is_the_text_of_the_message(plane: OpenAIPla
     assert answer.usage is None
 
 
-async def test_what_a_fallback_of_another_dialect_can_not_take_is_refused(plane: OpenAIPlane) -> None:
+async def test_what_another_dialect_can_not_take_is_refused(plane: OpenAIPlane) -> None:
     with pytest.raises(openai.BadRequestError, match="'logit_bias' is not supported by Anthropic") as refused:
-        await plane.sdk().chat.completions.create(model="backed-up", logit_bias={"1": 1}, **ASK)
+        await plane.sdk().chat.completions.create(model="claude", logit_bias={"1": 1}, **ASK)
     assert refused.value.param == "logit_bias"
+
+
+async def test_a_fallback_of_another_dialect_hides_no_failure(plane: OpenAIPlane) -> None:
+    with pytest.raises(openai.InternalServerError) as failed:
+        await plane.sdk().chat.completions.create(model="backed-up", logit_bias={"1": 1}, **ASK)
+    result = await plane.worker.result(failed.value.response.headers["x-breakwater-execution-id"])
+    of_attempts = [one["error"]["class"] for one in result["attempts"]]
+    assert of_attempts == [result["error"]["class"], "UnsupportedRequestError"]
 
 
 async def test_a_failure_costs_the_configured_attempts_and_no_retries_of_the_sdk(plane: OpenAIPlane) -> None:
