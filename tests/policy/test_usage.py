@@ -185,6 +185,26 @@ def test_calls_of_hosted_tools_are_counted_in_the_items_or_as_the_provider_says(
     assert of_response({"output": []}) is None
 
 
+@pytest.mark.parametrize(
+    ("names", "searches", "counted"),
+    [
+        (["code_execution", "bash_code_execution"], 0, {"code_execution": 2}),
+        (["web_search", "code_execution"], 1, {"web_search": 1}),
+        (["web_fetch", "code_execution"], 0, {}),
+        (["tool_search_tool_regex", "web_fetch"], 0, {}),
+        (["new_tool", "web_search"], 1, {"web_search": 1, "new_tool": 1}),
+    ],
+)
+def test_tools_that_anthropic_runs_are_counted_in_the_blocks(
+    names: list[str], searches: int, counted: dict[str, int]
+) -> None:
+    content = [{"type": "server_tool_use", "id": str(number), "name": name} for number, name in enumerate(names)]
+    used = {"input_tokens": 1, "output_tokens": 1, "server_tool_use": {"web_search_requests": searches}}
+    usage = of_message({"content": [*content, {"type": "tool_use", "name": "mine"}], "usage": used})
+    assert usage is not None
+    assert dict(usage.tools) == counted
+
+
 def test_a_tool_costs_its_price_or_that_of_its_maker_and_is_otherwise_unknown() -> None:
     of_maker = of_message(
         {"usage": {"input_tokens": 100, "output_tokens": 50, "server_tool_use": {"web_search_requests": 2}}}

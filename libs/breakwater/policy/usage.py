@@ -236,7 +236,25 @@ def of_message(answer: Mapping[str, Any]) -> Usage | None:
     written, hour = figures.written(figures.most("written"))
     if tokens is not None:
         tokens += (cached or 0) + (written or 0)
-    return figures.usage(answer, tokens, cached, written, hour)
+    usage = figures.usage(answer, tokens, cached, written, hour)
+    ran = _server_tools(answer.get("content"))
+    if not ran:
+        return usage
+    # Searches are counted in the usage, fetching is free, and so is code where the same answer searches or fetches.
+    left_out = {"web_search", "web_fetch", *(("code_execution",) if usage.tools or "web_fetch" in ran else ())}
+    return replace(usage, tools={**usage.tools, **{name: ran[name] for name in ran if name not in left_out}})
+
+
+def _server_tools(content: Any) -> dict[str, int]:
+    """The calls of tools that Anthropic ran, by their names."""
+    found = dict[str, int]()
+    for block in map(fields, cast(list[Any], content) if isinstance(content, list) else ()):
+        name = block.get("name")
+        if block.get("type") != "server_tool_use" or not isinstance(name, str) or name.startswith("tool_search_"):
+            continue
+        name = "code_execution" if name.endswith("code_execution") else name
+        found[name] = found.get(name, 0) + 1
+    return found
 
 
 def model_of(answer: Mapping[str, Any]) -> str | None:
