@@ -172,18 +172,14 @@ async def compare(options: argparse.Namespace, directory: Path, servers: dict[st
         for _ in range(options.first):
             for api in apis:
                 first[api.name].append(await plane.ask(api, streamed=api.first is not None) * 1000)
-    base = statistics.median(sum(one.values()) for one in used[apis[0].name]) / options.requests
     print("| | CPU ms a request | worker | request | others | beside the first | first token, ms at the median |")
+    count, base = options.requests * options.rounds, sum(sum(one.values()) for one in used[apis[0].name])
     for api in apis:
-        of = {
-            name: statistics.median(one[name] for one in used[api.name]) / options.requests
-            for name in used[api.name][0]
-        }
-        total = statistics.median(sum(one.values()) for one in used[api.name]) / options.requests
-        others = total - of["worker"] - of["request"]
-        cells = (f"{total:.2f}", f"{of['worker']:.2f}", f"{of['request']:.2f}", f"{others:.2f}", f"{total / base:.2f}")
-        took = f"{statistics.median(first[api.name]):.1f}" if first[api.name] else ""
-        print(f"| {api.name} | {' | '.join(cells)} | {took} |")
+        of = sum(used[api.name], Counter[str]())
+        others = of.total() - of["worker"] - of["request"]
+        cells = [f"{ms / count:.2f}" for ms in (of.total(), of["worker"], of["request"], others)]
+        took = f"{statistics.median(first[api.name]):.1f}" if api.first is not None and first[api.name] else ""
+        print(f"| {api.name} | {' | '.join(cells)} | {of.total() / base:.2f} | {took} |")
 
 
 async def embed(options: argparse.Namespace, directory: Path, servers: dict[str, RunningServer]) -> None:
