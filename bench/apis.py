@@ -6,7 +6,8 @@
 Starts NATS, Redis and a worker, request, breaker and budget as processes; the simulated provider runs in this one, with
 the client. CPU is user and system time of those processes. The APIs take turns, `--requests` each in every round, so
 that what slows the machine down slows all of them. An API is measured as it is (`native`: the provider speaks it) and
-translated. `--streamed` asks for streams of 40 tokens instead of whole answers.
+translated. `--streamed` asks for streams of 40 tokens instead of whole answers, `--long` with the conversation and the
+tools of an agent's loop.
 
 `--inputs` embeds so many texts in batches, as floats and as base64, and prints the memory of the processes as it goes.
 The provider's answer is the same for each batch there, and made beforehand.
@@ -19,13 +20,14 @@ import asyncio
 import base64
 import json
 import math
+import secrets
 import statistics
 import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,36 @@ LATENCY_MS = 20
 TOKENS = 40
 ASK = "How do I return a parcel that came two days late, and whose box was open?"
 CHAT = {"messages": [{"role": "user", "content": ASK}]}
+
+INSTRUCTIONS = "Answer politely, and name the order. " * 200
+TURNS = [{"role": role, "content": f"{ASK} " * 5} for _ in range(20) for role in ("user", "assistant")] + CHAT[
+    "messages"
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {f"field_{number}": {"type": "string", "description": ASK} for number in range(6)},
+    "required": ["field_0"],
+}
+FUNCTIONS = [{"name": f"tool_{number}", "description": ASK * 3, "parameters": SCHEMA} for number in range(15)]
+LONG: dict[str, dict[str, Any]] = {
+    "chat/completions": {
+        "messages": [{"role": "system", "content": INSTRUCTIONS}, *TURNS],
+        "tools": [{"type": "function", "function": one} for one in FUNCTIONS],
+    },
+    "responses": {
+        "instructions": INSTRUCTIONS,
+        "input": TURNS,
+        "tools": [{"type": "function", "strict": False, **one} for one in FUNCTIONS],
+    },
+    "messages": {
+        "system": INSTRUCTIONS,
+        "messages": TURNS,
+        "tools": [
+            {"name": one["name"], "description": one["description"], "input_schema": SCHEMA} for one in FUNCTIONS
+        ],
+    },
+}
+"""Requests as an agent's loop makes them, by the path: 41 messages and 15 tools, some 60 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +155,7 @@ async def running(
     keys, port = directory / "keys.json", free_port()
     key = create_key(keys, "bench")
     sim = "http://127.0.0.1:{sim_port}/v1"
+    secret = {"api_key": {"env": "BENCH_PROVIDER_KEY"}}  # which no answer may repeat
     agent = {"max_tokens": 100, "concurrency": 256, "guard": {"max_tokens": "off"}}
     names = {"chat": "sim/m", "responses": "resp/m", "messages": "claude/m", "embeddings": "own/m"}
     usage = {"input_tokens": 20, "output_tokens": TOKENS}
@@ -134,13 +167,18 @@ async def running(
         script={"models": dict.fromkeys(("sim/m", "m"), scripted)},
         agents={name: {"model": model_id, **agent} for name, model_id in names.items()},
         more_providers={
-            "resp": {"base_url": sim, "api": "responses"},
-            "claude": {"kind": "anthropic", "base_url": sim},
-            "own": {"base_url": sim if origin is None else f"{origin}/v1"},
+            "sim": {"base_url": sim, **secret},
+            "resp": {"base_url": sim, "api": "responses", **secret},
+            "claude": {"kind": "anthropic", "base_url": sim, **secret},
+            "own": {"base_url": sim if origin is None else f"{origin}/v1", **secret},
         },
         more_models={"own/m": {"dimensions": dimensions, "price": {"input_usd_per_mtok": 1, "output_usd_per_mtok": 0}}},
         services=SERVICES,
-        environment={"BREAKWATER_HTTP_PORT": str(port), "BREAKWATER_API_KEYS_FILE": str(keys)},
+        environment={
+            "BREAKWATER_HTTP_PORT": str(port),
+            "BREAKWATER_API_KEYS_FILE": str(keys),
+            "BENCH_PROVIDER_KEY": f"sk-{secrets.token_hex(24)}",
+        },
     )
     http = aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {key}"},
@@ -157,6 +195,8 @@ async def running(
 async def compare(options: argparse.Namespace, directory: Path, servers: dict[str, RunningServer]) -> None:
     """Prints a row for each API."""
     apis = [api for api in APIS if not options.only or api.name in options.only]
+    if options.long:
+        apis = [replace(api, body={**api.body, **LONG[api.path]}) for api in apis if api.path in LONG]
     if options.streamed:
         apis = [api for api in apis if api.first is not None]
     used = {api.name: list[Counter[str]]() for api in apis}
@@ -231,6 +271,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=100, help="streams for the time to the first token (default 100)")
     parser.add_argument("--only", nargs="*", default=(), help="names of APIs, the first to compare with")
     parser.add_argument("--streamed", action="store_true")
+    parser.add_argument("--long", action="store_true")
     parser.add_argument("--inputs", type=int, default=0, help="texts to embed instead")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--dimensions", type=int, default=1536)

@@ -39,3 +39,16 @@ def test_whole_secrets_and_their_lines_are_hidden_and_words_are_not(secrets: lis
 )
 def test_a_secret_that_begins_before_the_text_is_hidden(text: str, hidden: str) -> None:
     assert KnownSecrets([TWO_LINES], "*").hidden_in_rest(text) == hidden
+
+
+@pytest.mark.parametrize(
+    "secret", ["sk-planted-0123456789", 'with "quotes" and \\', "schlüssel-0123", TWO_LINES, "tab\there-0123"]
+)
+def test_a_secret_is_found_anywhere_in_json(secret: str) -> None:
+    value = {"a": [{"b": f"x {secret} y", secret: 1}, 2, None], "c": 10**400}
+    hidden = {"a": [{"b": "x * y", "*": 1}, 2, None], "c": 10**400}
+    known = KnownSecrets([secret], "*")
+    assert known.hidden_in(value) == hidden
+    assert known.hidden_in(value["a"]) == hidden["a"]
+    clean = {"a": ["x", {"b": "sk-other"}]}
+    assert known.hidden_in(clean) == clean

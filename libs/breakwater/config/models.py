@@ -816,7 +816,9 @@ def _embeddings_objection(config: Config, agent: Agent, job: Job) -> FieldError 
     for model in chain:
         if not config.speaks(provider := config.provider_name(agent, model), "embeddings"):
             kind = "" if provider not in config.providers else f" of kind {config.providers[provider].kind!r}"
-            message = f"{model!r} has no embeddings, as its provider {provider!r} is{kind}; name an agent for embeddings"
+            message = (
+                f"{model!r} has no embeddings, as its provider {provider!r} is{kind}; name an agent for embeddings"
+            )
             return FieldError("model", message)
     problem = fallback_objection({model: config.dimensions(model) for model in chain})
     return None if problem is None else FieldError("model", f"agent {job.agent!r} can't embed: {problem}")

@@ -91,9 +91,23 @@ def flaw_of(value: object) -> str | None:
 
 def is_too_deep(value: object) -> bool:
     """True if a value is nested deeper than all who read it on the way take, with what holds it."""
-    if not isinstance(value, dict | list | tuple):
-        return False
-    return any(depth > MAX_DEPTH for depth, _ in enumerate(levels(cast(object, value))))
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if type(item) in _LEAVES:
+                continue
+            if isinstance(item, dict):
+                below += cast(dict[Any, Any], item).values()
+            elif isinstance(item, list | tuple):
+                below += cast(list[Any], item)
+        if not below:
+            return False
+        level = below
+    return True
+
+
+_LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
 def levels(value: object) -> Iterator[list[Any]]:

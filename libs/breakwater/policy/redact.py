@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any, Literal, Self, cast
 
+import orjson
 from pydantic import Field, JsonValue, field_validator
 
 from breakwater.contracts.types import Message
@@ -368,21 +369,38 @@ class KnownSecrets:
         parts = {part for secret in self._secrets for part in (secret, *secret.splitlines())}
         patterns = [pattern for part in sorted(parts, key=len, reverse=True) if (pattern := _pattern(part.strip()))]
         self._pattern = re.compile("|".join(patterns)) if patterns else None
+        plain = all(part.isascii() and json.dumps(part) == f'"{part}"' and part.split() == [part] for part in parts)
+        self._in_json = [part.encode() for part in parts] if plain else None
+        """The secrets as they are in JSON; None where one may be written in several ways."""
 
     def hidden(self, text: str) -> str:
         """The text without secrets."""
         return text if self._pattern is None else self._pattern.sub(lambda _: self._placeholder, text)
 
     def hidden_in(self, value: Any) -> Any:
-        """JSON without secrets, in names and texts."""
+        """JSON without secrets, in names and texts. It is looked through only if one may be in it."""
+        if self._pattern is None or not self._may_hold(value):
+            return value
+        return self._without(value)
+
+    def _may_hold(self, value: Any) -> bool:
+        if self._in_json is None or not isinstance(value, dict | list):
+            return True
+        try:
+            written = orjson.dumps(value)
+        except orjson.JSONEncodeError:
+            return True
+        return any(map(written.__contains__, self._in_json))
+
+    def _without(self, value: Any) -> Any:
         match value:
             case str():
                 return self.hidden(value)
             case dict():
                 fields = cast(dict[str, Any], value).items()
-                return {self.hidden(name): self.hidden_in(inner) for name, inner in fields}
+                return {self.hidden(name): self._without(inner) for name, inner in fields}
             case list():
-                return [self.hidden_in(inner) for inner in cast(list[Any], value)]
+                return [self._without(inner) for inner in cast(list[Any], value)]
             case _:
                 return value
 

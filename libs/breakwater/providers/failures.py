@@ -20,7 +20,7 @@ import orjson
 from breakwater.policy.chat_messages import fields
 from breakwater.policy.classify import BrokenAnswer, HttpFailure, TransportFailure, status_in_words
 from breakwater.policy.delays import duration_s, moment_in, spoken_delay_s
-from breakwater.policy.json_values import MAX_DEPTH, flaw_of
+from breakwater.policy.json_values import MAX_DEPTH, TOO_DEEP, is_too_deep
 from breakwater.policy.redact import cut
 from breakwater.providers.server_sent import EventReader, EventTooLargeError
 
@@ -178,9 +178,9 @@ def read_json(payload: bytes, *, checked: bool = True) -> Any:
         checked
         and len(payload) > _SHORT
         and payload.count(b"{") + payload.count(b"[") > MAX_DEPTH
-        and (flaw := flaw_of(found))
+        and is_too_deep(found)
     ):
-        raise ValueError(flaw)
+        raise ValueError(TOO_DEEP)
     return found
 
 
