@@ -61,16 +61,21 @@ def _text_in(part: Any) -> str:
     return next((text for name in ("text", *_THINKING) if (text := _text_in(cast(Any, part).get(name)))), "")
 
 
+def encoded(value: Any) -> bytes:
+    """JSON of what a client or a provider said: numbers beyond 64 bits are JSON, too."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value).encode()
+
+
 def arguments_text(arguments: Any) -> str:
     """A tool call's arguments as the JSON text that they are in OpenAI's format; llama.cpp and others send objects."""
     if isinstance(arguments, str):
         return arguments
     if arguments is None:
         return ""
-    try:
-        return orjson.dumps(arguments).decode()
-    except TypeError:
-        return json.dumps(arguments)  # numbers beyond 64 bits are JSON, too
+    return encoded(arguments).decode()
 
 
 def call_id(given: Any) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -12,14 +11,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
-import orjson
 import structlog
 from yarl import URL
 
 from breakwater.contracts.job import CallApi
 from breakwater.errors import ConfigError
 from breakwater.policy.chat_chunks import Assembly
-from breakwater.policy.chat_messages import INTERRUPTED, fields
+from breakwater.policy.chat_messages import INTERRUPTED, encoded, fields
 from breakwater.policy.classify import BrokenAnswer, CallFailure, NothingSaid, TransportFailure
 from breakwater.policy.redact import KnownSecrets, RedactionRules
 from breakwater.policy.usage import Usage, model_of
@@ -249,11 +247,7 @@ class HttpProvider:
         raise CallError(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
     def _request(self, wire: Wire, call: Call, key: str | None, course: _RequestState) -> _Requesting:
-        body = wire.body(call)
-        try:
-            data = orjson.dumps(body)
-        except TypeError:
-            data = json.dumps(body).encode()  # numbers beyond 64 bits are JSON, too
+        data = encoded(wire.body(call))
         headers = {"X-Client-Request-Id": call.attempt_id, **wire.headers(key)}
         if call.native is not None:
             headers |= {name: self._joined(name, value) for name, value in call.headers.items()}

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.contracts.anthropic import AnthropicMessage, CountTokensRequest, InputTokenCount, MessagesRequest
 from breakwater.contracts.job import SENT_BY_PLANE, Job, NativeRequest
+from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects import InvalidBodyError
 from breakwater.policy.dialects.messages import chat_form, message_of
 from breakwater.policy.dialects.messages_stream import PING, MessageStream, event_bytes
@@ -114,7 +114,7 @@ def _body_of(asked: CountTokensRequest) -> dict[str, Any]:
 class _MessageAnswer:
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:  # noqa: ARG002  the result has its id
         """A `message`."""
-        return orjson.dumps(message_of(result))
+        return encoded(message_of(result))
 
     def encoder(self, sent: Submission) -> MessagesEncoder:
         """Encodes chunks."""

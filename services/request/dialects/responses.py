@@ -16,6 +16,7 @@ from starlette.responses import Response
 from breakwater.contracts.job import Job, NativeRequest
 from breakwater.contracts.openai import ResponseObject, ResponsesRequest
 from breakwater.contracts.validation import FieldError
+from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, response_of
 from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvents, event_bytes
 from services.request.dialects.calls import Calls, ParsedCall, options_of
@@ -129,7 +130,7 @@ class ResponseAnswer:
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:
         """A `response`. The same job has the same one for every request."""
         created_at = int(datetime.fromisoformat(result["queued_at"]).timestamp())
-        return orjson.dumps(response_of(self.asked(sent, created_at), result))
+        return encoded(response_of(self.asked(sent, created_at), result))
 
     def encoder(self, sent: Submission) -> ResponseEncoder:
         """Encodes chunks."""

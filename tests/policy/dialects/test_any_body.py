@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects import DIALECTS, Dialect, InvalidBodyError
+from breakwater.policy.dialects.messages import message_of
+from breakwater.policy.dialects.responses_answer import Asked
+from breakwater.policy.dialects.responses_stream import ResponseEvents, event_bytes
 
 ODD: list[Any] = [None, 0, -1, 1.5, True, "", "x", [], {}, [[]], [{}], {"a": {"b": []}}, {"type": {}}, [1, "a", None]]
 TEXT = {"type": "input_text", "text": "a"}
@@ -126,3 +131,17 @@ def test_a_conversation_without_content_is_no_chat(api: Any, body: dict[str, Any
     form = DIALECTS[api].chat_form(body)
     assert form.messages == []
     assert form.losses[-1].path == path
+
+
+def test_numbers_beyond_64_bits_are_repeated_and_passed_on() -> None:
+    asked = Asked(job_id="j", created_at=0, model="m", body={"input": "a", "metadata": {"n": 10**30}})
+    [event, *_] = ResponseEvents(asked).begin()
+    assert json.loads(event_bytes(event).split(b"data: ")[1])["response"]["metadata"] == {"n": 10**30}
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"n": 1000000000000000000000000000000}'},
+    }
+    completion = {"choices": [{"index": 0, "message": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+    message = message_of({"execution_id": "j", "status": "succeeded", "response": completion, "attempts": []})
+    assert json.loads(encoded(message))["content"][0]["input"] == {"n": 10**30}

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk, rest_of
 from breakwater.policy.chat_completions import completion_of
-from breakwater.policy.chat_messages import THOUGHT, fields, objects
+from breakwater.policy.chat_messages import THOUGHT, encoded, fields, objects
 from breakwater.policy.dialects.responses_answer import (
     THOUGHTS,
     Asked,
@@ -57,7 +55,7 @@ class ContradictionError(BreakwaterError):
 
 def event_bytes(event: ResponseEvent) -> bytes:
     """An event as one of a server-sent stream."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encoded(event))
 
 
 @dataclass(slots=True)
