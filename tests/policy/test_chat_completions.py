@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from breakwater.contracts.openai import CallOptions, ChatCompletionRequest
-from breakwater.policy.chat_completions import completion_of, error_of, job_of
+from breakwater.policy.chat_completions import completion_of, error_of, first_choice, job_of
 
 MESSAGES = [
     {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "UklG", "format": "wav"}}]},
@@ -252,3 +252,11 @@ def test_all_choices_of_a_result_are_those_of_the_completion() -> None:
 def test_an_answer_that_says_nothing_is_the_clients_error(class_name: str, code: str) -> None:
     failed = {"status": "dead_lettered", "reason": "error", "error": {"kind": "client", "class": class_name}}
     assert (error_of(failed).status, error_of(failed).code) == (400, code)
+
+
+@pytest.mark.parametrize(
+    ("indexes", "chosen"), [([0, 1], 0), ([1, 0], 1), ([-1, 0], 1), ([None], 0), ([2, 1], 0), ([], None)]
+)
+def test_the_first_choice_is_the_one_that_is_streamed(indexes: list[int | None], chosen: int | None) -> None:
+    choices = [{"index": index, "place": place} for place, index in enumerate(indexes)]
+    assert first_choice({"choices": choices}).get("place") == chosen

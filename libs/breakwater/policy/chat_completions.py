@@ -157,6 +157,12 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def first_choice(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The choice that an API with one answer gives, whole and streamed; empty where there is none."""
+    choices = objects(completion.get("choices") or [])
+    return next((one for one in choices if not one.get("index")), choices[0] if choices else {})
+
+
 def _completed(execution_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
     given, message = choice.get("index"), choice.get("message")
     index = given if isinstance(given, int) else number

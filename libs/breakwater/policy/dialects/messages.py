@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from pydantic_core import from_json
 
 from breakwater.contracts.validation import FieldError
-from breakwater.policy.chat_completions import completion_of
+from breakwater.policy.chat_completions import completion_of, first_choice
 from breakwater.policy.chat_messages import (
     ORDER,
     THOUGHT,
@@ -472,7 +472,7 @@ def written(result: Mapping[str, Any]) -> dict[str, Any]:
         sequence = response.get("stop_sequence")
     else:
         head, sequence, own = completion_of(result), None, None
-        choice = objects(head["choices"])[0] if head["choices"] else dict[str, Any]()
+        choice = first_choice(head)
         content, reason, usage = _said(choice, seed), choice.get("finish_reason"), _usage(head)
     called = any(block["type"] == "tool_use" for block in content)
     more = {name: value for name, value in head.items() if name in _OF_MESSAGE and value is not None}

@@ -8,7 +8,7 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Literal, cast
 
-from breakwater.policy.chat_completions import completion_of, error_of
+from breakwater.policy.chat_completions import completion_of, error_of, first_choice
 from breakwater.policy.chat_messages import ORDER, THOUGHT, arguments_text, call_id, fields, finish_reason, objects
 from breakwater.policy.usage import figure, of_completion
 
@@ -118,7 +118,7 @@ def response_of(asked: Asked, result: Mapping[str, Any], output: Sequence[Item] 
         named = {"object": OBJECT, "status": ended, "completed_at": completed_at, "output": items, "usage": usage}
         return {**made, **_known(native), **ours, **named}
     completion = completion_of(result)
-    choice = objects(completion.get("choices"))[0]
+    choice = first_choice(completion)
     why = _INCOMPLETE.get(finish_reason(choice.get("finish_reason")) or "")
     served = {"service_tier": tier} if isinstance(tier := completion.get("service_tier"), str) else {}
     return {
@@ -146,7 +146,7 @@ def output_of(job_id: str, result: Mapping[str, Any]) -> list[Item]:
     """The output items of a job that succeeded, in the order in which they were said."""
     if (native := native_response(result)) is not None:
         return normalized_items(objects(native["output"]), job_id)
-    choice = objects(completion_of(result)["choices"])[0]
+    choice = first_choice(completion_of(result))
     return items_of(choice, job_id, said_in_order(choice, fields(result.get("response"))))
 
 
