@@ -21,6 +21,9 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution, Result
 from breakwater.policy.chat_chunks import Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of
+from breakwater.policy.dialects.messages import message_of
+from breakwater.policy.dialects.messages_stream import MessageStream
+from tests.anthropic_client import accumulated
 from tests.helpers import until
 from tests.providers.kit import answering
 from tests.services.worker.harness import WorkerPlane
@@ -138,6 +141,10 @@ class AnyAnswer:
         """Who asks for it, by the name of the job."""
         return f"{self.kind}-{'continue' if int(name[1:]) % 2 else 'fail'}"
 
+    def is_native(self, name: str) -> bool:
+        """True if the job is a request of Anthropic's Messages."""
+        return self.kind == "anthropic" and int(name[1:]) % 4 > 1
+
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if len(path) > 9:
@@ -192,8 +199,10 @@ class AnyProvider:
         self.bodies |= dict(zip(names, answers, strict=True))
         for name in names:
             answer = self.bodies[name]
-            job = {"agent": answer.agent(name), "job_id": name, "prompt": name, "stream": answer.streamed}
-            await self.plane.publish({**job, "include_response": True})
+            job = {"agent": answer.agent(name), "job_id": name, "stream": answer.streamed, "include_response": True}
+            body = {"messages": [{"role": "user", "content": name}], "max_tokens": 100}
+            native = {"api_request": {"api": "messages", "body": body}}
+            await self.plane.publish(job | (native if answer.is_native(name) else {"prompt": name}))
         for name, result in zip(names, await asyncio.gather(*map(self.plane.result, names)), strict=True):
             try:
                 await self._check(name, result)
@@ -210,6 +219,9 @@ class AnyProvider:
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
         if result["status"] != "succeeded":
             return
+        if self.bodies[name].is_native(name):
+            await self._check_native(name, result)
+            return
         completion = completion_of(result)
         for choice in completion["choices"]:
             _check_message(choice["message"])
@@ -222,6 +234,18 @@ class AnyProvider:
             for message in sent.messages().values():
                 _check_message(message)
             assert rest_of(completion, sent) is not None
+
+    async def _check_native(self, name: str, result: dict[str, Any]) -> None:
+        whole = MessageStream(name).end(result)
+        assert whole is not None
+        assert accumulated(whole)["content"] == message_of(result)["content"]
+        if self.bodies[name].streamed and result["attempts"][-1]["chunks"]:
+            await until(lambda: self._all_came(name, result))
+            stream = MessageStream(name)
+            events = [event for chunk in self.chunks[name] for event in stream.feed([chunk])]
+            rest = stream.end(result)
+            assert rest is not None
+            accumulated([*events, *rest])
 
     def _all_came(self, name: str, result: dict[str, Any]) -> bool:
         came = Assembly()
