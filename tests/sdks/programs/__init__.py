@@ -97,7 +97,6 @@ def with_opencode_patch(_: Path) -> Turns:
 def codex_config(url: str) -> str:
     """A provider of Codex: see docs/coding-agents.md."""
     return f"""\
-web_search = "disabled"
 model_provider = "breakwater"
 
 [model_providers.breakwater]
@@ -113,15 +112,11 @@ enabled = false
 """
 
 
-CHAT_ONLY = """\
-
-[agents]
-enabled = false
-"""
-"""Leaves out tools that no chat completion can express."""
+CHAT_ONLY = ('web_search = "disabled"\n', "\n[agents]\nenabled = false\n")
+"""Before and after the provider: leaves out tools that no chat completion can express."""
 
 
-def codex(model: str, what: str, turns: Callable[[Path], Turns], more: str = "") -> Run:
+def codex(model: str, what: str, turns: Callable[[Path], Turns], around: tuple[str, str] = ("", "")) -> Run:
     """Codex, with a sandbox that may write to its directory."""
     options = ("--strict-config", "--skip-git-repo-check", "--sandbox", "workspace-write")
     return Run(
@@ -131,7 +126,7 @@ def codex(model: str, what: str, turns: Callable[[Path], Turns], more: str = "")
         model,
         turns,
         lambda model: ["codex", "exec", *options, "--model", model, TASK],
-        lambda url: {".codex/config.toml": codex_config(url) + more},
+        lambda url: {".codex/config.toml": codex_config(url).join(around)},
     )
 
 
