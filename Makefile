@@ -32,7 +32,7 @@ test: .venv/dev.stamp ## Run the tests, on real servers (one folder: make test A
 chaos: .venv/dev.stamp ## Kill, stop and cut off each part of a whole plane under load, and compare what is left (1 h)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-sdks: .venv/dev.stamp ## Run unmodified SDKs, and conformance testers, against a plane; installs them (Node.js, 600 MB)
+sdks: .venv/dev.stamp ## Run unmodified SDKs, coding agents and conformance testers against a plane; installs them (Node.js, 2 GB)
 	@$(BIN)/python -m tests.sdks
 
 bench-peers: .venv/dev.stamp ## Compare the cost of a request with that in other gateways; installs them (Node.js, 1 GB)
