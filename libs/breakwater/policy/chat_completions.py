@@ -116,8 +116,9 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
             status = 503
         if error.get("class") == "BudgetHeldError":
             return ChatError(429, "rate_limit_exceeded", message, None, retry_after_s, may_retry=True)
-        param = "messages" if kind in {"context_overflow", "orphan_tool_calls"} and status == 400 else None
-        return ChatError(status, code, message, param, retry_after_s)
+        of_conversation = kind in {"context_overflow", "orphan_tool_calls"} and status == 400
+        said_in = "input" if result.get("api") in {"responses", "embeddings"} else "messages"
+        return ChatError(status, code, message, said_in if of_conversation else None, retry_after_s)
     if (known := _OF_ANSWERS.get(str(error.get("class")))) is not None:
         return ChatError(*known, message)
     if not isinstance(status_code, int) or not 400 <= status_code < 500 or status_code in _OF_THE_PLANE:

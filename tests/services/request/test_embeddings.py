@@ -215,6 +215,15 @@ async def test_the_jobs_own_cap_refuses_what_does_not_fit(plane: EmbeddingsPlane
     assert refused.value.code == "insufficient_quota"
 
 
+async def test_an_input_that_is_too_long_is_named_as_the_request_does(plane: EmbeddingsPlane) -> None:
+    text = "This model's maximum context length is 8192 tokens, however you requested 9000 tokens"
+    plane.answers[:] = [
+        {"error": {"message": text, "type": "invalid_request_error", "code": "context_length_exceeded"}}
+    ]
+    status, found, _ = await plane.post({"model": "own", "input": "x"})
+    assert (status, found["error"]["param"], found["error"]["code"]) == (400, "input", "context_length_exceeded")
+
+
 async def test_a_broken_answer_is_an_error_and_never_a_vector(plane: EmbeddingsPlane) -> None:
     for broken in (own_answer(), own_answer([None]), own_answer([0.5], [0.5]), {"choices": []}, b"{", b"[]"):
         plane.answers[:] = [broken]
