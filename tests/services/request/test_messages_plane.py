@@ -84,6 +84,7 @@ MODELS = {
     "sim/gpt": model(turns=TURNS, answer="Done."),
     "sim/fast": model(answer="".join(f"{number:03d} " for number in range(60))),
 }
+SHIPS_AT_SEA = """cat > /dev/null; echo '{"status": "success", "code": 0, "result": {"ships": 3}}'"""
 ONCE = {"retry": {"max_attempts": 1}, "breaker": "off"}
 AGENTS = {
     "claude": {"model": "anthropic/claude", **ONCE},
@@ -103,6 +104,8 @@ AGENTS = {
     },
     "plain": {"model": "sim/plain", **ONCE},
     "cached": {"model": "anthropic/claude-cached", **ONCE},
+    "remembering": {"model": "anthropic/claude", "cache": {"ttl_s": 60}, **ONCE},
+    "counting": {"provider": "tool"},
     "searching": {"model": "anthropic/claude-search", **ONCE},
 }
 
@@ -135,7 +138,10 @@ async def plane(
         script={"models": MODELS},
         agents=AGENTS,
         more_models={"anthropic/claude-cached": {"price": PRICES}},
-        more_providers={"anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"}},
+        more_providers={
+            "anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"},
+            "tool": {"kind": "process", "command": ["sh", "-c", SHIPS_AT_SEA]},
+        },
     )
     async with started as worker:
         settings = settings_for(nats.url, redis_server.url, directory)
@@ -255,6 +261,24 @@ async def test_a_field_that_a_chat_lacks_is_refused_by_name_and_passes_to_anthro
     unknown = await plane.ask("claude", new_field=1)
     assert (unknown.status, unknown.code) == (400, "invalid_request_error"), "Anthropic's own refusal"
     assert "new_field" in unknown.message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_whatever_answers_it_is_a_message(plane: MessagesPlane, stream: bool) -> None:
+    async def said(agent: str, **body: Any) -> tuple[Answer, list[dict[str, Any]]]:
+        answer = await plane.ask(agent, stream=stream, **body)
+        assert answer.status == 200, answer.body
+        return answer, (accumulated(events(answer)) if stream else answer.json)["content"]
+
+    _, [counted] = await said("counting", tools=[], thinking=None)
+    assert json.loads(counted["text"]) == {"ships": 3}
+    _, [planned] = await said("claude", breakwater={"dry_run": True})
+    assert "anthropic/claude" in planned["text"]
+    question = {"messages": [{"role": "user", "content": f"Where is ship {stream}?"}]}
+    first, called = await said("remembering", **question)
+    again, remembered = await said("remembering", **question)
+    assert [answer.headers["x-breakwater-cache"] for answer in (first, again)] == ["miss", "hit"]
+    assert remembered == called
 
 
 async def test_an_effort_is_a_wish(plane: MessagesPlane) -> None:

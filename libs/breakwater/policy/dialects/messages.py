@@ -83,6 +83,8 @@ _TOOL = words(
     allowed_callers cache_control defer_loading description eager_input_streaming input_schema name strict type
     """
 )
+_OF_TOKENS = words("compaction document image mcp_tool_use search_result server_tool_use text tool_reference")
+"""Types of blocks that cost tokens alone, as do results of tools."""
 _RUN_BY_CLIENT = ("bash_", "computer_", "memory_", "text_editor_")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -223,7 +225,9 @@ class _Form:
             case "document":
                 return self._document(block, at, mark)
             case _:
-                self._lose_priced(at, f"a block of type {kind!r} has no counterpart in chat completions")
+                of_tokens = kind in _OF_TOKENS or str(kind).endswith("_tool_result")
+                message = f"a block of type {kind!r} has no counterpart in chat completions"
+                (self.lose if of_tokens else self._lose_priced)(at, message)
                 return [block]
 
     def _document(self, block: Block, at: str, mark: Block) -> list[Block]:
@@ -259,8 +263,10 @@ class _Form:
         self._take_tools(body)
         self._take_output(body)
         for index, edit in enumerate(objects(fields(body.get("context_management")).get("edits"))):
-            if not str(edit.get("type")).startswith("clear_thinking_"):
-                self.lose(f"context_management.edits[{index}]", "a chat is sent whole")
+            kind = str(edit.get("type"))
+            if not kind.startswith("clear_thinking_"):
+                lose = self.lose if kind.startswith("clear_") else self._lose_priced
+                lose(f"context_management.edits[{index}]", "a chat is sent whole")
         for name in body.keys() - _KNOWN:
             if body[name] not in (None, [], {}):
                 self._lose_priced(name, "has no counterpart in chat completions")
