@@ -225,7 +225,7 @@ class _Form:
             case "document":
                 return self._document(block, at, mark)
             case _:
-                of_tokens = kind in _OF_TOKENS or str(kind).endswith("_tool_result")
+                of_tokens = str(kind) in _OF_TOKENS or str(kind).endswith("_tool_result")
                 message = f"a block of type {kind!r} has no counterpart in chat completions"
                 (self.lose if of_tokens else self._lose_priced)(at, message)
                 return [block]
