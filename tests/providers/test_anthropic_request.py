@@ -97,6 +97,10 @@ def assistant(*content: dict[str, Any]) -> dict[str, Any]:
                         {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD", "detail": "low"}},
                         {"type": "image_url", "image_url": "https://x.invalid/a.png", "cache_control": MARK},
                         {"type": "document", "source": {"type": "url", "url": "https://x.invalid/a.pdf"}},
+                        {
+                            "type": "file",
+                            "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBE"},
+                        },
                     ],
                 }
             ],
@@ -109,6 +113,10 @@ def assistant(*content: dict[str, Any]) -> dict[str, Any]:
                         "cache_control": MARK,
                     },
                     {"type": "document", "source": {"type": "url", "url": "https://x.invalid/a.pdf"}},
+                    {
+                        "type": "document",
+                        "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"},
+                    },
                 )
             ],
         ),
@@ -119,6 +127,10 @@ def assistant(*content: dict[str, Any]) -> dict[str, Any]:
         (
             [{"role": "user", "content": [text("a"), text("b")], "cache_control": MARK}],
             [user(text("a"), text("b", cache_control=MARK))],
+        ),
+        (
+            [{"role": "tool", "tool_call_id": "id-f", "content": "1", "is_error": True}],
+            [user({**result("f", text("1")), "is_error": True})],
         ),
         (
             [{"role": "tool", "tool_call_id": "id-f", "content": "1", "cache_control": MARK}],
