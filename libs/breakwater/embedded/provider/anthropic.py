@@ -91,6 +91,17 @@ class _OutputConfig(BaseModel):
     format: dict[str, Any] | None = None
 
 
+class _Tool(BaseModel):
+    type: str | None = None
+    name: str = ""
+    input_schema: dict[str, Any] | None = None
+
+
+class _Choice(BaseModel):
+    type: str = "auto"
+    name: str | None = None
+
+
 class _Body(BaseModel):
     """All fields of the interface; as the real one, it refuses any other."""
 
@@ -101,7 +112,7 @@ class _Body(BaseModel):
     messages: Annotated[list[_AnthropicMessage], Field(min_length=1)]
     system: Any = None
     stream: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[_Tool] | None = None
     output_config: _OutputConfig = _OutputConfig()
     cache_control: Any = None
     container: Any = None
@@ -113,7 +124,7 @@ class _Body(BaseModel):
     stop_sequences: list[str] | None = None
     temperature: Any = None
     thinking: dict[str, Any] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tool_choice: _Choice = _Choice()
     top_k: Any = None
     top_p: Any = None
 
@@ -169,12 +180,11 @@ class Anthropic(OpenAI):
                 "stream": body.stream,
                 "stream_options": {"include_usage": True} if body.stream else None,
                 "tools": [_tool(tool) for tool in body.tools or ()],
-                "tool_choice": _choice(body.tool_choice or {}),
+                "tool_choice": _choice(body.tool_choice),
                 "stop": body.stop_sequences or None,
                 "thinks": (body.thinking or {}).get("type", "disabled") != "disabled",
                 "searches": any(
-                    str(tool.get("type")).startswith("web_search")
-                    and tool.get("name") == (body.tool_choice or {}).get("name")
+                    str(tool.type).startswith("web_search") and tool.name == body.tool_choice.name
                     for tool in body.tools or ()
                 ),
                 "body": content,
@@ -270,13 +280,14 @@ class CountTokens(Anthropic):
         return super().parse({"max_tokens": 1, **content} if isinstance(content, dict) else content)
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": tool.get("name", ""), "parameters": tool.get("input_schema", {})}
-    return {"type": "function" if "input_schema" in tool else tool.get("type", ""), "function": function}
+def _tool(tool: _Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "parameters": tool.input_schema or {}}
+    return {"type": "function" if tool.input_schema is not None else tool.type or "", "function": function}
 
 
-def _choice(choice: dict[str, Any]) -> Any:
-    return {"any": "required", "tool": {"type": "function", "function": choice}}.get(choice.get("type", ""))
+def _choice(choice: _Choice) -> Any:
+    named = {"type": "function", "function": {"name": choice.name}}
+    return {"any": "required", "tool": named}.get(choice.type)
 
 
 def _blocks_of(answer: ScriptedAnswer, place: int, part: Part, calls: Iterator[int]) -> list[dict[str, Any]]:

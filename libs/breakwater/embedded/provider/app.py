@@ -35,7 +35,7 @@ NO_MODEL = "-"
 WHOLE = Fraction(1)
 LOOPBACK = "127.0.0.1"
 OPENAI, ANTHROPIC, TOKEN_COUNT = OpenAI(), Anthropic(), CountTokens()
-_PATHS = {
+API_PATHS = {
     "/v1/chat/completions": OPENAI,
     "/v1/responses": Responses(),
     "/v1/embeddings": Embeddings(),
@@ -152,7 +152,7 @@ class SimulatedProvider:
         match request.method, request.path:
             case "POST", "/v1/messages/count_tokens":
                 return await self._count(request)
-            case "POST", path if dialect := _PATHS.get(path):
+            case "POST", path if dialect := API_PATHS.get(path):
                 return await self._chat(request, dialect)
             case "POST", path if deployment := _DEPLOYMENT.fullmatch(path):
                 return await self._chat(request, _DEPLOYED[deployment[2]], deployment[1])

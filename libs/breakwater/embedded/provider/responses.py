@@ -39,21 +39,51 @@ _STEPS = {
 """Events of a hosted tool's item, between the one that adds it and the one that ends it."""
 
 
+class _Item(BaseModel):
+    type: str = "message"
+    id: str | None = None
+    role: str | None = None
+    content: str | list[Any] | None = None
+    call_id: str | None = None
+    output: str | list[Any] | None = None
+    encrypted_content: str | None = None
+
+
+class _Tool(BaseModel):
+    type: str
+    name: str = ""
+    parameters: dict[str, Any] | None = None
+
+
+class _Choice(BaseModel):
+    type: str
+    name: str | None = None
+
+
+class _Format(BaseModel):
+    type: str = "text"
+    of: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class _Text(BaseModel):
+    format: _Format | None = None
+
+
 class _Body(BaseModel):
     """All fields of the interface; as the real one, it refuses any other."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     model: Annotated[str, Field(min_length=1)]
-    input: str | list[dict[str, Any]]
+    input: str | list[_Item]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(strict=True, ge=16)] | None = None
     metadata: dict[str, str] | None = None
     stream: bool | None = None
     include: list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    text: dict[str, Any] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: str | _Choice | None = None
+    text: _Text | None = None
     reasoning: dict[str, Any] | None = None
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
     previous_response_id: None = None
@@ -90,8 +120,8 @@ class Responses(OpenAI):
     def parse(self, content: Any) -> ChatRequest:
         """Reads a body, and brings it into the format of chat completions. Raises ValidationError."""
         body = _Body.model_validate(content)
-        given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-        asked = (body.text or {}).get("format") or {}
+        given = [_Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+        asked = body.text.format if body.text is not None else None
         return _ResponsesRequest.model_validate(
             {
                 "model": body.model,
@@ -100,11 +130,11 @@ class Responses(OpenAI):
                 "stream": body.stream,
                 "tools": [_tool(tool) for tool in body.tools or ()],
                 "tool_choice": _choice(body.tool_choice),
-                "response_format": {"type": asked.get("type", "text"), "json_schema": {"schema": asked.get("schema")}},
+                "response_format": asked and {"type": asked.type, "json_schema": {"schema": asked.of}},
                 "logprobs": LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
                 "top_logprobs": body.top_logprobs,
                 "thinks": body.reasoning is not None and body.reasoning.get("effort") != "none",
-                "searches": isinstance(body.tool_choice, dict) and body.tool_choice.get("type") in _SEARCHES,
+                "searches": isinstance(body.tool_choice, _Choice) and body.tool_choice.type in _SEARCHES,
                 "body": content,
             }
         )
@@ -160,7 +190,7 @@ class Responses(OpenAI):
         ]
 
 
-def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _messages(items: list[_Item]) -> list[dict[str, Any]]:
     """Returns items as messages; those of the assistant that follow each other are one.
 
     Raises:
@@ -168,39 +198,36 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     messages: list[dict[str, Any]] = []
     for item in items:
-        kind, role = item.get("type", "message"), item.get("role")
-        content, calls = item.get("content") or "", list[dict[str, Any]]()
-        if kind == "reasoning":
-            if (seal := item.get("encrypted_content")) is not None and unsealed(seal) is None:
-                message = f"The encrypted content for item {item.get('id')} could not be verified."
+        role, content, calls = item.role, item.content or "", list[dict[str, Any]]()
+        if item.type == "reasoning":
+            if (seal := item.encrypted_content) is not None and unsealed(seal) is None:
+                message = f"The encrypted content for item {item.id} could not be verified."
                 raise RequestRefusedError(400, ErrorText(code="invalid_encrypted_content", message=message))
             role, content = "assistant", ""
-        elif kind == "item_reference":
-            raise RequestRefusedError(
-                404, ErrorText(param="input", message=f"Item with id '{item.get('id')}' not found.")
-            )
-        elif kind.endswith("_output"):
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output") or ""})
+        elif item.type == "item_reference":
+            raise RequestRefusedError(404, ErrorText(param="input", message=f"Item with id '{item.id}' not found."))
+        elif item.type.endswith("_output"):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output or ""})
             continue
-        elif kind != "message":
+        elif item.type != "message":
             # A call of the client's tool has an id that its output repeats; one of a hosted tool has none.
             role, content = "assistant", ""
-            calls = [{"id": item["call_id"]}] if "call_id" in item else []
+            calls = [] if item.call_id is None else [{"id": item.call_id}]
         parts = [{"text": content}] if isinstance(content, str) else content
         if role == "assistant" and messages and messages[-1]["role"] == "assistant":
             messages[-1]["content"] += parts
             messages[-1]["tool_calls"] += calls
         else:
-            messages.append({"role": role, "content": list(parts), "tool_calls": calls})
+            messages.append({"role": role, "content": [*parts], "tool_calls": calls})
     return messages
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"type": tool.get("type"), "function": {key: tool[key] for key in ("name", "parameters") if tool.get(key)}}
+def _tool(tool: _Tool) -> dict[str, Any]:
+    return {"type": tool.type, "function": {"name": tool.name, "parameters": tool.parameters or {}}}
 
 
-def _choice(choice: Any) -> Any:
-    return {"type": "function", "function": choice} if isinstance(choice, dict) else choice
+def _choice(choice: str | _Choice | None) -> Any:
+    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, _Choice) else choice
 
 
 def _begun(answer: ScriptedAnswer) -> dict[str, Any]:
