@@ -146,17 +146,17 @@ class AnyAnswer:
         return self.kind == "anthropic" and int(name[1:]) % 4 > 1
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if len(path) > 9:
         return [path]
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, one in inner for place in _places(one, (*path, key)))]
+    return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
 
 
-def _put(value: Any, path: Sequence[Any], new: Any) -> Any:
+def put(value: Any, path: Sequence[Any], new: Any) -> Any:
     if not path:
         return new
-    value[path[0]] = _put(value[path[0]], path[1:], new)
+    value[path[0]] = put(value[path[0]], path[1:], new)
     return value
 
 
@@ -165,11 +165,11 @@ def any_answers(draw: st.DrawFn) -> AnyAnswer:
     """A good answer with up to three places of it replaced, or events left out or said twice."""
     kind, streamed = draw(st.sampled_from(KINDS)), draw(st.booleans())
     if not streamed and draw(st.booleans()):
-        error = _put(copy.deepcopy(_ERROR), draw(st.sampled_from(_places(_ERROR))), draw(JSON))
+        error = put(copy.deepcopy(_ERROR), draw(st.sampled_from(places(_ERROR))), draw(JSON))
         return AnyAnswer(kind, streamed, json.dumps(error).encode(), draw(st.sampled_from([200, 400, 422, 500])))
     given: Any = copy.deepcopy(_STREAMS[kind] if streamed else _WHOLE[kind])
     for _ in range(draw(st.integers(0, 3))):
-        given = _put(given, draw(st.sampled_from(_places(given)[streamed:])), draw(JSON))
+        given = put(given, draw(st.sampled_from(places(given)[streamed:])), draw(JSON))
     if not streamed:
         return AnyAnswer(kind, streamed, json.dumps(given).encode())
     at = draw(st.integers(0, len(given)))

@@ -214,7 +214,7 @@ def of_response(answer: Mapping[str, Any]) -> Usage | None:
     for item in map(fields, cast(list[Any], items)):
         # A page that a search found is opened for nothing.
         is_free = fields(item.get("action")).get("type", "search") != "search"
-        if (kind := item.get("type")) in _HOSTED_CALLS and not is_free:
+        if (kind := str(item.get("type"))) in _HOSTED_CALLS and not is_free:
             tools[kind.removesuffix("_call")] = tools.get(kind.removesuffix("_call"), 0) + 1
     searches = figure(fields(fields(answer.get("tool_usage")).get("web_search")).get("num_requests"))
     if searches is not None:

@@ -75,7 +75,7 @@ class ResponsesWire:
             raise UnusableAnswerError(f"the response is {answer['status']}")
         texts, refusals, calls, others = list[str](), list[str](), list[dict[str, Any]](), list[dict[str, Any]]()
         for item in objects(answer["output"]):
-            kind = item.get("type")
+            kind = str(item.get("type"))
             if kind == "message":
                 content = item.get("content")
                 for part in [{"text": content}] if isinstance(content, str) else objects(content or []):

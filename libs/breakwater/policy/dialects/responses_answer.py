@@ -116,7 +116,8 @@ def response_of(asked: Asked, result: Mapping[str, Any], output: Sequence[Item] 
         usage = _details(fields(native.get("usage"))) or _usage(result)
         made = _response(asked, ended, items)
         named = {"object": OBJECT, "status": ended, "completed_at": completed_at, "output": items, "usage": usage}
-        return {**made, **_known(native), **ours, **named}
+        readable = {name: value for name, value in _known(native).items() if _fits(made.get(name), value)}
+        return {**made, **readable, **ours, **named, "tools": objects(native.get("tools") or made["tools"])}
     completion = completion_of(result)
     choice = first_choice(completion)
     why = _INCOMPLETE.get(finish_reason(choice.get("finish_reason")) or "")
@@ -249,7 +250,8 @@ def log_probabilities(given: Any) -> list[Item]:
 
 def normalized_items(items: Sequence[Mapping[str, Any]], job_id: str) -> list[Item]:
     """The output items of a provider as a client can read them: ids, texts and statuses are there."""
-    return [normalized_item(item, job_id, number) for number, item in enumerate(items)]
+    named = [item for item in items if isinstance(item.get("type"), str)]
+    return [normalized_item(item, job_id, number) for number, item in enumerate(named)]
 
 
 _KINDS = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
@@ -257,36 +259,45 @@ _KINDS = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_to
 
 def normalized_item(item: Mapping[str, Any], job_id: str, number: int) -> Item:
     """One of them."""
-    kind = item.get("type")
-    own = item.get("id")
+    kind, own, status = item.get("type"), item.get("id"), item.get("status")
     if not isinstance(own, str) or not own:
         own = item_id(job_id, _KINDS.get(str(kind), "item"), number)
     shown: Item = {**item, "id": own}
+    if kind in ("message", "function_call") and status not in ("in_progress", "completed", "incomplete"):
+        shown["status"] = "completed"
     match kind:
         case "message":
             content = item.get("content")
             given = [{"type": "output_text", "text": content}] if isinstance(content, str) else objects(content or [])
-            parts = [{**text_part(""), **part} if part.get("type") == "output_text" else part for part in given]
-            shown |= {"role": "assistant", "content": [_without_nulls(part) for part in parts]}
-            shown.setdefault("status", "completed")
-        case "function_call":
-            arguments, name = arguments_text(item.get("arguments")), item.get("name")
+            shown |= {"role": "assistant", "content": _parts(given, ("output_text", "refusal"))}
+        case "function_call" | "custom_tool_call":
+            said, name = "arguments" if kind == "function_call" else "input", item.get("name")
             called = call_id(item.get("call_id")) or item_id(job_id, "call", number)
-            shown |= {"arguments": arguments, "call_id": called, "name": name if isinstance(name, str) else ""}
-            shown.setdefault("status", "completed")
-        case "custom_tool_call":
-            called = call_id(item.get("call_id")) or item_id(job_id, "call", number)
-            shown |= {"input": arguments_text(item.get("input")), "call_id": called}
+            shown |= {
+                said: arguments_text(item.get(said)),
+                "call_id": called,
+                "name": name if isinstance(name, str) else "",
+            }
         case "reasoning":
-            shown["summary"] = objects(item.get("summary") or [])
+            shown["summary"] = _parts(objects(item.get("summary") or []), ("summary_text",))
+            if "content" in item:
+                shown["content"] = _parts(objects(item["content"] or []), ("reasoning_text",))
         case _:
             pass
     return shown
 
 
-def _without_nulls(part: Mapping[str, Any]) -> Item:
-    lists = {name: part.get(name) or [] for name in ("annotations", "logprobs") if name in part}
-    return {**part, **lists, **({"text": str(part.get("text") or "")} if "text" in part else {})}
+def _parts(given: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[Item]:
+    """The parts of those types, with their texts as texts."""
+    parts = list[Item]()
+    for part in given:
+        kind = part.get("type")
+        name = "refusal" if kind == "refusal" else "text"
+        text = part.get(name)
+        if kind in kinds:
+            lists = {one: objects(part.get(one) or []) for one in ("annotations", "logprobs") if kind == "output_text"}
+            parts.append({**part, name: text if isinstance(text, str) else "", **lists})
+    return parts
 
 
 def _response(asked: Asked, status: ResponseStatus, output: Sequence[Item]) -> dict[str, Any]:
@@ -364,8 +375,17 @@ def _details(usage: Mapping[str, Any]) -> dict[str, Any] | None:
     if tokens is None or said is None:
         return None
     counts, given = _counts(tokens, said, None, None), _known(usage)
-    details = {name: counts[name] | _known(fields(usage.get(name))) for name in counts if name.endswith("_details")}
-    return {**counts, **given, **details, "input_tokens": tokens, "output_tokens": said}
+    for name, most in counts.items():
+        if isinstance(most, dict):
+            more = fields(given.get(name))
+            counts[name] = {**more, **{part: figure(more.get(part)) or 0 for part in cast(dict[str, int], most)}}
+    return {**given, **counts, "total_tokens": figure(usage.get("total_tokens")) or tokens + said}
+
+
+def _fits(default: Any, given: Any) -> bool:
+    """True if a provider's setting is of the type that clients know."""
+    numbers = isinstance(default, float) and type(given) in (int, float)
+    return default is None or default == "auto" or numbers or type(given) is type(default)
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

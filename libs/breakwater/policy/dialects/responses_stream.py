@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,16 @@ _SAYS: Mapping[str, tuple[str, str]] = {
     "custom_tool_call": ("response.custom_tool_call_input", "input"),
 }
 """By the type of a part, or of a tool call: the beginning of its events' names, and the field with its text."""
+_OF_ITEM: Mapping[str, tuple[str, ...]] = {
+    "message": ("output_text", "refusal"),
+    "reasoning": ("reasoning_text", "summary_text"),
+    "function_call": ("function_call",),
+    "custom_tool_call": ("custom_tool_call",),
+}
+"""Parts of items, by their type."""
+_DONE = frozenset(name for name, _ in _SAYS.values())
+_INDEXED = frozenset({"output_item", "content_part", "reasoning_summary_part", *(name.split(".")[1] for name in _DONE)})
+"""Kinds of events that are about an item."""
 _OF_DELTA = {f"{name}.delta": kind for kind, (name, _) in _SAYS.items()} | {
     "response.reasoning.delta": "reasoning_text"
 }
@@ -174,10 +185,11 @@ class ResponseEvents:
     def _catch_up(self, result: Mapping[str, Any], *, whole: bool) -> None:
         if native_response(result) is not None:
             output = output_of(self._asked.job_id, result)
-            for number, item in enumerate(output):
-                self._complete(number, item)
             if len(self._items) > len(output):
                 raise ContradictionError
+            for number, item in enumerate(output):
+                known = self._items[number] if number < len(self._items) else self._open(_empty(item))
+                self._complete(known, item)
             return
         if not (whole and self._said.finished):
             rest = rest_of(completion_of(result), self._said)
@@ -188,76 +200,93 @@ class ResponseEvents:
         for item in self._items:
             self._close(item)
 
-    def _complete(self, number: int, whole: Item) -> None:
-        """Says what is missing of an item of the provider's whole answer."""
-        if number < len(self._items):
-            known = self._items[number]
-            if known.item["type"] != whole["type"]:
-                raise ContradictionError
-            whole = {**whole, "id": known.item["id"]}
-        else:
-            known = self._open(_empty(whole))
+    def _complete(self, known: _OpenItem, whole: Item) -> None:
+        """Says what is missing of an item. Raises ContradictionError: another one was begun."""
+        if known.item["type"] != whole["type"]:
+            raise ContradictionError
+        kept = {name: known.item[name] for name in ("id", "call_id") if name in known.item}
+        whole, texts = {**whole, **kept}, list(_texts_of(whole))
+        said = {at: known.parts[at].text for at, _, _ in texts if at in known.parts}
+        if len(said) < len(known.parts) or any(
+            not part[_SAYS[kind][1]].startswith(said.get(at, ""))
+            or (
+                at in said
+                and (known.parts[at].kind != kind or (known.parts[at].done and said[at] != part[_SAYS[kind][1]]))
+            )
+            for at, kind, part in texts
+        ):
+            raise ContradictionError
         if known.done:
-            known.item = whole
             return
-        for at, kind, part in _texts_of(whole):
-            said = self._part(known, at, kind)
-            text = part if isinstance(part, str) else part[_SAYS[kind][1]]
-            if not text.startswith(said.text):
-                raise ContradictionError
-            if not isinstance(part, str) and kind == "output_text":
-                said.annotations, said.logprobs = part.get("annotations") or [], part.get("logprobs") or []
-            if rest := text[len(said.text) :]:
+        for at, kind, part in texts:
+            so_far = self._part(known, at, kind)
+            if kind == "output_text":
+                so_far.annotations, so_far.logprobs = part["annotations"], part["logprobs"]
+            if rest := part[_SAYS[kind][1]][len(said.get(at, "")) :]:
                 self._say(known, at, rest)
         self._close(known, whole)
 
     # Events of the provider
 
     def _pass_on(self, event: Mapping[str, Any]) -> None:
+        """Says what an event of the provider says, in this stream's numbers. What can't be read is left out."""
         kind, index = event.get("type"), event.get("output_index")
-        if not isinstance(kind, str) or kind in _LIFE or kind == "error":
+        if not isinstance(kind, str) or not kind.startswith("response.") or kind in _LIFE:
             return
-        if not isinstance(index, int):
-            self._emit({name: value for name, value in event.items() if name != "response_id"})
+        if type(index) is not int:
+            if kind.split(".")[1] not in _INDEXED:
+                self._emit({name: value for name, value in event.items() if name != "response_id"})
             return
-        known = self._of_provider.get(index)
-        if kind == "response.output_item.added" or known is None:
-            item = dict(fields(event.get("item"))) or {"id": event.get("item_id"), "type": _item_type(kind)}
-            item = normalized_item(item, self._asked.job_id, len(self._items))
-            known = self._of_provider[index] = self._opened(item)
-            self._emit({"type": "response.output_item.added", "output_index": known.number, "item": item})
-            if kind == "response.output_item.added":
+        known, item = self._of_provider.get(index), fields(event.get("item"))
+        if known is None:
+            given = item if "item" in event else {"id": event.get("item_id"), "type": _item_type(kind)}
+            if not isinstance(given.get("type"), str):
                 return
-        shown = {**event, "output_index": known.number}
-        if "item_id" in event:
-            shown["item_id"] = known.item["id"]
-        if kind == "response.output_item.done":
-            item = {**fields(event.get("item")), "id": known.item["id"]}
-            known.item, known.done = normalized_item(item, self._asked.job_id, known.number), True
-            shown["item"] = known.item
-        elif (said := _OF_DELTA.get(kind)) is not None:
-            delta, at = event.get("delta"), _place(event)
-            if at not in known.parts:
-                if said in ("output_text", "refusal"):
-                    self._part(known, at, said)
-                else:
-                    known.parts[at] = _Part(said)
-            known.parts[at].pieces.append(delta if isinstance(delta, str) else "")
-            if said == "output_text":
-                shown.setdefault("logprobs", [])
-        elif kind in ("response.content_part.added", "response.reasoning_summary_part.added"):
-            part = fields(event.get("part"))
-            if (type_ := str(part.get("type"))) in _SAYS:
-                known.parts[_place(event)] = _Part(type_)
-                if type_ == "output_text":
-                    shown["part"] = {"annotations": [], "logprobs": [], **part}
-        elif kind.endswith("_part.done") and (ended := known.parts.get(_place(event))) is not None:
-            ended.done = True
-        self._emit(shown)
+            known = self._open(_empty(normalized_item(given, self._asked.job_id, len(self._items))))
+            self._of_provider[index] = known
+        if not known.done and kind != "response.output_item.added":
+            self._pass_on_about(known, kind, event)
         if known.item["type"] == "message":
             self._message = None if known.done else known
         elif known.item["type"] == "reasoning":
             self._reasoning = None if known.done else known
+
+    def _pass_on_about(self, known: _OpenItem, kind: str, event: Mapping[str, Any]) -> None:
+        at, part = _place(event), fields(event.get("part"))
+        name = kind.rpartition(".")[0]
+        if kind == "response.output_item.done":
+            whole = normalized_item(fields(event.get("item")), self._asked.job_id, known.number)
+            if whole.get("type") == known.item["type"]:
+                with suppress(ContradictionError):  # the end of the response shows which one it is
+                    self._complete(known, whole)
+        elif (said := _OF_DELTA.get(kind)) is not None:
+            text = event.get("delta")
+            if isinstance(text, str) and text and self._fits(known, at, said):
+                logprobs = objects(event.get("logprobs") or [])
+                self._part(known, at, said).logprobs += logprobs
+                self._say(known, at, text, logprobs, event)
+        elif kind in ("response.content_part.added", "response.reasoning_summary_part.added"):
+            if self._fits(known, at, str(part.get("type"))):
+                self._part(known, at, str(part.get("type")))
+        elif name in _DONE or kind.endswith("_part.done"):
+            if at in known.parts:
+                self._close_part(known, at)
+        elif kind == "response.output_text.annotation.added":
+            so_far, noted = known.parts.get(at), fields(event.get("annotation"))
+            if noted and so_far is not None and so_far.kind == "output_text" and not so_far.done:
+                place = {**event, **self._place_of(known, at), "annotation_index": len(so_far.annotations)}
+                so_far.annotations.append(dict(noted))
+                self._emit(place)
+        else:
+            self._emit({**event, "output_index": known.number, "item_id": known.item["id"]})
+
+    def _fits(self, known: _OpenItem, at: int, kind: str) -> bool:
+        """True if an item may have a part of a type at a place, as what was begun there, or as the next one."""
+        if kind not in _OF_ITEM.get(known.item["type"], ()) or (at < 0) != (kind == "summary_text"):
+            return False
+        if (part := known.parts.get(at)) is not None:
+            return part.kind == kind and not part.done
+        return at == (0 if at >= 0 else -1) or (at - 1 if at > 0 else at + 1) in known.parts
 
     # Chunks of a chat
 
@@ -378,10 +407,17 @@ class ResponseEvents:
                 self._emit({"type": f"response.{name}.added", **self._place_of(known, at), "part": part.whole()})
         return part
 
-    def _say(self, known: _OpenItem, at: int, text: str, logprobs: Sequence[Item] = ()) -> None:
+    def _say(
+        self,
+        known: _OpenItem,
+        at: int,
+        text: str,
+        logprobs: Sequence[Item] = (),
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
         part = known.parts[at]
         part.pieces.append(text)
-        event = {"type": f"{_SAYS[part.kind][0]}.delta", **self._place_of(known, at), "delta": text}
+        event = {**(given or {}), "type": f"{_SAYS[part.kind][0]}.delta", **self._place_of(known, at), "delta": text}
         if part.kind == "output_text":
             event["logprobs"] = list(logprobs)
         self._emit(event)
@@ -439,7 +475,9 @@ def _ordered(choice: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _place(event: Mapping[str, Any]) -> int:
     index, summary = event.get("content_index"), event.get("summary_index")
-    return -1 - summary if isinstance(summary, int) else index if isinstance(index, int) else 0
+    if str(event.get("type")).startswith("response.reasoning_summary"):
+        return -1 - summary if type(summary) is int and summary >= 0 else -1
+    return index if type(index) is int and index >= 0 else 0
 
 
 def _item_type(kind: str) -> str:
@@ -472,15 +510,13 @@ def _empty(item: Item) -> Item:
 _TEXTUAL = ("message", "reasoning")
 
 
-def _texts_of(item: Item) -> Iterable[tuple[int, str, Any]]:
-    """The texts of a whole item: their places, types, and the part, or the text itself of a tool call."""
+def _texts_of(item: Item) -> Iterable[tuple[int, str, Item]]:
+    """The texts of a whole item: their places, types and parts; a tool call is its own part."""
     kind = item["type"]
     if kind in _SAYS:
-        yield 0, kind, item[_SAYS[kind][1]]
-    if kind in _TEXTUAL:
-        for number, part in enumerate(objects(item.get("summary") or [])):
-            if part.get("type") in _SAYS:
-                yield -1 - number, part["type"], part
-        for number, part in enumerate(objects(item.get("content") or [])):
-            if part.get("type") in _SAYS:
-                yield number, part["type"], part
+        yield 0, kind, item
+    elif kind in _TEXTUAL:
+        for number, part in enumerate(item.get("summary") or []):
+            yield -1 - number, part["type"], part
+        for number, part in enumerate(item.get("content") or []):
+            yield number, part["type"], part
