@@ -128,6 +128,7 @@ class EmbeddingsRequest(Message):
     )
     user: str | None = None
     stream: Literal[False] | None = Field(default=None, description="Embeddings come whole.")
+    stream_options: None = None
     breakwater: CallOptions | None = Field(
         default=None, description="Breakwater's own options; in the SDK: `extra_body`."
     )

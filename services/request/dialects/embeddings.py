@@ -20,6 +20,8 @@ from services.request.operations import TOO_MANY, operation
 from services.request.parsing import read_command
 from services.request.submission import Submission
 
+_OF_THE_PLANE = {"model", "breakwater", "stream", "stream_options"}
+
 
 class EmbeddingsRoutes:
     """Embeddings."""
@@ -67,7 +69,7 @@ class EmbeddingsRoutes:
         asked = read_command(body, EmbeddingsRequest)
         agent, model = self._calls.agent_of(request, asked.model)
         options = options_of(request.headers, asked.breakwater).model_dump(exclude_unset=True)
-        native = asked.model_dump(mode="json", exclude_unset=True, exclude={"model", "breakwater", "stream"})
+        native = asked.model_dump(mode="json", exclude_unset=True, exclude=_OF_THE_PLANE)
         if model is not None:
             options["model"] = model
             if model != (own := self._config.agents[agent]).model:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import openai
-import orjson
 import pytest
 import pytest_asyncio
 from aiohttp import web
@@ -76,7 +75,7 @@ async def plane(
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         asked.append(json.loads(await request.read()))
         said = answers.pop(0)
-        body = said if isinstance(said, bytes) else orjson.dumps(said)
+        body = said if isinstance(said, bytes) else json.dumps(said).encode()
         return web.Response(body=body, content_type="application/json")
 
     models = {name: model(dimensions=size) for name, size in SIZES.items()}
@@ -144,6 +143,14 @@ async def test_an_answer_in_the_other_form_is_read_all_the_same(plane: Embedding
     assert found == own_answer([0.5, 0.25])
 
 
+async def test_numbers_of_any_size_pass(plane: EmbeddingsPlane) -> None:
+    plane.answers[:] = [own_answer([0.5]) | {"seen": 10**30}]
+    plane.asked.clear()
+    status, found, _ = await plane.post({"model": "own", "input": [10**30], "made_up": 10**40})
+    assert (status, found) == (200, own_answer([0.5]) | {"seen": 1e30})
+    assert plane.asked == [{"model": "m", "input": [10**30], "made_up": 10**40}]
+
+
 async def test_usage_that_is_null_is_left_out(plane: EmbeddingsPlane) -> None:
     plane.answers[:] = [{**own_answer([0.5]), "usage": None}]
     _, found, _ = await plane.post({"model": "own", "input": "x"})
@@ -172,6 +179,9 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "claude"}, "model", "invalid_request"),
     ({"model": "capped", "made_up": 1}, "made_up", "invalid_request"),
     ({"input": ["x"] * 700, "dimensions": 3072}, "input", "invalid_request"),
+    ({"dimensions": 10**30}, "input", "invalid_request"),
+    ({"stream_options": {}}, "stream_options", "invalid_request"),
+    ({"user": 7}, "user", "invalid_request"),
 ]
 
 
