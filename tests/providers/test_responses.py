@@ -199,6 +199,15 @@ async def test_a_response_without_an_answer_is_broken(answer: dict[str, Any]) ->
     assert isinstance(caught.value.failure, BrokenAnswer)
 
 
+@pytest.mark.parametrize(("status", "said"), [("completed", False), ("incomplete", True)])
+def test_thoughts_alone_are_an_answer_where_the_limit_ended_it(status: str, said: bool) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
+    answer = {"object": "response", "status": status, "output": [thought]}
+    [choice] = ResponsesWire(ChatCompletions("http://x/v1")).choices(answer)
+
+    assert (choice.output is not None) is said
+
+
 def body_of(**more: Any) -> dict[str, Any]:
     """The body that goes out for a call."""
     return dict(ResponsesWire(ChatCompletions("http://x/v1")).body(call(**native(**more))))

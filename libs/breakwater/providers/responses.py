@@ -73,7 +73,8 @@ class ResponsesWire:
             raise UnusableAnswerError("the answer has no output")
         if answer.get("status") in ("failed", "cancelled"):
             raise UnusableAnswerError(f"the response is {answer['status']}")
-        texts, refusals, calls, others = list[str](), list[str](), list[dict[str, Any]](), list[dict[str, Any]]()
+        texts, refusals = list[str](), list[str]()
+        calls, others, thoughts = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
         for item in objects(answer["output"]):
             kind = str(item.get("type"))
             if kind == "message":
@@ -85,9 +86,11 @@ class ResponsesWire:
                 name, said = _CALLS[kind]
                 called = {"name": item.get("name"), said: arguments_text(item.get(said))}
                 calls.append({"id": item.get("call_id"), "type": name, name: called})
-            elif kind != "reasoning":
-                others.append(item)
+            else:
+                (thoughts if kind == "reasoning" else others).append(item)
         text, refusal = "".join(texts), "".join(refusals)
+        if answer.get("status") == "incomplete":
+            others += thoughts  # all that it came to
         output: Any = text or None
         if calls or refusal or (others and not text):
             more = {"refusal": refusal or None, "tool_calls": calls, OTHERS: [] if text else others}

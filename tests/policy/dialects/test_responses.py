@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import Response
 
 from breakwater.contracts.job import NativeRequest
-from breakwater.policy.dialects import DIALECTS, chat_form
+from breakwater.policy.dialects import DIALECTS, chat_form, dropped_fields
 from breakwater.policy.dialects.forms import InvalidBodyError
 from breakwater.policy.dialects.responses_answer import Asked, item_id, job_id_of, pending_response, response_of
 from breakwater.policy.formats import words
@@ -282,6 +282,18 @@ def test_a_body_that_is_none_names_the_field(body: dict[str, Any], path: str) ->
 )
 def test_what_may_cost_more_than_tokens_is_named(body: dict[str, Any], paths: list[str]) -> None:
     assert [one.path for one in form(**body).unpriced] == paths
+
+
+def test_fields_that_a_chat_goes_without_are_named() -> None:
+    body: dict[str, Any] = {
+        "input": "Hi",
+        "store": False,
+        "max_tool_calls": 2,
+        "reasoning": {"summary": "auto", "effort": "low"},
+    }
+
+    assert dropped_fields(NativeRequest(api="responses", body=body)) == {"max_tool_calls", "reasoning.summary"}
+    assert dropped_fields(NativeRequest(api="responses", body={"input": "Hi"})) == set()
 
 
 def native(body: dict[str, Any], prompt: str | None = None, **params: Any) -> dict[str, Any]:

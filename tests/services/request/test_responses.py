@@ -269,6 +269,7 @@ async def test_a_fallback_to_a_provider_of_responses_takes_what_a_chat_cannot(pl
         {"model": "mixed", "input": "Where?", "include": ["web_search_call.results"]}
     )
 
+    assert "x-breakwater-dropped-params" not in headers
     assert (status, found["status"], headers["x-breakwater-model"]) == (200, "completed", "native/r")
 
 
@@ -303,6 +304,27 @@ async def test_a_stream_that_breaks_ends_with_its_failure(plane: ResponsesPlane)
     assert events[-1]["response"]["status"] == "failed"
     assert events[-1]["response"]["error"]["code"] == "server_error"
     assert "".join(event["delta"] for event in events if event["type"].endswith("text.delta"))
+
+
+async def test_fields_that_a_chat_goes_without_are_named_in_a_header(plane: ResponsesPlane) -> None:
+    for agent, dropped in (("translated", "reasoning.summary"), ("native", None)):
+        body = {"model": agent, "input": "Where?", "reasoning": {"summary": "auto"}}
+        status, _, headers = await plane.post(body)
+        assert (status, headers.get("x-breakwater-dropped-params")) == (200, dropped)
+
+
+async def test_a_dry_run_makes_no_call(plane: ResponsesPlane) -> None:
+    for more in ({}, {"stream": True}):
+        for agent in ("translated", "native"):
+            body = {"model": agent, "input": "Where?", "breakwater": {"dry_run": True}, **more}
+            calls = len(plane.worker.sim.ledger.calls)
+            if more:
+                found = (await plane.events(**body))[-1]["response"]
+            else:
+                _, found, _ = await plane.post(body)
+            plan = json.loads(found["output"][0]["content"][0]["text"])
+            assert (found["status"], plan["dry_run"]) == ("completed", True)
+            assert len(plane.worker.sim.ledger.calls) == calls
 
 
 async def test_the_same_id_is_the_same_response(plane: ResponsesPlane) -> None:

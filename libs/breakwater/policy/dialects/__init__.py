@@ -63,4 +63,6 @@ def for_chat(
 
 def dropped_fields(request: NativeRequest) -> set[str]:
     """The fields of a request that its chat form leaves out by a rule."""
+    if request.api == "responses":
+        return responses.dropped_fields(request.body)
     return messages.dropped_fields(request.body) if request.api == "messages" else set()

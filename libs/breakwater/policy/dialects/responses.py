@@ -43,6 +43,7 @@ DROPPED: Mapping[str, str] = {
 _TRANSLATED = words(
     "include input instructions max_output_tokens reasoning text tool_choice tools top_logprobs truncation"
 )
+_LEFT_OUT = ("client_metadata", "max_tool_calls", "prompt_cache_options")
 _KNOWN = _SAME | _TRANSLATED | {name for name in DROPPED if name.isidentifier()}
 
 _NAMES: Mapping[str, str] = {
@@ -69,6 +70,13 @@ def chat_form(body: Body) -> ChatForm:
     if not messages and not translation.losses:
         translation.lose("input", EMPTY)
     return ChatForm(messages, params, tuple(translation.losses), tuple(translation.unpriced), _NAMES)
+
+
+def dropped_fields(body: Body) -> set[str]:
+    """The fields of a body, but for those of its items and tools, that a chat does not get."""
+    found = {name for name in _LEFT_OUT if body.get(name) is not None}
+    summary = {f"reasoning.{name}" for name in ("summary", "generate_summary")}
+    return found | {path for path in summary if fields(body.get("reasoning")).get(path.partition(".")[2]) is not None}
 
 
 def _run_by_provider(tool: Mapping[str, Any], place: str) -> Iterator[FieldError]:
