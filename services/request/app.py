@@ -29,6 +29,7 @@ from breakwater.bus.errors import BusUnavailableError
 from breakwater.bus.incidents import IncidentLog
 from breakwater.bus.lookup import Lookup
 from breakwater.bus.publisher import Publisher
+from breakwater.bus.response_log import ResponseLog
 from breakwater.config import Config, ConsoleSettings, LiveConfig, OpenId, cipher_of
 from breakwater.contracts.access import OPENID_CALLBACK
 from breakwater.contracts.events import Reconciliation
@@ -69,7 +70,9 @@ from services.request.dialects.chat import ChatRoutes
 from services.request.dialects.embeddings import EmbeddingsRoutes
 from services.request.dialects.messages import MessageRoutes
 from services.request.dialects.models import ModelRoutes
+from services.request.dialects.response_store import ResponseStore
 from services.request.dialects.responses import ResponsesRoutes
+from services.request.dialects.stored_responses import MAX_FOLLOWED, StoredResponseRoutes
 from services.request.event_stream import OpenStreams
 from services.request.events import EventLog, EventRoutes
 from services.request.executions import ExecutionRoutes
@@ -116,6 +119,7 @@ class RequestService:
         results = ResultReader(self._connection, self._reconnects, self._cipher)
         self._lookup = JobLookup(results, self._waiters, self._accepted)
         self._publisher = Publisher(self._connection, "request", self._cipher)
+        self._response_log = ResponseLog(self._publisher, Lookup(self._connection), self._cipher)
         redactor = Redactor.compile(config.redaction)
         self._incidents = IncidentLog(self._connection, self._publisher, redactor)
         self._cancels = Cancels(self._lookup, Executions(self._redis), self._publisher, self._connection)
@@ -126,6 +130,8 @@ class RequestService:
         self._quota = QueueQuota(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection))
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._streams = OpenStreams()
+        # As many as of chat completions: nothing more is held for one.
+        self._followed_responses = OpenStreams(MAX_FOLLOWED)
         self._request_shares = Shares()
         self._event_log = EventLog(self._connection)
         app, self._gauges = self._app_for(config, redactor)
@@ -136,7 +142,7 @@ class RequestService:
             drain_s=config.limits.drain_s,
             release=self._waiters.release,
             # Immediately: a reader connects again, and a job that runs for hours must hold up no restart.
-            stopping=self._streams.release,
+            stopping=self._end_streams,
         )
         self._connecting: asyncio.Task[None] | None = None
         self._subscribed = False
@@ -172,6 +178,10 @@ class RequestService:
         self._callable_agents = CallableAgentTable(config)
         self._app.now, self._gauges = app, gauges
 
+    def _end_streams(self) -> None:
+        for streams in (self._streams, self._followed_responses):
+            streams.release()
+
     def stop(self) -> None:
         """Ends serving, as SIGTERM does."""
         self._server.stop()
@@ -197,7 +207,9 @@ class RequestService:
         async def end_at_provider(session: PersonSession) -> str | None:
             return provider and await provider.end_session_url(session.id_token, f"{config.console.url}/sign-in")
 
+        store = ResponseStore(config, self._response_log, lookup, connection, self._cipher)
         calls = Calls(config, intake, InFlightRequests(self._redis), connection, self._cancels)
+        stored = StoredResponseRoutes(store, self._cancels, self._followed_responses, audit)
         handlers = (
             JobRoutes(intake, lookup, limit),
             ProgressRoutes(self._streams, lookup),
@@ -205,9 +217,10 @@ class RequestService:
             PlanRoutes(limit, intake, availability, Plans(self._redis), self._analytics, connection),
             ModelRoutes(config),
             ChatRoutes(calls),
+            stored,
             EmbeddingsRoutes(calls, config),
             MessageRoutes(calls),
-            ResponsesRoutes(calls),
+            ResponsesRoutes(calls, stored),
             ExecutionRoutes(self._analytics, self._cipher),
             EventRoutes(self._streams, self._event_log),
             agents,

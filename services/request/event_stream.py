@@ -44,7 +44,9 @@ Ending = asyncio.Future[str]
 class OpenStreams:
     """The streams of this process that are open."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        """Takes the most open streams, all of which one key may have; None for the default limits."""
+        self._limit = most
         self._open: dict[Ending, str] = {}
         self._released = False
 
@@ -56,11 +58,12 @@ class OpenStreams:
             RequestError: 429, the key has its share; 503, all are taken.
         """
         key_id = caller_of(request).id
-        if sum(holder == key_id for holder in self._open.values()) >= MAX_OF_A_KEY:
-            message = f"this API key has {MAX_OF_A_KEY} streams open here, the most for a key; close one"
+        most, most_of_a_key = self._limit or MAX_STREAMS, self._limit or MAX_OF_A_KEY
+        if sum(holder == key_id for holder in self._open.values()) >= most_of_a_key:
+            message = f"this API key has {most_of_a_key} streams open here, the most for a key; close one"
             raise RequestError(429, "too_many_streams", message, headers={"Retry-After": "5"})
-        if len(self._open) >= MAX_STREAMS:
-            message = f"{MAX_STREAMS} streams are open here, which is the most; close one, or ask again later"
+        if len(self._open) >= most:
+            message = f"{most} streams are open here, which is the most; close one, or ask again later"
             raise RequestError(503, "too_many_streams", message, headers={"Retry-After": "5"})
         ending: Ending = asyncio.get_running_loop().create_future()
         self._open[ending] = key_id

@@ -40,6 +40,7 @@ from services.request.dialects.embeddings import EmbeddingsRoutes
 from services.request.dialects.messages import MessageRoutes
 from services.request.dialects.models import ModelRoutes
 from services.request.dialects.responses import ResponsesRoutes
+from services.request.dialects.stored_responses import StoredResponseRoutes
 from services.request.events import EventRoutes
 from services.request.executions import ExecutionRoutes
 from services.request.guards import GuardRoutes
@@ -59,6 +60,7 @@ HANDLERS = (
     PlanRoutes,
     ModelRoutes,
     ChatRoutes,
+    StoredResponseRoutes,
     EmbeddingsRoutes,
     MessageRoutes,
     ResponsesRoutes,
@@ -93,6 +95,10 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "plan_id": {
         "description": "Slashes in it may be percent-encoded.",
         "schema": {"type": "string", "examples": ["report-47"]},
+    },
+    "response_id": {
+        "description": "The `id` of a response.",
+        "schema": {"type": "string", "examples": ["resp_019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
     },
     "model": {
         "description": "It may hold slashes.",

@@ -81,7 +81,7 @@ class Operation:
     """One operation: a method on a path."""
 
     id: str
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     tag: str
     summary: str
@@ -106,7 +106,7 @@ _DECLARED: dict[object, Operation] = {}
 
 
 def operation(
-    method: Literal["GET", "POST"],
+    method: Literal["GET", "POST", "DELETE"],
     path: str,
     *,
     tag: str,
@@ -175,7 +175,7 @@ def routes_of(handlers: Iterable[object], redactor: Redactor, audit: AuditLog) -
 
 def _route(operation: Operation, respond: Endpoint) -> Route:
     # Ids of jobs and names of models may hold slashes.
-    path = re.sub(r"\{(job_id|execution_id|model|plan_id)\}", r"{\1:path}", operation.path)
+    path = re.sub(r"\{(job_id|execution_id|model|plan_id|response_id)\}", r"{\1:path}", operation.path)
     kind = ProgressRoute if path.endswith(PROGRESS) else Route
     return kind(path, respond, methods=[operation.method])
 

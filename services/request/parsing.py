@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import json
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import NoReturn, TypeVar
 from urllib.parse import parse_qsl
 
@@ -106,9 +106,9 @@ def read_command(body: bytes, model: type[InputT]) -> InputT:
     return read_job(body, model, "request")
 
 
-def read_query(request: Request, model: type[InputT]) -> InputT:
-    """Parses the parameters of a URL. Raises RequestError: 422 (`invalid_query`)."""
-    given = dict(request.query_params)
+def read_query(request: Request, model: type[InputT], ignored: Container[str] = ()) -> InputT:
+    """Parses the parameters of a URL, but for `ignored` ones. Raises RequestError: 422 (`invalid_query`)."""
+    given = {name: value for name, value in request.query_params.items() if name not in ignored}
     try:
         return model.model_validate(given)
     except ValidationError as error:

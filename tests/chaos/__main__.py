@@ -7,6 +7,7 @@
     python -m tests.chaos streams                       what can happen to a streamed answer
     python -m tests.chaos kills                         how long jobs take whose worker is killed
     python -m tests.chaos last-answer --times 50        what is there after everything is killed
+    python -m tests.chaos background --times 200        background responses whose worker and whose `request` are killed
 
 A line of a table is printed for each. The exit code is 1 where anything is not as it must be: a job without a record, a
 call that no attempt stands for, a job that was called twice though its worker was well, records of spend that differ,
@@ -30,7 +31,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from tests.chaos import kills, last_answer, streams
+from tests.chaos import background, kills, last_answer, streams
 from tests.chaos.clock import JumpingClock, libfaketime
 from tests.chaos.faults import KINDS, LEADER, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
 from tests.chaos.plane import Outcome, chaos_plane
@@ -87,7 +88,20 @@ async def run_last_answer(times: int) -> int:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def printed(header: str, outcomes: AsyncGenerator[streams.StreamOutcome | last_answer.Outcome]) -> int:
+async def run_background(times: int, seed: int) -> int:
+    """Prints what each client has of its response. Returns how many have anything but the answer, once."""
+    directory, new_directory = directories()
+    servers = EmbeddedServers(new_directory)
+    try:
+        return await printed(background.HEADER, background.background_outcomes(directory, servers, times, seed))
+    finally:
+        servers.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def printed(
+    header: str, outcomes: AsyncGenerator[streams.StreamOutcome | last_answer.Outcome | background.BackgroundOutcome]
+) -> int:
     """Prints a table line by line. Returns how many lines are wrong."""
     failed = 0
     print(header, flush=True)
@@ -178,12 +192,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=300, help="in each (default 300)")
     parser.add_argument("--per-s", type=float, default=50.0, help="jobs a second (default 50)")
     parser.add_argument(
-        "what", nargs="?", choices=["streams", "kills", "last-answer"], help="another table than that of faults"
+        "what",
+        nargs="?",
+        choices=["streams", "kills", "last-answer", "background"],
+        help="another table than that of faults",
     )
-    parser.add_argument("--times", type=int, default=50, help="kills after the last answer (default 50)")
+    parser.add_argument("--times", type=int, default=50, help="kills, or background responses (default 50)")
     wanted = parser.parse_args(arguments)
     if wanted.what == "last-answer":
         return 1 if asyncio.run(run_last_answer(wanted.times)) else 0
+    if wanted.what == "background":
+        return 1 if asyncio.run(run_background(wanted.times, wanted.seed)) else 0
     if wanted.what == "streams":
         return 1 if asyncio.run(run_streams()) else 0
     if wanted.what == "kills":

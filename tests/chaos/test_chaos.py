@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import __main__ as chaos
-from tests.chaos import clock, last_answer
+from tests.chaos import background, clock, last_answer
 from tests.chaos.faults import SCENARIOS, Fault, Scenario, at_random
 from tests.chaos.network import Link
 from tests.chaos.plane import Outcome, chaos_plane
@@ -39,6 +39,16 @@ async def test_nothing_is_lost_or_paid_twice_while_parts_die_stand_still_and_are
 async def test_after_a_kill_of_everything_as_the_last_job_is_answered_all_records_are_equal(tmp_path: Path) -> None:
     async with aclosing(last_answer.outcomes(tmp_path, 2)) as outcomes:
         assert [outcome.faults_found() async for outcome in outcomes] == [[], []]
+
+
+@pytest.mark.long
+async def test_background_responses_are_whole_although_all_workers_and_all_replicas_are_killed(
+    tmp_path: Path, servers: Servers
+) -> None:
+    async with aclosing(background.background_outcomes(tmp_path, servers, background.AT_ONCE, seed=1)) as outcomes:
+        found = [outcome async for outcome in outcomes]
+    assert [fault for outcome in found for fault in outcome.faults_found()] == []
+    assert {"worker", "request"} <= {name.partition("-")[0] for outcome in found for name in outcome.killed}
 
 
 def test_a_seed_gives_the_same_scenario_and_a_part_has_one_fault_at_a_time() -> None:

@@ -60,9 +60,12 @@ class ResponseLog:
         return response
 
     async def find(self, execution_id: str) -> StoredResponse | None:
-        """The request of a stored response; None where there is none. Raises as `keep`."""
-        found = await self._lookup.last(Stream.RESPONSES, subjects.kept_request(execution_id))
-        return None if found is None else self._read(found)
+        """The request of a stored response that is not deleted; None where there is none. Raises as `keep`."""
+        subject = subjects.kept_request(execution_id)
+        # A replica may not have it yet, or not know yet that it was deleted; the leader does.
+        found = await self._lookup.newest_on(Stream.RESPONSES, subject)
+        stored = None if found is None else self._read(found)
+        return None if stored is None or stored.deleted else stored
 
     async def find_all(self, execution_ids: tuple[str, ...]) -> dict[str, StoredResponse]:
         """The requests of those that are stored, by execution. Raises as `keep`."""
@@ -102,6 +105,16 @@ class ResponseLog:
                 after = message.sequence
                 found.append(cast(dict[str, Any], orjson.loads(self._cipher.decrypt_document(message.data))))
         return found, after
+
+    async def end(self, execution_id: str) -> tuple[int, int]:
+        """Number and sequence of the last message of chunks, as the leader knows it; zeros while there is none.
+
+        The number is -1 for deleted chunks. Raises BusUnavailableError.
+        """
+        found = await self._lookup.newest_on(Stream.RESPONSES, subjects.kept_chunks(execution_id))
+        if found is None:
+            return 0, 0
+        return int(orjson.loads(found.data).get("number", -1)), found.sequence
 
     def sealed(self, message: bytes, *, private: bool) -> bytes:
         """A message of chunks as it is stored. A repeated `append` takes the same bytes."""

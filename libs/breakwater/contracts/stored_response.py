@@ -15,11 +15,13 @@ class StoredResponse(Event):
         agent: of its job.
         tenant: of its job.
         owner: the key that it belongs to.
+        model: that was asked for, in the client's words.
         created_at: when it was accepted.
         background: it was created to run without its client.
         body: the request as the client wrote it, with the input of this response alone; without texts for an agent
             that keeps no prompts.
         keeps_input: `body` has the input.
+        previous_response_id: the response that it continues, in the client's words.
         previous: the executions that it continues, the oldest first.
         deleted: it was deleted, and nothing else is kept of it.
     """
@@ -28,10 +30,12 @@ class StoredResponse(Event):
     agent: str
     tenant: str | None = None
     owner: str | None = None
+    model: str = ""
     created_at: Timestamp
     background: bool = False
     body: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     keeps_input: bool = True
+    previous_response_id: str | None = None
     previous: tuple[str, ...] = ()
     deleted: bool = False
     encrypted: str | None = None

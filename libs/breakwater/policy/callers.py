@@ -131,6 +131,8 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
     looks = method in ("GET", "HEAD")
     if path == "/metrics" or path.startswith("/metrics/"):
         return ("read",)
+    if path.startswith("/v1/responses/"):
+        return ("submit",)  # as a job's answer, below
     if path.startswith("/v1/"):
         return ("read", "submit") if looks else ("submit",)
     if not path.startswith(_API) or (looks and path == "/api/v1/key"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SERVED = (
     "POST /v1/chat/completions, /v1/responses, /v1/embeddings, /v1/messages and /v1/messages/count_tokens, "
-    "GET /v1/models and GET /v1/models/{model}"
+    "GET and DELETE /v1/responses/{response_id} with /cancel and /input_items, GET /v1/models and /v1/models/{model}"
 )
 
 

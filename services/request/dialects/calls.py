@@ -97,10 +97,20 @@ class ApiAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A request as a job, and how it is answered."""
+    """A request as a job, and how it is answered.
+
+    Attributes:
+        job: of the request.
+        answer: how the API puts its answer.
+        accepted: called once the job is accepted, and awaited before its answer.
+        detached: responds to a request that does not wait for the job, once that is accepted; for an accepted job, and
+            whether it was sent before.
+    """
 
     job: Job
     answer: ApiAnswer
+    accepted: Callable[[Submission], Awaitable[object]] | None = None
+    detached: Callable[[Request, Submission, bool], Awaitable[Response]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +120,7 @@ class PendingCall:
     Attributes:
         sent: the job.
         answer: how the API puts its answer.
+        accepted: called once the job is accepted, and awaited before its answer.
         path: of the request.
         request_id: of the request.
         key_id: of the API key.
@@ -122,6 +133,7 @@ class PendingCall:
 
     sent: Submission
     answer: ApiAnswer
+    accepted: Callable[[Submission], Awaitable[object]] | None
     path: str
     request_id: str
     key_id: str
@@ -174,8 +186,11 @@ class Calls:
                 raise invalid_job(problems(error)) from None
             call = await self.begin(request, parsed)
             trace.of(call.sent.job.agent, call.sent.job_id)
-            respond = self._stream if parsed.job.stream else self._whole
-            response = await respond(request, call, trace.traceparent)
+            if parsed.detached is not None:
+                response = await self._detached(request, call, trace.traceparent, parsed.detached)
+            else:
+                respond = self._stream if parsed.job.stream else self._whole
+                response = await respond(request, call, trace.traceparent)
             trace.answered(response.status_code)
         return response
 
@@ -183,6 +198,8 @@ class Calls:
         sent = call.sent
         try:
             async with self._intake.follow(request, sent, traceparent, LONGEST_CALL_S) as followed:
+                if call.accepted is not None:
+                    await call.accepted(sent)
                 result = await followed.deciding
                 has_left = followed.disconnection.done()
         except BaseException:
@@ -196,6 +213,26 @@ class Calls:
         response = self._response(call, orjson.loads(result))
         if call.question is not None and not has_left:
             response.background = BackgroundTask(self._answered, call)
+        return response
+
+    async def _detached(
+        self,
+        request: Request,
+        call: PendingCall,
+        traceparent: str | None,
+        respond: Callable[[Request, Submission, bool], Awaitable[Response]],
+    ) -> Response:
+        try:
+            duplicate = await self._intake.store(call.sent, traceparent)
+            response = await respond(request, call.sent, duplicate)
+        except BusUnavailableError as error:
+            await self._leave(call, cancels=False)
+            raise unavailable("unavailable", f"it is not known whether the job was accepted: {error}") from error
+        except BaseException:
+            await self._leave(call, cancels=False)
+            raise
+        await self._answered(call)
+        response.headers.update(_named({"execution-id": call.sent.shown_id}, ()))
         return response
 
     async def _stream(self, request: Request, call: PendingCall, traceparent: str | None) -> Response:
@@ -224,6 +261,8 @@ class Calls:
             await held.enter_async_context(chunks)
             following = self._intake.follow(request, sent, traceparent, LONGEST_CALL_S)
             followed = await held.enter_async_context(following)
+            if call.accepted is not None:
+                await call.accepted(sent)
             await inbox.wait_nonempty(followed.deciding)
             found = followed.deciding.result() if inbox.first is None else None
         except BusUnavailableError as unsent:
@@ -266,12 +305,17 @@ class Calls:
         request_id, idempotency_key = request.scope[_REQUEST_ID], headers.get("idempotency-key")
         sent, retries = authorize(idempotency_key, request_id), headers.get("x-stainless-retry-count")
         has_key = idempotency_key is not None
-        cancels = job.stream and ends_with_client(self._config.agents[job.agent].on_disconnect, has_key=has_key)
+        cancels = (
+            job.stream
+            and parsed.detached is None
+            and ends_with_client(self._config.agents[job.agent].on_disconnect, has_key=has_key)
+        )
         # A key attaches by itself. Other clients of its job matter only if the job ends with its clients.
         recorded = cancels if has_key else retries is not None
         return PendingCall(
             sent=sent,
             answer=parsed.answer,
+            accepted=parsed.accepted,
             path=request.url.path,
             request_id=request_id,
             key_id=caller.id,

@@ -19,7 +19,10 @@ from breakwater.contracts.validation import FieldError
 from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, response_of
 from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvents, event_bytes
+from services.request.auth import caller_of
 from services.request.dialects.calls import Calls, ParsedCall, options_of
+from services.request.dialects.response_store import input_of
+from services.request.dialects.stored_responses import StoredResponseRoutes
 from services.request.operations import TOO_MANY, operation
 from services.request.parsing import read_command
 from services.request.problems import RequestError
@@ -34,8 +37,9 @@ OF_PLANE = frozenset(
 class ResponsesRoutes:
     """Responses."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, stored: StoredResponseRoutes) -> None:
         self._calls = calls
+        self._stored = stored
 
     @operation(
         "POST",
@@ -45,7 +49,8 @@ class ResponsesRoutes:
         description="Each call is a job. A provider with `api: responses` gets the body as it is, and the response is "
         "its own object with the plane's id. For all other providers the body is translated to chat completions, and "
         "the answer back; a field that can't be translated is refused by name. With `stream`, the response is the "
-        "specification's semantic events, with `sequence_number`. Headers as with chat completions.",
+        "specification's semantic events, with `sequence_number`. With `background`, the response is returned "
+        "immediately, and does not end with its client. Headers as with chat completions.",
         headers={
             "Idempotency-Key": "The job's id: 1 to 128 characters of printable ASCII.",
             "x-breakwater-tenant": "As `breakwater.tenant` in the body, which comes first; so for the other options.",
@@ -60,7 +65,8 @@ class ResponsesRoutes:
             "(`context_length_exceeded`), can't be translated for a provider of chat completions, or the provider "
             "refuses it (`invalid_request`).",
             403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
-            404: "There is no such agent or model for this key (`model_not_found`).",
+            404: "There is no such agent or model for this key (`model_not_found`), or no response with the id of "
+            "`previous_response_id` (`previous_response_not_found`).",
             409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",
             429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`). " + TOO_MANY,
             502: "No model gave a usable answer: `provider_error`, `provider_unreachable`, `invalid_output`, "
@@ -78,23 +84,38 @@ class ResponsesRoutes:
         asked = read_command(body, ResponsesRequest)
         if asked.conversation is not None:
             raise _refused("conversation", "conversations are not kept here; send the items, or previous_response_id")
-        if asked.background or asked.previous_response_id is not None:
-            name = "background" if asked.background else "previous_response_id"
-            raise _refused(name, "is not served yet")
+        background, previous_id = bool(asked.background), asked.previous_response_id
         agent, model = self._calls.agent_of(request, asked.model)
+        if background:
+            if asked.store is False:
+                raise _refused("background", "needs `store`: the answer is read from the store")
+            self._stored.store.check_background(agent)
         options = options_of(request.headers, asked.breakwater).model_dump(exclude_unset=True)
         native = asked.model_dump(mode="json", exclude_unset=True, exclude=set(OF_PLANE))
         named: dict[str, Any] = {} if model is None else {"model": model}
-        if asked.stream:
+        if asked.stream or background:
             named["stream"] = True
+        if background:
+            named["keep_chunks"] = True
+        whole, previous = native, ()
+        if previous_id is not None:
+            earlier = await self._stored.store.conversation(caller_of(request), previous_id)
+            whole, previous = {**native, "input": [*earlier.items, *input_of(native)]}, earlier.executions
         job = Job(
             agent=agent,
-            api_request=NativeRequest(api="responses", body=native),
+            api_request=NativeRequest(api="responses", body=whole),
             include_response=True,
             **named,
             **options,
         )
-        return ParsedCall(job, ResponseAnswer(asked.model, native, store=asked.store is not False))
+        answer = ResponseAnswer(
+            asked.model,
+            native,
+            background=background,
+            store=asked.store is not False,
+            previous_response_id=previous_id,
+        )
+        return self._stored.call(job, answer, answer.asked, previous, streams=bool(asked.stream))
 
 
 def _refused(param: str, why: str) -> RequestError:
@@ -108,13 +129,17 @@ class ResponseAnswer:
     Attributes:
         model: that was asked for, in the client's words.
         native: the body of the request.
+        background: it does not end with its client.
         store: it can be read later.
+        previous_response_id: the response that it continues.
         created_at: seconds since the epoch.
     """
 
     model: str
     native: Mapping[str, JsonValue]
+    background: bool = False
     store: bool = True
+    previous_response_id: str | None = None
     created_at: int = field(default_factory=lambda: int(time.time()))
 
     def asked(self, sent: Submission, created_at: int | None = None) -> Asked:
@@ -124,7 +149,9 @@ class ResponseAnswer:
             created_at=created_at or self.created_at,
             model=self.model,
             body=self.native,
+            background=self.background,
             store=self.store,
+            previous_response_id=self.previous_response_id,
         )
 
     def body(self, sent: Submission, result: dict[str, Any]) -> bytes:

@@ -299,7 +299,7 @@ async def test_what_is_not_served_is_refused_in_openais_shape(plane: Decider) ->
         await client(plane).moderations.create(model="writer", input="x")
     assert unknown.value.code == "unknown_url"
     for path in (path for path in document()["paths"] if path.startswith("/v1/")):
-        assert path in unknown.value.message
+        assert path.removesuffix("/cancel").removesuffix("/input_items") in unknown.value.message
     for path, said in (
         ("/v1/v1/messages", "ends before /v1"),
         ("/v1/v1/chat/completions", "ends in /v1"),

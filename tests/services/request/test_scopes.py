@@ -38,7 +38,13 @@ async def test_the_api_lets_each_key_do_what_the_document_says_and_nothing_else(
     guarded = 0
     for method, path, operation in operations():
         asked = path.format(
-            job_id=new_id(), incident_id="inc_3f9a1c07", dead_letter_id=1, model="writer", execution_id="x", plan_id="p"
+            job_id=new_id(),
+            incident_id="inc_3f9a1c07",
+            dead_letter_id=1,
+            model="writer",
+            execution_id="x",
+            plan_id="p",
+            response_id="resp_x",
         )
         alternatives: list[dict[str, list[KeyScope]]] = operation["security"]
         guarded += bool(alternatives)
