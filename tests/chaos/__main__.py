@@ -223,5 +223,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    logging.getLogger("nats").setLevel(logging.CRITICAL + 1)  # it logs every connection that is lost on purpose
+    for name in ("nats", "aiohttp.server"):  # they log every connection that is lost on purpose
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     sys.exit(main())

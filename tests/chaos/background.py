@@ -26,10 +26,11 @@ AT_ONCE = 5
 """Responses that stream while the same processes are killed."""
 REPLICAS = ("request", "request-2")
 WORKERS = ("worker", "worker-2")
+AGENTS = ("chat", "responses")
 LONGEST_S = 120.0
 HEADER = (
-    "| response | events | connections | calls | worker killed | `request` killed | text | seconds |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| response | provider | events | connections | calls | worker killed | `request` killed | text | seconds |\n"
+    "|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -39,6 +40,7 @@ class BackgroundOutcome:
 
     Attributes:
         number: of the response.
+        agent: whose provider speaks chat completions or Responses.
         killed: the processes that were killed while it streamed.
         events: in the order in which they came, over all connections.
         connections: over which they came.
@@ -49,6 +51,7 @@ class BackgroundOutcome:
     """
 
     number: int
+    agent: str
     killed: list[str] = field(default_factory=list[str])
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     connections: int = 0
@@ -84,7 +87,15 @@ class BackgroundOutcome:
         """A line of the table."""
         killed = Counter(name.partition("-")[0] for name in self.killed)
         exact = "exact" if not self.faults_found() else "WRONG"
-        figures = [self.number, len(self.events), self.connections, self.calls, killed["worker"], killed["request"]]
+        figures = [
+            self.number,
+            self.agent,
+            len(self.events),
+            self.connections,
+            self.calls,
+            killed["worker"],
+            killed["request"],
+        ]
         return f"| {' | '.join(map(str, figures))} | {exact} | {self.took_s:.1f} |"
 
 
@@ -102,21 +113,20 @@ async def background_outcomes(
     ports = {name: free_port() for name in REPLICAS}
     keys = directory / "keys.json"
     key = create_key(keys, "chaos")
-    agents = {
-        "writer": {
-            "model": "sim/m",
-            "breaker": "off",
-            "concurrency": 100,
-            "timeout_s": 30,
-            "retry": {"max_attempts": 20, "backoff": "constant", "base_s": 0.1},
-        }
+    agent = {
+        "breaker": "off",
+        "concurrency": 100,
+        "timeout_s": 30,
+        "retry": {"max_attempts": 20, "backoff": "constant", "base_s": 0.1},
     }
+    answers = model(answer=ANSWER, stream={"tokens_per_s": PER_S})
     async with running_plane(
         directory,
         nats_url=source.nats().url,
         redis_url=source.redis().url,
-        script={"models": {"sim/m": model(answer=ANSWER, stream={"tokens_per_s": PER_S})}},
-        agents=agents,
+        script={"models": {"sim/m": answers, "own-m": answers}},
+        agents={"chat": {**agent, "model": "sim/m"}, "responses": {**agent, "model": "own/own-m"}},
+        more_providers={"own": {"kind": "openai", "api": "responses", "base_url": "http://127.0.0.1:{sim_port}/v1"}},
         retry_budget="off",
         services=(),
         environment={"BREAKWATER_API_KEYS_FILE": str(keys)},
@@ -151,7 +161,7 @@ class _Round:
 
     async def run(self, numbers: range) -> list[BackgroundOutcome]:
         """Creates them, kills both kinds of process while they stream, and reads them to their ends."""
-        outcomes = [BackgroundOutcome(number) for number in numbers]
+        outcomes = [BackgroundOutcome(number, AGENTS[number % 3 % 2]) for number in numbers]
         streaming = [asyncio.create_task(self._client(outcome)) for outcome in outcomes]
         killing = [asyncio.create_task(self._kill(names, outcomes, streaming)) for names in (WORKERS, REPLICAS)]
         async with asyncio.timeout(LONGEST_S):
@@ -182,7 +192,7 @@ class _Round:
         began = asyncio.get_running_loop().time()
         replica = self._chance.choice(REPLICAS)
         streams = outcome.number % 2 == 0
-        body = {"model": "writer", "input": f"Count, {outcome.number}.", "background": True, "stream": streams}
+        body = {"model": outcome.agent, "input": f"Count, {outcome.number}.", "background": True, "stream": streams}
         key = {"Idempotency-Key": f"r{outcome.number}-{self._chance.randrange(10**9)}"}
         response_id = ""
         while not response_id or not outcome.events or outcome.events[-1]["type"] != "response.completed":

@@ -432,7 +432,10 @@ def _numbered(calls: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any
 
 
 MIN_OVERLAP = 8
-"""Characters. A shorter repetition is as likely the text's own: `the the` may be meant, and two line breaks are."""
+"""Characters. A shorter repetition is as likely the text's own: `the the` may be meant, and two line breaks are.
+
+Unless it is all that was said: then the model has begun again.
+"""
 
 CONTINUE = (
     "Your answer was cut off here. Continue it from exactly where it stopped, beginning with the next character. "
@@ -465,5 +468,6 @@ class Join:
         """The held text that is new, once nothing more comes or it is clear."""
         held, self._held = self._held or "", None
         longest = min(len(held), len(self._said))
-        overlap = next((n for n in range(longest, MIN_OVERLAP - 1, -1) if self._said.endswith(held[:n])), 0)
+        shortest = min(MIN_OVERLAP, len(self._said))
+        overlap = next((n for n in range(longest, shortest - 1, -1) if self._said.endswith(held[:n])), 0)
         return held[overlap:]
