@@ -20,7 +20,7 @@ from breakwater.bus.errors import AlreadyDecidedError, BusUnavailableError
 from breakwater.bus.response_log import DELETED, ResponseLog
 from breakwater.contracts import subjects
 from breakwater.policy.chat_chunks import CONTINUE, OBJECT, Assembly, Chunk, Join
-from breakwater.policy.chat_messages import THOUGHT
+from breakwater.policy.chat_messages import THOUGHT, encoded
 from breakwater.policy.ownership import shown
 from breakwater.policy.usage import Usage, of_completion
 from breakwater.providers.base import Answer, Streaming
@@ -181,7 +181,7 @@ class AnswerStream:
             raise ClaimLostError(self.execution_id) from None
 
     def _message(self, execution_id: str, attempt: int, model: str, chunks: Sequence[Chunk]) -> bytes:
-        return orjson.dumps(
+        return encoded(
             {
                 "type": "chunks",
                 "execution_id": execution_id,

@@ -63,6 +63,9 @@ WHEN_FULL = {
 }
 """Effect of a full stream, of those that have a limit in bytes."""
 
+DROPS_OLDEST = frozenset({Stream.RESPONSES, Stream.ALERTS, Stream.ADVISORIES, Stream.AUDIT})
+"""Streams that take new messages when they are full."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -149,7 +149,8 @@ def full_finding(stream: StreamFound) -> Finding | None:
     means = topology.WHEN_FULL[Stream(stream.name)]
     text = f"stream {stream.name} is {share:.0%} full ({stream.bytes / 2**20:,.0f} MiB): {means}"
     remedy = "Raise its limit in `limits` of the config (NATS needs the disk for it), and run `breakwater setup`."
-    return Finding("nats", "fail" if share >= FULL else "warn", text, remedy)
+    stops = share >= FULL and stream.name not in topology.DROPS_OLDEST
+    return Finding("nats", "fail" if stops else "warn", text, remedy)
 
 
 async def _stuck(client: Client, consumers: Sequence[ConsumerFound], plan: topology.Plan) -> set[str]:

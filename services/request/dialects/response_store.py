@@ -24,7 +24,7 @@ from breakwater.contracts.subjects import Stream
 from breakwater.contracts.types import is_full_id
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.callers import Caller
-from breakwater.policy.chat_messages import fields
+from breakwater.policy.chat_messages import encoded, fields
 from breakwater.policy.dialects.responses_answer import (
     Asked,
     Item,
@@ -138,7 +138,7 @@ class ResponseStore:
         if len(executions) > MAX_TURNS:
             raise _wrong("previous_response_id", f"the conversation has more than {MAX_TURNS} responses")
         items = await self._items_of(executions)
-        if (size := len(orjson.dumps(items))) > (most := self.config.limits.max_body_bytes):
+        if (size := len(encoded(items))) > (most := self.config.limits.max_body_bytes):
             message = f"the conversation so far has {size} bytes, over limits.max_body_bytes ({most})"
             raise _wrong("previous_response_id", message, 413, "body_too_large")
         return EarlierItems(items, executions)

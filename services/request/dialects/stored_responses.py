@@ -26,6 +26,7 @@ from breakwater.contracts.openai import ResponseObject
 from breakwater.contracts.stored_response import StoredResponse
 from breakwater.contracts.types import Event, Message
 from breakwater.policy.callers import Caller
+from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, pending_response, response_of
 from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvent, ResponseEvents, event_bytes
 from breakwater.policy.ownership import shown
@@ -439,4 +440,4 @@ class _ExpiredError(RequestError):
 
 
 def _json(content: object) -> Response:
-    return Response(orjson.dumps(content), media_type="application/json")
+    return Response(encoded(content), media_type="application/json")
