@@ -7,10 +7,8 @@ A provider that speaks Messages gets the body as it is (`native_body`). Any othe
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, cast
 
 import orjson
@@ -645,7 +643,7 @@ def _usage(completion: Mapping[str, Any]) -> dict[str, Any]:
 
 def input_of(arguments: str) -> dict[str, Any]:
     """The input of a tool, of a text that `readable` has given; of one that is cut off what it says."""
-    return _partial(arguments) or {}
+    return from_json(arguments, allow_partial=True, allow_inf_nan=False) if arguments.strip(_SPACE) else {}
 
 
 def readable(arguments: str) -> str:
@@ -661,7 +659,14 @@ def readable(arguments: str) -> str:
 
 def is_readable(arguments: str) -> bool:
     """True for an object of JSON, or its beginning."""
-    return not arguments.strip(_SPACE) or _partial(arguments) is not None
+    text = arguments.lstrip(_SPACE)
+    if not text.startswith("{"):
+        return not text
+    try:
+        from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        return "EOF while parsing" in str(error)
+    return True
 
 
 def is_whole(arguments: str) -> bool:
@@ -673,19 +678,3 @@ def is_whole(arguments: str) -> bool:
 
 
 _SPACE = " \t\r\n"
-_DECODER = json.JSONDecoder()
-
-
-def _partial(arguments: str) -> dict[str, Any] | None:
-    text = arguments.lstrip(_SPACE)
-    if not text.startswith("{"):
-        return None
-    try:
-        found = from_json(text, allow_partial=True, allow_inf_nan=False)
-    except ValueError:
-        return None
-    # It reads an object to its end, and not what follows.
-    with suppress(ValueError, RecursionError):
-        _, end = _DECODER.raw_decode(text)
-        return found if not text[end:].strip(_SPACE) else None
-    return found

@@ -46,6 +46,8 @@ _GROWS = {delta: name for name, delta in _DELTAS.items()}
 _TEXTS = {"text": "text", "thinking": "thinking", "compaction": "content"}
 """Fields of blocks that come in pieces, but for inputs of tools."""
 _OTHERS = ("signature_delta", "citations_delta")
+_PART = 0.03
+"""Part of a tool's input that is worth an event of its own."""
 
 
 def event_bytes(events: Iterable[MessageEvent]) -> bytes:
@@ -75,7 +77,7 @@ class _SentBlock:
     citations: list[Any] = field(default_factory=list[Any])
     closed: bool = False
     unsigned: bool = False
-    received: str = ""
+    received: list[str] = field(default_factory=list[str])
 
 
 @dataclass(slots=True)
@@ -84,8 +86,8 @@ class _Turn:
 
     kind: str
     call: int | None = None
-    text: str = ""
-    sent: int = 0
+    pieces: list[str] = field(default_factory=list[str])
+    """Pieces that have come: all of a tool's input, and otherwise those that are not sent."""
     id: str | None = None
     name: str | None = None
 
@@ -95,7 +97,7 @@ class _Turn:
 
     @property
     def is_whole(self) -> bool:
-        return self.kind != ARGUMENTS or is_whole(self.text)
+        return self.kind != ARGUMENTS or is_whole(_joined(self.pieces))
 
 
 class MessageStream:
@@ -124,6 +126,8 @@ class MessageStream:
             else:
                 self._take(chunk)
         self._say_turns()
+        if (last := self._last) is not None and last.received:
+            self._say_input(_joined(last.received))
         return self._flushed()
 
     def end(self, result: Mapping[str, Any]) -> list[MessageEvent] | None:
@@ -165,7 +169,7 @@ class MessageStream:
                 return
         if not self._turns or self._turns[-1].kind != kind:
             self._turns.append(_Turn(kind))
-        self._turns[-1].text += text
+        self._turns[-1].pieces.append(text)
 
     def _note_call(self, piece: Block) -> None:
         number, function = piece.get("index"), fields(piece.get("function"))
@@ -175,7 +179,7 @@ class MessageStream:
             self._turns.append(call)
         call.id = call.id or (own if isinstance(own := piece.get("id"), str) else None)
         call.name = call.name or (name if isinstance(name := function.get("name"), str) else None)
-        call.text += arguments_text(function.get("arguments"))
+        call.pieces.append(arguments_text(function.get("arguments")))
 
     def _say_turns(self) -> None:
         """Sends what has come of the turns, one after the other."""
@@ -191,23 +195,24 @@ class MessageStream:
             if following.kind == ARGUMENTS:
                 used = {"type": "tool_use", "id": tool_id(following.id or ""), "name": following.name}
                 self._begin_block({**used, ARGUMENTS: ""})
+                self._sent[-1].received = following.pieces
             elif self._last is None or self._last.closed or self._last.grows != following.kind:
                 self._begin_block({"type": following.kind, following.kind: "", **_unsigned(following.kind)})
             self._sent[-1].unsigned = following.kind == "thinking"
 
     def _say(self, turn: _Turn) -> bool:
         """Sends what is new of a turn. False for a tool's input that is no beginning of an object."""
-        if turn.kind == ARGUMENTS and not self._say_input(turn.text):
-            return False
-        if turn.kind != ARGUMENTS and turn.sent < len(turn.text):
-            self._pending.append(turn.text[turn.sent :])
-            self._send_pending()
-            turn.sent = len(turn.text)
+        if turn.kind == ARGUMENTS:
+            return self._say_input(_joined(turn.pieces))
+        self._pending += turn.pieces
+        turn.pieces.clear()
+        self._send_pending()
         return True
 
     def _say_input(self, received: str) -> bool:
         """Sends what is new of a tool's input. False where it is no beginning of an object."""
-        if (block := self._last) is None or len(received) == len(block.text):
+        # All of it is parsed each time: so what is new of a long one waits until there is more.
+        if (block := self._last) is None or len(received) - len(block.text) <= len(block.text) * _PART:
             return True
         if not is_readable(received):
             return False
@@ -260,11 +265,7 @@ class MessageStream:
             text = delta.get(grows)
             if grows != block.grows or not isinstance(text, str):
                 return
-            if grows == ARGUMENTS:
-                block.received += text
-                self._say_input(block.received)
-            else:
-                self._pending.append(text)
+            (block.received if grows == ARGUMENTS else self._pending).append(text)
         elif kind == "signature_delta" and block.grows == "thinking":
             self._sign(block, str(delta.get("signature") or ""))
         elif kind == "citations_delta" and block.grows == "text":
@@ -366,7 +367,7 @@ class MessageStream:
             return
         if block.grows == ARGUMENTS and block.received:
             # What could not be sent yet may have been the beginning of an object all the same.
-            rest = readable(block.received)[len(block.text) :]
+            rest = readable(_joined(block.received))[len(block.text) :]
             self._pending += [rest] if rest else []
             self._send_pending()
         if block.unsigned and not block.signature:
@@ -422,6 +423,12 @@ def _is_begun(sent: _SentBlock, block: Block) -> bool:
             whole = block[ARGUMENTS]
             same = sent.given.get("name") == block["name"]
             return same and (input_of(whole) == input_of(sent.text) if sent.closed else whole.startswith(sent.text))
+
+
+def _joined(pieces: list[str]) -> str:
+    """The text of pieces, which are one piece from then on."""
+    pieces[:] = ["".join(pieces)]
+    return pieces[0]
 
 
 def _unsigned(kind: str) -> Block:
