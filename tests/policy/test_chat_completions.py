@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from breakwater.contracts.openai import CallOptions, ChatCompletionRequest
+from breakwater.policy.chat_chunks import Assembly
 from breakwater.policy.chat_completions import completion_of, error_of, first_choice, job_of
 
 MESSAGES = [
@@ -217,6 +218,58 @@ def test_of_the_providers_own_object_the_messages_are_such_as_clients_know() -> 
     assert completion_of(RESULT | {"response": own})["choices"] == [choice], "its id is the same again"
     other = completion_of(RESULT | {"execution_id": "e2", "response": own})["choices"][0]["message"]["tool_calls"]
     assert other[1]["id"] != second["id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ("stop", "stop"),
+        ("function_call", "function_call"),
+        ("eos", "stop"),
+        ("MAX_TOKENS", "length"),
+        ("tool_use", "tool_calls"),
+        ("FinishReason.SAFETY", "content_filter"),
+        ("made up", "stop"),
+        (7, "stop"),
+        (["stop"], "stop"),
+    ],
+)
+def test_why_a_model_stopped_is_a_word_that_clients_know_whole_and_streamed(given: Any, known: str) -> None:
+    choice = {"index": 0, "finish_reason": given}
+    own = {"choices": [{**choice, "message": {"content": "hi"}}]}
+    assert completion_of(RESULT | {"response": own})["choices"][0]["finish_reason"] == known
+    assert own["choices"][0]["finish_reason"] == given
+    sent = Assembly()
+    chunk = sent.add({"choices": [{**choice, "delta": {"content": "hi"}}]})
+    assert chunk["choices"][0]["finish_reason"] == (known if isinstance(given, str) else None)
+    assert sent.finish_reason(0) == (given if isinstance(given, str) else None)
+
+
+def test_why_a_model_that_called_a_tool_stopped_is_that_where_its_word_is_unknown() -> None:
+    call = {"id": "a", "function": {"name": "f", "arguments": "{}"}}
+    own = {"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "done"}]}
+    assert completion_of(RESULT | {"response": own})["choices"][0]["finish_reason"] == "tool_calls"
+    sent = Assembly()
+    sent.add({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, **call}]}}]})
+    chunk = sent.add({"choices": [{"index": 0, "delta": {}, "finish_reason": "done"}]})
+    assert chunk["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("usage", "kept"),
+    [
+        (None, False),
+        ({}, False),
+        ([], False),
+        ({"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}, False),
+        ("3", False),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": None}, True),
+    ],
+)
+def test_a_usage_without_figures_is_left_out(usage: Any, kept: bool) -> None:
+    own = {"object": "text_completion", "choices": [], "usage": usage}
+    made = completion_of(RESULT | {"response": own})
+    assert (made["object"], made.get("usage", "none")) == ("chat.completion", usage if kept else "none")
 
 
 def test_why_another_dialect_stopped_is_said_in_openais_words() -> None:

@@ -17,6 +17,7 @@ from breakwater.policy.chat_messages import (
     call_id,
     finish_reason,
     is_end,
+    known_reason,
     made_call_id,
     objects,
     parts_of,
@@ -168,8 +169,9 @@ class _ChoiceSoFar:
                 continue
             if is_end(value):
                 self.finish_reason = value
-            if not is_end(value) or finish_reason(value) in INTERRUPTED:
-                given = {**given, name: None}
+            known = None if finish_reason(value) in INTERRUPTED else known_reason(value, called=bool(self._calls))
+            if known != value:
+                given = {**given, name: known}
         return given
 
     def _add_other(self, name: str, value: Any) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from breakwater.contracts.job import Job
 from breakwater.contracts.openai import CallOptions, ChatCompletionRequest
-from breakwater.policy.chat_messages import is_end, normalized, objects
+from breakwater.policy.chat_messages import known_reason, normalized, objects
 from breakwater.policy.ownership import shown
 from breakwater.policy.refusals import joined
 
@@ -141,9 +141,11 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
     )
     # A message of Anthropic's has content itself; what else it may have is none of ours.
     if isinstance(response.get("choices"), list) and "content" not in response:
+        if not is_usage(response.get("usage")):
+            response = {name: value for name, value in response.items() if name != "usage"}
         return {
-            "object": "chat.completion",
             **response,
+            "object": "chat.completion",
             "choices": [choice_of(number, one) for number, one in enumerate(objects(response["choices"]))],
         }
     choices = cast(list[Mapping[str, Any]], result.get("choices") or [{"index": 0, **result}])
@@ -164,13 +166,17 @@ def first_choice(completion: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((one for one in choices if not one.get("index")), choices[0] if choices else {})
 
 
+def is_usage(given: Any) -> bool:
+    """True for a usage that has figures."""
+    return isinstance(given, dict) and any(value is not None for value in cast(dict[str, Any], given).values())
+
+
 def _completed(execution_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, Any]:
     given, message = choice.get("index"), choice.get("message")
     index = given if isinstance(given, int) else number
     message = normalized(cast(dict[str, Any], message) if isinstance(message, dict) else {}, execution_id, index)
-    reason = choice.get("finish_reason")
-    if not is_end(reason):
-        reason = finish_reason_of(None, called=bool(message.get("tool_calls")))
+    called = bool(message.get("tool_calls"))
+    reason = known_reason(choice.get("finish_reason"), called=called) or finish_reason_of(None, called=called)
     return {**choice, "index": index, "message": message, "finish_reason": reason}
 
 

@@ -152,6 +152,8 @@ INTERRUPTED = words(
 
 They are words of Mistral, OpenRouter, Cohere, vLLM, SGLang, watsonx, Zhipu, DeepSeek, Gemini and Bedrock.
 """
+OPENAI_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
+"""Reasons that clients of chat completions know."""
 KNOWN_REASONS = INTERRUPTED | _STANDARD.keys() | _SYNONYMS.keys() | {"pause_turn", "compaction"}
 
 
@@ -169,6 +171,16 @@ def finish_reason(given: Any) -> str | None:
         return None
     word = str(given).partition(":")[0].strip().rpartition(".")[2].lower().replace("-", "_")
     return _STANDARD.get(word, word) if _WORD.fullmatch(word) else None
+
+
+def known_reason(given: Any, *, called: bool) -> str | None:
+    """A finish reason as clients of chat completions know it; None where the model goes on. `called`: tools were."""
+    if not is_end(given):
+        return None
+    if given in OPENAI_REASONS:
+        return str(given)
+    word = finish_reason(given)
+    return word if word in OPENAI_REASONS else "tool_calls" if called else "stop"
 
 
 def is_end(given: Any) -> bool:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from breakwater.contracts.openai import ChatCompletion, ChatCompletionRequest
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.chat_chunks import OBJECT, Assembly, rest_of
-from breakwater.policy.chat_completions import completion_of, job_of
+from breakwater.policy.chat_completions import completion_of, is_usage, job_of
 from services.request.dialects.calls import Calls, ParsedCall, options_of
 from services.request.operations import TOO_MANY, operation
 from services.request.parsing import read_command
@@ -115,11 +115,15 @@ class ChatEvents:
         if self._first and chunk.get("id") != self._first.get("id"):
             # Of another attempt, which continues the answer. For the client it is one.
             chunk |= self._first
-        chunk.setdefault("object", OBJECT)  # clients skip an object that is not a chunk
+        chunk["object"] = OBJECT  # clients skip an object that is not a chunk
         self._sent.add(chunk)
         self._first = self._first or {name: chunk[name] for name in _OF_ALL if name in chunk}
         if self._with_usage:
-            self._usage_sent = self._usage_sent or chunk.get("usage") is not None
+            if (usage := chunk.get("usage")) is not None:
+                if is_usage(usage):
+                    self._usage_sent = True
+                else:
+                    chunk["usage"] = None
         elif "usage" in chunk:
             del chunk["usage"]
             return bool(chunk["choices"])

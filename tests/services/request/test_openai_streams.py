@@ -253,6 +253,18 @@ async def test_a_client_is_told_tool_calls_as_openai_tells_them(
     assert len({one.id for one in found}) == len(found)
 
 
+async def test_chunks_are_chunks_and_have_a_usage_with_figures_or_none() -> None:
+    none = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}
+    known = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    given = [{"object": "chat.completion", "choices": [], "usage": usage} for usage in (none, known)]
+    events = ChatEvents(with_usage=True).events(given)
+    found = [orjson.loads(line[6:]) for line in events.splitlines() if line]
+    assert [(one["object"], one["usage"]) for one in found] == [
+        ("chat.completion.chunk", None),
+        ("chat.completion.chunk", known),
+    ]
+
+
 async def test_chunks_arrive_while_the_answer_is_produced(plane: OpenAIPlane) -> None:
     loop, times = asyncio.get_running_loop(), list[float]()
     async for _ in await plane.sdk().chat.completions.create(model="slow", **ASK):
