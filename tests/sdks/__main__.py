@@ -44,7 +44,6 @@ CLIENTS = {
     "@anthropic-ai/sdk": ("node", ("with_anthropic.mjs",)),
     "@openai/agents": ("node", ("with_agents.mjs",)),
     "ai": ("node", ("with_ai.mjs",)),
-    "llm-comply": ("requirements", ("with_schemas.py",)),
 }
 """By name: where it is pinned, and the programs that use it. Coding agents are in `programs`."""
 TESTERS = "testers"
@@ -259,7 +258,7 @@ def main(clients: Sequence[str]) -> int:
                 verdicts += conformance.verdicts(f"{found.url}/v1", found.key, TESTED)
             else:
                 checks += run(client, found)
-    print("\n".join((*table(checks), "", *conformance.table(verdicts))))
+    print("\n".join((*table(checks), *conformance.table(verdicts))))
     failed = [f"{one.client}, {one.door}, {one.what}: {one.error}" for one in checks if one.error is not None]
     failed += [
         f"{one.tester}, {one.door}, {one.model}, {one.what}: {'; '.join(one.errors)}"

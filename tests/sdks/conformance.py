@@ -1,4 +1,4 @@
-"""Conformance testers, which test a door with a model of each API: `llm-comply` and `compatcanary`."""
+"""Conformance testers, which test a door with a model of each API: `llm-comply`, `compatcanary` and the schemas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-COMPLY = HERE / ".installed" / "requirements" / "bin" / "llm-comply"
+PROGRAMS = HERE / ".installed" / "requirements" / "bin"
+PYTHON, COMPLY = PROGRAMS / "python", PROGRAMS / "llm-comply"
 CANARY = HERE / "node" / "node_modules" / ".bin" / "compatcanary"
 FORMATS = {"chat": "openai-chat", "Responses": "open-responses", "Messages": "anthropic"}
 """Names of doors' formats in llm-comply."""
@@ -43,10 +44,21 @@ class Verdict:
 
 def verdicts(url: str, key: str, models: Sequence[str]) -> Iterator[Verdict]:
     """Runs all testers against a base URL, with each of the models."""
+    yield from _schemas(url, key)
     for model in models:
         for door in FORMATS:
             yield from _comply(url, key, door, model)
         yield from _canary(url, key, model)
+
+
+def _schemas(url: str, key: str) -> Iterator[Verdict]:
+    environment = {**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
+    command = (PYTHON, HERE / "with_schemas.py")
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    for line in ran.stdout.splitlines():
+        one = json.loads(line)
+        failed = () if one["error"] is None else (one["error"],)
+        yield Verdict("schemas", one["door"], "one of each API", one["what"], "failed" if failed else "passed", failed)
 
 
 def _comply(url: str, key: str, door: str, model: str) -> Iterator[Verdict]:
@@ -78,7 +90,8 @@ def _report(command: Sequence[str | Path], key: Mapping[str, str]) -> dict[str, 
 
 def table(through: Sequence[Verdict]) -> Iterator[str]:
     """The rows of a table: each tester, door and model, with all that has not passed."""
-    yield from ("| tester | door | model | passed | not passed |", "|---|---|---|---|---|")
+    if through:
+        yield from ("", "| tester | door | model | passed | not passed |", "|---|---|---|---|---|")
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for one in through:
         groups.setdefault((one.tester, one.door, one.model), []).append(one)

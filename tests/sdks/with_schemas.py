@@ -191,6 +191,17 @@ def reasoning(models: Models) -> None:
     assert "".join(deltas) == thought["summary"][0]["text"] != ""
 
 
+@responses("a search of the web, where the provider speaks Responses", models=ALL)
+def search(models: Models) -> None:
+    demands = {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}
+    status, text = post("/responses", {"model": models.small, "input": "ferries", **demands})
+    if models == RESPONSES:
+        # The specification has no schema of this item.
+        assert (status, kinds(json.loads(text))) == (200, ["web_search_call", "message"]), text
+    else:
+        assert (status, json.loads(text)["error"]["param"]) == (400, "tools[0].type"), text
+
+
 @responses("an error names the field")
 def no_model() -> None:
     status, text = post("/responses", {"input": [user(QUESTION)]})
