@@ -27,7 +27,9 @@ VERSIONS: dict[str, str] = json.loads((HERE / "package.json").read_text())["depe
 PRICE = {"input_usd_per_mtok": 2, "output_usd_per_mtok": 8}
 FILE, BEFORE, AFTER = "harbour.txt", "The ferry is late.\n", "The ferry is on time.\n"
 TASK = f"Say in {FILE} that the ferry is on time."
-DONE = "The harbour knows."
+THOUGHT = {"type": "thinking", "text": "One word."}
+DONE, AGAIN, SAID = "The harbour knows.", "And now?", "All is said."
+"""The last answer of the task, the question after it, in a new process, and its answer."""
 TIMEOUT_S = 180
 PATCH = f"*** Begin Patch\n*** Update File: {FILE}\n@@\n-{BEFORE}+{AFTER}*** End Patch\n"
 
@@ -36,7 +38,7 @@ Turns = list[list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A program on its way through a door.
+    """A program on its way through a door. It is called twice: the second time, it goes on with the conversation.
 
     Attributes:
         client: the npm package.
@@ -44,7 +46,7 @@ class Run:
         what: the API that the model's provider speaks.
         model: it asks for.
         turns: the answers of the model, by the directory of the file.
-        command: with the model.
+        commands: with the model.
         files: it reads, by their paths below its home directory, with the address of the plane.
         environment: by the address of the plane and the key.
     """
@@ -54,7 +56,7 @@ class Run:
     what: str
     model: str
     turns: Callable[[Path], Turns]
-    command: Callable[[str], list[str]]
+    commands: Callable[[str], tuple[list[str], list[str]]]
     files: Callable[[str], Mapping[str, str]] = field(default=lambda _: {})
     environment: Callable[[str, str], Mapping[str, str]] = field(default=lambda _, key: {"BREAKWATER_API_KEY": key})
 
@@ -78,9 +80,8 @@ def with_patch(_: Path) -> Turns:
 def with_claude_code(directory: Path) -> Turns:
     """Claude Code edits only what it has read."""
     path = str(directory / FILE)
-    thought = {"type": "thinking", "text": "One word."}
     edit = calls("Edit", file_path=path, old_string="late", new_string="on time")
-    return [[thought, *calls("Read", file_path=path)], [thought, *edit]]
+    return [calls("Read", file_path=path), edit]
 
 
 def with_opencode(directory: Path) -> Turns:
@@ -118,14 +119,17 @@ CHAT_ONLY = ('web_search = "disabled"\n', "\n[agents]\nenabled = false\n")
 
 def codex(model: str, what: str, turns: Callable[[Path], Turns], around: tuple[str, str] = ("", "")) -> Run:
     """Codex, with a sandbox that may write to its directory."""
-    options = ("--strict-config", "--skip-git-repo-check", "--sandbox", "workspace-write")
+    options = ("--strict-config", "--skip-git-repo-check")
     return Run(
         "@openai/codex",
         "Responses",
         what,
         model,
         turns,
-        lambda model: ["codex", "exec", *options, "--model", model, TASK],
+        lambda model: (
+            ["codex", "exec", *options, "--sandbox", "workspace-write", "--model", model, TASK],
+            ["codex", "exec", "resume", "--last", *options, "--model", model, AGAIN],
+        ),
         lambda url: {".codex/config.toml": codex_config(url).join(around)},
     )
 
@@ -138,7 +142,10 @@ def claude_code(model: str, what: str) -> Run:
         what,
         model,
         with_claude_code,
-        lambda model: ["claude", "--print", "--permission-mode", "acceptEdits", "--model", model, TASK],
+        lambda model: (
+            ["claude", "--print", "--permission-mode", "acceptEdits", "--model", model, TASK],
+            ["claude", "--print", "--continue", "--model", model, AGAIN],
+        ),
         environment=lambda url, key: {
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_AUTH_TOKEN": key,
@@ -169,9 +176,17 @@ def opencode(door: str, package: str, model: str, what: str, turns: Callable[[Pa
         what,
         model,
         turns,
-        lambda model: ["opencode", "run", "--model", f"breakwater/{model}", TASK],
+        lambda model: (
+            ["opencode", "run", "--model", f"breakwater/{model}", TASK],
+            ["opencode", "run", "--continue", "--model", f"breakwater/{model}", AGAIN],
+        ),
         files,
-        lambda _, key: {"BREAKWATER_API_KEY": key, "OPENCODE_DISABLE_MODELS_FETCH": "1"},
+        lambda _, key: {
+            "BREAKWATER_API_KEY": key,
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            # It fetches a package for plugins, and goes on without.
+            "NPM_CONFIG_REGISTRY": "http://127.0.0.1:9",
+        },
     )
 
 
@@ -179,7 +194,7 @@ RUNS = (
     codex("gpt-5.5", "Responses, with `apply_patch`", with_patch),
     codex("gpt-5", "Responses, with a shell", with_shell),
     codex("gpt-4o", "chat", with_shell, CHAT_ONLY),
-    claude_code("claude-opus-4-5", "Messages, with thinking blocks"),
+    claude_code("claude-opus-4-5", "Messages"),
     claude_code("gpt-4o", "chat"),
     opencode("chat", "@ai-sdk/openai-compatible", "gpt-4o", "chat"),
     opencode("Responses", "@ai-sdk/openai", "gpt-5", "Responses", with_opencode_patch),
@@ -211,30 +226,37 @@ def run(one: Run, url: str, key: str, simulated: str) -> str | None:
         for path, content in {work / FILE: BEFORE, **{home / path: of for path, of in one.files(url).items()}}.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content)
-        script = {"price": PRICE, "answer": DONE, "turns": one.turns(work)}
+        said = [[{"type": "text", "text": text}] for text in (DONE, SAID)]
+        turns = [[THOUGHT, *turn] for turn in (*one.turns(work), *said)]
+        script = {"price": PRICE, "answer": DONE, "turns": turns}
         _post(f"{simulated.removesuffix('/v1')}/_sim/script", {"models": {one.model: script}})
         found = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         environment = {**found, "HOME": str(home), **one.environment(url, key)}
-        program, *arguments = one.command(one.model)
-        try:
-            ran = subprocess.run(
-                [PROGRAMS / program, *arguments],
-                env=environment,
-                cwd=work,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as late:
-            return f"has not ended after {TIMEOUT_S} s: {late.stdout!r} {late.stderr!r}"
-        said = ran.stdout + ran.stderr
-        if ran.returncode != 0:
-            return f"exit code {ran.returncode}: {said[-2000:]}"
-        if (text := (work / FILE).read_text()) != AFTER:
-            return f"the file says {text!r}: {said[-2000:]}"
-        return None if DONE in ran.stdout else f"the last answer was not shown: {said[-2000:]}"
+        for command, answer in zip(one.commands(one.model), (DONE, SAID), strict=True):
+            if (wrong := _call(command, environment, work, answer)) is not None:
+                return f"{' '.join(command)}: {wrong}"
+        text = (work / FILE).read_text()
+        return None if text == AFTER else f"the file says {text!r}"
+
+
+def _call(command: list[str], environment: Mapping[str, str], directory: Path, answer: str) -> str | None:
+    """Calls a program, and returns what went wrong."""
+    try:
+        ran = subprocess.run(
+            [PROGRAMS / command[0], *command[1:]],
+            env=environment,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        return f"has not ended after {TIMEOUT_S} s: {late.stdout!r} {late.stderr!r}"
+    if ran.returncode == 0 and answer in ran.stdout:
+        return None
+    return f"exit code {ran.returncode}, without {answer!r}: {(ran.stdout + ran.stderr)[-2000:]}"
 
 
 def _post(url: str, document: Any) -> None:
