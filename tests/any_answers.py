@@ -1,4 +1,4 @@
-"""Answers as no provider should send them: good ones of both dialects, with arbitrary JSON in any of their places."""
+"""Answers as no provider should send them: good ones of all dialects, with arbitrary JSON in any of their places."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 import copy
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import hypothesis
+import orjson
 from aiohttp import web
 from hypothesis import strategies as st
 
@@ -21,8 +22,11 @@ from breakwater.contracts import subjects
 from breakwater.contracts.execution import Attempt, Execution, Result
 from breakwater.policy.chat_chunks import Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of
+from breakwater.policy.dialects.embeddings import answer_of
 from breakwater.policy.dialects.messages import message_of
 from breakwater.policy.dialects.messages_stream import MessageStream
+from breakwater.policy.dialects.responses_answer import Asked, response_of
+from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvents, event_bytes
 from tests.anthropic_client import accumulated
 from tests.helpers import until
 from tests.providers.kit import answering
@@ -125,7 +129,73 @@ _STREAMS: dict[str, list[dict[str, Any]]] = {
         {"type": "message_stop"},
     ],
 }
+
+
+def _event(kind: str, index: int | None = None, **more: Any) -> dict[str, Any]:
+    return {"type": f"response.{kind}", **({} if index is None else {"output_index": index}), **more}
+
+
+_ITEMS: list[dict[str, Any]] = [
+    {"id": "r1", "type": "reasoning", "summary": [{"type": "summary_text", "text": "Well"}], "encrypted_content": "e"},
+    {
+        "id": "m1",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "hi there", "annotations": [{"type": "url_citation", "url": "u"}]}],
+    },
+    {"id": "f1", "type": "function_call", "call_id": "c1", "name": "look_up", "arguments": '{"id":1}'},
+    {"id": "w1", "type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "q"}},
+]
+_RESPONSE: dict[str, Any] = {
+    "id": "resp_a1",
+    "object": "response",
+    "created_at": 1,
+    "status": "completed",
+    "model": "m",
+    "output": _ITEMS,
+    "incomplete_details": None,
+    "usage": {"input_tokens": 5, "output_tokens": 7, "output_tokens_details": {"reasoning_tokens": 2}},
+}
+_WHOLE["responses"] = _RESPONSE
+_STREAMS["responses"] = [
+    _event("created", response={**_RESPONSE, "status": "in_progress", "output": []}),
+    _event("output_item.added", 0, item={**_ITEMS[0], "summary": []}),
+    _event("reasoning_summary_part.added", 0, summary_index=0, part={"type": "summary_text", "text": ""}),
+    _event("reasoning_summary_text.delta", 0, item_id="r1", summary_index=0, delta="Well"),
+    _event("output_item.done", 0, item=_ITEMS[0]),
+    _event("output_item.added", 1, item={**_ITEMS[1], "content": []}),
+    _event("content_part.added", 1, item_id="m1", content_index=0, part={"type": "output_text", "text": ""}),
+    _event("output_text.delta", 1, item_id="m1", content_index=0, delta="hi "),
+    _event("output_text.delta", 1, item_id="m1", content_index=0, delta="there", logprobs=[]),
+    _event("content_part.done", 1, item_id="m1", content_index=0, part=_ITEMS[1]["content"][0]),
+    _event("output_item.done", 1, item=_ITEMS[1]),
+    _event("output_item.added", 2, item={**_ITEMS[2], "arguments": ""}),
+    _event("function_call_arguments.delta", 2, item_id="f1", delta='{"id":1}'),
+    _event("output_item.done", 2, item=_ITEMS[2]),
+    _event("output_item.added", 3, item=_ITEMS[3]),
+    _event("output_item.done", 3, item=_ITEMS[3]),
+    _event("completed", response=_RESPONSE),
+]
+_SEARCH = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}}
+_FOUND = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}
+_WHOLE["messages"] = {**_WHOLE["anthropic"], "content": [_SEARCH, _FOUND, *_WHOLE["anthropic"]["content"]]}
+_STREAMS["messages"] = [
+    *_STREAMS["anthropic"][:-2],
+    *_block(3, {**_SEARCH, "input": {}}, {"type": "input_json_delta", "partial_json": '{"query":"q"}'}),
+    *_block(4, _FOUND),
+    *_STREAMS["anthropic"][-2:],
+]
+_WHOLE["embeddings"] = {
+    "object": "list",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.5, -1.0]}],
+    "model": "m",
+    "usage": {"prompt_tokens": 5, "total_tokens": 5},
+}
 KINDS = tuple(_WHOLE)
+_SERVER = {"messages": "anthropic", "responses": "openai", "embeddings": "openai"}
+"""Kinds of providers that speak another API, too."""
+_ASKED = Asked(job_id="j1", created_at=1, model="m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +210,6 @@ class AnyAnswer:
     def agent(self, name: str) -> str:
         """Who asks for it, by the name of the job."""
         return f"{self.kind}-{'continue' if int(name[1:]) % 2 else 'fail'}"
-
-    def is_native(self, name: str) -> bool:
-        """True if the job is a request of Anthropic's Messages."""
-        return self.kind == "anthropic" and int(name[1:]) % 4 > 1
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -164,6 +230,7 @@ def put(value: Any, path: Sequence[Any], new: Any) -> Any:
 def any_answers(draw: st.DrawFn) -> AnyAnswer:
     """A good answer with up to three places of it replaced, or events left out or said twice."""
     kind, streamed = draw(st.sampled_from(KINDS)), draw(st.booleans())
+    streamed = streamed and kind in _STREAMS
     if not streamed and draw(st.booleans()):
         error = put(copy.deepcopy(_ERROR), draw(st.sampled_from(places(_ERROR))), draw(JSON))
         return AnyAnswer(kind, streamed, json.dumps(error).encode(), draw(st.sampled_from([200, 400, 422, 500])))
@@ -199,10 +266,13 @@ class AnyProvider:
         self.bodies |= dict(zip(names, answers, strict=True))
         for name in names:
             answer = self.bodies[name]
-            job = {"agent": answer.agent(name), "job_id": name, "stream": answer.streamed, "include_response": True}
-            body = {"messages": [{"role": "user", "content": name}], "max_tokens": 100}
-            native = {"api_request": {"api": "messages", "body": body}}
-            await self.plane.publish(job | (native if answer.is_native(name) else {"prompt": name}))
+            asked: dict[str, Any] = {"prompt": name}
+            if answer.kind in _SERVER:
+                said = [{"role": "user", "content": name}]
+                body = {"messages": said} if answer.kind == "messages" else {"input": name}
+                asked = {"api_request": {"api": answer.kind, "body": body}}
+            job = {"agent": answer.agent(name), "job_id": name, **asked, "stream": answer.streamed}
+            await self.plane.publish({**job, "include_response": True})
         for name, result in zip(names, await asyncio.gather(*map(self.plane.result, names)), strict=True):
             try:
                 await self._check(name, result)
@@ -214,44 +284,66 @@ class AnyProvider:
         assert 1 <= len(result["attempts"]) <= 2
         for attempt in result["attempts"]:
             assert attempt["outcome"] in {"success", "error"}, (attempt, self.bodies[name])
-            assert attempt["cost"] is not None
+            # A provider's own tools have no price in the config.
+            assert attempt["cost"] is not None or self.bodies[name].kind in _SERVER
             outcome = (attempt["error"] or {}).get("class", "success")
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
         if result["status"] != "succeeded":
             return
-        if self.bodies[name].is_native(name):
-            await self._check_native(name, result)
+        kind, attempt = self.bodies[name].kind, result["attempts"][-1]
+        chunks = self.bodies[name].streamed and attempt["chunks"]
+        if chunks:
+            await until(lambda: self._all_came(name, result))
+        if kind in _SERVER:
+            _check_native(kind, self.chunks.get(name, ()), orjson.loads(orjson.dumps(result)))
             return
         completion = completion_of(result)
         for choice in completion["choices"]:
             _check_message(choice["message"])
             assert choice["finish_reason"]
-        if self.bodies[name].streamed and result["attempts"][-1]["chunks"]:
+        if chunks:
             sent = Assembly()
-            await until(lambda: self._all_came(name, result))
             for chunk in self.chunks[name]:
                 assert sent.add(chunk) is chunk, "a client is told nothing odd"
             for message in sent.messages().values():
                 _check_message(message)
             assert rest_of(completion, sent) is not None
 
-    async def _check_native(self, name: str, result: dict[str, Any]) -> None:
-        whole = MessageStream(name).end(result)
-        assert whole is not None
-        assert accumulated(whole)["content"] == message_of(result)["content"]
-        if self.bodies[name].streamed and result["attempts"][-1]["chunks"]:
-            await until(lambda: self._all_came(name, result))
-            stream = MessageStream(name)
-            events = [event for chunk in self.chunks[name] for event in stream.feed([chunk])]
-            rest = stream.end(result)
-            assert rest is not None
-            accumulated([*events, *rest])
-
     def _all_came(self, name: str, result: dict[str, Any]) -> bool:
         came = Assembly()
         for chunk in self.chunks.get(name, ()):
             came.add(chunk)
         return came.chunks >= result["attempts"][-1]["chunks"]
+
+
+def _check_native(kind: str, chunks: Sequence[dict[str, Any]], result: dict[str, Any]) -> None:
+    """The client of the API reads it, whole and streamed; a stream that said something else says so at its end."""
+    if kind == "embeddings":
+        assert orjson.dumps(answer_of(result["response"], "float"))
+    elif kind == "messages":
+        stored, stream = message_of(result), MessageStream("j1")
+        events, rest = stream.feed(chunks), stream.end(result)
+        assert rest is not None
+        accumulated([*events, *rest])
+        whole = MessageStream("j1").end(result)
+        assert whole is not None
+        assert accumulated(whole)["content"] == stored["content"]
+    else:
+        whole, encoder = response_of(_ASKED, result), ResponseEvents(_ASKED)
+        sent = encoder.begin()
+        for chunk in chunks:
+            sent += encoder.add(chunk)
+        with suppress(ContradictionError):
+            sent += encoder.end(result)
+            output = sent[-1]["response"]["output"]
+            output = sent[-1]["response"]["output"]
+            assert list(map(_without_ids, output)) == list(map(_without_ids, whole["output"]))
+        assert b"".join(map(event_bytes, sent))
+
+
+def _without_ids(item: dict[str, Any]) -> dict[str, Any]:
+    # An item that was never begun has those that were made when its first piece came.
+    return {name: value for name, value in item.items() if name not in ("id", "call_id")}
 
 
 async def _stored(plane: WorkerPlane, stream: str, subject: str) -> bytes:
@@ -290,6 +382,11 @@ def agents() -> dict[str, Any]:
     }
 
 
+def _provider(kind: str, base_url: str) -> dict[str, Any]:
+    speaks = {"api": kind} if kind == "responses" else {}
+    return {"kind": _SERVER.get(kind, kind), "base_url": base_url, **speaks}
+
+
 @asynccontextmanager
 async def any_provider_server() -> AsyncGenerator[tuple[dict[str, AnyAnswer], dict[str, Any]]]:
     """A server that answers by the job's prompt; gives its answers, and the providers of a config that calls it."""
@@ -297,13 +394,14 @@ async def any_provider_server() -> AsyncGenerator[tuple[dict[str, AnyAnswer], di
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         asked = await request.json()
-        content = asked["messages"][0]["content"]
+        given_input = asked.get("input")
+        content = given_input if isinstance(given_input, str) else (given_input or asked["messages"])[0]["content"]
         given = bodies[content if isinstance(content, str) else content[0]["text"]]
         kind = "text/event-stream" if given.streamed else "application/json"
         return web.Response(body=given.body, status=given.status, content_type=kind)
 
     async with answering(answer) as origin:
-        yield bodies, {kind: {"kind": kind, "base_url": f"{origin}/v1"} for kind in KINDS}
+        yield bodies, {kind: _provider(kind, f"{origin}/v1") for kind in KINDS}
 
 
 async def check_examples(plane: WorkerPlane, bodies: dict[str, AnyAnswer], **settings: Any) -> Mapping[str, int]:
@@ -329,5 +427,6 @@ async def check_examples(plane: WorkerPlane, bodies: dict[str, AnyAnswer], **set
 
     await asyncio.to_thread(check)
     # The last line of defence is for what nobody has thought of.
-    assert not [line for line in plane.logs if line["event"] in {"answer_not_read", "job_handling_failed"}]
+    odd = [line for line in plane.logs if line["event"] in {"answer_not_read", "job_handling_failed"}]
+    assert not odd, odd
     return provider.outcomes

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 from openai.types.responses import Response
 
 from breakwater.contracts.job import NativeRequest
@@ -12,6 +15,7 @@ from breakwater.policy.dialects import DIALECTS, chat_form, dropped_fields
 from breakwater.policy.dialects.forms import InvalidBodyError
 from breakwater.policy.dialects.responses_answer import Asked, item_id, job_id_of, pending_response, response_of
 from breakwater.policy.formats import words
+from tests.any_answers import JSON
 from tests.policy.dialects.test_responses_stream import ASKED, result
 
 
@@ -262,6 +266,8 @@ def test_a_field_that_no_chat_has_is_a_loss_with_its_name(body: dict[str, Any], 
         ({"tools": {}}, "tools"),
         ({"tools": ["x"]}, "tools[0]"),
         ({"include": "x"}, "include"),
+        ({"reasoning": "high"}, "reasoning"),
+        ({"text": []}, "text"),
     ],
 )
 def test_a_body_that_is_none_names_the_field(body: dict[str, Any], path: str) -> None:
@@ -269,6 +275,25 @@ def test_a_body_that_is_none_names_the_field(body: dict[str, Any], path: str) ->
         form(**body)
 
     assert raised.value.problem.path == path
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON)
+def test_any_body_is_a_chat_or_refused(value: Any) -> None:
+    tool = {"type": "function", "name": "f"}
+    bodies: list[dict[str, Any]] = [
+        {"input": value},
+        {"input": [value, {"role": value, "content": value}, {"type": value}]},
+        {"input": [{"type": "function_call", "name": value, "arguments": value, "call_id": value}]},
+        {"input": "Hi", "tools": [tool, {"type": value, "name": value}]},
+        {"input": "Hi", "tools": [tool], "tool_choice": {"type": "allowed_tools", "tools": [{"type": value}]}},
+        {"input": "Hi", **dict.fromkeys(("instructions", "include", "reasoning", "text", "tool_choice"), value)},
+    ]
+    for body in bodies:
+        native(body, "Be brief.", reasoning_effort="low", verbosity="low", tools=[])
+        with suppress(InvalidBodyError):
+            found = DIALECTS["responses"].chat_form(body)
+            assert json.loads(json.dumps([found.messages, found.params])) == [found.messages, found.params]
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ class _Translation:
                 self.lose(f"include[{number}]")
         if body.get("truncation") not in (None, "disabled"):
             self.lose("truncation", "only `disabled` can be translated; `on_context_overflow: trim` of the agent trims")
-        self._reasoning(fields(body.get("reasoning")), params)
-        self._text(fields(body.get("text")), params)
+        self._reasoning(_given_object(body, "reasoning"), params)
+        self._text(_given_object(body, "text"), params)
         self._tools(body, params)
         return params
 
@@ -316,6 +316,10 @@ def _object(value: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InvalidBodyError(FieldError(place, "must be an object"))
     return cast(dict[str, Any], value)
+
+
+def _given_object(body: Body, name: str) -> Mapping[str, Any]:
+    return {} if (value := body.get(name)) is None else _object(value, name)
 
 
 def _list(body: Body, name: str) -> Sequence[Any]:
