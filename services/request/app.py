@@ -64,7 +64,7 @@ from services.request.callable_agents import CallableAgentTable
 from services.request.cancels import CancelRequests, CancelRoutes, Cancels
 from services.request.costs import CostRoutes
 from services.request.dead_letters import DeadLetterRoutes, Replays
-from services.request.dialects import nothing_at
+from services.request.dialects import OF_RESPONSES, nothing_at
 from services.request.dialects.calls import Calls, NameRequests
 from services.request.dialects.chat import ChatRoutes
 from services.request.dialects.embeddings import EmbeddingsRoutes
@@ -377,7 +377,7 @@ async def _problem(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     match error.status_code:
-        case 404:
+        case status if status == 404 or request.url.path in OF_RESPONSES:
             problem = RequestError(404, "not_found", nothing_at(request.url.path))
         case 405:
             message = f"{request.method} is not possible here; see the Allow header"

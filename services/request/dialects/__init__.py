@@ -8,9 +8,15 @@ SERVED = (
 )
 
 
+OF_RESPONSES = ("/v1/responses/compact", "/v1/responses/input_tokens")
+"""Operations of OpenAI's that are not served, and whose URLs are like those of responses."""
+
+
 def nothing_at(path: str) -> str:
     """The message for a URL at which nothing is, for the person who has set up the client."""
     missing = f"there is nothing at {path}"
+    if path in OF_RESPONSES:
+        return f"{missing}: compaction and the counting of tokens are not served; served are {SERVED}"
     if path.endswith(("/messages", "/messages/count_tokens")):
         return f"{missing}: the base URL of an Anthropic client ends before /v1"
     if path.endswith(("/chat/completions", "/responses", "/embeddings")):
