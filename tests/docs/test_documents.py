@@ -164,7 +164,7 @@ def test_the_table_of_what_providers_report_is_the_one_that_is_tested() -> None:
 
 
 def test_the_table_of_sdks_is_of_the_versions_that_are_pinned() -> None:
-    found = {client.replace("`", ""): number for client, number, _ in rows(ROOT / "docs" / "openai.md", "client")}
+    found = {client.replace("`", ""): number for client, number, *_ in rows(ROOT / "docs" / "sdks.md", "client")}
     assert found == {client: version(client) for client in CLIENTS}
 
 

@@ -265,7 +265,7 @@ def errors() -> None:
     assert raises(openai.BadRequestError, respond.create, extra_body={"no_such": 1}, **ask).param == "no_such"
     busy = {"x-breakwater-total-timeout-s": "2"}
     limited = raises(openai.RateLimitError, respond.create, model="gpt-busy", input=QUESTION, extra_headers=busy)
-    assert int(limited.response.headers["retry-after"]) > 20
+    assert 0 < int(limited.response.headers["retry-after"]) <= 30
 
 
 @check("async create, stream and background")
