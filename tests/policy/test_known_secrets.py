@@ -1,5 +1,7 @@
 """Secrets whose values are known."""
 
+import json
+
 import pytest
 
 from breakwater.policy.redact import KnownSecrets
@@ -52,3 +54,22 @@ def test_a_secret_is_found_anywhere_in_json(secret: str) -> None:
     assert known.hidden_in(value["a"]) == hidden["a"]
     clean = {"a": ["x", {"b": "sk-other"}]}
     assert known.hidden_in(clean) == clean
+
+
+@pytest.mark.parametrize(
+    "secret", ["sk-planted/0123456789", 'with "quotes" and \\', "schlüssel-0123", TWO_LINES, "tab\there-0123"]
+)
+def test_a_secret_is_found_in_json_however_it_was_written(secret: str) -> None:
+    known = KnownSecrets([secret], "*")
+    value, hidden = {"a": [f"x {secret} y"]}, {"a": ["x * y"]}
+    escaped = "".join(f"\\u{ord(sign):04x}" for sign in secret)
+    for raw in (
+        json.dumps(value).encode(),
+        json.dumps(value, ensure_ascii=False).encode(),
+        json.dumps(value).replace("/", "\\/").encode(),
+        f'{{"a": ["x {escaped} y"]}}'.encode(),
+        json.dumps(value).encode("utf-16"),
+    ):
+        assert known.hidden_in_read(raw, value) == hidden, raw
+    clean = {"a": 'x "y"'}
+    assert known.hidden_in_read(json.dumps(clean).encode(), clean) == clean

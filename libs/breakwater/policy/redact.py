@@ -351,8 +351,8 @@ def _distinct(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
 LEAST = 8
 """Characters; what is shorter is as likely an ordinary word, and hidden only where it is none, and is alone."""
 _LEAST_ODD = 4
-_ESCAPED = re.compile(rb"\\[u/\\\"]|\0")
-"""Escapes of JSON, and the bytes that UTF-16 has in it."""
+_OF_ANY = (b"\\u", b"\0")
+"""The escape of JSON that may be any character, and the bytes that UTF-16 has in it."""
 _GAP = r"(?:\s|\\[nrt])+"
 
 
@@ -365,13 +365,16 @@ class KnownSecrets:
     def __init__(self, secrets: Iterable[str], placeholder: str) -> None:
         self._secrets = tuple(secrets)
         self._placeholder = placeholder
-        self._raw = [secret.encode(errors="surrogatepass") for secret in self._secrets]
         parts = {part for secret in self._secrets for part in (secret, *secret.splitlines())}
         patterns = [pattern for part in sorted(parts, key=len, reverse=True) if (pattern := _pattern(part.strip()))]
         self._pattern = re.compile("|".join(patterns)) if patterns else None
         plain = all(part.isascii() and json.dumps(part) == f'"{part}"' and part.split() == [part] for part in parts)
-        self._in_json = [part.encode() for part in parts] if plain else None
-        """The secrets as they are in JSON; None where one may be written in several ways."""
+        raw = [part.encode(errors="surrogatepass") for part in parts if part]
+        self._in_json = raw if plain else None
+        """The secrets as this process writes them in JSON; None where one is written in another way."""
+        own_escapes = (b"\\",) if not plain else (b"\\/",) if any(b"/" in part for part in raw) else ()
+        self._signs = (*raw, *_OF_ANY, *own_escapes)
+        """One of these is in each JSON text with a secret in it, in any way of writing."""
 
     def hidden(self, text: str) -> str:
         """The text without secrets."""
@@ -406,7 +409,7 @@ class KnownSecrets:
 
     def hidden_in_read(self, raw: bytes, value: Any) -> Any:
         """JSON that was read from `raw`, without secrets. It is looked through only if one may be in it."""
-        if self._pattern is None or not (any(map(raw.__contains__, self._raw)) or _ESCAPED.search(raw)):
+        if self._pattern is None or not any(map(raw.__contains__, self._signs)):
             return value
         return self.hidden_in(value)
 
