@@ -305,6 +305,9 @@ def test_what_a_chat_cannot_express_is_named(body: dict[str, Any], path: str, pr
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         ({"messages": [user("Hi")]}, "messages[0].content[0]"),
         ({"messages": [user(result(content=[1]))]}, "messages[0].content[0].content[0]"),
+        *(({"messages": [HI], name: 5}, name) for name in ("system", "thinking", "tool_choice", "tools", "metadata")),
+        *(({"messages": [HI], name: []}, name) for name in ("context_management", "output_config", "service_tier")),
+        ({"messages": [HI], "tools": [5]}, "tools[0]"),
     ],
 )
 def test_a_body_that_is_no_conversation_is_refused(body: dict[str, Any], path: str) -> None:

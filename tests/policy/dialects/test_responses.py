@@ -268,6 +268,8 @@ def test_a_field_that_no_chat_has_is_a_loss_with_its_name(body: dict[str, Any], 
         ({"include": "x"}, "include"),
         ({"reasoning": "high"}, "reasoning"),
         ({"text": []}, "text"),
+        ({"instructions": {}}, "instructions"),
+        ({"tool_choice": []}, "tool_choice"),
     ],
 )
 def test_a_body_that_is_none_names_the_field(body: dict[str, Any], path: str) -> None:

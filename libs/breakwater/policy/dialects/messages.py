@@ -86,6 +86,17 @@ _OF_TOKENS = words("compaction document image mcp_tool_use search_result server_
 _RUN_BY_CLIENT = ("bash_", "computer_", "memory_", "text_editor_")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(
+        words("context_management metadata output_config output_format thinking tool_choice"),
+        (dict, "must be an object"),
+    ),
+    **dict.fromkeys(("stop_sequences", "tools"), (list, "must be a list")),
+    **dict.fromkeys(("service_tier", "speed"), (str, "must be a string")),
+    "system": (str | list, "must be a text or a list of blocks"),
+}
+"""Types of fields whose content is read here: one of another type would be left out."""
+
 
 # Requests
 
@@ -108,6 +119,9 @@ def chat_form(body: Body) -> ChatForm:
             "a conversation that Anthropic keeps can't be retried, limited or recorded: send all of it, without this"
         )
         raise InvalidBodyError(FieldError("thread", wrong))
+    for name, (kinds, wanted) in _TYPES.items():
+        if not isinstance(body.get(name), kinds | None):
+            raise InvalidBodyError(FieldError(name, wanted))
     form = _Form()
     form.take_system(body.get("system"), "system")
     for index, message in enumerate(given):
@@ -270,7 +284,7 @@ class _Form:
                 self._lose_priced(name, "has no counterpart in chat completions")
 
     def _take_tools(self, body: Body) -> None:
-        tools = [self._tool(tool, f"tools[{index}]") for index, tool in enumerate(objects(body.get("tools") or ()))]
+        tools = [self._tool(tool, place) for tool, place in _blocks(body.get("tools"), "tools")]
         if functions := [tool for tool in tools if tool is not None]:
             self.params["tools"] = cast(JsonValue, functions)
         choice = fields(body.get("tool_choice"))

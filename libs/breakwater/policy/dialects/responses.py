@@ -149,6 +149,8 @@ class _Translation:
     def _tools(self, body: Body, params: dict[str, JsonValue]) -> None:
         tools = dict[tuple[str, str], dict[str, Any]]()
         choice: Any = body.get("tool_choice")
+        if not isinstance(choice, str | dict | None):
+            raise InvalidBodyError(FieldError("tool_choice", "must be a string or an object"))
         for number, tool in enumerate(_list(body, "tools")):
             tool = _object(tool, f"tools[{number}]")
             if (translated := self._tool(tool, f"tools[{number}]")) is not None:
@@ -193,6 +195,8 @@ class _Translation:
         instructions = body.get("instructions")
         if isinstance(instructions, list):
             self._items(instructions, "instructions", conversation)
+        elif not isinstance(instructions, str | None):
+            raise InvalidBodyError(FieldError("instructions", "must be a string"))
         elif instructions:
             conversation.say("system", instructions)
         given = body.get("input")
