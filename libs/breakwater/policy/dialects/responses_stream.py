@@ -10,7 +10,7 @@ from typing import Any
 from breakwater.errors import BreakwaterError
 from breakwater.policy.chat_chunks import Assembly, Chunk, rest_of
 from breakwater.policy.chat_completions import completion_of
-from breakwater.policy.chat_messages import THOUGHT, encoded, fields, objects
+from breakwater.policy.chat_messages import THOUGHT, encoded, fields, is_end, objects
 from breakwater.policy.dialects.responses_answer import (
     THOUGHTS,
     Asked,
@@ -57,6 +57,7 @@ _INDEXED = frozenset({"output_item", "content_part", "reasoning_summary_part", *
 _OF_DELTA = {f"{name}.delta": kind for kind, (name, _) in _SAYS.items()} | {
     "response.reasoning.delta": "reasoning_text"
 }
+_FIELDS = {"output_text": "content", "refusal": "refusal"}
 _ENDS = {"completed": "response.completed", "incomplete": "response.incomplete"}
 
 
@@ -122,7 +123,7 @@ class ResponseEvents:
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
         self._number = 0
-        self._said = Assembly(asked.job_id)
+        self._ended = False
         self._items: list[_OpenItem] = []
         self._of_provider: dict[int, _OpenItem] = {}
         """Items by their index at the provider, of the attempt that sends its events."""
@@ -148,7 +149,6 @@ class ResponseEvents:
     def add(self, chunk: Chunk) -> list[ResponseEvent]:
         """The events of the next chunk."""
         self._start()
-        self._said.add(chunk)
         if event := fields(chunk.get("event")):
             self._pass_on(event)
         else:
@@ -191,8 +191,8 @@ class ResponseEvents:
                 known = self._items[number] if number < len(self._items) else self._open(_empty(item))
                 self._complete(known, item)
             return
-        if not (whole and self._said.finished):
-            rest = rest_of(completion_of(result), self._said)
+        if not (whole and self._ended):
+            rest = rest_of(completion_of(result), self._said())
             if rest is None:
                 raise ContradictionError
             for chunk in rest:
@@ -294,6 +294,23 @@ class ResponseEvents:
         for choice in objects(chunk.get("choices") or []):
             if (choice.get("index") or 0) == 0:
                 self._add_delta(fields(choice.get("delta")), choice.get("logprobs"))
+                self._ended = self._ended or is_end(choice.get("finish_reason"))
+
+    def _said(self) -> Assembly:
+        """All that was said, as a chat's message."""
+        said, delta, calls = Assembly(), dict[str, Any](), list[dict[str, Any]]()
+        for item in self._items:
+            if (kind := item.item["type"]) in _SAYS:
+                name = "function" if kind == "function_call" else "custom"
+                called = {"name": item.item["name"], _SAYS[kind][1]: item.parts[0].text if item.parts else ""}
+                calls.append({"index": len(calls), "id": item.item["call_id"], "type": name, name: called})
+                continue
+            for part in item.parts.values():
+                name = _FIELDS.get(part.kind) or self._thought_in or THOUGHT
+                delta[name] = delta.get(name, "") + part.text
+        if delta or calls:
+            said.add({"choices": [{"index": 0, "delta": {**delta, **({"tool_calls": calls} if calls else {})}}]})
+        return said
 
     def _add_delta(self, delta: Mapping[str, Any], logprobs: Any) -> None:
         for name, value in delta.items():
@@ -301,13 +318,12 @@ class ResponseEvents:
             if not value or copied:
                 continue
             if name == "content" and isinstance(value, str):
-                part = self._text("output_text")
+                message, at = self._text("output_text")
                 more = log_probabilities(logprobs) if logprobs else []
-                part.logprobs += more
-                self._say(self._message_item(), len(self._message_item().parts) - 1, value, more)
+                message.parts[at].logprobs += more
+                self._say(message, at, value, more)
             elif name == "refusal" and isinstance(value, str):
-                self._text("refusal")
-                self._say(self._message_item(), len(self._message_item().parts) - 1, value)
+                self._say(*self._text("refusal"), value)
             elif name in THOUGHTS and isinstance(value, str):
                 self._think(name, value)
             elif name == "tool_calls":
@@ -318,20 +334,19 @@ class ResponseEvents:
         if self._notes and self._message is not None:
             self._annotate(self._message)
 
-    def _message_item(self) -> _OpenItem:
-        assert self._message is not None
-        return self._message
-
-    def _text(self, kind: str) -> _Part:
-        """The part of a message that goes on, or a new one."""
-        if self._message is None:
+    def _text(self, kind: str) -> tuple[_OpenItem, int]:
+        """The message, and its part that goes on, or a new one."""
+        message = self._message
+        if message is None:
             self._close_texts()
-            self._message = self._open(message_item(self._new_id("msg"), [], "in_progress"))
-        message, at = self._message, len(self._message.parts) - 1
-        if at >= 0 and (message.parts[at].done or message.parts[at].kind != kind):
+            message = self._message = self._open(message_item(self._new_id("msg"), [], "in_progress"))
+        at = len(message.parts) - 1
+        if at >= 0 and not (part := message.parts[at]).done and part.kind == kind:
+            return message, at
+        if at >= 0:
             self._close_part(message, at)
-            at = -1
-        return self._part(message, len(message.parts) if at < 0 else at, kind)
+        self._part(message, at + 1, kind)
+        return message, at + 1
 
     def _think(self, name: str, text: str) -> None:
         self._thought_in = self._thought_in or name
