@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from breakwater.bus.core import hearing
-from breakwater.bus.errors import BusUnavailableError
+from breakwater.bus.errors import BusError, BusUnavailableError
 from breakwater.bus.lookup import ClientGetter
 from breakwater.config import Config
 from breakwater.contracts import subjects
@@ -225,13 +225,14 @@ class Calls:
         try:
             duplicate = await self._intake.store(call.sent, traceparent)
             response = await respond(request, call.sent, duplicate)
-        except BusUnavailableError as error:
+        except (BusError, StateUnavailableError) as error:
             await self._leave(call, cancels=False)
-            raise unavailable("unavailable", f"it is not known whether the job was accepted: {error}") from error
+            raise unavailable("unavailable", f"the job may have been accepted; send it again: {error}") from error
         except BaseException:
             await self._leave(call, cancels=False)
             raise
-        await self._answered(call)
+        # Of a stream, the call is found until it expires.
+        response.background = BackgroundTask(self._answered, call)
         response.headers.update(_named({"execution-id": call.sent.shown_id}, ()))
         return response
 

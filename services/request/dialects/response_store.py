@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -36,7 +36,8 @@ from breakwater.policy.dialects.responses_answer import (
 )
 from breakwater.policy.ownership import may_see, names_of, shown
 from breakwater.security.encryption import Cipher, DecryptionError
-from services.request.problems import RequestError, unavailable
+from breakwater.state.connection import StateUnavailableError
+from services.request.problems import RequestError, not_read, unavailable
 from services.request.results import JobLookup
 from services.request.submission import Submission
 
@@ -130,14 +131,15 @@ class ResponseStore:
         Raises:
             RequestError: 404, there is no such response; 400, it can't be continued.
         """
-        try:
-            found = await self.find(caller, response_id)
-        except RequestError as error:
-            raise _wrong("previous_response_id", error.message, 404, "previous_response_not_found") from None
-        executions = (*found.previous, found.execution_id)
-        if len(executions) > MAX_TURNS:
-            raise _wrong("previous_response_id", f"the conversation has more than {MAX_TURNS} responses")
-        items = await self._items_of(executions)
+        with answered(not_read):
+            try:
+                found = await self.find(caller, response_id)
+            except RequestError as error:
+                raise _wrong("previous_response_id", error.message, 404, "previous_response_not_found") from None
+            executions = (*found.previous, found.execution_id)
+            if len(executions) > MAX_TURNS:
+                raise _wrong("previous_response_id", f"the conversation has more than {MAX_TURNS} responses")
+            items = await self._items_of(executions)
         if (size := len(encoded(items))) > (most := self.config.limits.max_body_bytes):
             message = f"the conversation so far has {size} bytes, over limits.max_body_bytes ({most})"
             raise _wrong("previous_response_id", message, 413, "body_too_large")
@@ -226,6 +228,15 @@ class ResponseStore:
         """Hears the chunks of a response while the block runs. Raises BusUnavailableError."""
         async with hearing(self.connection, subjects.chunks(stored.agent, stored.execution_id), hear):
             yield
+
+
+@contextmanager
+def answered(problem: Callable[[Exception], RequestError]) -> Generator[None]:
+    """Turns an outage of NATS or Redis into the error response that `problem` makes of it."""
+    try:
+        yield
+    except (BusError, StateUnavailableError) as error:
+        raise problem(error) from error
 
 
 def asked_of(stored: StoredResponse) -> Asked:

@@ -37,6 +37,7 @@ from services.request.cancels import Cancels
 from services.request.dialects.calls import ApiAnswer, ParsedCall
 from services.request.dialects.response_store import (
     ResponseStore,
+    answered,
     asked_of,
     listed_items,
     readable,
@@ -44,7 +45,7 @@ from services.request.dialects.response_store import (
 from services.request.event_stream import Ending, FollowedStream, OpenStreams, Sender, comment
 from services.request.operations import TOO_MANY, operation
 from services.request.parsing import read_query
-from services.request.problems import RequestError
+from services.request.problems import RequestError, not_done, not_read
 from services.request.results import ReceivedResult
 from services.request.submission import Submission
 
@@ -171,15 +172,16 @@ class StoredResponseRoutes:
     async def get_response(self, request: Request) -> Response:
         """The response, or its stream."""
         query = read_query(request, ResponseQuery, _IGNORED)
-        stored = await self._find(request)
-        if not query.stream:
-            if query.starting_after is not None:
-                raise RequestError(400, "invalid_request", "starting_after: is only allowed with `stream`")
-            return _json(await self.store.response(stored))
-        if not stored.background:
-            message = "stream: only a response that was created with `background` can be followed"
-            raise RequestError(400, "invalid_request", message)
-        await self.store.result(stored)  # 404 where it has expired
+        with answered(not_read):
+            stored = await self._find(request)
+            if not query.stream:
+                if query.starting_after is not None:
+                    raise RequestError(400, "invalid_request", "starting_after: is only allowed with `stream`")
+                return _json(await self.store.response(stored))
+            if not stored.background:
+                message = "stream: only a response that was created with `background` can be followed"
+                raise RequestError(400, "invalid_request", message)
+            await self.store.result(stored)  # 404 where it has expired
         return self.follow(request, stored, query.starting_after)
 
     def follow(self, request: Request, stored: StoredResponse, starting_after: int | None = None) -> Response:
@@ -203,14 +205,15 @@ class StoredResponseRoutes:
     )
     async def cancel_response(self, request: Request) -> Response:
         """The response, which has ended."""
-        stored = await self._find(request)
-        if not stored.background:
-            message = "only a response that was created with `background` can be cancelled"
-            raise RequestError(400, "invalid_request", message)
-        async with self._recorded(request, "cancel_job", stored):
-            result = await self.store.result(stored)
-            if result is None:
-                result = await self._cancel(caller_of(request), stored, wait_s=CANCEL_WAIT_S)
+        with answered(not_done):
+            stored = await self._find(request)
+            if not stored.background:
+                message = "only a response that was created with `background` can be cancelled"
+                raise RequestError(400, "invalid_request", message)
+            async with self._recorded(request, "cancel_job", stored):
+                result = await self.store.result(stored)
+                if result is None:
+                    result = await self._cancel(caller_of(request), stored, wait_s=CANCEL_WAIT_S)
         asked = asked_of(stored)
         return _json(pending_response(asked, "in_progress") if result is None else response_of(asked, result))
 
@@ -226,11 +229,12 @@ class StoredResponseRoutes:
     )
     async def delete_response(self, request: Request) -> Response:
         """200 once it is deleted."""
-        stored = await self._find(request)
-        async with self._recorded(request, "delete_response", stored):
-            if await self._undecided(stored):
-                await self._cancel(caller_of(request), stored, wait_s=0.0)
-            await self.store.log.delete(stored)
+        with answered(not_done):
+            stored = await self._find(request)
+            async with self._recorded(request, "delete_response", stored):
+                if await self._undecided(stored):
+                    await self._cancel(caller_of(request), stored, wait_s=0.0)
+                await self.store.log.delete(stored)
         return _json({"id": request.path_params["response_id"], "object": "response", "deleted": True})
 
     @operation(
@@ -246,8 +250,9 @@ class StoredResponseRoutes:
     async def list_input_items(self, request: Request) -> Response:
         """A page of items."""
         query = read_query(request, InputItemsQuery, _IGNORED)
-        stored = await self._find(request)
-        found = await self.store.input_items(stored)
+        with answered(not_read):
+            stored = await self._find(request)
+            found = await self.store.input_items(stored)
         items = listed_items(shown(stored.execution_id), found)
         if query.order == "desc":
             items.reverse()

@@ -1,6 +1,7 @@
 """Servers that go away, and come back."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
@@ -46,6 +47,26 @@ async def test_without_nats_nothing_is_accepted_and_with_it_everything_is_again(
     await own_nats_server.restart_async()
     await until_ready(api)
     assert (await api.post(JOB)).status == 202
+
+
+async def test_stored_responses_cannot_be_read_without_nats_and_none_is_created(
+    api: HttpApi, own_nats_server: RunningServer
+) -> None:
+    await lose_nats(api, own_nats_server)
+    response = "/v1/responses/resp_x"
+    ask = {"model": "writer", "input": "x"}
+    for method, path, body in (
+        ("GET", response, None),
+        ("GET", f"{response}?stream=true", None),
+        ("GET", f"{response}/input_items", None),
+        ("POST", f"{response}/cancel", None),
+        ("DELETE", response, None),
+        ("POST", "/v1/responses", {**ask, "background": True}),
+        ("POST", "/v1/responses", {**ask, "background": True, "stream": True}),
+        ("POST", "/v1/responses", {**ask, "previous_response_id": "resp_x"}),
+    ):
+        answer = await api.ask(method, path, data=b"" if body is None else json.dumps(body).encode())
+        assert (answer.status, answer.json["error"]["code"]) == (503, "unavailable"), (method, path, body)
 
 
 async def test_a_job_that_is_under_way_when_nats_dies_is_accepted_for_sure_or_refused(
