@@ -303,6 +303,7 @@ def test_any_body_is_a_chat_or_refused(value: Any) -> None:
     [
         ({"tools": [{"type": "web_search"}]}, ["tools[0].type"]),
         ({"frequency": 1}, ["frequency"]),
+        ({"tools": [{"type": "apply_patch"}, {"type": "local_shell"}, {"type": "shell"}]}, ["tools[2].type"]),
         ({"truncation": "auto"}, []),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, []),
     ],

@@ -82,7 +82,9 @@ def dropped_fields(body: Body) -> set[str]:
 def _run_by_provider(tool: Mapping[str, Any], place: str) -> Iterator[FieldError]:
     """The tools that the provider runs itself: this one, or those that it is made of."""
     match tool:
-        case {"type": "function" | "custom"} | {"type": "tool_search", "execution": "client"}:
+        case {"type": "function" | "custom" | "apply_patch" | "computer" | "computer_use_preview" | "local_shell"}:
+            return
+        case {"type": "tool_search", "execution": "client"}:
             return
         case {"type": "namespace" | "additional_tools", "tools": list(tools)}:
             for number, one in enumerate(objects(tools)):
