@@ -93,7 +93,7 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
     ),
     **dict.fromkeys(("stop_sequences", "tools"), (list, "must be a list")),
     **dict.fromkeys(("service_tier", "speed"), (str, "must be a string")),
-    "system": (str | list, "must be a text or a list of blocks"),
+    "system": ((str, list), "must be a text or a list of blocks"),
 }
 """Types of fields whose content is read here: one of another type would be left out."""
 
@@ -120,7 +120,7 @@ def chat_form(body: Body) -> ChatForm:
         )
         raise InvalidBodyError(FieldError("thread", wrong))
     for name, (kinds, wanted) in _TYPES.items():
-        if not isinstance(body.get(name), kinds | None):
+        if body.get(name) is not None and not isinstance(body[name], kinds):
             raise InvalidBodyError(FieldError(name, wanted))
     form = _Form()
     form.take_system(body.get("system"), "system")
