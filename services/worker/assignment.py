@@ -233,6 +233,8 @@ class Assignment:
         if self.job.api == "embeddings" and self.job.api_request is not None:
             return size_of(self.job.api_request.body)
         size = size_of_messages(messages) + self.parameters.size
+        if self.job.api_request is not None and (more := chat_form(self.job.api_request).native_content):
+            size += size_of_messages([{"content": list(more)}])
         return size if self.job.input is None else size + size_of_params({}, input=self.job.input)
 
 

@@ -15,6 +15,7 @@ from breakwater.policy.dialects import DIALECTS, chat_form, dropped_fields
 from breakwater.policy.dialects.forms import InvalidBodyError
 from breakwater.policy.dialects.responses_answer import Asked, item_id, job_id_of, pending_response, response_of
 from breakwater.policy.formats import words
+from breakwater.policy.price import GENERIC, LINKED_FILE_TOKENS, estimate_input_tokens, size_of_messages
 from tests.any_answers import JSON
 from tests.policy.dialects.test_responses_stream import ASKED, result
 
@@ -270,6 +271,9 @@ def test_a_field_that_no_chat_has_is_a_loss_with_its_name(body: dict[str, Any], 
         ({"text": []}, "text"),
         ({"instructions": {}}, "instructions"),
         ({"tool_choice": []}, "tool_choice"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
     ],
 )
 def test_a_body_that_is_none_names_the_field(body: dict[str, Any], path: str) -> None:
@@ -322,6 +326,22 @@ def test_fields_that_a_chat_goes_without_are_named() -> None:
 
     assert dropped_fields(NativeRequest(api="responses", body=body)) == {"max_tool_calls", "reasoning.summary"}
     assert dropped_fields(NativeRequest(api="responses", body={"input": "Hi"})) == set()
+
+
+@pytest.mark.parametrize(
+    ("item", "size"),
+    [
+        ({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "a" * 9_000}]}, 9_000),
+        ({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "a" * 9_000}, 9_000),
+        ({"type": "file_search_call", "results": [{"text": "a" * 9_000}]}, 9_000),
+        ({"type": "additional_tools", "tools": [{"type": "namespace", "description": "a" * 9_000}]}, 9_000),
+        ({"type": "item_reference", "id": "msg_1"}, LINKED_FILE_TOKENS),
+        ({"role": "user", "content": [{"type": "input_file", "file_url": "https://a.example"}]}, LINKED_FILE_TOKENS),
+    ],
+)
+def test_what_a_native_call_sends_in_addition_to_a_chat_counts_in_estimates(item: dict[str, Any], size: int) -> None:
+    found = size_of_messages([{"content": [*form(input=[item]).native_content]}])
+    assert 2 * estimate_input_tokens(found, GENERIC) > size
 
 
 def native(body: dict[str, Any], prompt: str | None = None, **params: Any) -> dict[str, Any]:

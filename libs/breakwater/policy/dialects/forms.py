@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,6 +37,7 @@ class ChatForm:
         losses: fields that a chat can't express: a translated call is refused for the first of them.
         unpriced: fields that may cost more than tokens, or are unknown: refused where a hard cap has to hold.
         names: fields of the body that messages and params come from, where those are called otherwise.
+        native_content: content that only a provider of the same API gets: it counts in estimates.
     """
 
     messages: list[dict[str, JsonValue]]
@@ -44,6 +45,7 @@ class ChatForm:
     losses: tuple[FieldError, ...] = ()
     unpriced: tuple[FieldError, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    native_content: Sequence[JsonValue] = ()
 
     def in_body(self, path: str) -> str:
         """The field of the body that a place in messages or params comes from."""

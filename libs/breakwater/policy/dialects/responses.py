@@ -24,8 +24,6 @@ _SAME = words(
 
 DROPPED: Mapping[str, str] = {
     "store": "a chat is not kept by its provider",
-    "background": "it is the plane that answers for it",
-    "previous_response_id": "the HTTP API has put the earlier conversation in its place",
     "client_metadata": "it describes the program to OpenAI",
     "max_tool_calls": "it limits tools that a provider runs, and those are refused",
     "prompt_cache_options": "it says how long the provider caches the input",
@@ -56,6 +54,8 @@ _NAMES: Mapping[str, str] = {
 }
 """Names of a chat's fields in a request for a response."""
 
+_OF_PLANE = ("background", "conversation", "previous_response_id")
+_NOT_IN_JOB = "can't be in a job's request: the plane keeps conversations itself, for clients of POST /v1/responses"
 _NOT_IN_CHAT = "can't be translated to a chat: it needs a provider with `api: responses`"
 _RUN_BY_PROVIDER = "the provider runs this tool, and charges for it in addition to the tokens"
 _OF_FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
@@ -64,12 +64,16 @@ _OF_CUSTOM = frozenset({"type", "name", "description", "format"})
 
 def chat_form(body: Body) -> ChatForm:
     """The request as a chat. Raises InvalidBodyError."""
+    for name in _OF_PLANE:
+        if body.get(name):
+            raise InvalidBodyError(FieldError(name, _NOT_IN_JOB))
     translation = _Translation()
     params = translation.params(body)
     messages = translation.messages(body)
     if not messages and not translation.losses:
         translation.lose("input", EMPTY)
-    return ChatForm(messages, params, tuple(translation.losses), tuple(translation.unpriced), _NAMES)
+    losses, unpriced = tuple(translation.losses), tuple(translation.unpriced)
+    return ChatForm(messages, params, losses, unpriced, _NAMES, translation.native_content)
 
 
 def dropped_fields(body: Body) -> set[str]:
@@ -97,6 +101,7 @@ def _run_by_provider(tool: Mapping[str, Any], place: str) -> Iterator[FieldError
 class _Translation:
     losses: list[FieldError] = field(default_factory=list[FieldError])
     unpriced: list[FieldError] = field(default_factory=list[FieldError])
+    native_content: list[JsonValue] = field(default_factory=list[JsonValue])
 
     def lose(self, path: str, message: str = _NOT_IN_CHAT) -> None:
         self.losses.append(FieldError(path, message))
@@ -180,6 +185,7 @@ class _Translation:
         kind = tool.get("type")
         if kind not in ("function", "custom"):
             self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
+            self.native_content.append({"tool": dict(tool)})
             self.unpriced += _run_by_provider(tool, place)
             return None
         known = _OF_FUNCTION if kind == "function" else _OF_CUSTOM
@@ -234,9 +240,10 @@ class _Translation:
                     output = self._content(item.get("output"), f"{place}.output")
                     conversation.results(self._required(item, place, "call_id"), output)
                 case "reasoning":
-                    pass
+                    self.native_content += [] if _is_own_reasoning(item) else [dict(item)]
                 case kind:
                     self.lose(f"{place}.type", f"{kind!r} {_NOT_IN_CHAT}")
+                    self.native_content.append(_measured(item))
                     if kind == "additional_tools":
                         self.unpriced += _run_by_provider(item, place)
 
@@ -276,9 +283,11 @@ class _Translation:
             case {"type": "input_audio", "input_audio": sound}:
                 return {"type": "input_audio", "input_audio": sound}
             case {"type": "input_image" | "input_file"}:
+                self.native_content.append(dict(part))
                 given = next((name for name in ("file_url", "file_id") if part.get(name) is not None), "type")
                 self.lose(f"{place}.{given}")
             case _:
+                self.native_content.append(dict(part))
                 self.lose(f"{place}.type", f"{part.get('type')!r} {_NOT_IN_CHAT}")
         return None
 
@@ -423,6 +432,16 @@ def _item_of_part(part: Mapping[str, Any], kind: str) -> dict[str, Any]:
             return {"type": "input_file", **fields(file)}
         case _:
             return dict(part)
+
+
+def _measured(item: Mapping[str, Any]) -> JsonValue:
+    """An item without a counterpart in a chat as its size is taken: a reference is a file of an unknown one."""
+    if item.get("type") == "item_reference":
+        return {"type": "input_file", "file_id": item.get("id")}
+    shot = fields(item.get("output"))
+    if item.get("type") == "computer_call_output" and isinstance(shot.get("image_url"), str):
+        return {"type": "input_image", "image_url": shot["image_url"]}
+    return dict(item)
 
 
 def _is_own_reasoning(item: Any) -> bool:
