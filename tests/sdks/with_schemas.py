@@ -40,13 +40,15 @@ def valid(loader: SpecLoader, schema: str, value: dict[str, Any]) -> dict[str, A
     return value
 
 
-def post(path: str, body: dict[str, Any]) -> tuple[int, str]:
+def call(path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+    """Status and text of the answer to a GET, or to a POST with a body."""
     headers = {
         "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
         "Content-Type": "application/json",
         "anthropic-version": "2023-06-01",
     }
-    request = Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
+    data = None if body is None else json.dumps(body).encode()
+    request = Request(os.environ["OPENAI_BASE_URL"] + path, data, headers)
     try:
         with urlopen(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
@@ -56,7 +58,7 @@ def post(path: str, body: dict[str, Any]) -> tuple[int, str]:
 
 def respond(models: Models, given: Any, **more: Any) -> dict[str, Any]:
     """A completed response, which has the form of the specification."""
-    status, text = post("/responses", {"model": models.writer, "input": given, **more})
+    status, text = call("/responses", {"model": models.writer, "input": given, **more})
     assert status == 200, text
     return complete(json.loads(text))
 
@@ -69,14 +71,20 @@ def complete(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream(models: Models, given: Any, **more: Any) -> list[dict[str, Any]]:
-    """The events of a response, each in the form of the specification, numbered from 0, the last one with all of it."""
-    status, text = post("/responses", {"model": models.writer, "input": given, "stream": True, **more})
+    """The events of a response."""
+    status, text = call("/responses", {"model": models.writer, "input": given, "stream": True, **more})
     assert status == 200, text
+    return checked(text)
+
+
+def checked(text: str) -> list[dict[str, Any]]:
+    """Events, each in the form of the specification, numbered from 0, the last one with all of the response."""
     events = list(parsed(text))
     for number, event in enumerate(events):
         valid(open_responses, EVENTS[event["type"]], event)
         assert event["sequence_number"] == number
-    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    begun = [event["type"] for event in events[:3] if event["type"] != "response.queued"]
+    assert begun[:2] == ["response.created", "response.in_progress"]
     assert events[-1]["type"] == "response.completed"
     complete(events[-1]["response"])
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
@@ -182,6 +190,18 @@ def previous(models: Models) -> None:
     assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
 
 
+@responses("a background response, followed and read", models=ALL)
+def background(models: Models) -> None:
+    status, text = call("/responses", {"model": models.writer, "input": QUESTION, "background": True})
+    created = valid(open_responses, "ResponseResource", json.loads(text))
+    assert (status, created["background"], created["status"] in ("queued", "in_progress")) == (200, True, True)
+    place = f"/responses/{created['id']}"
+    events = checked(call(f"{place}?stream=true")[1])
+    assert json.loads(call(place)[1]) == complete(events[-1]["response"])
+    rest = list(parsed(call(f"{place}?stream=true&starting_after=2")[1]))
+    assert rest == events[3:]
+
+
 @responses("a summary of the reasoning", models=(RESPONSES,))
 def reasoning(models: Models) -> None:
     events = stream(models, [user(QUESTION)], reasoning={"effort": "low", "summary": "auto"})
@@ -194,7 +214,7 @@ def reasoning(models: Models) -> None:
 @responses("a search of the web, where the provider speaks Responses", models=ALL)
 def search(models: Models) -> None:
     demands = {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}
-    status, text = post("/responses", {"model": models.small, "input": "ferries", **demands})
+    status, text = call("/responses", {"model": models.small, "input": "ferries", **demands})
     if models == RESPONSES:
         # The specification has no schema of this item.
         assert (status, kinds(json.loads(text))) == (200, ["web_search_call", "message"]), text
@@ -204,7 +224,7 @@ def search(models: Models) -> None:
 
 @responses("an error names the field")
 def no_model() -> None:
-    status, text = post("/responses", {"input": [user(QUESTION)]})
+    status, text = call("/responses", {"input": [user(QUESTION)]})
     error = json.loads(text)["error"]
     assert (status, error["type"], error["param"]) == (400, "invalid_request_error", "model"), text
 
@@ -222,7 +242,7 @@ def asked(models: Models, *content: str | Blocks, **more: Any) -> dict[str, Any]
 def message(models: Models, *content: str | Blocks, **more: Any) -> dict[str, Any]:
     """A message, whole and streamed in the form of the specification; both have the same content but for ids."""
     body = asked(models, *content, **more)
-    (status, text), (_, events) = post("/messages", body), post("/messages", {**body, "stream": True})
+    (status, text), (_, events) = call("/messages", body), call("/messages", {**body, "stream": True})
     assert status == 200, text
     whole = valid(anthropic, "Message", json.loads(text))
     streamed = accumulated([event for event in parsed(events) if event["type"] != "ping"])
@@ -325,14 +345,14 @@ def message_limit(models: Models) -> None:
 def count_tokens(models: Models) -> None:
     body = asked(models, QUESTION)
     del body["max_tokens"]
-    status, text = post("/messages/count_tokens", body)
+    status, text = call("/messages/count_tokens", body)
     assert status == 200, text
     assert json.loads(text)["input_tokens"] > 0
 
 
 @messages("an error has the form of the specification")
 def message_error() -> None:
-    status, text = post("/messages", {"model": "gpt-4o", "messages": []})
+    status, text = call("/messages", {"model": "gpt-4o", "messages": []})
     assert status == 400, text
     valid(anthropic, "ErrorResponse", json.loads(text))
     assert json.loads(text)["error"]["type"] == "invalid_request_error"
