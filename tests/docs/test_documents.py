@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -166,6 +167,14 @@ def test_the_table_of_what_providers_report_is_the_one_that_is_tested() -> None:
 def test_the_table_of_sdks_is_of_the_versions_that_are_pinned() -> None:
     found = {client.replace("`", ""): number for client, number, *_ in rows(ROOT / "docs" / "sdks.md", "client")}
     assert found == {client: version(client) for client in CLIENTS}
+
+
+def test_the_conformance_testers_are_of_the_versions_that_are_pinned() -> None:
+    pins = (ROOT / "tests" / "sdks" / "requirements.txt").read_text()
+    packages = json.loads((ROOT / "tests" / "sdks" / "node" / "package.json").read_text())["dependencies"]
+    found = {tester.partition(",")[0] for tester, *_ in rows(ROOT / "docs" / "conformance.md", "tester")}
+    [comply] = re.findall(r"^llm-comply==(\S+)", pins, re.MULTILINE)
+    assert found == {f"`llm-comply` {comply}", f"`compatcanary` {packages['compatcanary']}"}
 
 
 def test_the_table_of_coding_agents_is_of_those_that_are_run() -> None:
