@@ -60,3 +60,21 @@ def test_providers_speak_the_api_that_the_config_names(tmp_path: Path) -> None:
     assert document["providers"] == {"openai": url, "anthropic": {**url, "kind": "anthropic"}, "azure": url}
     assert script["models"]["claude"]["price"]["cache_write_usd_per_mtok"] == "3.000000000"
     assert document["models"]["claude"]["price"]["cache_write_usd_per_mtok"] == "3.000000000"
+
+
+def test_models_that_jobs_may_ask_for_are_simulated_and_keep_their_names(tmp_path: Path) -> None:
+    config = {
+        "providers": {"a": {"base_url": "http://127.0.0.1:9/v1"}, "b": {"base_url": "http://127.0.0.1:9/v1"}},
+        "models": {"b/large": {"name": "deployment"}, "known": {"provider": "a"}},
+        "agents": {
+            "writer": {"model": "a/small", "allowed_models": ["a/same", "b/same", "b/large"]},
+            "open": {"model": "a/small", "allowed_models": ["*"]},
+        },
+    }
+    file = tmp_path / "breakwater.yaml"
+    file.write_text(yaml.safe_dump(config))
+    script, document = simulate(file, "http://127.0.0.1:1/v1")
+    models = ["a/same", "a/small", "b/large", "b/same", "known"]
+    assert list(script["models"]) == models
+    names = {model: document["models"][model].get("name") for model in models}
+    assert names == {"a/same": "a/same", "a/small": None, "b/large": "b/large", "b/same": "b/same", "known": None}

@@ -93,10 +93,14 @@ def simulate(config_file: Path, base_url: str) -> tuple[dict[str, Any], dict[str
     """Returns the script of a simulated provider at `base_url`, and the config whose providers all are that one."""
     config = load_config(config_file)
     prices: dict[str, dict[str, str]] = {}
+    names: dict[str, str] = {}
     for agent in config.agents.values():
-        for model in agent.chain:
-            if config.is_local(config.provider_name(agent, model)):
+        allowed = config.known_models if "*" in agent.allowed_models else agent.allowed_models
+        for model in (*agent.chain, *allowed):
+            provider = config.provider_name(agent, model)
+            if config.is_local(provider):
                 continue
+            names[model] = model if provider is None else config.name_at_provider(provider, model)
             settings = config.models.get(model)
             price = None if settings is None else settings.price
             amounts = {name: getattr(price, name, None) for name in AMOUNTS}
@@ -114,8 +118,9 @@ def simulate(config_file: Path, base_url: str) -> tuple[dict[str, Any], dict[str
     # The plane must calculate with the prices that the simulated provider charges.
     models = document.setdefault("models", {})
     for model, price in prices.items():
-        # By its whole id: two providers may have models of one name, and here they are one provider.
-        models[model] = {**(models.get(model) or {}), "price": price, "name": model}
+        # By its whole id, unless its name is the end of no other id: here all providers are one.
+        name = {} if [one for one in prices if f"/{one}".endswith(f"/{names[model]}")] == [model] else {"name": model}
+        models[model] = {**(models.get(model) or {}), "price": price, **name}
     return script, document
 
 
