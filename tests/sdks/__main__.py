@@ -68,6 +68,7 @@ SEARCHES: dict[str, Any] = {
     ]
 }
 BUSY: dict[str, Any] = {"faults": [{"status": 429, "retry_after_s": 30}]}
+BREAKS: dict[str, Any] = {"faults": [{"stream": "cut", "after_chunks": 6}]}
 OVERLOADED: dict[str, Any] = {"faults": [{"status": 529}]}
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "chat": {
@@ -76,6 +77,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "gpt-4o-handoff": ON_THE_WAY,
         "gpt-4o-nested": ASKS,
         "gpt-slow": {"latency_ms": 20_000},
+        "gpt-4o-breaks": BREAKS,
         "gpt-busy": BUSY,
         "gpt-overloaded": {"faults": [{"status": 503}]},
         "text-embedding-3-small": {},
@@ -83,6 +85,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "responses": {
         "gpt-5": CALLS,
         "gpt-5-mini": {},
+        "gpt-5-breaks": BREAKS,
         "gpt-5-thinker": THINKS,
         "gpt-5-searcher": SEARCHES,
         "gpt-5-handoff": ON_THE_WAY,
@@ -93,6 +96,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "messages": {
         "claude-opus-4-5": CALLS,
         "claude-haiku-4-5": {},
+        "claude-opus-4-5-breaks": BREAKS,
         "claude-thinker": THINKS,
         "claude-searcher": SEARCHES,
         "claude-opus-4-5-handoff": ON_THE_WAY,

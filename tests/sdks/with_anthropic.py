@@ -80,6 +80,14 @@ def stream_helper(models: Models) -> None:
     assert min(final.usage.input_tokens, final.usage.output_tokens) > 0
 
 
+@check("a stream that breaks off", models=ALL)
+def broken(models: Models) -> None:
+    with client.messages.stream(model=f"{models.writer}-breaks", **ASK) as events:
+        error = raises(anthropic.APIStatusError, lambda: list(events))
+        assert events.current_message_snapshot.content[0].text
+    assert (error.type, bool(error.request_id)) == ("api_error", True)
+
+
 @check("tools and their results", models=ALL)
 def tools(models: Models) -> None:
     asked = create(model=models.writer, tools=[TOOL], **ASK)

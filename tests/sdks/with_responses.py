@@ -105,6 +105,16 @@ def stream_helper(models: Models) -> None:
     assert QUESTION in text
 
 
+@check("a stream that breaks off", models=ALL)
+def broken(models: Models) -> None:
+    with respond.stream(model=f"{models.writer}-breaks", input=QUESTION) as stream:
+        *events, last = stream
+    assert (last.type, last.response.status, last.response.error.code) == ("response.failed", "failed", "server_error")
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert last.response.output[0].content[0].text == text != ""
+    raises(RuntimeError, stream.get_final_response)
+
+
 @check("tools and their results", models=ALL)
 def tools(models: Models) -> None:
     asked = respond.create(model=models.writer, input=QUESTION, tools=[TOOL])
