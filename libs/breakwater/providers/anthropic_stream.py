@@ -41,7 +41,7 @@ class MessageEvents:
         self._usage: dict[str, Any] = {}
         self._blocks: list[_BlockSoFar] = []
         self._latest: dict[int, _BlockSoFar] = {}
-        """The latest block at each index: some gateways number all blocks 0."""
+        """The open block at each index: some gateways number all blocks 0."""
         self._calls = 0
         self._created = int(time.time())
 
@@ -55,7 +55,10 @@ class MessageEvents:
         event = event or {}
         match event.get("type"):
             case "message_start":
-                self._message = {**fields(event.get("message"))}
+                # With choices, it would be taken for a chat completion.
+                self._message = {
+                    name: value for name, value in fields(event.get("message")).items() if name != "choices"
+                }
                 self._begun = fields(self._message.pop("usage", None))
                 # What it says of the output is only its beginning.
                 self._usage = {**self._begun, "output_tokens": None}
@@ -84,6 +87,7 @@ class MessageEvents:
                 return ()
 
     def _begin(self, index: int, given: dict[str, Any]) -> Iterable[Chunk]:
+        ended = self._end(index)  # where its maker did not say so
         block = self._latest[index] = _BlockSoFar(given, len(self._blocks))
         self._blocks.append(block)
         event = {"type": "content_block_start", "index": block.number, "content_block": given}
@@ -93,10 +97,12 @@ class MessageEvents:
             self._calls += 1
             # Some say all of the input here.
             function = {"name": given.get("name"), "arguments": arguments_text(given.get("input") or "")}
-            return self._chunks(_call(block, {"id": given.get("id"), "type": "function", "function": function}), event)
-        if self._native and isinstance(kind, str) and kind not in _IN_CHAT:
-            return self._chunks({OTHERS: [given]}, event)
-        return self._chunks({"content": text} if (text := text_of(given)) else None, event)
+            delta = _call(block, {"id": given.get("id"), "type": "function", "function": function})
+        elif self._native and isinstance(kind, str) and kind not in _IN_CHAT:
+            delta = {OTHERS: [given]}
+        else:
+            delta = {"content": text} if (text := text_of(given)) else None
+        return (*ended, *self._chunks(delta, event))
 
     def _grow(self, index: int, delta: Mapping[str, Any]) -> Iterable[Chunk]:
         kind = str(delta.get("type"))
@@ -127,7 +133,7 @@ class MessageEvents:
         return (*begun, *self._chunks({"content": text} if grows == "text" else None, event))
 
     def _end(self, index: int) -> Iterable[Chunk]:
-        block = self._latest.get(index)
+        block = self._latest.pop(index, None)
         if block is None:
             return ()
         event = {"type": "content_block_stop", "index": block.number}

@@ -245,6 +245,23 @@ def test_any_answer_of_anthropics_is_the_same_message_streamed_and_stored(
     assert streamed(chunks, result, batch, until) == message_of(result)
 
 
+def test_blocks_that_a_gateway_mixes_are_sent_one_after_the_other() -> None:
+    def block(index: int, *texts: str) -> list[dict[str, Any]]:
+        deltas = [{"type": "input_json_delta", "partial_json": text} for text in texts]
+        return [
+            {"type": "content_block_start", "index": index, "content_block": {**_TOOL, "id": f"t{index}"}},
+            *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
+            {"type": "content_block_stop", "index": index},
+        ]
+
+    first, second = block(0, '{"a":', "1}"), block(1, '{"b":', "2}")
+    mixed = [event for pair in zip(first, second, strict=True) for event in pair]
+    message = {"type": "message_start", "message": {"id": "msg_x", "model": "claude"}}
+    chunks, result = of_events([message, *mixed, second[1], {"type": "message_stop"}])
+    assert streamed(chunks, result) == message_of(result)
+    assert [block["input"] for block in message_of(result)["content"]] == [{"a": 1}, {"b": 2}]
+
+
 @st.composite
 def odd_answers(draw: st.DrawFn) -> list[Any]:
     """Such answers with arbitrary JSON in them, and events left out or said twice."""
@@ -270,8 +287,8 @@ def test_an_odd_answer_is_one_that_an_sdk_can_read(events: list[dict[str, Any]],
     stream = MessageStream("j1")
     sent = [event for at in range(0, len(chunks), batch) for event in stream.feed(chunks[at : at + batch])]
     rest = stream.end(result)
-    if rest is not None:
-        accumulated(json.loads(json.dumps([*sent, *rest])))
+    assert rest is not None
+    assert accumulated(json.loads(json.dumps([*sent, *rest])))["content"] == message_of(result)["content"]
     accumulated(json.loads(json.dumps(MessageStream("j1").end(result))))
 
 
@@ -295,3 +312,8 @@ def test_an_odd_chat_is_the_same_message_streamed_and_stored(chunks: list[Any], 
     shown, result = of_chat(chunks)
     # A stream has begun before the model's name may change.
     assert {**streamed(shown, result, batch), "model": ""} == {**message_of(result), "model": ""}
+
+
+def test_a_call_that_is_no_function_is_the_same_message() -> None:
+    shown, result = of_chat([{"choices": [{"index": 0, "delta": {"tool_calls": {"custom": None}}}]}])
+    assert streamed(shown, result) == message_of(result)

@@ -46,6 +46,7 @@ _GROWS = {delta: name for name, delta in _DELTAS.items()}
 _TEXTS = {"text": "text", "thinking": "thinking", "compaction": "content"}
 """Fields of blocks that come in pieces, but for inputs of tools."""
 _OTHERS = ("signature_delta", "citations_delta")
+_OF_BLOCKS = ("content_block_start", "content_block_delta", "content_block_stop")
 _PART = 0.03
 """Part of a tool's input that is worth an event of its own."""
 
@@ -112,6 +113,10 @@ class MessageStream:
         self._events: list[MessageEvent] = []
         self._pending: list[str] = []
         """Text of the last block that is still to be sent: pieces that came together are sent together."""
+        self._index: Any = None
+        """Of the provider's block that is sent, or was the last."""
+        self._waiting: list[Mapping[str, Any]] = []
+        """Events of blocks that began before the end of that one."""
         self._turns: list[_Turn] = []
         self._thought: str | None = None
         """The field that has the thinking of this answer: some write it into two."""
@@ -223,18 +228,28 @@ class MessageStream:
     # An event of the provider's
 
     def _pass_on(self, event: Mapping[str, Any], chunk: Chunk) -> None:
-        match event.get("type"):
-            case "message_start":
-                self._start(fields(event.get("message")) or chunk)
-            case "content_block_start":
-                self._start(chunk)
-                self._begin(fields(event.get("content_block")))
-            case "content_block_delta":
-                self._pass_delta(fields(event.get("delta")))
-            case "content_block_stop":
-                self._close()
-            case _:
-                pass  # the end is made of the result
+        kind = event.get("type")
+        if kind == "message_start":
+            self._start(fields(event.get("message")) or chunk)
+        elif kind in _OF_BLOCKS:
+            self._start(chunk)
+            self._place(event)
+
+    def _place(self, event: Mapping[str, Any]) -> None:
+        """Takes an event of a block. One of another block than the open one waits for the end of that."""
+        kind, is_free = event["type"], self._last is None or self._last.closed
+        if kind == "content_block_start" and is_free:
+            self._index = event.get("index")
+            self._begin(fields(event.get("content_block")))
+        elif kind == "content_block_start" or event.get("index") != self._index:
+            self._waiting.append(event)
+        elif kind == "content_block_delta":
+            self._pass_delta(fields(event.get("delta")))
+        else:
+            self._close()
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
+                self._place(one)
 
     def _begin(self, given: Mapping[str, Any]) -> None:
         block = block_of(dict(given), self._ids, self._seed)
