@@ -7,7 +7,7 @@ Starts NATS, Redis and a worker, request, breaker and budget as processes; the s
 the client. CPU is user and system time of those processes. The APIs take turns, `--requests` each in every round, so
 that what slows the machine down slows all of them. An API is measured as it is (`native`: the provider speaks it) and
 translated. `--streamed` asks for streams of 40 tokens instead of whole answers, `--long` with the conversation and the
-tools of an agent's loop.
+tools of an agent's loop. Responses are stored by default, which chat completions are not: see `--not-stored`.
 
 `--inputs` embeds so many texts in batches, as floats and as base64, and prints the memory of the processes as it goes.
 The provider's answer is the same for each batch there, and made beforehand.
@@ -197,6 +197,9 @@ async def compare(options: argparse.Namespace, directory: Path, servers: dict[st
     apis = [api for api in APIS if not options.only or api.name in options.only]
     if options.long:
         apis = [replace(api, body={**api.body, **LONG[api.path]}) for api in apis if api.path in LONG]
+    if options.not_stored:
+        stored = {"responses": {"store": False}}
+        apis = [replace(api, body={**api.body, **stored.get(api.path, {})}) for api in apis]
     if options.streamed:
         apis = [api for api in apis if api.first is not None]
     used = {api.name: list[Counter[str]]() for api in apis}
@@ -272,6 +275,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=(), help="names of APIs, the first to compare with")
     parser.add_argument("--streamed", action="store_true")
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--not-stored", action="store_true", help="ask Responses with `store: false`")
     parser.add_argument("--inputs", type=int, default=0, help="texts to embed instead")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--dimensions", type=int, default=1536)
