@@ -215,7 +215,7 @@ async def compare(options: argparse.Namespace, directory: Path, servers: dict[st
         for _ in range(options.first):
             for api in apis:
                 first[api.name].append(await plane.ask(api, streamed=api.first is not None) * 1000)
-    print("| | CPU ms a request | worker | request | others | beside the first | first token, ms at the median |")
+    print("| | CPU ms a request | worker | request | others | times the first | first token, ms at the median |")
     count, base = options.requests * options.rounds, sum(sum(one.values()) for one in used[apis[0].name])
     for api in apis:
         of = sum(used[api.name], Counter[str]())
