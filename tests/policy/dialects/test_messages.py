@@ -236,7 +236,7 @@ def test_an_effort_is_left_out_for_a_model_that_does_not_know_it() -> None:
 _LOSSES: list[tuple[dict[str, Any], str, bool]] = [
     ({"tools": [{"name": "f"}, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].type", True),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", False),
-    ({"tools": [{"name": "f", "input_examples": [{}]}]}, "tools[0].input_examples", False),
+    ({"tools": [{"name": "f", "input_examples": [{}]}]}, "tools[0].input_examples", True),
     ({"tool_choice": {"type": "new"}}, "tool_choice.type", False),
     ({"mcp_servers": [{"url": "https://x"}]}, "mcp_servers", True),
     ({"container": "c1"}, "container", True),

@@ -308,7 +308,8 @@ class _Form:
             (self.lose if run_by_client else self._lose_priced)(f"{at}.type", message)
             return None
         for name in tool.keys() - _TOOL:
-            self.lose(f"{at}.{name}", "has no counterpart in chat completions")
+            # Not in the chat form, and so not in an estimate.
+            self._lose_priced(f"{at}.{name}", "has no counterpart in chat completions")
         if tool.get("allowed_callers") not in (None, ["direct"]):
             self._lose_priced(f"{at}.allowed_callers", "has no counterpart in chat completions")
         function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
