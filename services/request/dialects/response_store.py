@@ -125,11 +125,16 @@ class ResponseStore:
         message = f"there is no response {response_id!r}: it was never stored, has expired, or was deleted"
         raise RequestError(404, "response_not_found", message)
 
-    async def conversation(self, caller: Caller, response_id: str) -> EarlierItems:
+    async def conversation(self, caller: Caller, response_id: str, more: int = 0) -> EarlierItems:
         """The conversation up to and including a response.
 
+        Args:
+            caller: of the request.
+            response_id: of the response.
+            more: bytes of the request that continues it.
+
         Raises:
-            RequestError: 404, there is no such response; 400, it can't be continued.
+            RequestError: 404, there is no such response; 400, it can't be continued; 413, it is too large.
         """
         with answered(not_read):
             try:
@@ -140,8 +145,8 @@ class ResponseStore:
             if len(executions) > MAX_TURNS:
                 raise _wrong("previous_response_id", f"the conversation has more than {MAX_TURNS} responses")
             items = await self._items_of(executions)
-        if (size := len(encoded(items))) > (most := self.config.limits.max_body_bytes):
-            message = f"the conversation so far has {size} bytes, over limits.max_body_bytes ({most})"
+        if (size := len(encoded(items)) + more) > (most := self.config.limits.max_body_bytes):
+            message = f"the conversation has {size} bytes with this request, over limits.max_body_bytes ({most})"
             raise _wrong("previous_response_id", message, 413, "body_too_large")
         return EarlierItems(items, executions)
 

@@ -99,7 +99,7 @@ class ResponsesRoutes:
             named["keep_chunks"] = True
         whole, previous = native, ()
         if previous_id is not None:
-            earlier = await self._stored.store.conversation(caller_of(request), previous_id)
+            earlier = await self._stored.store.conversation(caller_of(request), previous_id, len(body))
             whole, previous = {**native, "input": [*earlier.items, *input_of(native)]}, earlier.executions
         job = Job(
             agent=agent,

@@ -288,6 +288,12 @@ _LOSSES: list[tuple[dict[str, Any], str, bool]] = [
 ]
 
 
+def test_losses_are_in_the_order_of_the_body() -> None:
+    unknown = [f"field_{number}" for number in range(9)]
+    found = chat_form({"messages": [HI], **dict.fromkeys(unknown, 1)})
+    assert [one.path for one in found.losses] == unknown
+
+
 @pytest.mark.parametrize(("body", "path", "priced"), _LOSSES)
 def test_what_a_chat_cannot_express_is_named(body: dict[str, Any], path: str, priced: bool) -> None:
     found = chat_form({"max_tokens": 100, "messages": [HI], **body})

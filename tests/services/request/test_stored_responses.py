@@ -365,3 +365,14 @@ async def test_the_same_request_with_the_same_key_is_the_same_response(plane: Re
     assert first.created_at == second.created_at
     with pytest.raises(openai.ConflictError):
         await plane.sdk(0).responses.create(**{**ask, "input": "Another."})
+
+
+async def test_a_conversation_that_is_too_large_with_the_request_is_refused(plane: Replicas) -> None:
+    sdk = plane.sdk()
+    first = await sdk.responses.create(model="writer", input="x" * 2_500_000)
+    for background in (False, True):
+        with pytest.raises(openai.APIStatusError) as refused:
+            await sdk.responses.create(
+                model="writer", input="y" * 2_500_000, previous_response_id=first.id, background=background
+            )
+        assert (refused.value.status_code, refused.value.param) == (413, "previous_response_id")

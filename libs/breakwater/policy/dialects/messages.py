@@ -279,8 +279,8 @@ class _Form:
             if not kind.startswith("clear_thinking_"):
                 lose = self.lose if kind.startswith("clear_") else self._lose_priced
                 lose(f"context_management.edits[{index}]", "a chat is sent whole")
-        for name in body.keys() - _KNOWN:
-            if body[name] not in (None, [], {}):
+        for name, value in body.items():
+            if name not in _KNOWN and value not in (None, [], {}):
                 self._lose_priced(name, "has no counterpart in chat completions")
 
     def _take_tools(self, body: Body) -> None:
@@ -307,7 +307,7 @@ class _Form:
             message = f"{kind!r} has no counterpart in chat completions; offer a tool with an `input_schema`"
             (self.lose if run_by_client else self._lose_priced)(f"{at}.type", message)
             return None
-        for name in tool.keys() - _TOOL:
+        for name in sorted(tool.keys() - _TOOL):
             # Not in the chat form, and so not in an estimate.
             self._lose_priced(f"{at}.{name}", "has no counterpart in chat completions")
         if tool.get("allowed_callers") not in (None, ["direct"]):
@@ -327,7 +327,7 @@ class _Form:
             self.params["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif shape:
             self.lose("output_config.format.type", "has no counterpart in chat completions")
-        for name in config.keys() - {"effort", "format"}:
+        for name in sorted(config.keys() - {"effort", "format"}):
             self.lose(f"output_config.{name}", "has no counterpart in chat completions")
 
 
