@@ -10,6 +10,7 @@ import yaml
 from breakwater.config import ConfigError
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.provider.app import SimulatedProvider
+from breakwater.embedded.provider.script import build_script
 from breakwater.embedded.simulation import simulate, simulated
 
 CONFIG = {
@@ -49,6 +50,8 @@ def test_providers_speak_the_api_that_the_config_names(tmp_path: Path) -> None:
             "claude": {
                 "provider": "anthropic",
                 "price": {"input_usd_per_mtok": 1, "output_usd_per_mtok": 1, "cache_write_usd_per_mtok": 3},
+                "tool_prices": {"web_search": 0.01},
+                "dimensions": 8,
             }
         },
         "agents": {"writer": {"model": "claude", "provider": "openai"}},
@@ -60,6 +63,9 @@ def test_providers_speak_the_api_that_the_config_names(tmp_path: Path) -> None:
     assert document["providers"] == {"openai": url, "anthropic": {**url, "kind": "anthropic"}, "azure": url}
     assert script["models"]["claude"]["price"]["cache_write_usd_per_mtok"] == "3.000000000"
     assert document["models"]["claude"]["price"]["cache_write_usd_per_mtok"] == "3.000000000"
+    assert script["models"]["claude"]["price"]["hosted_usd"] == {"web_search": "0.010000000"}
+    assert script["models"]["claude"]["dimensions"] == document["models"]["claude"]["dimensions"] == 8
+    build_script(script)
 
 
 def test_models_that_jobs_may_ask_for_are_simulated_and_keep_their_names(tmp_path: Path) -> None:

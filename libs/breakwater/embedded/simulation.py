@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from breakwater.config import ConfigError, load_config
+from breakwater.config import ConfigError, ModelSettings, load_config
 from breakwater.contracts.types import usd_from_nano
 from breakwater.embedded.datadir import DataDir
 from breakwater.embedded.ports import LOOPBACK, free_port, http_ready
@@ -107,7 +107,7 @@ def simulate(config_file: Path, base_url: str) -> tuple[dict[str, Any], dict[str
             given = {name: usd_from_nano(nano) for name, nano in amounts.items() if nano is not None}
             prices[model] = given or FALLBACK_PRICE
     prices = dict(sorted(prices.items()))
-    script = {"models": {model: {"price": price, "latency_ms": LATENCY_MS} for model, price in prices.items()}}
+    script = {"models": {model: _behaviour(price, config.models.get(model)) for model, price in prices.items()}}
     document = yaml.safe_load(config_file.read_text(encoding="utf-8"))
     # Programs and callables stay what they are: they need no key, and send no bill of their own.
     named = document["providers"]
@@ -122,6 +122,13 @@ def simulate(config_file: Path, base_url: str) -> tuple[dict[str, Any], dict[str
         name = {} if [one for one in prices if f"/{one}".endswith(f"/{names[model]}")] == [model] else {"name": model}
         models[model] = {**(models.get(model) or {}), "price": price, **name}
     return script, document
+
+
+def _behaviour(price: dict[str, str], settings: ModelSettings | None) -> dict[str, Any]:
+    """Returns the script of a model: its prices, and the length of its embeddings."""
+    hosted = {} if settings is None else {tool: usd_from_nano(nano) for tool, nano in settings.tool_prices.items()}
+    length = {} if settings is None or settings.dimensions is None else {"dimensions": settings.dimensions}
+    return {"price": {**price, **({"hosted_usd": hosted} if hosted else {})}, "latency_ms": LATENCY_MS, **length}
 
 
 def _spoken(settings: dict[str, Any]) -> dict[str, Any]:
