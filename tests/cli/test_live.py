@@ -409,7 +409,7 @@ async def test_doctor_finds_a_healthy_plane_healthy(run: Run, plane: Plane) -> N
     texts = "\n".join(one["text"] for one in ran.json["findings"])
     for part in (
         f"{len(AGENTS)} agents",
-        f"9 streams and {len(AGENTS) + 10} consumers are as the config requires",
+        f"{len(subjects.Stream)} streams and {len(AGENTS) + 10} consumers are as the config requires",
         "worker-writer: 0 waiting",
         "appendonly yes",
         "noeviction",
