@@ -60,6 +60,9 @@ MAX_ANSWER_BYTES = 4 * 1024 * 1024
 MAX_RESPONSE_BYTES = 3 * 1024 * 1024
 """The size limit of a response as JSON, as the result contains it and the answer."""
 
+MAX_NATIVE_BYTES = 6_000_000
+"""The size limit of a response of another API than chat, with the output."""
+
 MAX_EMBEDDINGS_BYTES = MAX_VECTOR_BYTES + 500_000
 """The size limit of a response with vectors, which the result of a job for embeddings consists of."""
 
@@ -432,8 +435,13 @@ def answered(
     response = answer.response if job.job.returns_response else None
     if embeds and (wrong := _wrong_embeddings(worker, job, flight, answer)) is not None:
         return refused(*wrong)
-    if not embeds and response is not None and more + len(to_json(response)) > MAX_RESPONSE_BYTES:
-        response = None
+    if not embeds and response is not None:
+        is_native = worker.config.speaks(flight.provider, job.job.api) and job.job.api != "chat"
+        held, most = (size, MAX_NATIVE_BYTES) if is_native else (more, MAX_RESPONSE_BYTES)
+        if (held := held + len(to_json(response))) > most:
+            if is_native:  # with images and the like, of which the output has nothing
+                return refused("AnswerTooLargeError", f"the answer has {held} bytes; at most {most} can be stored")
+            response = None
     return Ended(attempt("success"), None, checked.value, response=response, choices=answer.choices)
 
 
