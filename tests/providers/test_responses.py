@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -271,3 +272,24 @@ def test_the_schema_of_an_agent_is_the_format_of_a_body_without_one() -> None:
     assert body_of(output_schema=schema, strict_output=True)["text"] == {"format": answer}
     own = {"format": {"type": "text"}}
     assert body_of(output_schema=schema, native={**BODY, "text": own})["text"] == own
+
+
+async def test_a_tool_of_the_provider_that_runs_for_long_is_no_silence() -> None:
+    item = {"type": "web_search_call", "id": "ws_1", "status": "in_progress"}
+    searching = {"type": "response.web_search_call.searching", "output_index": 0, "item_id": "ws_1"}
+    said = {"type": "response.output_text.delta", "output_index": 1, "content_index": 0, "delta": "Hi"}
+    ended = {"type": "response.completed", "response": {"object": "response", "status": "completed", "output": []}}
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        begun = {"type": "response.output_item.added", "output_index": 0, "item": item}
+        for event in (begun, *[searching] * 8, said, ended):
+            await response.write(b"data: %b\n\n" % orjson.dumps(event))
+            await asyncio.sleep(0.1)
+        return response
+
+    async with answering(answer) as origin:
+        streamed = Streamed(**native(), idle_timeout_s=0.5, timeout_s=0.5)
+        await perform(settings("openai", origin, api="responses"), streamed.call)
+    assert streamed.text == "Hi"

@@ -41,6 +41,7 @@ class AnswerTimeout:
         self._limit_s, self._timeout = limit_s, asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self.ends_at = 0.0
 
     async def __aenter__(self) -> AnswerTimeout:
         await self._timeout.__aenter__()
@@ -57,6 +58,7 @@ class AnswerTimeout:
     def reschedule(self, when: float) -> None:
         """Sets another end, by the loop's clock."""
         self._stop()
+        self.ends_at = when
         self._timeout.reschedule(None)
         self._timer = self._loop.call_at(when, self._over, when)
 

@@ -83,12 +83,14 @@ async def receive(
                 await streaming.put(chunks)
         if answer.length > MAX_ANSWER_BYTES:
             raise StreamBrokenError(BrokenAnswer(f"the answer is over {MAX_ANSWER_BYTES} bytes"))
-        if answer.length > said:
+        # A model at work says so in events of its own API, while it thinks or a tool of its provider runs.
+        if answer.length > said or any("event" in chunk for chunk in chunks):
             now, part_s = loop.time(), streaming.idle_timeout_s * _LIMIT_EVERY
             if now - limited_at >= part_s:
-                limit.reschedule(min(ends_at, now + streaming.idle_timeout_s + part_s))
+                silent_until = now + streaming.idle_timeout_s + part_s
+                limit.reschedule(min(ends_at, silent_until if answer.length else max(limit.ends_at, silent_until)))
                 limited_at = now
-            if not reader.done:
+            if not reader.done and answer.length > said:
                 await _gather(response)
     _check_end(reader, answer)
     with suppress(TimeoutError, aiohttp.ClientError, OSError):
