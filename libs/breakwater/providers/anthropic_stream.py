@@ -124,7 +124,10 @@ class MessageEvents:
             return ()
         if grows == "partial_json" and (not block.takes_input or block.given.get("input")):
             return ()
-        block.parts.setdefault(grows, []).append(text)
+        if grows == "signature":
+            block.signature = text
+        else:
+            block.parts.setdefault(grows, []).append(text)
         event["delta"] = {**delta, grows: text}
         if grows == "partial_json" and block.call is not None:
             return self._chunks(_call(block, {"function": {"arguments": text}}), event)
@@ -188,6 +191,8 @@ class _BlockSoFar:
     """Number among the calls, where it is one."""
     parts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     citations: list[Any] = field(default_factory=list[Any])
+    signature: str | None = None
+    """The latest, as Anthropic's SDKs take it: it comes whole."""
 
     @property
     def takes_input(self) -> bool:
@@ -199,6 +204,8 @@ class _BlockSoFar:
         if self.citations:
             given = block.get("citations")
             block["citations"] = [*(cast(list[Any], given) if isinstance(given, list) else ()), *self.citations]
+        if self.signature is not None:
+            block["signature"] = self.signature
         for name, parts in self.parts.items():
             begun = block.get(name)
             block[name] = f"{begun if isinstance(begun, str) else ''}{''.join(parts)}"

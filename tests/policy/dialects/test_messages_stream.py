@@ -280,6 +280,22 @@ def odd_answers(draw: st.DrawFn) -> list[Any]:
     return events
 
 
+def test_a_signature_that_comes_again_is_the_latest() -> None:
+    signed = [{"type": "signature_delta", "signature": signature} for signature in ("s", "t")]
+    thought = {"type": "thinking_delta", "thinking": "hm"}
+    chunks, result = of_events(
+        [
+            {"type": "message_start", "message": {"model": "claude", "content": [], "usage": {"input_tokens": 1}}},
+            {"type": "content_block_start", "index": 0, "content_block": _THOUGHT},
+            *({"type": "content_block_delta", "index": 0, "delta": delta} for delta in (thought, *signed)),
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 9}},
+        ]
+    )
+    assert streamed(chunks, result)["content"] == message_of(result)["content"]
+    assert message_of(result)["content"][0]["signature"] == "t"
+
+
 @settings(max_examples=300, deadline=None)
 @given(odd_answers(), st.integers(1, 4))
 def test_an_odd_answer_is_one_that_an_sdk_can_read(events: list[dict[str, Any]], batch: int) -> None:
