@@ -476,6 +476,8 @@ def test_unknown_usage_is_null() -> None:
     attempts = [{"outcome": "success", "input_tokens": None, "output_tokens": None}]
 
     assert response_of(ASKED, result(whole, attempts=attempts))["usage"] is None
+    native = {"object": "response", "output": [], "usage": {"input_tokens": 1e300, "output_tokens": 2}}
+    assert response_of(ASKED, result(native, attempts=attempts))["usage"] is None, "no call has used that"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from breakwater.policy.chat_completions import completion_of, error_of, first_choice
 from breakwater.policy.chat_messages import ORDER, THOUGHT, arguments_text, call_id, fields, finish_reason, objects
-from breakwater.policy.usage import figure, of_completion
+from breakwater.policy.usage import MAX_USAGE, figure, of_completion
 
 Item = dict[str, Any]
 Turn = tuple[str, int]
@@ -372,7 +372,7 @@ def _counts(tokens: int, said: int, cached: int | None, reasoned: int | None) ->
 def _details(usage: Mapping[str, Any]) -> dict[str, Any] | None:
     """A provider's usage with the details that clients expect; None where it says nothing."""
     tokens, said = figure(usage.get("input_tokens")), figure(usage.get("output_tokens"))
-    if tokens is None or said is None:
+    if tokens is None or said is None or max(tokens, said) > MAX_USAGE:
         return None
     counts, given = _counts(tokens, said, None, None), _known(usage)
     for name, most in counts.items():
