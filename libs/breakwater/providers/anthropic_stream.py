@@ -21,6 +21,8 @@ _GROWS = {
     "input_json_delta": "partial_json",
     "compaction_delta": "content",
 }
+_HOLDERS = {"text": "text", "thinking": "thinking", "signature": "thinking", "content": "compaction"}
+"""Types of the blocks that have these fields."""
 _IN_CHAT = ("text", "thinking", "tool_use")
 """Types of blocks that chunks have fields for."""
 
@@ -122,6 +124,8 @@ class MessageEvents:
             return self._chunks({"annotations": [citation]} if self._native else None, event)
         if grows is None or not isinstance(text, str) or not text:
             return ()
+        if _HOLDERS.get(grows, block.given.get("type")) != block.given.get("type"):
+            return ()  # of another block, whose number it lacks
         if grows == "partial_json" and (not block.takes_input or block.given.get("input")):
             return ()
         if grows == "signature":
