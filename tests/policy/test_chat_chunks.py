@@ -29,3 +29,11 @@ def test_the_input_of_a_custom_tool_keeps_equal_pieces() -> None:
     for piece in ({"id": "c", "type": "custom", "custom": {"name": "run", "input": "a"}}, {"custom": {"input": "a"}}):
         answer.add({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, **piece}]}}]})
     assert answer.messages()[0]["tool_calls"][0]["custom"] == {"name": "run", "input": "aa"}
+
+
+def test_a_call_with_null_as_its_custom_tool_is_that_of_a_function() -> None:
+    answer = Assembly("j1")
+    function = {"name": "f", "arguments": "{}"}
+    call = {"index": 0, "id": "c1", "type": "function", "function": function, "custom": None}
+    answer.add({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+    assert answer.messages()[0]["tool_calls"] == [{"id": "c1", "type": "function", "function": function}]

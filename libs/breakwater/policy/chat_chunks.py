@@ -237,7 +237,7 @@ class _ChoiceSoFar:
         """Takes a piece of a tool call. Returns it as a client is sent it."""
         function: Any = given.get("function")
         if not isinstance(function, dict):
-            function = {} if "custom" in given else given
+            function = {} if given.get("custom") is not None else given
         name, arguments = function.get("name"), function.get("arguments")
         name = name if isinstance(name, str) and name else None
         text = arguments_text(arguments)
@@ -347,8 +347,9 @@ class _ToolCall:
     def whole(self) -> dict[str, Any]:
         """The call, with its arguments as they came."""
         call = {**({} if self.id is None else {"id": self.id}), "type": self.type, **self.more}
-        if "custom" in call:
+        if call.get("custom") is not None:
             return call
+        call.pop("custom", None)  # some servers write all fields
         parts = self.arguments
         arguments = parts[0] if len(parts) == 1 else "".join(map(arguments_text, parts))
         named = {} if self.name is None else {"name": self.name}

@@ -122,7 +122,7 @@ def _normalized_call(call: dict[str, Any], ids: set[str], seed: str, choice: int
     if own is None or own in ids:
         own = made_call_id(seed, choice, number)
     ids.add(own)
-    if "custom" in call:
+    if call.get("custom") is not None:
         return {**call, "id": own}
     function: Any = call.get("function")
     given = function if isinstance(function, dict) else call

@@ -411,7 +411,7 @@ def input_of(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             given = content if isinstance(content, str) else _items_of_parts(content, kind)
             items.append({"type": "message", "role": role, "content": given})
         for call in objects(message.get("tool_calls") or []):
-            kind = "custom" if "custom" in call else "function"
+            kind = "function" if call.get("custom") is None else "custom"
             named = "custom_tool_call" if kind == "custom" else "function_call"
             items.append({"type": named, "call_id": call.get("id"), **fields(call.get(kind))})
     return items

@@ -226,7 +226,7 @@ def reasoning_item(own: str, text: str, status: str = "completed") -> Item:
 def call_item(call: Mapping[str, Any], job_id: str, number: int, status: str = "completed") -> Item:
     """A tool call of a chat's message as an item."""
     own = call_id(call.get("id")) or item_id(job_id, "call", number)
-    if "custom" in call:
+    if call.get("custom") is not None:
         custom = fields(call["custom"])
         known = {"id": item_id(job_id, "ctc", number), "type": "custom_tool_call", "call_id": own, "status": status}
         return {**known, "name": str(custom.get("name") or ""), "input": arguments_text(custom.get("input"))}

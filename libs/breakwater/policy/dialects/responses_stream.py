@@ -504,11 +504,11 @@ def _item_type(kind: str) -> str:
 
 
 def _called(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    return fields(call.get("custom" if "custom" in call else "function"))
+    return fields(call.get("function" if call.get("custom") is None else "custom"))
 
 
 def _call_without_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    kind = "custom" if "custom" in call else "function"
+    kind = "function" if call.get("custom") is None else "custom"
     return {"id": call.get("id"), kind: {"name": _called(call).get("name")}}
 
 
