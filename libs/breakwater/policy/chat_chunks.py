@@ -347,9 +347,9 @@ class _ToolCall:
     def whole(self) -> dict[str, Any]:
         """The call, with its arguments as they came."""
         call = {**({} if self.id is None else {"id": self.id}), "type": self.type, **self.more}
-        if call.get("custom") is not None:
+        if call.get("custom") is not None and self.name is None:
             return call
-        call.pop("custom", None)  # some servers write all fields
+        call.pop("custom", None)  # of a function: some servers write all fields
         parts = self.arguments
         arguments = parts[0] if len(parts) == 1 else "".join(map(arguments_text, parts))
         named = {} if self.name is None else {"name": self.name}
