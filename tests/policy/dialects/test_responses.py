@@ -13,7 +13,14 @@ from openai.types.responses import Response
 from breakwater.contracts.job import NativeRequest
 from breakwater.policy.dialects import DIALECTS, chat_form, dropped_fields
 from breakwater.policy.dialects.forms import InvalidBodyError
-from breakwater.policy.dialects.responses_answer import Asked, item_id, job_id_of, pending_response, response_of
+from breakwater.policy.dialects.responses_answer import (
+    Asked,
+    item_id,
+    job_id_of,
+    normalized_item,
+    pending_response,
+    response_of,
+)
 from breakwater.policy.formats import words
 from breakwater.policy.price import GENERIC, LINKED_FILE_TOKENS, estimate_input_tokens, size_of_messages
 from tests.any_answers import JSON
@@ -495,3 +502,9 @@ def test_a_job_without_an_answer_is_a_response_that_says_why(
     found = response_of(ASKED, result({}, error={"kind": "x", "message": "so"}, **ended))
 
     assert (found["status"], (found["error"] or {}).get("code")) == (status, code)
+
+
+def test_a_part_of_a_newer_api_stays_and_a_misplaced_one_goes() -> None:
+    newer, misplaced = {"type": "output_film", "url": "https://example.com/1"}, {"type": "summary_text", "text": "s"}
+    item = normalized_item({"type": "message", "content": [newer, misplaced]}, "job", 0)
+    assert item["content"] == [newer]

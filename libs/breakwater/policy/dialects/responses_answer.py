@@ -254,6 +254,7 @@ def normalized_items(items: Sequence[Mapping[str, Any]], job_id: str) -> list[It
     return [normalized_item(item, job_id, number) for number, item in enumerate(named)]
 
 
+_KNOWN_PARTS = frozenset({"output_text", "reasoning_text", "refusal", "summary_text"})
 _KINDS = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
@@ -288,7 +289,7 @@ def normalized_item(item: Mapping[str, Any], job_id: str, number: int) -> Item:
 
 
 def _parts(given: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[Item]:
-    """The parts of those types, with their texts as texts."""
+    """The parts of those types, with their texts as texts, and parts of unknown types as they are."""
     parts = list[Item]()
     for part in given:
         kind = part.get("type")
@@ -297,6 +298,8 @@ def _parts(given: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[Ite
         if kind in kinds:
             lists = {one: objects(part.get(one) or []) for one in ("annotations", "logprobs") if kind == "output_text"}
             parts.append({**part, name: text if isinstance(text, str) else "", **lists})
+        elif isinstance(kind, str) and kind not in _KNOWN_PARTS:
+            parts.append(dict(part))  # of a newer version of the API
     return parts
 
 
