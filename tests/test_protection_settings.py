@@ -11,7 +11,7 @@ import yaml
 
 from breakwater.config import Config, parse_config
 from breakwater.errors import ConfigError
-from breakwater.policy.classify import RETRYABLE_CLASSES
+from breakwater.policy.classify import NOT_SENT, RETRYABLE_CLASSES
 
 
 def config(agent: dict[str, Any], defaults: dict[str, Any] | None = None, name: str = "a") -> Config:
@@ -165,6 +165,7 @@ def test_the_classes_that_may_be_retried_are_all_that_providers_fail_with() -> N
     others = {"CancelledError", "ClientPayloadError", "ClientResponseError"}
     others |= {"ClientConnectorCertificateError", "ClientConnectorDNSError"}
     others |= {"ContextOverflowError", "InvalidOutputError", "OrphanToolCallsError", "ProviderError"}
+    others.add(NOT_SENT)  # it would be refused again
     assert named - others <= RETRYABLE_CLASSES
 
 

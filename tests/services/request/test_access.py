@@ -76,7 +76,13 @@ async def test_what_the_document_says_of_paths_is_what_is_served_and_to_nobody_w
     for path, operations in openapi()["paths"].items():
         for method, operation in operations.items():
             asked = path.format(
-                job_id="x", incident_id="inc_3f9a1c07", dead_letter_id=1, model="writer", execution_id="x", plan_id="p"
+                job_id="x",
+                incident_id="inc_3f9a1c07",
+                dead_letter_id=1,
+                model="writer",
+                execution_id="x",
+                plan_id="p",
+                response_id="resp_x",
             )
             answer = await api.ask(method.upper(), asked, headers={"Authorization": ""})
             # Who signs in has no key yet, and there is no provider here.

@@ -67,6 +67,8 @@ RIGHTS: Mapping[str, set[str]] = {
     **dict.fromkeys(("replay_alerts", "replay_dead_letters"), OPERATE),
     # What a model has answered is not redacted there.
     **dict.fromkeys(("submit_job", "submit_plan", "show_job", "create_chat_completion"), ADMIN),
+    **dict.fromkeys(("create_response", "create_message", "count_message_tokens", "create_embeddings"), ADMIN),
+    **dict.fromkeys(("get_response", "list_input_items", "cancel_response", "delete_response"), ADMIN),
 }
 """Which roles an operation takes. `sign_out` is missing: it takes any, and nobody has one after it."""
 
@@ -145,6 +147,7 @@ async def test_each_role_may_do_what_the_table_says_and_nothing_else(api: HttpAp
                 model="writer",
                 execution_id="x",
                 plan_id="p",
+                response_id="resp_x",
             )
             for sub, (roles, sent) in people.items():
                 async with api.http.request(method, api.url + asked, headers=sent, data=b"") as response:
