@@ -42,6 +42,7 @@ from services.request.dialects.models import ModelNameTable
 from services.request.dialects.streams import ChunkInbox, EncodedStream, Encoder
 from services.request.intake import FollowedJob, JobIntake
 from services.request.observe import submitting
+from services.request.operations import TOO_MANY
 from services.request.parsing import invalid_job, read_body
 from services.request.problems import REQUEST_ID, RequestError, is_messages, is_openai, unavailable
 from services.request.submission import Submission, make_job_id
@@ -50,6 +51,17 @@ LONGEST_CALL_S = 90_000.0
 """A call waits as long as its client does: longer than the longest `total_timeout_s`, and a wait in the queue."""
 
 CLIENT_LEFT: Literal["client_disconnect"] = "client_disconnect"
+
+OPENAI_ERRORS: Mapping[int, str] = {
+    403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
+    409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",
+    429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`). " + TOO_MANY,
+    502: "No model gave a usable answer: `provider_error`, `provider_unreachable`, `invalid_output`, `worker_lost`.",
+    503: "The breakers of all models are open (`breaker_open`, `agent_unavailable`), or nothing was accepted "
+    "(`unavailable`, `refused`).",
+    504: "The job's time was over (`timeout`).",
+}
+"""Errors of a call below `/v1` but for Messages, as the API document describes them."""
 
 _OPTION = "x-breakwater-"
 SESSIONS = ("x-session-id", "x-claude-code-session-id", "session-id")

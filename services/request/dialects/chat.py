@@ -14,8 +14,8 @@ from breakwater.contracts.openai import ChatCompletion, ChatCompletionRequest
 from breakwater.contracts.validation import FieldError
 from breakwater.policy.chat_chunks import OBJECT, Assembly, rest_of
 from breakwater.policy.chat_completions import completion_of, is_usage, job_of
-from services.request.dialects.calls import Calls, ParsedCall, options_of
-from services.request.operations import TOO_MANY, operation
+from services.request.dialects.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
+from services.request.operations import operation
 from services.request.parsing import read_command
 from services.request.problems import RequestError
 from services.request.submission import Submission
@@ -52,17 +52,10 @@ class ChatRoutes:
         body=ChatCompletionRequest,
         results={200: ("The answer.", ChatCompletion)},
         errors={
+            **OPENAI_ERRORS,
             400: "The request is invalid; `param` is the field at fault. Or it is too long for the model "
             "(`context_length_exceeded`), or the provider refuses it (`invalid_request`).",
-            403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
             404: "There is no such agent or model for this key (`model_not_found`).",
-            409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",
-            429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`). " + TOO_MANY,
-            502: "No model gave a usable answer: `provider_error`, `provider_unreachable`, `invalid_output`, "
-            "`worker_lost`.",
-            503: "The breakers of all models are open (`breaker_open`, `agent_unavailable`), or nothing was accepted "
-            "(`unavailable`, `refused`).",
-            504: "The job's time was over (`timeout`).",
         },
     )
     async def create_chat_completion(self, request: Request) -> Response:

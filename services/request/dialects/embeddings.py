@@ -14,9 +14,9 @@ from breakwater.config import Config
 from breakwater.contracts.job import Job, NativeRequest
 from breakwater.contracts.openai import EmbeddingsList, EmbeddingsRequest
 from breakwater.policy.dialects.embeddings import answer_of
-from services.request.dialects.calls import Calls, ParsedCall, options_of
+from services.request.dialects.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
 from services.request.dialects.streams import Encoder
-from services.request.operations import TOO_MANY, operation
+from services.request.operations import operation
 from services.request.parsing import read_command
 from services.request.submission import Submission
 
@@ -48,17 +48,12 @@ class EmbeddingsRoutes:
         body=EmbeddingsRequest,
         results={200: ("An embedding of each input, in their order.", EmbeddingsList)},
         errors={
+            **OPENAI_ERRORS,
             400: "The request is invalid, or refused by the provider; `param` is the field at fault. Or the answer "
             "would be too large (`input`), or the agent's models have no embeddings or not the same dimensions "
             "(`model`).",
-            403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
             404: "There is no such agent or model for this key (`model_not_found`).",
-            409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",
-            429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`). " + TOO_MANY,
             502: "No model gave usable embeddings: `provider_error`, `provider_unreachable`, `worker_lost`.",
-            503: "The breakers of all models are open (`breaker_open`, `agent_unavailable`), or nothing was accepted "
-            "(`unavailable`, `refused`).",
-            504: "The job's time was over (`timeout`).",
         },
     )
     async def create_embeddings(self, request: Request) -> Response:

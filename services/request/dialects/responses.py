@@ -20,10 +20,10 @@ from breakwater.policy.chat_messages import encoded
 from breakwater.policy.dialects.responses_answer import Asked, response_of
 from breakwater.policy.dialects.responses_stream import ContradictionError, ResponseEvents, event_bytes
 from services.request.auth import caller_of
-from services.request.dialects.calls import Calls, ParsedCall, options_of
+from services.request.dialects.calls import OPENAI_ERRORS, Calls, ParsedCall, options_of
 from services.request.dialects.response_store import input_of
 from services.request.dialects.stored_responses import StoredResponseRoutes
-from services.request.operations import TOO_MANY, operation
+from services.request.operations import operation
 from services.request.parsing import read_command
 from services.request.problems import RequestError
 from services.request.submission import Submission
@@ -61,19 +61,12 @@ class ResponsesRoutes:
         body=ResponsesRequest,
         results={200: ("The answer.", ResponseObject)},
         errors={
+            **OPENAI_ERRORS,
             400: "The request is invalid; `param` is the field at fault. Or it is too long for the model "
             "(`context_length_exceeded`), can't be translated for a provider of chat completions, or the provider "
             "refuses it (`invalid_request`).",
-            403: "The task was stopped (`guard_tripped`), or the key may not do this (`forbidden`).",
             404: "There is no such agent or model for this key (`model_not_found`), or no response with the id of "
             "`previous_response_id` (`previous_response_not_found`).",
-            409: "The idempotency key is that of another call (`id_conflict`), or the job was cancelled (`cancelled`).",
-            429: "A budget is used up (`insufficient_quota`), or a rate limit (`rate_limit_exceeded`). " + TOO_MANY,
-            502: "No model gave a usable answer: `provider_error`, `provider_unreachable`, `invalid_output`, "
-            "`worker_lost`.",
-            503: "The breakers of all models are open (`breaker_open`, `agent_unavailable`), or nothing was accepted "
-            "(`unavailable`, `refused`).",
-            504: "The job's time was over (`timeout`).",
         },
     )
     async def create_response(self, request: Request) -> Response:
