@@ -32,11 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 from aiohttp import web
 
 from bench.plane import print_shares
-from bench.streams import SERVICES
+from bench.streams import SERVICES, MeasuredPlane
 from breakwater.embedded.ports import free_port
 from breakwater.security.api_keys import create_key
 from tests.flow.kit import Plane, model, running_plane
@@ -100,24 +99,13 @@ APIS = (
 )
 
 
-class Requests:
+class Requests(MeasuredPlane):
     """A running plane, and a client of it."""
 
     def __init__(self, plane: Plane, servers: dict[str, RunningServer], http: aiohttp.ClientSession, url: str) -> None:
+        super().__init__(plane, servers)
         self._http = http
         self._url = url
-        pids = {name: process.pid for name, process in plane.processes.items()}
-        pids |= {name: server.pid for name, server in servers.items()}
-        self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
-
-    def cpu_ms(self) -> Counter[str]:
-        """So far, by process."""
-        times = {name: process.cpu_times() for name, process in self._processes.items()}
-        return Counter({name: round((of.user + of.system) * 1000) for name, of in times.items()})
-
-    def memory_mb(self) -> dict[str, float]:
-        """Resident, by process."""
-        return {name: process.memory_info().rss / 1e6 for name, process in self._processes.items()}
 
     async def ask(self, api: Api, *, streamed: bool = False, **more: Any) -> float:
         """One answer: seconds until its first token, or all of it."""

@@ -33,13 +33,10 @@ LATENCY_MS = 20
 AT_ONCE = 200
 
 
-class Streams:
-    """A running plane, and a client of it."""
+class MeasuredPlane:
+    """The processes of a running plane, and of its servers."""
 
-    def __init__(self, plane: Plane, servers: dict[str, RunningServer], http: aiohttp.ClientSession, url: str) -> None:
-        self._http = http
-        self._url = url
-        self._provider_url = plane.sim.url
+    def __init__(self, plane: Plane, servers: dict[str, RunningServer]) -> None:
         pids = {name: process.pid for name, process in plane.processes.items()}
         pids |= {name: server.pid for name, server in servers.items()}
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
@@ -52,6 +49,16 @@ class Streams:
     def memory_mb(self) -> dict[str, float]:
         """Resident, by process."""
         return {name: process.memory_info().rss / 1e6 for name, process in self._processes.items()}
+
+
+class Streams(MeasuredPlane):
+    """A running plane, and a client of it."""
+
+    def __init__(self, plane: Plane, servers: dict[str, RunningServer], http: aiohttp.ClientSession, url: str) -> None:
+        super().__init__(plane, servers)
+        self._http = http
+        self._url = url
+        self._provider_url = plane.sim.url
 
     async def stream(self, agent: str, *, direct: bool = False) -> tuple[float, int]:
         """One answer: seconds until its first content, and how many chunks it has."""
