@@ -3,7 +3,8 @@
 Whatever happens in whatever order and how often, the counters in the real Redis must be what simple sums in Python say,
 and what is committed (spent and reserved) passes a hard cap by nothing but what calls cost beyond what was held for
 them, what is held again after a loss, or a cap that somebody lowered. No caller and no tenant takes more than half of
-what is left of a hard cap while others use it, and who is alone takes all.
+what is left of a hard cap while others hold some of it or wait for it. Who is alone takes all: where nobody holds
+anything or waits, no call that fits is kept out.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Money(RedisMachine):
         self.figures: dict[BudgetPlace, AttemptSums] = {}
         self.held: dict[str, Held] = {}
         self.raised: dict[BudgetPlace, tuple[int, int]] = {}
-        self.asks: defaultdict[tuple[BudgetPlace, str], list[tuple[str, int]]] = defaultdict(list)
+        self.waiting: defaultdict[tuple[BudgetPlace, str], list[tuple[str, int | None]]] = defaultdict(list)
         # What others know when Redis does not.
         self.lost: dict[str, Held] = {}
         self.raises: dict[BudgetPlace, tuple[int, int]] = {}
@@ -161,15 +162,15 @@ class Money(RedisMachine):
         )
 
     def is_over_share(self, place: BudgetPlace, of: str, call: Call, more: int, left: int) -> bool:
-        """Whether a call asks for too much while others use the budget: they hold some of it, or asked a moment ago."""
+        """Whether a call asks for too much while others use the budget: they hold some of it, or wait for it."""
         key, name = place[1], call.name(of)
-        asked = next((amount for other, amount in reversed(self.asks[place, of]) if other != name), None)
-        others = self.held_of(key, of, name, others=True) > 0 or (asked is not None and 2 * asked <= left)
+        waiting = next((amount for waiter, amount in reversed(self.waiting[place, of]) if waiter != name), None)
+        others = self.held_of(key, of, name, others=True) > 0 or (waiting is not None and 2 * waiting <= left)
         return others and 2 * (self.held_of(key, of, name) + more) > left
 
-    def refusal(self, call: Call, amount: int, more: int) -> OverBudget | CountersLost | None:
+    def refusal(self, call: Call, amount: int, more: int, *, waits: bool) -> OverBudget | CountersLost | None:
         periods, kept_out = periods_at(self.now(), ZONE), None
-        asks: list[tuple[BudgetPlace, str]] = []
+        waits_for: list[tuple[BudgetPlace, str]] = []
         for counter in self.counters(call):
             if counter.hard_limit is None:
                 continue
@@ -180,19 +181,17 @@ class Money(RedisMachine):
             limit = self.effective_limit(place, counter.hard_limit)
             spent, reserved = self.spent(place), self.sum_of(place, charged=False)
             is_full = not fits(more, limit=limit, spent=spent, reserved=reserved)
-            over = False
             shares = ("caller",) if counter.scope == "tenant" else ("tenant", "caller")
-            for of in shares if more > 0 else ():
-                over = self.is_over_share(place, of, call, more, limit - spent) or over
-                if 2 * amount <= limit - spent:
-                    asks.append((place, of))
+            shares = shares if more > 0 else ()
+            over = any(self.is_over_share(place, of, call, more, limit - spent) for of in shares)
             if is_full or over:
+                waits_for += [(place, of) for of in shares if 2 * amount <= limit - spent]
                 refusal = OverBudget(counter, period.end_ms, limit, spent, reserved, amount, not is_full)
                 if not fits(more, limit=limit, spent=spent):
                     return refusal
                 kept_out = kept_out or refusal
-        for place, of in asks:
-            self.asks[place, of].append((call.name(of), amount))
+        for place, of in waits_for:
+            self.waiting[place, of].append((call.name(of), amount if waits else None))
         return kept_out
 
     # Workers
@@ -200,14 +199,17 @@ class Money(RedisMachine):
     def pick(self, which: int) -> Call:
         return self.calls[-1 - which % len(self.calls)]
 
-    def ask(self, call: Call, amount: int) -> None:
+    def ask(self, call: Call, amount: int, *, waits: bool = True) -> None:
+        """Asks for a call; one that does not wait gives up where it is kept out."""
         counters, now, known = self.counters(call), self.now(), self.held.get(call.attempt_id)
         # Asked again with another amount, the difference is what is asked for.
         same = known is not None and (known.charged or known.amount == amount or known.places != places_at(call, now))
         more = amount - (0 if known is None else known.amount)
-        expected = None if same else self.refusal(call, amount, more)
-        whose = call.attempt_id, call.agent, call.tenant
-        asked = self.budgets.reserve_call(*whose, amount, counters, now=now, lease_ms=3_600_000, caller=call.caller)
+        expected = None if same else self.refusal(call, amount, more, waits=waits)
+        whose, waits_ms = (call.attempt_id, call.agent, call.tenant), 3_600_000 if waits else 0
+        asked = self.budgets.reserve_call(
+            *whose, amount, counters, now=now, lease_ms=3_600_000, caller=call.caller, waits_ms=waits_ms
+        )
         [raw] = self.run(self.redis.run([asked]))
         answer = self.budgets.reserved(raw, counters, amount, now=now)
         if expected is not None:
@@ -216,6 +218,10 @@ class Money(RedisMachine):
             by_share = isinstance(expected, OverBudget) and expected.by_share
             what = "kept out by reservations" if held_up else type(expected).__name__
             self.seen["kept out by its share" if by_share else what] += 1
+            if held_up and not any(self.waiting.values()):
+                assert self.held  # else it fits
+            if by_share and not any(self.held_by_others(expected.counter, call)):
+                self.seen["kept out by one who waits"] += 1
             return
         assert isinstance(answer, Reserved)
         if known is not None:
@@ -228,6 +234,10 @@ class Money(RedisMachine):
             self.lost.pop(call.attempt_id, None)
             self.grants.update(held.places)
             self.seen["granted"] += known is None
+
+    def held_by_others(self, counter: Counter, call: Call) -> list[int]:
+        """What other tenants and other callers hold of a budget."""
+        return [self.held_of(counter.key, of, call.name(of), others=True) for of in ("tenant", "caller")]
 
     def has_more_than_half(self, call: Call, counters: tuple[Counter, ...]) -> bool:
         """Of what is left of any hard cap; nobody else holds any of that then."""
@@ -243,10 +253,10 @@ class Money(RedisMachine):
                     assert self.held_of(counter.key, of, call.name(of), others=True) == 0
         return found
 
-    @rule(owner=st.sampled_from(OWNERS), amount=AMOUNTS)
-    def a_call_is_asked_for(self, owner: Owner, amount: int) -> None:
+    @rule(owner=st.sampled_from(OWNERS), amount=AMOUNTS, waits=st.booleans())
+    def a_call_is_asked_for(self, owner: Owner, amount: int, waits: bool = True) -> None:
         self.calls.append(Call(f"j|{len(self.calls)}:1", *owner))
-        self.ask(self.calls[-1], amount)
+        self.ask(self.calls[-1], amount, waits=waits)
 
     @rule(owners=st.lists(st.sampled_from(OWNERS), min_size=2, max_size=5), amount=AMOUNTS)
     def several_are_asked_for(self, owners: list[Owner], amount: int) -> None:
@@ -399,7 +409,7 @@ class Money(RedisMachine):
         self.run(self.redis.client.flushall())
         self.lost = {name: held for name, held in self.held.items() if not held.charged}
         self.filled, self.held, self.figures, self.counted, self.raised = False, {}, {}, set(), {}
-        self.asks.clear()
+        self.waiting.clear()
         self.seen["lost"] += 1
 
     @precondition(lambda self: self.lost)
@@ -449,7 +459,7 @@ class Money(RedisMachine):
         assert self.run(self.all_counters.fill(None, LOG, upto, self.periods, figures, notes))
         self.filled, self.figures, self.counted = True, figures, set(range(1, upto + 1))
         self.raised, self.anew = dict(self.raises), True
-        self.asks.clear()
+        self.waiting.clear()
 
     # What always holds
 
@@ -534,6 +544,7 @@ EVERYWHERE = {
         "OverBudget",
         "kept out by reservations",
         "kept out by its share",
+        "kept out by one who waits",
         "alone with more than half",
         "CountersLost",
         "at the cap",

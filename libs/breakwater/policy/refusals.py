@@ -127,12 +127,14 @@ def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
 
 
 def budget_held(over: OverBudget, model: str) -> ErrorInfo:
-    """Only calls in flight leave no room, and the job has no time to wait for them."""
+    """Calls in flight or the share of others leave no room, and the job has no time to wait for it."""
     budget = _budget(over.counter)
     left, cap, held, amount = moneys(over.limit - over.spent, over.limit, over.reserved, over.amount)
     why = "calls in flight hold what is left of it"
+    whose = "is held by requests that are still running"
     if over.by_share:
-        why = "a caller holds at most half of what is left of it while others use it"
+        why = "a caller holds at most half of what is left of it while others hold some of it or wait for it"
+        whose = "is shared with other requests at the moment"
     return refusal(
         "budget_exceeded",
         "BudgetHeldError",
@@ -141,7 +143,7 @@ def budget_held(over: OverBudget, model: str) -> ErrorInfo:
         f"to {amount}",
         to_do=f"try again, lower `max_tokens`, or raise the cap ({raise_cap(over.counter)})",
         retry_after_s=RETRY_HELD_S,
-        user_message="This agent's budget is held by requests that are still running. Please try again soon.",
+        user_message=f"This agent's budget {whose}. Please try again soon.",
     )
 
 

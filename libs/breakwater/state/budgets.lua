@@ -34,9 +34,9 @@ end
 
 --- reserve
 -- Reserves the worst case of a call from all its budgets, or from none. Asking again reserves it once, and renews the lease.
--- While others call under a hard cap, a caller, and so a tenant, holds at most half of the unspent rest of it.
+-- While others hold some of a hard cap or wait for it, a caller, and so a tenant, holds at most half of the unspent rest.
 -- KEYS: reservations, leases, filled, day, month, held
--- ARGV from the 16th, for each scope: key, hard limit of the day, of the month ('' = none)
+-- ARGV from the 17th, for each scope: key, hard limit of the day, of the month ('' = none)
 -- Returns {1, when it was reserved} or {0, index of the refusing scope from 1, 'daily' or 'monthly', limit, spent, reserved,
 -- 1 where it is the share that has no room}, {2, now} where that is in another day or month, {3} where the counters are lost
 -- and a cap could not be held, {4} where the sender has named too many tenants in the month.
@@ -44,10 +44,10 @@ local attempt_id, worst_case, asked_at = ARGV[1], ARGV[2], ARGV[4] -- asked_at '
 local lease_ms = tonumber(ARGV[3]) -- '': only looks, and reserves nothing
 local day_name, month_name = ARGV[5], ARGV[6]
 local day_start, day_end, month_start, month_end = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local keep_until_ms, owner, first_scope = {ARGV[11], ARGV[12]}, ARGV[13], 16 -- of the day and of the month
+local keep_until_ms, owner, first_scope = {ARGV[11], ARGV[12]}, ARGV[13], 17 -- of the day and of the month
 local most_tenants, sender = ARGV[14], ARGV[15] -- most_tenants '': none, or one that is known to exist
+local waits_ms = tonumber(ARGV[16]) -- a call that is kept out asks again before that, or waits no more
 local reservations, leases, filled_key, periods, held_key = KEYS[1], KEYS[2], KEYS[3], {KEYS[4], KEYS[5]}, KEYS[6]
-local LATELY_MS = 60000
 local now = now_ms()
 local held = redis.call('HGET', reservations, attempt_id)
 local state, before, since, day, month, owner_before
@@ -74,7 +74,7 @@ end
 local amount, filled = tonumber(worst_case) - tonumber(before or '0'), false
 local fields, known, kept_out = {}, {}, nil
 for i = first_scope, #ARGV, 3 do
-  for _, name in ipairs({'spent:', 'reserved:', 'cap:', 'tenant_asked:', 'caller_asked:'}) do
+  for _, name in ipairs({'spent:', 'reserved:', 'cap:', 'tenant_waits:', 'caller_waits:'}) do
     fields[#fields + 1] = name .. ARGV[i]
   end
 end
@@ -104,25 +104,33 @@ local function share_of(mine, index, scope)
   end
   return own, others
 end
-local notes = {{}, {}} -- of the latest questions, in the day and in the month
--- True if a tenant or a caller asks for more than its share of the rest; notes that it asked. A note has the time and amount
--- of the latest question, and of the latest one of another: '<ms>|<amount>|<ms>|<amount>|<name>'. A caller that needs more
--- than a share has no share that others could take.
-local function is_over_share(window, field, note, mine, index, scope, left, reserved)
-  local at_ms, asked, other_ms, other_asked, name = string.match(note or '', '^(%d+)|(%d+)|(%d+)|(%d+)|(.*)$')
+-- The calls that wait are noted for each budget that keeps them out: the latest, and the latest of another caller, as
+-- '<until ms>|<amount>|<until ms>|<amount>|<name of the latest>'.
+local NOTE = '^(%d+)|(%d+)|(%d+)|(%d+)|(.*)$'
+local notes = {{}, {}} -- of this call, in the day and in the month
+local total = tonumber(worst_case)
+local function note_waiting(window, field, note, mine)
+  local until_ms, waiting, other_until_ms, other_waiting, name = string.match(note or '', NOTE)
   if name ~= mine then
-    other_ms, other_asked = at_ms or '0', asked or '0'
+    other_until_ms, other_waiting = until_ms or '0', waiting or '0'
   end
-  local total = amount + tonumber(before or '0')
-  if lease_ms and 2 * total <= left then
-    local text = string.format('%.0f|%.0f|%s|%s|%s', now, total, other_ms, other_asked, mine)
-    notes[window][#notes[window] + 1], notes[window][#notes[window] + 2] = field, text
-  end
+  local text = string.format('%.0f|%.0f|%s|%s|%s', now + waits_ms, total, other_until_ms, other_waiting, mine)
+  notes[window][#notes[window] + 1], notes[window][#notes[window] + 2] = field, text
+end
+-- True if a tenant or a caller asks for more than its share of the rest, which it has while another holds some of it or waits.
+-- One that waits for more than a share has none itself: two of them would keep each other out for ever.
+local function is_over_share(note, mine, index, scope, left, reserved)
   if 2 * (reserved + amount) <= left then -- and so is the caller's part of it
     return false
   end
   local own, others = share_of(mine, index, scope)
-  others = others or (tonumber(other_ms) > now - LATELY_MS and 2 * tonumber(other_asked) <= left)
+  if not others then
+    local until_ms, waiting, other_until_ms, other_waiting, name = string.match(note or '', NOTE)
+    if name == mine then
+      until_ms, waiting = other_until_ms, other_waiting
+    end
+    others = until_ms and tonumber(until_ms) > now and 2 * tonumber(waiting) <= left
+  end
   return others and 2 * (own + amount) > left
 end
 for i = first_scope, #ARGV, 3 do
@@ -143,12 +151,19 @@ for i = first_scope, #ARGV, 3 do
       end
       local left = limit - tonumber(spent or '0') -- added up, a double might not hold them
       local is_full, is_over = amount > left - tonumber(reserved or '0'), false
+      local shares = {} -- of a tenant's own budget all of its callers together have none
       if caller and amount > 0 and amount <= left then
-        local noted, held_in_all = known[window], tonumber(reserved or '0')
-        -- Of a tenant's own budget all of its callers together have no share.
-        is_over = string.sub(ARGV[i], 1, 7) ~= 'tenant:'
-          and is_over_share(window, fields[first + 3], noted[first + 3], tenant, 2, ARGV[i], left, held_in_all)
-        is_over = is_over_share(window, fields[first + 4], noted[first + 4], caller, 3, ARGV[i], left, held_in_all) or is_over
+        shares[1] = string.sub(ARGV[i], 1, 7) ~= 'tenant:' and {first + 3, tenant, 2} or nil
+        shares[#shares + 1] = {first + 4, caller, 3}
+      end
+      for _, share in ipairs(shares) do
+        local note, mine, index = known[window][share[1]], share[2], share[3]
+        is_over = is_over or is_over_share(note, mine, index, ARGV[i], left, tonumber(reserved or '0'))
+      end
+      if (is_full or is_over) and lease_ms and 2 * total <= left then
+        for _, share in ipairs(shares) do
+          note_waiting(window, fields[share[1]], known[window][share[1]], share[2])
+        end
       end
       if is_full or is_over then
         local index, named = (i - first_scope) / 3 + 1, window == 1 and 'daily' or 'monthly'

@@ -33,6 +33,9 @@ BLOCK = 65_536
 SETTLED_TOGETHER = 100
 """Settlements of one script: Redis does nothing else meanwhile."""
 
+WAITS_MS = 1_000
+"""Twice the longest time after which a call that waits for a budget asks again."""
+
 RESERVATIONS = "bw:budget:reservations"
 LEASES = "bw:budget:leases"
 FILLED = "bw:budget:filled"
@@ -163,6 +166,7 @@ class Budgets:
         at: datetime | None = None,
         caller: str | None = None,
         most_tenants: int | None = None,
+        waits_ms: int = WAITS_MS,
     ) -> ScriptCall:
         """Holds an attempt's worst case against all its budgets; read its answer with `reserved`.
 
@@ -178,6 +182,7 @@ class Budgets:
             caller: sender of the job. All unknown ones are one.
             most_tenants: counters are kept of so many tenants in a month that the caller names; None: the tenant is
                 known to exist, or there is none.
+            waits_ms: a call that is kept out counts as waiting for so long, unless it asks again.
         """
         any_hard = any(counter.hard_limit is not None for counter in counters)
         periods = self._current(now) if at is None else periods_at(at, self._zone)
@@ -196,6 +201,7 @@ class Budgets:
             "\n".join((agent, tenant or "", caller or "") if any_hard else (agent, tenant or "")),
             "" if most_tenants is None else most_tenants,
             caller or "",
+            waits_ms,
         ]
         for daily, monthly in zip(counters[::2], counters[1::2], strict=True):
             caps = (None, None) if at is not None else (daily.hard_limit, monthly.hard_limit)
