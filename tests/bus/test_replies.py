@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import nats
 import nats.errors
 import pytest
+import uvloop
 from nats.aio.msg import Msg
 
 from breakwater.bus.publisher import Replies
@@ -48,3 +50,27 @@ async def test_who_asks_later_for_less_time_is_not_kept_waiting(own_nats_server:
     with pytest.raises(asyncio.CancelledError):
         await patient
     await client.close()
+
+
+class _DeafServer:
+    """A client of NATS whose server replies to nothing."""
+
+    def new_inbox(self) -> str:
+        return "inbox"
+
+    async def subscribe(self, *_: Any, **__: Any) -> None: ...
+
+    async def publish(self, *_: Any, **__: Any) -> None: ...
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_requests_that_are_due_at_once_time_out_on_each_event_loop(loop_factory: Any) -> None:
+    async def ask_all() -> list[Any]:
+        client, replies = _DeafServer(), Replies()
+        timeouts_s = [-1.0, 0.0, 0.0001, 0.0004, 0.0006, 0.002, 0.0, -1.0, 0.03, 0.0301, 0.0302, 0.0303]
+        asked = [replies.ask(client, "nobody", b"", timeout_s) for timeout_s in timeouts_s]  # type: ignore[arg-type]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        found = runner.run(asyncio.wait_for(ask_all(), 10))
+    assert {type(answer) for answer in found} == {TimeoutError}

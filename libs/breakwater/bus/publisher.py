@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -218,7 +219,9 @@ class Replies:
         self._numbers = count(1)
         self._waiting: dict[str, tuple[asyncio.Future[Msg], float]] = {}
         """By reply subject, each with when it times out, by the loop's clock."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._looks_at = math.inf
+        """Time at which the timer fires. The timer can't say it: uvloop makes a plain handle of one that is due now."""
 
     async def ask(
         self,
@@ -242,7 +245,7 @@ class Replies:
         self._waiting[reply] = answer, until
         try:
             await client.publish(subject, payload, reply, cast(dict[str, str] | None, headers))
-            if self._timer is None or until < self._timer.when():
+            if until < self._looks_at:
                 self._look_at(until)
             return await answer
         finally:
@@ -269,11 +272,13 @@ class Replies:
     def _look_at(self, moment: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._looks_at = moment
         self._timer = asyncio.get_running_loop().call_at(moment, self._time_out)
 
     def _time_out(self) -> None:
         """Ends the requests that have waited for long enough, and looks again when the next will have."""
-        self._timer, now = None, asyncio.get_running_loop().time()
+        self._timer, self._looks_at = None, math.inf
+        now = asyncio.get_running_loop().time()
         for answer, until in self._waiting.values():
             if until <= now and not answer.done():
                 answer.set_exception(TimeoutError())
