@@ -27,6 +27,9 @@ MAX_OF_A_KEY = 50
 KEEP_ALIVE_S = 15.0
 """Proxies close what is silent for a minute."""
 
+EARLY_S = 0.005
+"""Time by which a timer may fire early: uvloop's count whole milliseconds."""
+
 SEND_TIMEOUT_S = 60.0
 """For a client to take anything at all."""
 
@@ -99,19 +102,39 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
 
+class StreamSilence:
+    """The time for which nothing was sent on a stream. A comment ends it before a proxy closes the stream."""
+
+    def __init__(self) -> None:
+        self._comment_at = 0.0
+
+    def end(self) -> None:
+        """Notes that something was sent."""
+        self._comment_at = time.monotonic() + KEEP_ALIVE_S
+
+    def comment_due_s(self) -> float:
+        """Seconds until a comment is due: 0 once a timer for it may have fired, and before the first `end`."""
+        due_s = self._comment_at - time.monotonic()
+        return due_s if due_s > EARLY_S else 0.0
+
+
 class Sender:
     """Sends to a reader, and knows when a comment is due."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.silent_until = 0.0
-        """Time at which a comment is due, on the monotonic clock."""
+        self.silence = StreamSilence()
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
         """Sends, and waits for a slow reader. Raises TimeoutError: it takes nothing at all."""
         async with asyncio.timeout(SEND_TIMEOUT_S):
             await send_part(self._send, data, more=more)
-        self.silent_until = time.monotonic() + KEEP_ALIVE_S
+        self.silence.end()
+
+    async def send_due_comment(self) -> None:
+        """Sends a comment if it is due."""
+        if not self.silence.comment_due_s():
+            await self.send(comment("still here"))
 
 
 class FollowedStream(EventStream):

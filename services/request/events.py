@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -265,11 +264,11 @@ class _EventFollower(FollowedStream):
                 # An outage is no reason to end: missed events are read later.
                 with suppress(BusError):
                     moved = await self._write_part(sender, number, tail) or moved
-            if time.monotonic() >= sender.silent_until:
+            if not sender.silence.comment_due_s():
                 await self._say(sender, "still here")
             if not moved:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(max(sender.silent_until - time.monotonic(), 0.0)):
+                    async with asyncio.timeout(sender.silence.comment_due_s()):
                         await news.wait()
 
     async def _say(self, sender: Sender, text: str) -> None:

@@ -173,9 +173,9 @@ class _ProgressFollower(FollowedStream):
                     decided = await self._look(sender)
                 look_at, pause, reconnects = time.monotonic() + pause, min(pause * 2, LOOK_S), connection
             else:
-                await inbox.wait(min(look_at, sender.silent_until) - time.monotonic())
-            if decided is None and time.monotonic() >= sender.silent_until:
-                await sender.send(comment("still here"))
+                await inbox.wait(min(look_at - time.monotonic(), sender.silence.comment_due_s()))
+            if decided is None:
+                await sender.send_due_comment()
         await sender.send(self._event("decided", decision(self._given, decided)), more=False)
 
     async def _look(self, sender: Sender) -> bytes | None:

@@ -379,14 +379,14 @@ class _ResponseFollower(FollowedStream):
                     messages = await self._from_log(whole=decided) if live is None else live
                 except BusUnavailableError:
                     await asyncio.sleep(RETRY_S)
-                    await self._keep_alive(sender)
+                    await sender.send_due_comment()
                     continue
                 if messages or looks:
                     look_at = time.monotonic() + LOOK_S
                 await self._emit(sender, (event for one in self._read(messages) for event in one))
                 if decided:
                     break
-                await self._wait(sender)
+                await self._wait(sender, look_at)
             found = deciding.result()
             if found is None:
                 await sender.send(comment("the service stops; follow the response again"), more=False)
@@ -417,19 +417,15 @@ class _ResponseFollower(FollowedStream):
             self._number = message["number"]
             yield from map(self._encoder.add, message["chunks"])
 
-    async def _wait(self, sender: Sender) -> None:
+    async def _wait(self, sender: Sender, look_at: float) -> None:
         """Until there is something to read, or time to look for what was missed live."""
-        due_s = min(LOOK_S, max(sender.silent_until - time.monotonic(), 0.0))
+        due_s = min(max(look_at - time.monotonic(), 0.0), sender.silence.comment_due_s())
         timer = asyncio.get_running_loop().call_later(due_s, self._queue.stirred.set)
         try:
             await self._queue.stirred.wait()
         finally:
             timer.cancel()
-        await self._keep_alive(sender)
-
-    async def _keep_alive(self, sender: Sender) -> None:
-        if time.monotonic() >= sender.silent_until:
-            await sender.send(comment("still here"))
+        await sender.send_due_comment()
 
     async def _emit(self, sender: Sender, events: Iterable[ResponseEvent], *, more: bool = True) -> None:
         data = b"".join(event_bytes(event) for event in events if event["sequence_number"] > self._after)

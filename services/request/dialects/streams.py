@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, ClassVar, Protocol
@@ -144,20 +143,24 @@ class EncodedStream(EventStream):
     async def _write(self, send: Send, limit: asyncio.Timeout) -> bool:
         """Sends all of it. `limit`: entered; a timeout of its own for each message would cost more than the sending."""
         inbox, deciding, loop = self._inbox, self._deciding, asyncio.get_running_loop()
-        limited_at = loop.time()
+        limited_at, silence = loop.time(), event_stream.StreamSilence()
+        silence.end()
         while True:
             if (now := loop.time()) - limited_at > _LIMIT_EVERY_S:
                 limit.reschedule(now + event_stream.SEND_TIMEOUT_S)
                 limited_at = now
             if chunks := inbox.take():
-                await send_part(send, self._encoder.events(chunks))
+                # What a model is asked not to show has no events.
+                if events := self._encoder.events(chunks):
+                    await send_part(send, events)
+                    silence.end()
             elif deciding.done():
                 break
+            elif due_s := silence.comment_due_s():
+                await inbox.wait_nonempty(deciding, due_s)
             else:
-                silent_since, longest_s = time.monotonic(), event_stream.KEEP_ALIVE_S
-                await inbox.wait_nonempty(deciding, longest_s)
-                if time.monotonic() - silent_since >= longest_s and not deciding.done():
-                    await send_part(send, self._encoder.keep_alive)
+                await send_part(send, self._encoder.keep_alive)
+                silence.end()
         found = deciding.result()
         result = None if found is None else orjson.loads(found)
         last = self._encoder.end(result, whole=inbox.whole, error=self._error)
