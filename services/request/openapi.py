@@ -136,9 +136,11 @@ _HEADERS = {
 }
 _OF_STREAMS = (Progress, Attempt, ExecutionSummary, BreakerTransition, BudgetEvent, GuardEvent, Alert, EventGap)
 _ERRORS_OF_BODIES = {
-    400: "The body is not JSON (`not_json`) or not UTF-8 (`not_utf8`).",
+    400: "The body is not JSON (`not_json`), not UTF-8 (`not_utf8`), or not what its `Content-Encoding` names "
+    "(`not_decompressed`).",
     408: "The body did not arrive in time (`body_timeout`).",
-    413: "The body is too large (`body_too_large`).",
+    413: "The body is too large, or is when decompressed (`body_too_large`).",
+    415: "Its `Content-Encoding` is none of gzip, zstd and deflate (`unsupported_encoding`).",
     422: "The body is invalid (`invalid_request`).",
 }
 

@@ -17,6 +17,7 @@ from breakwater.contracts.job import Job
 from breakwater.contracts.types import Message
 from breakwater.contracts.validation import FieldError, ambiguity, problems
 from breakwater.runtime.http_server import OPEN_BODY_BYTES, OPEN_BODY_S
+from services.request.content_coding import codings_of, decoded
 from services.request.problems import RequestError
 
 MAX_DETAILS = 20
@@ -44,7 +45,7 @@ async def read_open_body(request: Request) -> bytes:
 
 
 async def read_body(request: Request, limit: int, too_large: str = _A_JOB, within_s: float = READ_TIMEOUT_S) -> bytes:
-    """The whole body, at most `limit` bytes.
+    """The whole body, decompressed, at most `limit` bytes.
 
     The rest of a body that is too large is not kept: the server discards it while the answer goes out.
 
@@ -55,15 +56,20 @@ async def read_body(request: Request, limit: int, too_large: str = _A_JOB, withi
         within_s: how long it may take.
 
     Raises:
-        RequestError: 413 for a larger body, by its Content-Length or found while reading; 408 for one that stalls.
+        RequestError: 413 for a larger body, by its Content-Length or found while reading or decompressing; 408 for one
+            that stalls; 415 or 400 for one that can't be decompressed.
         ClientDisconnect: the client is gone.
     """
+    codings = codings_of(request)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise RequestError(413, "body_too_large", too_large.format(limit=limit))
     try:
         async with asyncio.timeout(within_s):
-            return await _read(request, limit, too_large)
+            body = await _read(request, limit, too_large)
+            for coding in codings:
+                body = await decoded(body, coding, limit, too_large.format(limit=limit))
+            return body
     except TimeoutError:
         raise RequestError(
             408, "body_timeout", f"the body did not arrive within {within_s:g} s", headers={"Connection": "close"}
